@@ -1,0 +1,1 @@
+"""R1-Zero style reinforcement learning for language models, driven by plugins."""

@@ -1,0 +1,28 @@
+"""The typed ends of the data package: what a dataset row becomes before it is rolled out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One problem, exactly as the model will see it.
+
+    Attributes:
+        prompt_id: stable within a run: `"<dataset>:<row index>"`.
+        dataset: the registered dataset name or file stem the row came from.
+        messages: the chat messages given to the prompt template.
+        text: the rendered template; decoding `token_ids` gives the same text.
+        token_ids: the prompt tokens, the only thing the engine and the trainer ever use.
+        columns: every other column of the row, handed to the rewards (`nums`, `target`, ...).
+    """
+
+    prompt_id: str
+    dataset: str
+    messages: tuple[Mapping[str, str], ...]
+    text: str
+    token_ids: tuple[int, ...]
+    columns: Mapping[str, Any]

@@ -1,0 +1,47 @@
+"""The ways a command can end badly, each with its exit code.
+
+Every error that a user can cause is one of these; its message is one plain sentence (or one line a
+fault). Anything else that escapes is a defect of ours and keeps its traceback.
+"""
+
+EXIT_OK = 0
+EXIT_USAGE = 2
+EXIT_SERVER_UNREACHABLE = 3
+EXIT_PORT_TAKEN = 4
+EXIT_RUN_FAILED = 5
+EXIT_INTERRUPTED = 130
+EXIT_TERMINATED = 143
+
+
+class SwiftError(Exception):
+    """Base of all errors that are reported as one clear line instead of a traceback."""
+
+    exit_code: int = EXIT_RUN_FAILED
+
+
+class UsageError(SwiftError):
+    """Bad flags, plugin, data or environment, found before any model loads."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, *faults: str) -> None:
+        super().__init__("\n".join(faults))
+        self.faults: tuple[str, ...] = faults
+
+
+class ServerUnreachable(SwiftError):
+    """The rollout server did not answer within its deadline."""
+
+    exit_code = EXIT_SERVER_UNREACHABLE
+
+
+class PortTaken(SwiftError):
+    """Another process listens on the port that `swift rollout` was told to use."""
+
+    exit_code = EXIT_PORT_TAKEN
+
+
+class RunFailed(SwiftError):
+    """Training or serving cannot go on (too many invalid rewards, engine dead, weights disagree)."""
+
+    exit_code = EXIT_RUN_FAILED

@@ -1,0 +1,143 @@
+"""The wire of `swift rollout`: JSON in and out for rollouts, safetensors bytes for weights, no pickle.
+
+These models are shared by server and client, so the two cannot drift apart. Unknown fields are refused.
+
+Weight updates are a small transaction under a lease::
+
+    POST   /v1/weights/lease    LeaseRequest   -> Lease            one writer at a time (409 otherwise)
+    POST   /v1/weights/begin    UpdateBegin    -> UpdateStatus     opens version N+1
+    PUT    /v1/weights/bucket   safetensors bytes, headers below   -> UpdateStatus
+    POST   /v1/weights/commit   UpdateCommit   -> UpdateStatus     loads all buckets, serves N+1
+    POST   /v1/weights/abort    UpdateAbort    -> UpdateStatus     forgets staged buckets, N stays
+    DELETE /v1/weights/lease                                       gives the lease back
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+LEASE_HEADER = "X-Swift-Lease"
+VERSION_HEADER = "X-Swift-Weight-Version"
+BUCKET_HEADER = "X-Swift-Bucket"
+
+FinishReason = Literal["stop", "length", "abort"]
+TokenId = Annotated[int, Field(ge=0)]
+
+
+class Wire(BaseModel):
+    """Base of everything on the wire: frozen, and an unknown field is an error, not a shrug."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class SamplingParams(Wire):
+    """How completions are sampled. Log-probs are those of the distribution actually sampled from
+    at `top_p = 1` and `top_k = -1`, that is after temperature."""
+
+    max_tokens: int = Field(gt=0)
+    temperature: float = Field(default=1.0, ge=0.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=-1, ge=-1)
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[TokenId, ...] = ()
+    ignore_eos: bool = False
+
+
+class RolloutRequest(Wire):
+    """`n` completions of one prompt. `request_id` makes the request idempotent."""
+
+    request_id: str = Field(min_length=1, max_length=200)
+    prompt_token_ids: tuple[TokenId, ...] = Field(min_length=1)
+    n: int = Field(default=1, ge=1)
+    seeds: tuple[int, ...] | None = None  # one a completion
+    sampling: SamplingParams
+
+
+class RolloutBatch(Wire):
+    """Body of `POST /v1/rollouts`."""
+
+    requests: tuple[RolloutRequest, ...] = Field(min_length=1)
+
+
+class Completion(Wire):
+    """One completion: `T` tokens, `T` log-probs (natural log, after temperature), and the weight version
+    that wrote them. `token_ids` holds the stop token where there was one."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    finish_reason: FinishReason
+    weight_version: int
+
+
+class RolloutOutput(Wire):
+    request_id: str
+    completions: tuple[Completion, ...]
+
+
+class RolloutResponse(Wire):
+    outputs: tuple[RolloutOutput, ...]
+
+
+class ServerInfo(Wire):
+    """Answer of `GET /info`: enough for a trainer to know that it talks to the right server."""
+
+    model: str
+    engine: str
+    engine_version: str
+    vocab_size: int
+    tokenizer_hash: str
+    weight_version: int
+    max_model_len: int
+    max_n: int
+    dtype: str
+
+
+class LeaseRequest(Wire):
+    owner: str = Field(min_length=1, max_length=200)
+    ttl_seconds: float = Field(default=600.0, gt=0, le=86_400)
+
+
+class Lease(Wire):
+    token: str
+    ttl_seconds: float
+
+
+class UpdateBegin(Wire):
+    """Opens an update to `version` (the next one, or any higher one after the server was restarted)."""
+
+    version: int = Field(ge=1)
+
+
+class UpdateCommit(Wire):
+    """Closes an update. `content_hash` is the SHA-256 over the buckets' SHA-256 digests in order."""
+
+    version: int = Field(ge=1)
+    buckets: int = Field(ge=1)
+    content_hash: str
+
+
+class UpdateAbort(Wire):
+    version: int = Field(ge=1)
+
+
+class UpdateStatus(Wire):
+    weight_version: int
+    pending_version: int | None
+    buckets: int
+    seconds: float = 0.0
+
+
+class ScoreRequest(Wire):
+    """Body of `POST /v1/score`: log-probs of given tokens under the served weights (the weight probe)."""
+
+    sequences: tuple[tuple[TokenId, ...], ...] = Field(min_length=1, max_length=256)
+    temperature: float = Field(default=1.0, gt=0.0)
+
+
+class ScoreResponse(Wire):
+    """For each sequence of length `L`, the `L - 1` log-probs of tokens 1..L-1 given what precedes them."""
+
+    logprobs: tuple[tuple[float, ...], ...]
+    weight_version: int
