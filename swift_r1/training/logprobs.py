@@ -1,0 +1,144 @@
+"""Log-probabilities of given tokens without ever holding `[tokens, vocabulary]` logits.
+
+The head's matrix product, the log-sum-exp and their gradients are done for a chunk of rows at a time;
+the backward pass computes the chunk's logits again instead of keeping them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+LOGITS_BYTES = 256 * 2**20
+"""Float32 logits that one chunk may occupy, in bytes."""
+
+
+class TokenLogprobs(NamedTuple):
+    """`logps` and `entropies`, each float32 `[N]`; the entropies carry no gradient."""
+
+    logps: Tensor
+    entropies: Tensor
+
+
+def default_chunk_size(vocab_size: int) -> int:
+    """Rows whose float32 logits fit into `LOGITS_BYTES`, at least one."""
+    return max(1, LOGITS_BYTES // (4 * vocab_size))
+
+
+def selective_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    chunk_size: int | None = None,
+) -> Tensor:
+    """log softmax(hidden @ weight.T + bias, over temperature) at `targets`, in float32.
+
+    Args:
+        hidden: `[N, D]`, any floating dtype.
+        weight: `[V, D]`, the output head (tied or not).
+        targets: `[N]` int64 in `[0, V)`.
+        bias: `[V]` or None.
+        temperature: divides the logits, as the sampler did; > 0.
+        chunk_size: rows at a time; by default what fits into 256 MiB of float32 logits.
+
+    Returns:
+        `[N]` float32, differentiable with respect to `hidden`, `weight` and `bias`.
+
+    Raises:
+        ValueError: on shapes that do not fit together or a temperature that is not positive.
+    """
+    return selective_logprobs_and_entropies(
+        hidden, weight, targets, bias=bias, temperature=temperature, chunk_size=chunk_size
+    ).logps
+
+
+def selective_logprobs_and_entropies(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    bias: Tensor | None = None,
+    temperature: float = 1.0,
+    chunk_size: int | None = None,
+) -> TokenLogprobs:
+    """Like `selective_logprobs`, with the entropy (nats) of each row's distribution beside it."""
+    if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} must be [N, D] and [V, D]")
+    if targets.shape != hidden.shape[:1]:
+        raise ValueError(f"targets {tuple(targets.shape)} must be [{hidden.shape[0]}]")
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    size = chunk_size or default_chunk_size(weight.shape[0])
+    return TokenLogprobs(*_SelectiveLogprobs.apply(hidden, weight, bias, targets, temperature, size))
+
+
+def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    logits = (hidden @ weight.t()).float()
+    if bias is not None:
+        logits += bias.float()
+    return logits if temperature == 1.0 else logits.div_(temperature)
+
+
+class _SelectiveLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        chunk_size: int,
+    ) -> tuple[Tensor, Tensor]:
+        rows = hidden.shape[0]
+        logps = torch.empty(rows, dtype=torch.float32, device=hidden.device)
+        lse = torch.empty_like(logps)
+        entropies = torch.empty_like(logps)
+        for start in range(0, rows, chunk_size):
+            part = slice(start, start + chunk_size)
+            logits = _chunk_logits(hidden[part], weight, bias, temperature)
+            lse[part] = logits.logsumexp(-1)
+            logps[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - lse[part]
+            # H = lse - sum p * logit
+            probs = (logits - lse[part, None]).exp_()
+            entropies[part] = lse[part] - torch.linalg.vecdot(probs, logits)
+        ctx.save_for_backward(hidden, weight, bias, targets, lse)
+        ctx.temperature, ctx.chunk_size = temperature, chunk_size
+        ctx.mark_non_differentiable(entropies)
+        return logps, entropies
+
+    @staticmethod
+    def backward(ctx: Any, grad_logps: Tensor, _grad_entropies: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        hidden, weight, bias, targets, lse = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        # Chunks add up in float32: a sum of many bf16 terms would lose the small ones.
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
+        for start in range(0, hidden.shape[0], ctx.chunk_size):
+            part = slice(start, start + ctx.chunk_size)
+            logits = _chunk_logits(hidden[part], weight, bias, ctx.temperature)
+            scale = grad_logps[part, None].float() / ctx.temperature
+            # d logp / d logits = onehot - softmax
+            grad_logits = logits.sub_(lse[part, None]).exp_().mul_(-scale)
+            grad_logits.scatter_add_(-1, targets[part, None], scale)
+            if grad_bias is not None:
+                grad_bias += grad_logits.sum(0)
+            low = grad_logits.to(weight.dtype)
+            if grad_hidden is not None:
+                grad_hidden[part] = low @ weight
+            if grad_weight is not None:
+                grad_weight += low.t() @ hidden[part]
+        return (
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None else grad_bias.to(bias.dtype),
+            None,
+            None,
+            None,
+        )

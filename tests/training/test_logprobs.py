@@ -1,0 +1,75 @@
+"""Fused log-probs against log_softmax + gather, values and gradients."""
+
+import pytest
+import torch
+
+from swift_r1.training.logprobs import selective_logprobs, selective_logprobs_and_entropies
+
+
+def problem(dtype, rows=37, width=16, vocab=101):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(rows, width, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(vocab, width, generator=generator).to(dtype).requires_grad_()
+    bias = torch.randn(vocab, generator=generator).to(dtype).requires_grad_()
+    targets = torch.randint(vocab, (rows,), generator=generator)
+    upstream = torch.randn(rows, generator=generator)
+    return hidden, weight, bias, targets, upstream
+
+
+def reference(hidden, weight, bias, targets, upstream, temperature):
+    """The same in float64 with the whole logits in memory."""
+    leaves = [t.detach().double().requires_grad_() for t in (hidden, weight, bias)]
+    logits = (leaves[0] @ leaves[1].t() + leaves[2]) / temperature
+    logps = logits.log_softmax(-1)
+    chosen = logps.gather(-1, targets[:, None]).squeeze(-1)
+    chosen.backward(upstream.double())
+    return chosen, -(logps.exp() * logps).sum(-1), [leaf.grad for leaf in leaves]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("chunk_size", [None, 1, 8, 1000])
+def test_values_and_gradients_equal_float64_log_softmax(temperature, chunk_size):
+    hidden, weight, bias, targets, upstream = problem(torch.float32)
+    expected, entropies, gradients = reference(hidden, weight, bias, targets, upstream, temperature)
+    out = selective_logprobs_and_entropies(
+        hidden, weight, targets, bias=bias, temperature=temperature, chunk_size=chunk_size
+    )
+    out.logps.backward(upstream)
+    torch.testing.assert_close(out.logps.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out.entropies.double(), entropies, rtol=1e-5, atol=1e-5)
+    for leaf, gradient in zip((hidden, weight, bias), gradients, strict=True):
+        torch.testing.assert_close(leaf.grad.double(), gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_bf16_inputs_give_float32_logps_near_float64():
+    hidden, weight, bias, targets, upstream = problem(torch.bfloat16, width=8)
+    expected, _, gradients = reference(hidden, weight, bias, targets, upstream, 1.0)
+    logps = selective_logprobs(hidden, weight, targets, bias=bias, chunk_size=5)
+    assert logps.dtype == torch.float32
+    logps.backward(upstream)
+    # One bf16 rounding of logits up to ~16 in size is 2**-5.
+    torch.testing.assert_close(logps.double(), expected, rtol=0, atol=0.08)
+    assert weight.grad.dtype == torch.bfloat16
+    cosine = torch.nn.functional.cosine_similarity(weight.grad.double().flatten(), gradients[1].flatten(), dim=0)
+    assert cosine > 0.999
+
+
+def test_no_tensor_of_tokens_times_vocabulary_is_made():
+    rows, width, vocab, chunk = 512, 8, 4096, 16
+    hidden = torch.randn(rows, width, requires_grad=True)
+    weight = torch.randn(vocab, width, requires_grad=True)
+    targets = torch.randint(vocab, (rows,))
+    with torch.profiler.profile(profile_memory=True, record_shapes=False) as profile:
+        selective_logprobs(hidden, weight, targets, chunk_size=chunk).sum().backward()
+    largest = max(event.cpu_memory_usage for event in profile.events())
+    assert largest <= 4 * chunk * vocab * 2 < 4 * rows * vocab
+
+
+@pytest.mark.parametrize(
+    "change", [{"targets": torch.zeros(3, dtype=torch.long)}, {"temperature": 0.0}, {"weight": torch.zeros(5, 3)}]
+)
+def test_wrong_shapes_and_temperature_are_refused(change):
+    given = {"hidden": torch.zeros(4, 2), "weight": torch.zeros(5, 2), "targets": torch.zeros(4, dtype=torch.long)}
+    given |= change
+    with pytest.raises(ValueError):
+        selective_logprobs(**given)
