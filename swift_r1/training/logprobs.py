@@ -104,9 +104,9 @@ class _SelectiveLogprobs(torch.autograd.Function):
             logits = _chunk_logits(hidden[part], weight, bias, temperature)
             lse[part] = logits.logsumexp(-1)
             logps[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - lse[part]
-            # H = lse - sum p * logit
-            probs = (logits - lse[part, None]).exp_()
-            entropies[part] = lse[part] - torch.linalg.vecdot(probs, logits)
+            # H = -sum p log p; from the shifted logits, since lse - sum p * logit would cancel.
+            logits -= lse[part, None]
+            entropies[part] = -torch.linalg.vecdot(logits.exp(), logits)
         ctx.save_for_backward(hidden, weight, bias, targets, lse)
         ctx.temperature, ctx.chunk_size = temperature, chunk_size
         ctx.mark_non_differentiable(entropies)

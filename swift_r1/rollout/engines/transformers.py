@@ -1,0 +1,236 @@
+"""The embedded engine: completions from a transformers model in the trainer's own process.
+
+It decodes all completions of a round together, on the very weights that are being trained: each prompt is
+read once and its keys and values are shared out to its `n` completions; rows that end leave the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from swift_r1.errors import UsageError
+from swift_r1.rollout.engines.kv_cache import AppendCache, left_padded
+from swift_r1.rollout.engines.sampling import sample, uniform_streams
+from swift_r1.rollout.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
+
+_CACHE_BYTES = 2 * 2**30
+_COMPACT_BELOW = 0.75
+
+
+class Decoder(Protocol):
+    """What of a tokenizer the engine needs (for stop strings)."""
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+@dataclass(slots=True)
+class _Row:
+    """One completion in the making; `request` and `index` say whose it is."""
+
+    request: int
+    index: int
+    seed: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str = ""
+
+
+class TransformersEngine:
+    """Generates with `model` (a causal LM with full attention, as `from_pretrained` gives it).
+
+    Args:
+        model: the weights to sample from; the trainer may change them between calls.
+        tokenizer: decodes text where stop strings are asked for.
+        eos_token_ids: tokens that end a completion.
+        pad_token_id: fills shorter prompts on the left; its value is never seen by attention.
+
+    Raises:
+        UsageError: for an architecture whose cache this engine does not carry (sliding windows, state spaces).
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Decoder, eos_token_ids: Sequence[int], pad_token_id: int) -> None:
+        config = model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"}:
+            raise UsageError(
+                f"the embedded engine needs full attention in every layer, {config.model_type} has "
+                f"{', '.join(sorted(kinds))}; use `swift rollout` with --use_vllm true"
+            )
+        self.model, self.tokenizer = model, tokenizer
+        self.eos = torch.tensor(sorted(eos_token_ids), dtype=torch.long)
+        self.pad_token_id = pad_token_id
+        self.config = config
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        weight_version: int,
+        on_done: Callable[[int], None] | None = None,
+    ) -> list[RolloutOutput]:
+        """Completions of all requests, in order; `on_done` is told how many more completions have ended.
+
+        Raises:
+            ValueError: if a request has no seeds, or not one a completion.
+        """
+        rows = []
+        for number, request in enumerate(requests):
+            if request.seeds is None or len(request.seeds) != request.n:
+                raise ValueError(f"request {request.request_id}: one seed a completion is needed")
+            rows += [_Row(number, index, seed) for index, seed in enumerate(request.seeds)]
+        with _evaluating(self.model), torch.inference_mode():
+            for wave in self._waves(requests, rows):
+                self._decode(requests, wave, on_done or (lambda _count: None))
+        outputs: list[list[Completion]] = [[] for _ in requests]
+        for row in rows:
+            outputs[row.request].append(
+                Completion(
+                    token_ids=tuple(row.token_ids),
+                    logprobs=tuple(row.logprobs),
+                    finish_reason=row.finish_reason,
+                    weight_version=weight_version,
+                )
+            )
+        return [
+            RolloutOutput(request_id=request.request_id, completions=tuple(done))
+            for request, done in zip(requests, outputs, strict=True)
+        ]
+
+    def _waves(self, requests: Sequence[RolloutRequest], rows: list[_Row]) -> Iterator[list[_Row]]:
+        """Rows that are decoded together: same sampling, similar prompt length, a cache that fits."""
+        order = sorted(
+            range(len(requests)), key=lambda r: (repr(requests[r].sampling), len(requests[r].prompt_token_ids))
+        )
+        rank = {request: position for position, request in enumerate(order)}
+        rows = sorted(rows, key=lambda row: rank[row.request])
+        heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
+        width = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
+        bytes_a_token = 2 * self.config.num_hidden_layers * heads * width * self.model.dtype.itemsize
+        wave: list[_Row] = []
+        for row in rows:
+            request = requests[row.request]
+            length = len(request.prompt_token_ids) + request.sampling.max_tokens
+            full = (len(wave) + 1) * length * bytes_a_token > _CACHE_BYTES
+            if wave and (full or requests[wave[0].request].sampling != request.sampling):
+                yield wave
+                wave = []
+            wave.append(row)
+        if wave:
+            yield wave
+
+    def _decode(self, requests: Sequence[RolloutRequest], wave: list[_Row], on_done: Callable[[int], None]) -> None:
+        device = self.model.device
+        sampling = requests[wave[0].request].sampling
+        ends = self._end_tokens(sampling).to(device)
+        uniforms = uniform_streams([row.seed for row in wave], sampling.max_tokens).to(device)
+        written = torch.zeros(len(wave), sampling.max_tokens, dtype=torch.long, device=device)
+        logprobs = torch.zeros(len(wave), sampling.max_tokens, device=device)
+        lengths = torch.full((len(wave),), sampling.max_tokens, device=device)
+        stopped = torch.zeros(len(wave), dtype=torch.bool, device=device)
+        # `rows` are the completions still in the batch; ended ones leave it when enough have gathered.
+        rows = torch.arange(len(wave), device=device)
+        logits, state = self._read_prompts([requests[row.request].prompt_token_ids for row in wave])
+        for step in range(sampling.max_tokens):
+            tokens, chosen = sample(logits, uniforms[rows, step], sampling)
+            written[rows, step], logprobs[rows, step] = tokens, chosen
+            ended = torch.isin(tokens, ends)
+            if sampling.stop:
+                ended |= self._hits_stop_string(written[rows, : step + 1], sampling.stop)
+            new = rows[ended & ~stopped[rows]]
+            stopped[new], lengths[new] = True, step + 1
+            if len(new):
+                on_done(len(new))
+            alive = ~stopped[rows]
+            count = int(alive.sum())
+            if count == 0 or step + 1 == sampling.max_tokens:
+                break
+            if count < _COMPACT_BELOW * len(rows):
+                keep = alive.nonzero().squeeze(-1)
+                rows, tokens, state = rows[keep], tokens[keep], state.select_rows(keep)
+            logits = self._next_logits(tokens, state)
+        on_done(int((~stopped).sum()))
+        for row, length, stop, ids, values in zip(
+            wave, lengths.tolist(), stopped.tolist(), written.tolist(), logprobs.tolist(), strict=True
+        ):
+            row.token_ids, row.logprobs = ids[:length], values[:length]
+            row.finish_reason = "stop" if stop else "length"
+
+    def _end_tokens(self, sampling: SamplingParams) -> Tensor:
+        eos = self.eos[:0] if sampling.ignore_eos else self.eos
+        return torch.cat([eos, torch.tensor(sampling.stop_token_ids, dtype=torch.long)])
+
+    def _hits_stop_string(self, written: Tensor, stop: Sequence[str]) -> Tensor:
+        """Which rows' text holds a stop string; only the end is decoded, a token has at least one byte."""
+        tail = max(len(text.encode()) for text in stop) + 8
+        texts = [self.tokenizer.decode(ids) for ids in written[:, -tail:].tolist()]
+        return torch.tensor([any(s in text for s in stop) for text in texts], device=written.device)
+
+    def _read_prompts(self, prompts: list[tuple[int, ...]]) -> tuple[Tensor, _DecodeState]:
+        """Reads each different prompt once; gives every row the logits of its first token."""
+        different = list(dict.fromkeys(prompts))
+        token_ids, lengths = left_padded(different, self.pad_token_id, self.model.device)
+        width = token_ids.shape[1]
+        columns = torch.arange(width, device=token_ids.device)
+        attended = columns >= (width - lengths)[:, None]
+        cache = AppendCache(self.config.num_hidden_layers)
+        ragged = not bool(attended.all())
+        hidden = self.model.base_model(
+            input_ids=token_ids,
+            attention_mask=attended if ragged else None,
+            position_ids=(columns - (width - lengths)[:, None]).clamp(min=0),
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        logits = self.model.get_output_embeddings()(hidden[:, -1])
+        where = {prompt: number for number, prompt in enumerate(different)}
+        rows = torch.tensor([where[prompt] for prompt in prompts], device=token_ids.device)
+        state = _DecodeState(cache, lengths, attended if ragged else None)
+        return logits[rows], state.select_rows(rows)
+
+    def _next_logits(self, tokens: Tensor, state: _DecodeState) -> Tensor:
+        mask = state.advance()
+        hidden = self.model.base_model(
+            input_ids=tokens[:, None],
+            attention_mask=mask,
+            position_ids=state.positions[:, None] - 1,
+            past_key_values=state.cache,
+            use_cache=True,
+        ).last_hidden_state
+        return self.model.get_output_embeddings()(hidden[:, -1])
+
+
+@dataclass(slots=True)
+class _DecodeState:
+    """What the next decode step needs, row by row: the cache, tokens read `[B]`, and the padding, if any."""
+
+    cache: AppendCache
+    positions: Tensor
+    attended: Tensor | None
+
+    def select_rows(self, rows: Tensor) -> _DecodeState:
+        self.cache.select_rows(rows)
+        return _DecodeState(self.cache, self.positions[rows], None if self.attended is None else self.attended[rows])
+
+    def advance(self) -> Tensor | None:
+        """Counts one more token; returns the 4-D mask `[B, 1, 1, length]`, or None where nothing is padded."""
+        self.positions = self.positions + 1
+        if self.attended is None:
+            return None
+        self.attended = torch.cat([self.attended, self.attended.new_ones(len(self.attended), 1)], dim=1)
+        return self.attended[:, None, None, :]
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode (no dropout, and gradient checkpointing would switch the cache off), then back."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
