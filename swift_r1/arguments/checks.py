@@ -1,0 +1,200 @@
+"""Faults of `swift rlhf` arguments taken together: pure functions, each yields `Fault`s.
+
+A value that no branch would read is refused: a flag that does nothing misleads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from swift_r1.arguments.parser import Fault
+from swift_r1.arguments.world import World
+
+if TYPE_CHECKING:
+    from swift_r1.arguments.rlhf import RlhfArguments
+
+DEEPSPEED_NAMES = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
+_SCHEDULER_KWARGS = {
+    "cosine": {"num_cycles"},
+    "cosine_with_min_lr": {"num_cycles", "min_lr", "min_lr_rate"},
+    "polynomial": {"lr_end", "power"},
+}
+
+
+def rollout_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
+    """Where completions come from, and how they are sampled."""
+    server_flags = ("vllm_mode", "vllm_server_host", "vllm_server_port", "vllm_server_base_url", "vllm_server_timeout")
+    if not args.use_vllm:
+        unused = [f"--{name}" for name in (*server_flags, "api_key") if name in given]
+        if unused:
+            yield Fault(
+                f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect without --use_vllm true",
+                ("use_vllm",),
+            )
+    elif args.vllm_server_base_url is None and args.vllm_server_host is None:
+        yield Fault(
+            "--use_vllm true needs --vllm_server_host (and --vllm_server_port) or --vllm_server_base_url",
+            ("vllm_server_host", "vllm_server_base_url", "use_vllm"),
+        )
+    elif args.vllm_server_base_url is not None:
+        if "vllm_server_host" in given or "vllm_server_port" in given:
+            yield Fault("give either --vllm_server_base_url or --vllm_server_host/--vllm_server_port, not both")
+        if not args.vllm_server_base_url.startswith(("http://", "https://")):
+            yield Fault(f"--vllm_server_base_url must begin with http:// or https://: {args.vllm_server_base_url!r}")
+    bias = "the rollouts' log-probs would not be the trainer's and every importance ratio would be biased"
+    if args.top_p != 1.0:
+        yield Fault(f"--top_p {args.top_p:g} is refused: {bias}; leave it at 1.0", ("top_p",))
+    if args.top_k != -1:
+        yield Fault(f"--top_k {args.top_k} is refused: {bias}; leave it at -1", ("top_k",))
+    if "" in args.stop_words:
+        yield Fault("--stop_words holds an empty string, which would end every completion at once", ("stop_words",))
+
+
+def round_faults(args: RlhfArguments, given: frozenset[str], world: World) -> Iterator[Fault]:
+    """The arithmetic of a round: completions, groups, micro-batches."""
+    names = (
+        "generation_batch_size",
+        "steps_per_generation",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "num_generations",
+    )
+    if args.generation_batch_size is not None and args.steps_per_generation is not None:
+        yield Fault("give either --generation_batch_size or --steps_per_generation, not both", names)
+        return
+    micro_batch = args.per_device_train_batch_size * world.size
+    across = f"per_device_train_batch_size {args.per_device_train_batch_size} x {world.size} processes"
+    accumulation = args.gradient_accumulation_steps
+    if args.generation_batch_size is not None:
+        if args.generation_batch_size % micro_batch:
+            near = _near_multiples(args.generation_batch_size, micro_batch)
+            yield Fault(
+                f"--generation_batch_size {args.generation_batch_size} is no multiple of {micro_batch} ({across}): "
+                f"{near}",
+                names,
+            )
+            return
+        micro_batches = args.generation_batch_size // micro_batch
+    else:
+        micro_batches = args.steps_per_generation or accumulation
+    if micro_batches % accumulation:
+        yield Fault(
+            f"{micro_batches} micro-batches are generated at once, which is no multiple of "
+            f"--gradient_accumulation_steps {accumulation}: {_near_multiples(micro_batches, accumulation)} "
+            "for --steps_per_generation",
+            names,
+        )
+        return
+    completions = micro_batch * micro_batches
+    if completions % args.num_generations:
+        yield Fault(
+            f"a round of {completions} completions ({across} x {micro_batches} micro-batches) does not divide into "
+            f"groups of --num_generations {args.num_generations}: change --per_device_train_batch_size, "
+            "--steps_per_generation, --gradient_accumulation_steps or --num_generations so that it does",
+            names,
+        )
+
+
+def loss_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
+    """Clip ranges that the chosen loss does not read."""
+    unread = {"cispo": ("epsilon", "delta"), "sapo": ("epsilon", "epsilon_high", "delta")}.get(args.loss_type, ())
+    for name in unread:
+        if name in given and getattr(args, name) is not None:
+            yield Fault(f"--{name} has no effect with --loss_type {args.loss_type}: leave it out", ("loss_type", name))
+
+
+def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
+    """Names and weights of the reward functions."""
+    if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_funcs):
+        yield Fault(
+            f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_funcs)} reward functions: "
+            "give one weight a function, in their order",
+            ("reward_weights", "reward_funcs"),
+        )
+    twice = sorted({name for name in args.reward_funcs if args.reward_funcs.count(name) > 1})
+    if twice:
+        yield Fault(f"--reward_funcs names {', '.join(twice)} twice: use --reward_weights to count one more")
+
+
+def schedule_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
+    """Steps, warm-up and learning-rate schedule."""
+    if args.max_steps == 0:
+        yield Fault("--max_steps 0 trains nothing: -1 means as many as --num_train_epochs says", ("max_steps",))
+    if {"warmup_ratio", "warmup_steps"} <= given and args.warmup_steps:
+        yield Fault("give either --warmup_steps or --warmup_ratio, not both", ("warmup_ratio", "warmup_steps"))
+    if args.lr_scheduler_type == "constant":
+        for name in ("warmup_ratio", "warmup_steps"):
+            if name in given and getattr(args, name):
+                yield Fault(
+                    f"--{name} has no effect with --lr_scheduler_type constant: use constant_with_warmup",
+                    ("lr_scheduler_type", name),
+                )
+    allowed = _SCHEDULER_KWARGS.get(args.lr_scheduler_type, set())
+    for name in sorted(set(args.lr_scheduler_kwargs) - allowed):
+        yield Fault(
+            f"--lr_scheduler_kwargs: {args.lr_scheduler_type} does not take {name!r}"
+            + (f" (it takes {', '.join(sorted(allowed))})" if allowed else ""),
+            ("lr_scheduler_type", "lr_scheduler_kwargs"),
+        )
+    if args.lr_scheduler_type == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(args.lr_scheduler_kwargs):
+        yield Fault(
+            "--lr_scheduler_type cosine_with_min_lr needs the minimum: "
+            "--lr_scheduler_kwargs '{\"min_lr_rate\": 0.1}' (or min_lr)",
+            ("lr_scheduler_type", "lr_scheduler_kwargs"),
+        )
+
+
+def process_faults(args: RlhfArguments, given: frozenset[str], world: World) -> Iterator[Fault]:
+    """DeepSpeed and the number of processes."""
+    if args.deepspeed is None:
+        if world.size > 1:
+            yield Fault(
+                f"{world.size} processes (NPROC_PER_NODE={world.nproc_per_node}, NNODES={world.nnodes}) need "
+                "--deepspeed, for example --deepspeed zero2; without it this version trains in one process",
+                ("deepspeed",),
+            )
+        if "ddp_timeout" in given:
+            yield Fault("--ddp_timeout has no effect without --deepspeed: leave it out", ("deepspeed",))
+        return
+    text = args.deepspeed.strip()
+    if text.startswith("{"):
+        try:
+            json.loads(text)
+        except json.JSONDecodeError as error:
+            yield Fault(f"--deepspeed holds JSON that is not valid: {error.msg} at {error.pos}")
+    elif text not in DEEPSPEED_NAMES and not text.endswith(".json"):
+        yield Fault(f"--deepspeed must be one of {', '.join(DEEPSPEED_NAMES)}, a .json file or JSON, not {text!r}")
+
+
+def evaluation_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
+    """Flags of evaluation need evaluation to happen."""
+    if args.eval_steps is None and not args.eval_on_start:
+        names = (
+            "val_dataset",
+            "split_dataset_ratio",
+            "per_device_eval_batch_size",
+            "eval_limit",
+            "num_generations_eval",
+            "eval_temperature",
+        )
+        unused = [f"--{name}" for name in names if name in given and getattr(args, name) not in ([], 0.0)]
+        if unused:
+            verb = "has" if len(unused) == 1 else "have"
+            yield Fault(f"{', '.join(unused)} {verb} no effect without --eval_steps (or --eval_on_start true)")
+    if args.val_dataset and args.split_dataset_ratio:
+        yield Fault("give either --val_dataset or --split_dataset_ratio, not both")
+
+
+def output_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
+    """Trackers."""
+    if "none" in args.report_to and len(args.report_to) > 1:
+        yield Fault("--report_to none cannot be combined with other trackers", ("report_to",))
+    if args.run_name is not None and not {"wandb", "swanlab"} & set(args.report_to):
+        yield Fault("--run_name has no effect without --report_to wandb or swanlab", ("report_to", "run_name"))
+
+
+def _near_multiples(value: int, divisor: int) -> str:
+    below = value // divisor * divisor
+    return f"use {below} or {below + divisor}" if below else f"use {below + divisor}"

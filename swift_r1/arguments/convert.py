@@ -1,0 +1,116 @@
+"""Text and YAML values to a flag's typed value; a bad one raises `ValueError` with a readable cause."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from swift_r1.arguments.fields import FlagSpec
+
+_TRUE = {"true", "yes", "1", "on"}
+_FALSE = {"false", "no", "0", "off"}
+
+
+def from_words(spec: FlagSpec, words: Sequence[str]) -> Any:
+    """The value of the words that follow a flag on the command line.
+
+    Raises:
+        ValueError: wrong number of words, wrong type, a value out of range or not among the choices.
+    """
+    if spec.kind is bool and not words:
+        return True
+    if not words:
+        raise ValueError("needs a value")
+    if spec.is_list:
+        return [_checked(spec, _item(spec, word)) for word in words]
+    if len(words) > 1:
+        extra = " ".join(words[1:])
+        raise ValueError(f"takes one value but got {len(words)} (what is {extra!r}? quote a value that holds spaces)")
+    return _checked(spec, _item(spec, words[0]))
+
+
+def from_config(spec: FlagSpec, value: Any) -> Any:
+    """The value of a config file's entry (already a YAML type). Raises `ValueError` like `from_words`."""
+    if value is None:
+        return spec.default
+    if spec.is_list:
+        items = value if isinstance(value, list) else [value]
+        return [_checked(spec, _item(spec, _as_word(spec, item))) for item in items]
+    if spec.kind is dict and isinstance(value, dict):
+        return value
+    if spec.name == "deepspeed" and isinstance(value, dict):
+        return json.dumps(value)
+    return _checked(spec, _item(spec, _as_word(spec, value)))
+
+
+def _as_word(spec: FlagSpec, value: Any) -> str:
+    if isinstance(value, bool) and spec.kind is not bool:
+        raise ValueError(f"wants {_describe(spec)}, not a bool: put the value in quotes")
+    if isinstance(value, dict | list):
+        raise ValueError(f"wants {_describe(spec)}, not {json.dumps(value)}")
+    return str(value)
+
+
+def _item(spec: FlagSpec, word: str) -> Any:
+    if spec.kind is bool:
+        lowered = word.strip().lower()
+        if lowered in _TRUE | _FALSE:
+            return lowered in _TRUE
+        raise ValueError(f"wants true or false, not {word!r}")
+    if spec.kind is dict:
+        return _json_object(word)
+    if spec.kind is int:
+        return _integer(word)
+    if spec.kind is float:
+        return _number(word)
+    return word
+
+
+def _integer(word: str) -> int:
+    try:
+        return int(word)
+    except ValueError:
+        raise ValueError(f"wants a whole number, not {word!r}") from None
+
+
+def _number(word: str) -> float:
+    try:
+        number = float(word)
+    except ValueError:
+        raise ValueError(f"wants a number, not {word!r}") from None
+    if not math.isfinite(number):
+        raise ValueError(f"wants a finite number, not {word!r}")
+    return number
+
+
+def _json_object(word: str) -> dict[str, Any]:
+    try:
+        value = json.loads(word)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"wants a JSON object, and {word!r} is not JSON ({error.msg} at {error.pos})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"wants a JSON object like '{{\"a\": 1}}', not {word!r}")
+    return value
+
+
+def _checked(spec: FlagSpec, value: Any) -> Any:
+    info = spec.info
+    if value in info.not_yet:
+        raise ValueError(f"{value} is not there yet in this version; it can be: {', '.join(info.choices)}")
+    if info.choices and value not in info.choices:
+        raise ValueError(f"must be one of {', '.join(info.choices)}, not {value!r}")
+    if info.at_least is not None and value < info.at_least:
+        raise ValueError(f"must be at least {info.at_least:g}, not {value}")
+    if info.more_than is not None and value <= info.more_than:
+        raise ValueError(f"must be more than {info.more_than:g}, not {value}")
+    if info.at_most is not None and value > info.at_most:
+        raise ValueError(f"must be at most {info.at_most:g}, not {value}")
+    return value
+
+
+def _describe(spec: FlagSpec) -> str:
+    return {bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object"}.get(
+        spec.kind, "text"
+    )

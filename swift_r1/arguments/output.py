@@ -1,0 +1,27 @@
+"""Flags of what a run writes, shows and evaluates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swift_r1.arguments.fields import flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputArguments:
+    """Output and evaluation."""
+
+    output_dir: str | None = flag(None, "folder of the runs (default: output/<model name>)")
+    add_version: bool = flag(True, "make a new folder vN-<time> in --output_dir for each run")
+    logging_steps: int = flag(5, "steps between two lines of metrics", at_least=1)
+    save_steps: int = flag(500, "steps between two checkpoints", at_least=1)
+    save_total_limit: int | None = flag(None, "checkpoints kept; older ones are removed", at_least=1)
+    save_only_model: bool = flag(False, "checkpoints without the optimizer: smaller, but no resuming")
+    eval_steps: int | None = flag(None, "steps between two evaluations (default: none)", at_least=1)
+    eval_on_start: bool = flag(False, "evaluate before the first step too")
+    eval_limit: int = flag(64, "held-out prompts an evaluation uses at most", at_least=1)
+    num_generations_eval: int = flag(1, "completions a prompt in evaluation", at_least=1)
+    eval_temperature: float | None = flag(None, "temperature in evaluation (default: --temperature)", at_least=0)
+    log_completions: bool = flag(False, "show completions and send them to the trackers")
+    report_to: list[str] = flag(["tensorboard"], "trackers", choices=("none", "tensorboard", "wandb", "swanlab"))
+    run_name: str | None = flag(None, "name of the run in the trackers (default: the run folder's)")

@@ -1,0 +1,144 @@
+"""The resolved plan of a run: what the batch flags come to, as numbers that people can check."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from swift_r1.arguments.rlhf import RlhfArguments
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a run will do. A round is: roll out, score, then `optimizer_steps_per_round` optimizer steps.
+
+    Attributes:
+        world_size: processes that train.
+        dataset_size: prompts in the training data.
+        prompts_per_round, completions_per_round: over all processes; completions = prompts x num_generations.
+        micro_batches_per_round: of one process, for one pass over the round.
+        completions_per_optimizer_step: over all processes and accumulation steps.
+        optimizer_steps_per_round: micro-batches / accumulation x num_iterations.
+        rounds: rounds started; the last may be cut short by `--max_steps`.
+        total_steps, warmup_steps: optimizer steps.
+        epochs: passes over the prompts this comes to.
+        max_tokens_per_round: upper bound of completion tokens in a round.
+        max_tokens_per_micro_batch: upper bound of prompt and completion tokens in one forward pass, None
+            where `--max_length` does not bound the prompt.
+        rollouts_from: where completions come from, in words.
+    """
+
+    world_size: int
+    dataset_size: int
+    prompts_per_round: int
+    completions_per_round: int
+    num_generations: int
+    micro_batches_per_round: int
+    completions_per_optimizer_step: int
+    optimizer_steps_per_round: int
+    rounds: int
+    total_steps: int
+    warmup_steps: int
+    epochs: float
+    max_tokens_per_round: int
+    max_tokens_per_micro_batch: int | None
+    rollouts_from: str
+
+
+def make_plan(args: RlhfArguments, world_size: int, dataset_size: int) -> Plan:
+    """The plan of resolved arguments.
+
+    Args:
+        args: as `parse_arguments` returns them.
+        world_size: processes that train.
+        dataset_size: prompts in the training data, at least 1.
+
+    Raises:
+        ValueError: the dataset is empty, or a round does not divide into whole groups.
+    """
+    if dataset_size < 1:
+        raise ValueError("the dataset is empty")
+    micro_batches = args.steps_per_generation or args.gradient_accumulation_steps
+    completions = args.per_device_train_batch_size * world_size * micro_batches
+    prompts, odd = divmod(completions, args.num_generations)
+    cycles, uneven = divmod(micro_batches, args.gradient_accumulation_steps)
+    if odd or uneven:
+        raise ValueError(f"{completions} completions a round do not divide into groups and optimizer steps")
+    steps_per_round = cycles * args.num_iterations
+    if args.max_steps > 0:
+        total_steps = args.max_steps
+        rounds = math.ceil(total_steps / steps_per_round)
+    else:
+        rounds = max(1, math.ceil(dataset_size * args.num_train_epochs / prompts))
+        total_steps = rounds * steps_per_round
+    return Plan(
+        world_size=world_size,
+        dataset_size=dataset_size,
+        prompts_per_round=prompts,
+        completions_per_round=completions,
+        num_generations=args.num_generations,
+        micro_batches_per_round=micro_batches,
+        completions_per_optimizer_step=args.per_device_train_batch_size * world_size * args.gradient_accumulation_steps,
+        optimizer_steps_per_round=steps_per_round,
+        rounds=rounds,
+        total_steps=total_steps,
+        warmup_steps=warmup_steps(args, total_steps),
+        epochs=rounds * prompts / dataset_size,
+        max_tokens_per_round=completions * args.max_completion_length,
+        max_tokens_per_micro_batch=(
+            args.per_device_train_batch_size * (args.max_length + args.max_completion_length)
+            if args.max_length
+            else None
+        ),
+        rollouts_from=rollouts_from(args),
+    )
+
+
+def warmup_steps(args: RlhfArguments, total_steps: int) -> int:
+    """Optimizer steps of warm-up: `--warmup_steps`, or the ratio rounded up; none for a constant schedule."""
+    if args.lr_scheduler_type == "constant":
+        return 0
+    if args.warmup_steps:
+        return min(args.warmup_steps, total_steps)
+    return math.ceil(total_steps * args.warmup_ratio) if args.warmup_steps is None else 0
+
+
+def rollouts_from(args: RlhfArguments) -> str:
+    """Where completions come from, in words."""
+    if args.use_vllm:
+        return f"vLLM server at {args.rollout_base_url}"
+    return "this process (transformers, the trainer's own weights)"
+
+
+def plan_table(plan: Plan, args: RlhfArguments) -> Table:
+    """The plan as a table for people."""
+    from rich.table import Table
+
+    table = Table(title="Plan", title_justify="left", show_header=False, pad_edge=False)
+    table.add_column(style="bold")
+    table.add_column()
+    micro = f"{args.per_device_train_batch_size} completions x {plan.world_size} processes"
+    rows = {
+        "model": f"{args.model} ({args.torch_dtype or 'dtype of its config'}), {args.train_type} training",
+        "rollouts": plan.rollouts_from,
+        "rewards": ", ".join(f"{n} x {w:g}" for n, w in zip(args.reward_funcs, args.reward_weights or [], strict=True)),
+        "data": f"{', '.join(args.dataset)}: {plan.dataset_size:,} prompts, {plan.epochs:.3g} epochs",
+        "processes": f"{plan.world_size} ({args.deepspeed or 'plain torch'})",
+        "a round": f"{plan.prompts_per_round} prompts x {plan.num_generations} completions"
+        f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens",
+        "an optimizer step": f"{micro} x {args.gradient_accumulation_steps} micro-batches"
+        f" = {plan.completions_per_optimizer_step} completions",
+        "steps a round": f"{plan.micro_batches_per_round} micro-batches / {args.gradient_accumulation_steps}"
+        f" x {args.num_iterations} iterations = {plan.optimizer_steps_per_round}",
+        "in all": f"{plan.rounds:,} rounds, {plan.total_steps:,} optimizer steps,"
+        f" {plan.warmup_steps:,} of them warm-up",
+    }
+    if plan.max_tokens_per_micro_batch:
+        rows["a micro-batch"] = f"at most {plan.max_tokens_per_micro_batch:,} tokens, prompts included"
+    for name, text in rows.items():
+        table.add_row(name, text)
+    return table

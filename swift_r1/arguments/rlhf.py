@@ -1,0 +1,87 @@
+"""The flags of `swift rlhf`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any, ClassVar
+
+from swift_r1.arguments import checks
+from swift_r1.arguments.algorithm import AlgorithmArguments
+from swift_r1.arguments.data import DataArguments
+from swift_r1.arguments.fields import flag_specs
+from swift_r1.arguments.model import ModelArguments
+from swift_r1.arguments.output import OutputArguments
+from swift_r1.arguments.parser import Fault, to_dict
+from swift_r1.arguments.reward import RewardArguments
+from swift_r1.arguments.rollout import GenerationArguments
+from swift_r1.arguments.training import TrainingArguments
+from swift_r1.arguments.world import World
+
+API_KEY_VARIABLE = "SWIFT_API_KEY"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlhfArguments(
+    OutputArguments,
+    TrainingArguments,
+    AlgorithmArguments,
+    GenerationArguments,
+    DataArguments,
+    RewardArguments,
+    ModelArguments,
+):
+    """Every flag of `swift rlhf`, flat: the attribute has the flag's name."""
+
+    command: ClassVar[str] = "rlhf"
+
+    def faults(self, given: frozenset[str], world: World) -> Iterator[Fault]:
+        """What is wrong with the values taken together."""
+        yield from checks.reward_faults(self, given)
+        yield from checks.rollout_faults(self, given)
+        yield from checks.round_faults(self, given, world)
+        yield from checks.loss_faults(self, given)
+        yield from checks.schedule_faults(self, given)
+        yield from checks.process_faults(self, given, world)
+        yield from checks.evaluation_faults(self, given)
+        yield from checks.output_faults(self, given)
+
+    def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> RlhfArguments:
+        """Defaults that depend on other flags, filled in; afterwards only true "none" is None."""
+        micro_batch = self.per_device_train_batch_size * world.size
+        if self.generation_batch_size is not None:
+            steps_per_generation = self.generation_batch_size // micro_batch
+        else:
+            steps_per_generation = self.steps_per_generation or self.gradient_accumulation_steps
+        return replace(
+            self,
+            steps_per_generation=steps_per_generation,
+            generation_batch_size=micro_batch * steps_per_generation,
+            data_seed=self.seed if self.data_seed is None else self.data_seed,
+            reward_weights=self.reward_weights or [1.0] * len(self.reward_funcs),
+            eval_temperature=self.temperature if self.eval_temperature is None else self.eval_temperature,
+            output_dir=self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}",
+            report_to=[name for name in self.report_to if name != "none"],
+            api_key=(self.api_key or environ.get(API_KEY_VARIABLE)) if self.use_vllm else None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All flags as JSON-able values, without the API key."""
+        return to_dict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RlhfArguments:
+        """The arguments that `to_dict` wrote; the API key comes from the environment variable SWIFT_API_KEY.
+
+        Raises:
+            TypeError: a key that is no flag (the file is of another version).
+        """
+        unknown = sorted(set(values) - set(flag_specs(cls)))
+        if unknown:
+            raise TypeError(f"not flags of swift rlhf: {', '.join(unknown)}")
+        arguments = cls(**values)
+        if arguments.use_vllm and arguments.api_key is None:
+            return replace(arguments, api_key=os.environ.get(API_KEY_VARIABLE))
+        return arguments

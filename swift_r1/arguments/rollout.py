@@ -1,0 +1,36 @@
+"""Flags of generation: who samples the completions, and how."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swift_r1.arguments.fields import flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationArguments:
+    """Rollouts."""
+
+    use_vllm: bool = flag(False, "generate on a `swift rollout` server instead of in the trainer's process")
+    vllm_mode: str = flag("server", "where vLLM runs", choices=("server",), not_yet=("colocate",), ms_swift="colocate")
+    vllm_server_host: str | None = flag(None, "address of the `swift rollout` server")
+    vllm_server_port: int = flag(8000, "port of the `swift rollout` server", at_least=1, at_most=65535)
+    vllm_server_base_url: str | None = flag(None, "URL of the server, instead of host and port")
+    vllm_server_timeout: float = flag(240.0, "seconds to wait for the server at the start", more_than=0)
+    api_key: str | None = flag(None, "the server's key (better: the environment variable SWIFT_API_KEY)", secret=True)
+    num_generations: int = flag(8, "completions a prompt: the size of a group", at_least=2)
+    temperature: float = flag(1.0, "sampling temperature", more_than=0, ms_swift="0.9")
+    top_p: float = flag(1.0, "1.0 only: a cut distribution biases the importance ratios", ms_swift="0.9")
+    top_k: int = flag(-1, "-1 (off) only: a cut distribution biases the importance ratios", ms_swift="50")
+    max_completion_length: int = flag(512, "longest completion in tokens", at_least=1)
+    stop_words: list[str] = flag([], "strings that end a completion")
+
+    @property
+    def rollout_base_url(self) -> str | None:
+        """URL of the rollout server without a slash at its end; None where the trainer generates itself."""
+        if not self.use_vllm:
+            return None
+        if self.vllm_server_base_url:
+            return self.vllm_server_base_url.rstrip("/")
+        host = self.vllm_server_host or "127.0.0.1"
+        return f"http://{f'[{host}]' if ':' in host else host}:{self.vllm_server_port}"

@@ -1,0 +1,91 @@
+"""The flags of `swift rollout`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+from swift_r1.arguments.fields import flag, flag_specs
+from swift_r1.arguments.model import DTYPES
+from swift_r1.arguments.parser import Fault, to_dict
+from swift_r1.arguments.rlhf import API_KEY_VARIABLE
+from swift_r1.arguments.world import World
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerArguments:
+    """Server."""
+
+    model: str = flag("", "folder of the model, or its Hugging Face id", required=True)
+    host: str = flag(
+        "127.0.0.1", "address to listen on; any but this machine's own needs --api_key", ms_swift="0.0.0.0"
+    )
+    port: int = flag(8000, "port to listen on", at_least=1, at_most=65535)
+    api_key: str | None = flag(
+        None, "key that clients must show (better: the environment variable SWIFT_API_KEY)", secret=True
+    )
+    served_model_name: str | None = flag(None, "the model's name in /v1/models (default: --model)")
+    update_timeout: float = flag(
+        120.0, "seconds without progress after which an unfinished weight update is given up", more_than=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArguments:
+    """Engine (vLLM)."""
+
+    torch_dtype: str | None = flag(
+        None, "dtype of weights and computation (default: the model config's)", choices=DTYPES, aliases=("dtype",)
+    )
+    vllm_max_model_len: int | None = flag(
+        None, "longest prompt plus completion in tokens (default: the model's)", at_least=2, aliases=("max_model_len",)
+    )
+    vllm_gpu_memory_utilization: float = flag(0.9, "share of GPU memory for the engine", more_than=0, at_most=1)
+    vllm_enforce_eager: bool | None = flag(None, "no torch.compile and no CUDA graphs: starts sooner, runs slower")
+    vllm_tensor_parallel_size: int = flag(1, "GPUs that share one copy of the model", at_least=1)
+    vllm_enable_prefix_caching: bool = flag(True, "compute a group's shared prompt once")
+    vllm_engine_kwargs: dict[str, Any] = flag({}, "more arguments of vLLM's engine, as JSON")
+    seed: int = flag(42, "seed of the engine", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutArguments(EngineArguments, ServerArguments):
+    """Every flag of `swift rollout`, flat: the attribute has the flag's name."""
+
+    command: ClassVar[str] = "rollout"
+
+    def faults(self, given: frozenset[str], world: World) -> Iterator[Fault]:
+        """What is wrong with the values taken together."""
+        own = set(flag_specs(type(self)))
+        for name in self.vllm_engine_kwargs:
+            if f"vllm_{name}" in own:
+                yield Fault(f"--vllm_engine_kwargs holds {name!r}: use --vllm_{name}", ("vllm_engine_kwargs",))
+        if self.served_model_name == "":
+            yield Fault("--served_model_name is empty", ("served_model_name",))
+
+    def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> RolloutArguments:
+        """Defaults that depend on other flags, filled in."""
+        return replace(
+            self,
+            served_model_name=self.served_model_name or self.model,
+            api_key=self.api_key or environ.get(API_KEY_VARIABLE) or None,
+        )
+
+    @property
+    def max_model_len(self) -> int | None:
+        """The alias of `vllm_max_model_len`."""
+        return self.vllm_max_model_len
+
+    def to_dict(self) -> dict[str, Any]:
+        """All flags as JSON-able values, without the API key."""
+        return to_dict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> RolloutArguments:
+        """The arguments that `to_dict` wrote; the API key comes from the environment variable SWIFT_API_KEY."""
+        arguments = cls(**values)
+        return replace(arguments, api_key=arguments.api_key or os.environ.get(API_KEY_VARIABLE) or None)

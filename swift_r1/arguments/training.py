@@ -1,0 +1,41 @@
+"""Flags of optimisation and of the processes that do it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from swift_r1.arguments.fields import flag
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingArguments:
+    """Training."""
+
+    learning_rate: float = flag(1e-6, "peak learning rate", at_least=0)
+    weight_decay: float = flag(0.1, "AdamW weight decay", at_least=0)
+    adam_beta1: float = flag(0.9, "AdamW beta 1", at_least=0, at_most=1)
+    adam_beta2: float = flag(0.95, "AdamW beta 2", at_least=0, at_most=1)
+    adam_epsilon: float = flag(1e-8, "AdamW epsilon", more_than=0)
+    max_grad_norm: float = flag(1.0, "gradients are clipped to this norm", more_than=0)
+    lr_scheduler_type: str = flag(
+        "cosine",
+        "course of the learning rate",
+        choices=("linear", "cosine", "cosine_with_min_lr", "polynomial", "constant", "constant_with_warmup"),
+    )
+    lr_scheduler_kwargs: dict[str, Any] = flag({}, "more of the scheduler: '{\"min_lr\": 1e-7}'")
+    warmup_ratio: float = flag(0.05, "share of the steps in which the learning rate rises", at_least=0, at_most=1)
+    warmup_steps: int | None = flag(None, "steps in which the learning rate rises, instead of the ratio", at_least=0)
+    num_train_epochs: float = flag(1.0, "passes over the prompts", more_than=0)
+    max_steps: int = flag(-1, "optimizer steps; -1: as --num_train_epochs says", at_least=-1)
+    per_device_train_batch_size: int = flag(1, "completions a micro-batch of one process", at_least=1)
+    per_device_eval_batch_size: int = flag(1, "completions one process generates at once in evaluation", at_least=1)
+    gradient_accumulation_steps: int = flag(
+        1, "micro-batches an optimizer step", at_least=1, ms_swift="so that about 16 completions make a step"
+    )
+    optim: str = flag("adamw_torch", "the optimizer", choices=("adamw_torch",), ms_swift="adamw_torch_fused")
+    seed: int = flag(42, "seed of everything random", at_least=0)
+    deepspeed: str | None = flag(
+        None, "zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, a JSON file or JSON (default: plain torch)"
+    )
+    ddp_timeout: int = flag(600, "seconds after which a stuck collective ends the run", at_least=1, ms_swift="18000000")

@@ -1,0 +1,48 @@
+"""How many processes train, and where: read from the environment that ms-swift and torchrun use."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """The processes of one run. `size` processes in all, `nproc_per_node` of them on this machine."""
+
+    nproc_per_node: int = 1
+    nnodes: int = 1
+    node_rank: int = 0
+    master_addr: str | None = None
+    master_port: int | None = None
+
+    @property
+    def size(self) -> int:
+        return self.nproc_per_node * self.nnodes
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> tuple[World, tuple[str, ...]]:
+        """The world that the environment describes, and its faults (one line each)."""
+        faults: list[str] = []
+
+        def number(name: str, default: int, least: int) -> int:
+            text = environ.get(name, "").strip()
+            if not text:
+                return default
+            if not text.isdecimal() or int(text) < least:
+                faults.append(f"environment variable {name} must be a whole number of at least {least}, not {text!r}")
+                return default
+            return int(text)
+
+        world = cls(
+            nproc_per_node=number("NPROC_PER_NODE", 1, 1),
+            nnodes=number("NNODES", 1, 1),
+            node_rank=number("NODE_RANK", 0, 0),
+            master_addr=environ.get("MASTER_ADDR") or None,
+            master_port=number("MASTER_PORT", 0, 1) or None,
+        )
+        if world.nnodes > 1 and not world.master_addr:
+            faults.append("NNODES > 1 needs MASTER_ADDR (and MASTER_PORT): the address of node 0")
+        if world.node_rank >= world.nnodes:
+            faults.append(f"NODE_RANK={world.node_rank} but NNODES={world.nnodes}: ranks count from 0")
+        return world, tuple(faults)
