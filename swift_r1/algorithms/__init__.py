@@ -1,0 +1,25 @@
+"""Advantages, losses, KL and GAE: pure functions on tensors, without I/O and without globals.
+
+Read `advantages.py` and `losses.py` beside the papers; `policy.py` puts the loss together.
+"""
+
+from swift_r1.algorithms.advantages import group_advantages, groups_without_signal
+from swift_r1.algorithms.aggregation import drop_truncated, loss_normalizer
+from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.kl import rewards_less_kl
+from swift_r1.algorithms.metrics import mean_metrics, sum_metrics
+from swift_r1.algorithms.policy import LossOutput, policy_loss, top_entropy_threshold
+
+__all__ = [
+    "LossConfig",
+    "LossOutput",
+    "drop_truncated",
+    "group_advantages",
+    "groups_without_signal",
+    "loss_normalizer",
+    "mean_metrics",
+    "policy_loss",
+    "rewards_less_kl",
+    "sum_metrics",
+    "top_entropy_threshold",
+]

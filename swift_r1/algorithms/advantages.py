@@ -1,0 +1,127 @@
+"""Advantages from rewards: how much better a completion is than a baseline of its group or batch.
+
+Sources: GRPO (arXiv 2402.03300, eq. 3), Dr. GRPO (2503.20783), RLOO (2402.14740, eq. 7),
+REINFORCE++ and its baseline variant (2501.03262).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
+ScaleRewards = Literal["group", "batch", "none"]
+
+STD_EPSILON = 1e-4
+"""Added to every standard deviation that divides."""
+
+
+def group_advantages(
+    rewards: Tensor,
+    num_generations: int,
+    *,
+    estimator: Estimator = "grpo",
+    scale_rewards: ScaleRewards = "group",
+) -> Tensor:
+    """The advantage of each of `N` completions, from the rewards of the whole batch.
+
+    With `n` valid rewards in a group of mean `mean`:
+
+    - `grpo`: `r - mean`
+    - `rloo`: `r - mean of the others = (r - mean) * n / (n - 1)`
+    - `reinforce_plus_plus`: `(r - batch mean) / (batch std + 1e-4)`
+    - `reinforce_plus_plus_baseline`: `(r - mean) / (batch std of r - mean, + 1e-4)`
+
+    `grpo` and `rloo` are then divided by the sample standard deviation of the rewards, + 1e-4, over the `group` or
+    the `batch`, or by nothing (`none`, Dr. GRPO). The two REINFORCE++ estimators are normalised over the whole
+    batch by definition, so `group` means `batch` to them, and `none` leaves their division out.
+
+    Args:
+        rewards: float `[N]`, the groups one after another; NaN (or infinite) is invalid: left out of every mean
+            and standard deviation, advantage 0. Give the rewards of all ranks where the batch matters.
+        num_generations: completions a group; divides `N`.
+        estimator: the baseline.
+        scale_rewards: what the difference to the baseline is divided by.
+
+    Returns:
+        `[N]`, finite, without gradient; float64 for float64 rewards, else float32. Where the baseline's rewards
+        (of the group; for `reinforce_plus_plus` of the batch) are all equal, exactly 0.
+
+    Raises:
+        ValueError: shapes that do not fit together, rewards that are not floats, or an unknown name.
+    """
+    if estimator not in get_args(Estimator):
+        raise ValueError(f"estimator must be one of {', '.join(get_args(Estimator))}, got {estimator!r}")
+    if scale_rewards not in get_args(ScaleRewards):
+        raise ValueError(f"scale_rewards must be one of {', '.join(get_args(ScaleRewards))}, got {scale_rewards!r}")
+    grouped, valid = _grouped(rewards, num_generations)
+    whole_batch, whole_valid = grouped.reshape(1, -1), valid.reshape(1, -1)
+
+    if estimator == "reinforce_plus_plus":
+        centred = _centre(whole_batch, whole_valid).view_as(grouped)
+    else:
+        centred = _centre(grouped, valid)
+    if estimator == "rloo":
+        count = valid.sum(1, keepdim=True)
+        centred = centred * count / (count - 1).clamp(min=1)
+
+    if scale_rewards == "none":
+        advantages = centred
+    elif estimator.startswith("reinforce_plus_plus"):
+        advantages = centred / (_std(centred.reshape(1, -1), whole_valid) + STD_EPSILON)
+    elif scale_rewards == "batch":
+        advantages = centred / (_std(whole_batch, whole_valid) + STD_EPSILON)
+    else:
+        advantages = centred / (_std(grouped, valid) + STD_EPSILON)
+    return advantages.flatten().to(torch.promote_types(rewards.dtype, torch.float32))
+
+
+def groups_without_signal(rewards: Tensor, num_generations: int) -> Tensor:
+    """Which groups teach nothing: all valid rewards equal, or fewer than two of them valid.
+
+    Args:
+        rewards: float `[N]` as for `group_advantages`.
+        num_generations: completions a group.
+
+    Returns:
+        bool `[N / num_generations]`.
+
+    Raises:
+        ValueError: shapes that do not fit together, or rewards that are not floats.
+    """
+    return _constant(*_grouped(rewards, num_generations)).squeeze(1)
+
+
+def _grouped(rewards: Tensor, num_generations: int) -> tuple[Tensor, Tensor]:
+    """Rewards as float64 `[G, n]`, 0 where invalid, and bool `[G, n]`, True where valid."""
+    if rewards.dim() != 1 or not rewards.is_floating_point():
+        raise ValueError(f"rewards must be a float tensor [N], got {rewards.dtype} {tuple(rewards.shape)}")
+    if num_generations < 1 or rewards.numel() % num_generations:
+        raise ValueError(f"{rewards.numel()} rewards cannot be cut into groups of num_generations {num_generations}")
+    grouped = rewards.detach().double().view(-1, num_generations)
+    valid = grouped.isfinite()
+    return grouped.masked_fill(~valid, 0.0), valid
+
+
+def _constant(rows: Tensor, valid: Tensor) -> Tensor:
+    """bool `[R, 1]`: the valid entries of the row are all equal (or there are fewer than two)."""
+    if rows.shape[1] == 0:
+        return torch.ones(rows.shape[0], 1, dtype=torch.bool, device=rows.device)
+    highest = rows.masked_fill(~valid, -torch.inf).amax(1, keepdim=True)
+    lowest = rows.masked_fill(~valid, torch.inf).amin(1, keepdim=True)
+    return highest <= lowest
+
+
+def _centre(rows: Tensor, valid: Tensor) -> Tensor:
+    """Rows less their means over the valid entries; exactly 0 where invalid and in constant rows."""
+    mean = rows.sum(1, keepdim=True) / valid.sum(1, keepdim=True).clamp(min=1)
+    # The mean of equal floats need not equal them, and the rest would be blown up by 1 / 1e-4.
+    return (rows - mean).masked_fill(~valid | _constant(rows, valid), 0.0)
+
+
+def _std(rows: Tensor, valid: Tensor) -> Tensor:
+    """`[R, 1]`: sample standard deviations (n - 1) over the valid entries; 0 for fewer than two."""
+    count = valid.sum(1, keepdim=True)
+    return (_centre(rows, valid).square().sum(1, keepdim=True) / (count - 1).clamp(min=1)).sqrt()

@@ -1,0 +1,75 @@
+"""From losses of tokens to the loss of an optimizer step: what is summed, and what it is divided by.
+
+The denominator belongs to the whole optimizer step. Micro-batches and ranks each divide their own sum by the same
+number, so the parts add up to the same loss however the step was cut.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from swift_r1.algorithms.config import LossConfig
+
+MEAN_OF_COMPLETIONS = frozenset({"grpo", "sapo"})
+"""Losses that average over the tokens of each completion first, then over completions."""
+
+
+def token_means(per_token: Tensor, mask: Tensor) -> Tensor:
+    """`[B]`: the mean over each row's trained tokens; 0 for a row without any.
+
+    Args:
+        per_token: `[B, T]`, finite where masked out too.
+        mask: `[B, T]` in the dtype of `per_token`.
+    """
+    return (per_token * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+def loss_numerator(per_token: Tensor, mask: Tensor, config: LossConfig) -> Tensor:
+    """Scalar: the sum that `loss_normalizer` divides. Arguments as for `token_means`."""
+    if config.loss_type in MEAN_OF_COMPLETIONS:
+        return token_means(per_token, mask).sum()
+    return (per_token * mask).sum()
+
+
+def loss_normalizer(mask: Tensor, config: LossConfig, num_completions: int | None = None) -> Tensor:
+    """What this part of an optimizer step adds to the step's denominator.
+
+    Sum it over all micro-batches and all ranks before the first backward pass, and give the sum to `policy_loss`
+    as `normalizer`. It is `N` for `grpo` and `sapo`, the trained tokens for `bnpo`, `dapo` and `cispo`, and
+    `N * max_completion_length` for `dr_grpo`.
+
+    A completion without trained tokens (`--overlong_filter`) counts in `N` all the same: the others keep their weight.
+
+    Args:
+        mask: `[B, T]`, 1 on trained tokens.
+        config: the loss.
+        num_completions: `N` of this part where it is not `B` (rows that are only padding do not count).
+
+    Returns:
+        float64 scalar, exact up to 2**53.
+    """
+    completions = mask.shape[0] if num_completions is None else num_completions
+    if config.loss_type in MEAN_OF_COMPLETIONS:
+        return torch.tensor(completions, dtype=torch.float64, device=mask.device)
+    if config.loss_type == "dr_grpo":
+        return torch.tensor(completions * config.max_completion_length, dtype=torch.float64, device=mask.device)
+    return (mask != 0).sum().double()
+
+
+def drop_truncated(mask: Tensor, truncated: Tensor) -> Tensor:
+    """`--overlong_filter`: the mask without the tokens of truncated completions (DAPO, arXiv 2503.14476, section 3.4).
+
+    Args:
+        mask: `[B, T]`.
+        truncated: bool `[B]`, True where the completion was cut at the length limit.
+
+    Returns:
+        `[B, T]`, dtype of `mask`.
+
+    Raises:
+        ValueError: shapes that do not fit together.
+    """
+    if truncated.shape != mask.shape[:1]:
+        raise ValueError(f"truncated {tuple(truncated.shape)} must be [{mask.shape[0]}]")
+    return mask.masked_fill(truncated.bool()[:, None], 0)

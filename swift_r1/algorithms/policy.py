@@ -1,0 +1,191 @@
+"""The policy's loss: ratio, loss of each token, correction, KL, and the sum over the optimizer step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swift_r1.algorithms.aggregation import loss_normalizer, loss_numerator, token_means
+from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.kl import LOG_RATIO_BOUND, k3
+from swift_r1.algorithms.losses import TOKEN_LOSSES
+from swift_r1.algorithms.metrics import masked_metric
+from swift_r1.algorithms.rollout_correction import rollout_weights
+
+
+@dataclass(frozen=True, slots=True)
+class LossOutput:
+    """What one call of `policy_loss` gives.
+
+    Attributes:
+        loss: scalar with gradient. The losses of all micro-batches and ranks **add up** to the step's loss (where
+            gradients are averaged over ranks, multiply by the number of ranks).
+        metrics: `name/sum` and `name/count`, float64, 0-dim, no gradient; add them over micro-batches and ranks
+            (`sum_metrics`), then divide (`mean_metrics`). Names: `ratio`, `clip_ratio/low`, `clip_ratio/high`; with
+            `ref_logps` `kl`; with `entropies` `entropy`; with `rollout_logps` `rollout/logp_diff` (mean absolute);
+            with a rollout correction `rollout/weight` and `rollout/weight_over_threshold`.
+    """
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+
+def policy_loss(
+    logps: Tensor,
+    old_logps: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    config: LossConfig,
+    *,
+    ref_logps: Tensor | None = None,
+    rollout_logps: Tensor | None = None,
+    entropies: Tensor | None = None,
+    normalizer: Tensor | float | None = None,
+    entropy_threshold: Tensor | float | None = None,
+) -> LossOutput:
+    """sum of (w * keep * l + beta * k3) over trained tokens, averaged as `config.loss_type` says.
+
+    `l` is the token's loss, `w` the rollout correction, `keep` the entropy filter. Only `logps` gets a gradient.
+    Computed in float32 (float64 for float64 `logps`); what stands where `mask` is 0 has no effect, NaN included.
+
+    Args:
+        logps: `[B, T]`, one completion a row: log-probs of its tokens under the policy.
+        old_logps: `[B, T]`, under the policy as it was before the round's first step (`logps.detach()` when that
+            is now).
+        advantages: `[B]`, or `[B, T]` for one a token.
+        mask: `[B, T]`, bool or number, not 0 on trained tokens.
+        config: the loss.
+        ref_logps: `[B, T]`, under the reference policy; needed where `beta > 0` and not `kl_in_reward`.
+        rollout_logps: `[B, T]`, as the engine gave them; needed for a rollout correction.
+        entropies: `[B, T]`, nats; needed where `top_entropy_quantile < 1`.
+        normalizer: denominator of the whole optimizer step, the sum of `loss_normalizer` over all micro-batches and
+            ranks; by default this call's own.
+        entropy_threshold: smallest entropy that is kept, `top_entropy_threshold` over the whole optimizer step; by
+            default over this call.
+
+    Returns:
+        The loss (0, with gradient 0, where nothing is trained) and the metrics.
+
+    Raises:
+        ValueError: shapes that do not fit together, or an argument missing that `config` needs.
+    """
+    _check_shapes(logps, advantages, old_logps=old_logps, mask=mask)
+    _check_shapes(logps, advantages, ref_logps=ref_logps, rollout_logps=rollout_logps, entropies=entropies)
+    trained = mask != 0
+    dtype = torch.promote_types(logps.dtype, torch.float32)
+    weight = trained.to(dtype)
+    # Padding may hold anything; 0 in its place keeps exp and its backward pass finite.
+    logps = logps.to(dtype).masked_fill(~trained, 0.0)
+    old_logps = _constant(old_logps, trained, dtype)
+    advantages = advantages.detach().to(dtype)
+    advantages = advantages[:, None].expand_as(logps) if advantages.dim() == 1 else advantages
+    advantages = advantages.masked_fill(~trained, 0.0)
+
+    ratio = importance_ratio(logps, old_logps, weight, config)
+    token = TOKEN_LOSSES[config.loss_type](ratio, logps, advantages, config)
+    per_token = token.loss
+    metrics = {
+        **_ratio_metric("ratio", ratio, weight, config),
+        **_ratio_metric("clip_ratio/low", token.clipped_low, weight, config),
+        **_ratio_metric("clip_ratio/high", token.clipped_high, weight, config),
+    }
+
+    if entropies is not None:
+        entropies = _constant(entropies, trained, dtype)
+        metrics |= masked_metric("entropy", entropies, weight)
+    if config.top_entropy_quantile < 1:
+        if entropies is None:
+            raise ValueError("top_entropy_quantile below 1 needs entropies")
+        if entropy_threshold is None:
+            entropy_threshold = top_entropy_threshold(entropies, mask, config.top_entropy_quantile)
+        per_token = per_token * (entropies >= entropy_threshold)
+
+    if rollout_logps is not None:
+        rollout_logps = _constant(rollout_logps, trained, dtype)
+        metrics |= masked_metric("rollout/logp_diff", (old_logps - rollout_logps).abs(), weight)
+    if config.rollout_importance_sampling_mode is not None:
+        if rollout_logps is None:
+            raise ValueError("rollout_importance_sampling_mode needs rollout_logps")
+        correction = rollout_weights(
+            old_logps,
+            rollout_logps,
+            weight,
+            config.rollout_importance_sampling_mode,
+            config.rollout_importance_sampling_threshold,
+        )
+        per_token = per_token * correction.weights
+        metrics |= masked_metric("rollout/weight", correction.weights.expand_as(weight), weight)
+        metrics |= masked_metric("rollout/weight_over_threshold", correction.over.expand_as(weight), weight)
+
+    if ref_logps is not None:
+        kl = k3(logps, _constant(ref_logps, trained, dtype))
+        metrics |= masked_metric("kl", kl, weight)
+        if config.kl_in_loss:
+            per_token = per_token + config.beta * kl
+    elif config.kl_in_loss:
+        raise ValueError("beta above 0 needs ref_logps")
+
+    if normalizer is None:
+        normalizer = loss_normalizer(mask, config)
+    denominator = torch.as_tensor(normalizer, dtype=dtype, device=logps.device)
+    # A step without a trained token has denominator 0: its loss is 0, not NaN.
+    denominator = torch.where(denominator == 0, 1.0, denominator)
+    return LossOutput(loss_numerator(per_token, weight, config) / denominator, metrics)
+
+
+def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, config: LossConfig) -> Tensor:
+    """`[B, T]`: exp(logp - old), or at sequence level exp of its mean over the row's trained tokens.
+
+    Sequence level: GSPO (arXiv 2507.18071, eq. 7). `mask` has the dtype of `logps`; padding must be finite.
+    """
+    log_ratio = logps - old_logps
+    if config.importance_sampling_level == "sequence":
+        log_ratio = token_means(log_ratio, mask)[:, None].expand_as(log_ratio)
+    return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+
+
+def top_entropy_threshold(entropies: Tensor, mask: Tensor, quantile: float) -> Tensor:
+    """The entropy that the given share of the trained tokens reaches ("Beyond the 80/20 Rule", arXiv 2506.01939).
+
+    Args:
+        entropies, mask: of any one shape; give those of the whole optimizer step.
+        quantile: share of tokens to keep, above 0 and at most 1.
+
+    Returns:
+        Scalar, at least float32; infinite (keeps nothing) where nothing is trained.
+    """
+    chosen = entropies.detach()[mask != 0]
+    chosen = chosen.to(torch.promote_types(chosen.dtype, torch.float32)).sort().values
+    if chosen.numel() == 0:
+        return chosen.new_tensor(torch.inf)
+    # Like torch.quantile, which refuses more than 16 million values.
+    place = (1 - quantile) * (chosen.numel() - 1)
+    below = int(place)
+    above = min(below + 1, chosen.numel() - 1)
+    return torch.lerp(chosen[below], chosen[above], place - below)
+
+
+def _constant(values: Tensor, trained: Tensor, dtype: torch.dtype) -> Tensor:
+    """Without gradient, and 0 where not trained."""
+    return values.detach().to(dtype).masked_fill(~trained, 0.0)
+
+
+def _ratio_metric(name: str, values: Tensor, weight: Tensor, config: LossConfig) -> dict[str, Tensor]:
+    """Counts each ratio once: a token at token level, a completion with trained tokens at sequence level."""
+    if config.importance_sampling_level == "token":
+        return masked_metric(name, values, weight)
+    return masked_metric(name, token_means(values.to(weight.dtype), weight), (weight.sum(1) > 0).to(weight.dtype))
+
+
+def _check_shapes(logps: Tensor, advantages: Tensor, **others: Tensor | None) -> None:
+    if logps.dim() != 2:
+        raise ValueError(f"logps must be [B, T], got {tuple(logps.shape)}")
+    if advantages.shape not in (logps.shape, logps.shape[:1]):
+        raise ValueError(
+            f"advantages must be [{logps.shape[0]}] or {tuple(logps.shape)}, got {tuple(advantages.shape)}"
+        )
+    for name, tensor in others.items():
+        if tensor is not None and tensor.shape != logps.shape:
+            raise ValueError(f"{name} must have the shape of logps {tuple(logps.shape)}, got {tuple(tensor.shape)}")
