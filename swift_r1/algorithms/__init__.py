@@ -6,6 +6,7 @@ Read `advantages.py` and `losses.py` beside the papers; `policy.py` puts the los
 from swift_r1.algorithms.advantages import group_advantages, groups_without_signal
 from swift_r1.algorithms.aggregation import drop_truncated, loss_normalizer
 from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.gae import gae, value_loss
 from swift_r1.algorithms.kl import rewards_less_kl
 from swift_r1.algorithms.metrics import mean_metrics, sum_metrics
 from swift_r1.algorithms.policy import LossOutput, policy_loss, top_entropy_threshold
@@ -14,6 +15,7 @@ __all__ = [
     "LossConfig",
     "LossOutput",
     "drop_truncated",
+    "gae",
     "group_advantages",
     "groups_without_signal",
     "loss_normalizer",
@@ -22,4 +24,5 @@ __all__ = [
     "rewards_less_kl",
     "sum_metrics",
     "top_entropy_threshold",
+    "value_loss",
 ]
