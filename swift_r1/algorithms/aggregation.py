@@ -57,6 +57,12 @@ def loss_normalizer(mask: Tensor, config: LossConfig, num_completions: int | Non
     return (mask != 0).sum().double()
 
 
+def divide(numerator: Tensor, normalizer: Tensor | float) -> Tensor:
+    """Scalar: `numerator / normalizer`, and 0 where the step has nothing to train (both are 0 then)."""
+    denominator = torch.as_tensor(normalizer, dtype=numerator.dtype, device=numerator.device)
+    return numerator / torch.where(denominator == 0, 1.0, denominator)
+
+
 def drop_truncated(mask: Tensor, truncated: Tensor) -> Tensor:
     """`--overlong_filter`: the mask without the tokens of truncated completions (DAPO, arXiv 2503.14476, section 3.4).
 

@@ -57,7 +57,7 @@ class LossConfig:
         if self.rollout_importance_sampling_mode is not None:
             modes = get_args(RolloutCorrection)
             _one_of("rollout_importance_sampling_mode", self.rollout_importance_sampling_mode, modes)
-        _check("epsilon", self.epsilon, 0 <= self.epsilon < 1, "at least 0 and below 1")
+        _check("epsilon", self.epsilon, 0 <= self.epsilon <= 1, "from 0 to 1")
         if self.epsilon_high is not None:
             _check("epsilon_high", self.epsilon_high, self.epsilon_high >= 0, "at least 0")
         if self.delta is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms.aggregation import token_means
+from swift_r1.algorithms.aggregation import divide, token_means
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
@@ -94,4 +94,4 @@ def value_loss(
         clipped = old_values + (values - old_values).clamp(-cliprange_value, cliprange_value)
         error = torch.maximum(error, (clipped - returns).square())
     total = token_means(0.5 * error, trained.to(dtype)).sum()
-    return total / (normalizer if normalizer is not None else max(values.shape[0], 1))
+    return divide(total, values.shape[0] if normalizer is None else normalizer)

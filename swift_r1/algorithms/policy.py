@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms.aggregation import loss_normalizer, loss_numerator, token_means
+from swift_r1.algorithms.aggregation import divide, loss_normalizer, loss_numerator, token_means
 from swift_r1.algorithms.config import LossConfig
 from swift_r1.algorithms.kl import LOG_RATIO_BOUND, k3
 from swift_r1.algorithms.losses import TOKEN_LOSSES
@@ -127,12 +127,8 @@ def policy_loss(
     elif config.kl_in_loss:
         raise ValueError("beta above 0 needs ref_logps")
 
-    if normalizer is None:
-        normalizer = loss_normalizer(mask, config)
-    denominator = torch.as_tensor(normalizer, dtype=dtype, device=logps.device)
-    # A step without a trained token has denominator 0: its loss is 0, not NaN.
-    denominator = torch.where(denominator == 0, 1.0, denominator)
-    return LossOutput(loss_numerator(per_token, weight, config) / denominator, metrics)
+    numerator = loss_numerator(per_token, weight, config)
+    return LossOutput(divide(numerator, loss_normalizer(mask, config) if normalizer is None else normalizer), metrics)
 
 
 def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, config: LossConfig) -> Tensor:
