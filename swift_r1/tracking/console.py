@@ -1,0 +1,101 @@
+"""What a person sees during a run: a progress bar on a terminal, a line a log step elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+_SHOWN = (
+    ("reward", "reward", ".3f"),
+    ("loss", "loss", ".4f"),
+    ("kl", "kl", ".4f"),
+    ("completions/mean_length", "length", ".0f"),
+    ("rollout/logp_diff", "logp_diff", ".4f"),
+    ("time/step", "s/step", ".1f"),
+)
+
+
+class RunConsole:
+    """The progress of `total_steps` optimizer steps. Use as a context manager."""
+
+    def __init__(self, total_steps: int, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}"),
+            console=self.console,
+            disable=not self.console.is_terminal,
+        )
+        self._total = total_steps
+        self._steps = self._progress.add_task("steps", total=total_steps, note="")
+        self._phase: TaskID | None = None
+        self._notes: dict[str, str] = {}
+
+    def __enter__(self) -> RunConsole:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        self._progress.console.print(Text(text), soft_wrap=True)
+
+    def phase(self, name: str, total: int) -> None:
+        """Shows a second bar for the work in hand (`generating`, `evaluating`)."""
+        if self._phase is not None:
+            self._progress.remove_task(self._phase)
+        self._phase = self._progress.add_task(name, total=total, note="")
+
+    def phase_advance(self, count: int) -> None:
+        if self._phase is not None:
+            self._progress.advance(self._phase, count)
+
+    def phase_end(self) -> None:
+        if self._phase is not None:
+            self._progress.remove_task(self._phase)
+            self._phase = None
+
+    def step_done(self, step: int, metrics: Mapping[str, float]) -> None:
+        reward = metrics.get("reward")
+        if reward is not None:
+            self._notes["reward"] = f"reward {reward:.3f}"
+        self._progress.update(self._steps, completed=step, note="  ".join(self._notes.values()))
+
+    def logged(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A line a log step where there is no terminal to draw a bar on."""
+        if self._progress.disable:
+            shown = [f"{label} {metrics[name]:{form}}" for name, label, form in _SHOWN if name in metrics]
+            self.say(f"step {step}/{self._total}  " + "  ".join(shown))
+
+    def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            if name.endswith("/accuracy"):
+                dataset = name.split("/")[1]
+                self._notes[dataset] = f"held-out accuracy {value:.3f}"
+                self.say(
+                    f"step {step}: held-out accuracy {value:.3f} on {dataset}"
+                    f" ({metrics[f'eval/{dataset}/completions']:.0f} completions,"
+                    f" mean reward {metrics[f'eval/{dataset}/reward']:.3f})"
+                )
+
+    def show_completions(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        table = Table(title="completions", title_justify="left", show_lines=True)
+        for name in ("prompt", "completion", "reward", "advantage"):
+            table.add_column(name, overflow="fold")
+        for row in rows:
+            reward, advantage = row["reward"], row["advantage"]
+            table.add_row(Text(row["prompt"][-400:]), Text(row["completion"]), f"{reward:.3f}", f"{advantage:.3f}")
+        self._progress.console.print(table)

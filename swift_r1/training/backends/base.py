@@ -1,0 +1,79 @@
+"""What the loop asks of a backend: hold the policy, accumulate gradients, step, and hand out weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from swift_r1.training.logprobs import TokenLogprobs
+
+WeightBucket = Sequence[tuple[str, Tensor]]
+"""Whole tensors in the policy's dtype under their Hugging Face names."""
+
+BUCKET_BYTES = 64 * 2**20
+
+
+class Backend(Protocol):
+    """One rank's part of the policy and its optimizer. Methods marked collective are called on every rank."""
+
+    model: nn.Module
+    """The transformers model being trained (its parameters may be partitioned)."""
+
+    def logprobs(self, token_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
+        """The policy's forward (collective); see `Policy.forward`."""
+        ...
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        """Adds the gradient of `loss` (collective).
+
+        `loss` is this rank's share of the whole optimizer step's loss: shares of all ranks and micro-batches
+        add up. `last` marks the step's last micro-batch.
+        """
+        ...
+
+    def step(self, learning_rate: float) -> float:
+        """Clips, updates, clears gradients (collective). Returns the global gradient norm before clipping."""
+        ...
+
+    def weight_buckets(self) -> Iterator[WeightBucket]:
+        """The whole weights, bucket by bucket (collective: every rank must exhaust it).
+
+        A bucket is on the CPU and its own copy on the main rank, and empty elsewhere; only one bucket is
+        gathered at a time.
+        """
+        ...
+
+    def generation_model(self) -> nn.Module:
+        """A model with whole, current weights for embedded generation (collective)."""
+        ...
+
+    def reference(self) -> ReferencePolicy:
+        """The frozen policy of the run's start (collective)."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """The resolved settings, for the log."""
+        ...
+
+
+class ReferencePolicy(Protocol):
+    def logprobs(self, token_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs: ...
+
+
+def bucketed(
+    weights: Sequence[tuple[str, nn.Parameter]], limit: int = BUCKET_BYTES
+) -> Iterator[list[tuple[str, nn.Parameter]]]:
+    """Consecutive parameters whose whole sizes add up to at most `limit` bytes (a larger one goes alone)."""
+    bucket: list[tuple[str, nn.Parameter]] = []
+    filled = 0
+    for name, parameter in weights:
+        size = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
+        if bucket and filled + size > limit:
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append((name, parameter))
+        filled += size
+    if bucket:
+        yield bucket

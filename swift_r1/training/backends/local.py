@@ -1,0 +1,95 @@
+"""Plain torch in one process: the reference for what every other backend must compute."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swift_r1.training.backends.base import WeightBucket, bucketed
+from swift_r1.training.logprobs import TokenLogprobs
+from swift_r1.training.optimizer import OptimizerConfig, build_adamw, parameter_groups
+from swift_r1.training.policy import Policy
+
+
+class LocalBackend:
+    """Trains `model` in place.
+
+    Weights of 16 bits keep a float32 master copy that the optimizer works on: at a learning rate of 1e-6 an
+    update is smaller than bf16 can add. Gradients are added up in float32 as soon as each is complete.
+    """
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+        self.model, self.config = model, config
+        self.policy = Policy(model)
+        self.policy.train()
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._masters = self._trained
+        if any(parameter.dtype != torch.float32 for parameter in self._trained):
+            self._masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self._trained]
+            for parameter, master in zip(self._trained, self._masters, strict=True):
+                parameter.register_post_accumulate_grad_hook(_move_gradient_to(master))
+        self.optimizer = build_adamw(parameter_groups(self._masters, config.weight_decay), config)
+
+    def logprobs(self, token_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
+        return self.policy(token_ids, positions, targets, temperature)
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        loss.backward()
+
+    def step(self, learning_rate: float) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        norm = torch.nn.utils.clip_grad_norm_(self._masters, self.config.max_grad_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self._masters is not self._trained:
+            with torch.no_grad():
+                for parameter, master in zip(self._trained, self._masters, strict=True):
+                    parameter.copy_(master)
+        return float(norm)
+
+    def weight_buckets(self) -> Iterator[WeightBucket]:
+        for bucket in bucketed(self.policy.named_weights()):
+            yield [(name, parameter.detach().to("cpu", copy=True)) for name, parameter in bucket]
+
+    def generation_model(self) -> nn.Module:
+        return self.model
+
+    def reference(self) -> LocalReference:
+        return LocalReference(self.model)
+
+    def describe(self) -> dict[str, Any]:
+        masters = self._masters is not self._trained
+        return {"backend": "local", "float32_master_weights": masters}
+
+
+class LocalReference:
+    """A frozen copy of the policy as it is now."""
+
+    def __init__(self, model: nn.Module) -> None:
+        # Hooks of the original belong to its optimizer.
+        frozen = copy.deepcopy(model)
+        for parameter in frozen.parameters():
+            parameter.requires_grad_(False)
+        self.policy = Policy(frozen).eval()
+
+    @torch.no_grad()
+    def logprobs(self, token_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
+        return self.policy(token_ids, positions, targets, temperature)
+
+
+def _move_gradient_to(master: nn.Parameter) -> Any:
+    def move(parameter: Tensor) -> None:
+        gradient = parameter.grad
+        assert gradient is not None
+        if master.grad is None:
+            master.grad = gradient.float()
+        else:
+            master.grad += gradient
+        parameter.grad = None
+
+    return move

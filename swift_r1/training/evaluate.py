@@ -1,0 +1,102 @@
+"""Held-out evaluation during training: the same engine, the same rewards, other prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swift_r1.data.types import Prompt
+from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.training.rollouts import OnDone, Rollouts, completion_seed
+from swift_r1.training.scoring import (
+    ScoredCompletion,
+    Scorer,
+    completion_metrics,
+    completion_row,
+    reward_metrics,
+    score,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """`metrics` under `eval/<dataset>/`, and one row a completion for `eval_completions.jsonl`."""
+
+    metrics: dict[str, float]
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """Evaluates on `prompts` (empty on all but the main rank).
+
+    Attributes:
+        num_prompts: their number, known to every rank.
+        num_generations: completions a prompt.
+        chunk: prompts that are generated at once.
+    """
+
+    prompts: Sequence[Prompt]
+    num_prompts: int
+    num_generations: int
+    chunk: int
+    sampling: SamplingParams
+    run_id: str
+    seed: int
+
+    def run(
+        self,
+        rollouts: Rollouts,
+        is_main: bool,
+        decode: Callable[[Sequence[int]], str],
+        scorer: Scorer,
+        weights: Sequence[float],
+        step: int,
+        max_steps: int,
+        on_done: OnDone,
+    ) -> Evaluation | None:
+        """Collective; the result is on the main rank. The seeds do not depend on the step, so that two
+        evaluations differ by their weights alone."""
+        outputs = []
+        for start in range(0, self.num_prompts, self.chunk):
+            part = self.prompts[start : start + self.chunk] if is_main else None
+            requests = None if part is None else [self._request(prompt, step) for prompt in part]
+            outputs += rollouts.generate(requests, self.sampling, on_done) or []
+        if not is_main:
+            return None
+        state = {"global_step": step, "max_steps": max_steps}
+        scored, columns = score(self.prompts, outputs, decode, scorer, weights, state)
+        metrics: dict[str, float] = {}
+        for dataset in sorted({item.prompt.dataset for item in scored}):
+            chosen = [number for number, item in enumerate(scored) if item.prompt.dataset == dataset]
+            part = [scored[number] for number in chosen]
+            values = reward_metrics(part, []) | completion_metrics(part) | {"accuracy": accuracy(part)}
+            for name in columns:
+                values[f"rewards/{name.name}/mean"] = _mean_of_known([name.values[number] for number in chosen])
+            values["completions"] = float(len(part))
+            values["prompts"] = float(len({item.prompt.prompt_id for item in part}))
+            metrics |= {f"eval/{dataset}/{name}": value for name, value in values.items()}
+        return Evaluation(metrics, [completion_row(item, step, None) for item in scored])
+
+    def _request(self, prompt: Prompt, step: int) -> RolloutRequest:
+        return RolloutRequest(
+            request_id=f"{self.run_id}/eval/{step}/{prompt.prompt_id}",
+            prompt_token_ids=prompt.token_ids,
+            n=self.num_generations,
+            seeds=tuple(
+                completion_seed(self.seed, "eval", prompt.prompt_id, index) for index in range(self.num_generations)
+            ),
+            sampling=self.sampling,
+        )
+
+
+def accuracy(scored: Sequence[ScoredCompletion]) -> float:
+    """Share of completions to which the first reward function gives 1 or more."""
+    first = [next(iter(item.rewards.values())) for item in scored]
+    return sum(value is not None and value >= 1.0 for value in first) / len(first)
+
+
+def _mean_of_known(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None and value == value]
+    return sum(known) / len(known) if known else float("nan")

@@ -1,0 +1,77 @@
+"""AdamW and the learning rate's course, by the flags' names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerConfig:
+    """Fields are the flags of the same names."""
+
+    learning_rate: float
+    weight_decay: float
+    adam_beta1: float
+    adam_beta2: float
+    adam_epsilon: float
+    max_grad_norm: float
+
+
+def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Matrices decay; vectors (norms, biases) do not, as in transformers' trainer."""
+    matrices, vectors = [], []
+    for parameter in parameters:
+        if parameter.requires_grad:
+            # Under ZeRO-3 a parameter's own shape is that of its partition.
+            dims = len(getattr(parameter, "ds_shape", parameter.shape))
+            (matrices if dims >= 2 else vectors).append(parameter)
+    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
+
+
+def build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        groups,
+        lr=config.learning_rate,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_epsilon,
+        # One pass over memory instead of several: on CPU the step is bound by it.
+        fused=all(not p.is_meta for group in groups for p in group["params"]),
+    )
+
+
+class LearningRate:
+    """The learning rate of each optimizer step, applied to an optimizer's groups.
+
+    transformers computes the course on an optimizer of its own, so that any optimizer (DeepSpeed's
+    wrappers too) only ever sees a number.
+    """
+
+    def __init__(
+        self, name: str, peak: float, warmup_steps: int, total_steps: int, extra: dict[str, Any] | None = None
+    ) -> None:
+        from transformers import get_scheduler
+
+        self._shadow = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=peak)
+        self._scheduler = get_scheduler(
+            name, self._shadow, warmup_steps, total_steps, scheduler_specific_kwargs=extra or {}
+        )
+
+    @property
+    def value(self) -> float:
+        """What the coming step uses."""
+        return float(self._shadow.param_groups[0]["lr"])
+
+    def apply(self, groups: Sequence[dict[str, Any]]) -> None:
+        for group in groups:
+            group["lr"] = self.value
+
+    def advance(self) -> None:
+        # torch warns unless the optimizer has stepped; ours steps elsewhere.
+        self._shadow.step()
+        self._scheduler.step()

@@ -1,0 +1,117 @@
+"""The policy as the trainer sees it: token ids in, log-probabilities of the completion's tokens out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from swift_r1.errors import UsageError
+from swift_r1.training.logprobs import TokenLogprobs, selective_logprobs_and_entropies
+
+_PROBE_TOLERANCE = 0.05
+"""Largest difference (nats) between fused and plain log-probs that bf16 rounding explains."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Completions that go through the model together, each after its prompt, padded on the right.
+
+    Padding is on the right and attention is causal, so no real token sees it and no mask is needed.
+
+    Attributes:
+        token_ids: `[B, S]` int64, prompt then completion.
+        positions: `[K]` int64 into the flattened `[B * S]` hidden states: where each of the `K` completion
+            tokens is predicted.
+        targets: `[K]` int64, the tokens predicted there.
+        mask: `[B, T]` bool, True on completion tokens; `mask.sum() == K`, row-major in the order of `targets`.
+        rollout_logps: `[B, T]` float32, the engine's log-probs.
+        advantages: `[B]` float32.
+        samples: `[B]` int64, which completions of the round these are.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    targets: Tensor
+    mask: Tensor
+    rollout_logps: Tensor
+    advantages: Tensor
+    samples: Tensor
+
+    def unflatten(self, values: Tensor) -> Tensor:
+        """`[K]` per-token values as `[B, T]`, zero on padding."""
+        return torch.zeros(self.mask.shape, dtype=values.dtype, device=values.device).masked_scatter(self.mask, values)
+
+
+class LogprobHead(nn.Module):
+    """Holds the output head's own parameters, so that ZeRO-3 gathers them around this module's forward."""
+
+    def __init__(self, output_embeddings: nn.Module) -> None:
+        super().__init__()
+        self.weight = output_embeddings.weight
+        self.bias = getattr(output_embeddings, "bias", None)
+
+    def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
+        return selective_logprobs_and_entropies(hidden, self.weight, targets, bias=self.bias, temperature=temperature)
+
+
+class Policy(nn.Module):
+    """A causal LM whose forward gives log-probs (and entropies) of chosen tokens, never `[tokens, vocabulary]`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.logprob_head = LogprobHead(model.get_output_embeddings())
+
+    def forward(self, token_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
+        """Shapes as in `MicroBatch`; returns `[K]` float32 each."""
+        hidden = self.model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+        chosen = hidden.flatten(0, 1).index_select(0, positions)
+        return self.logprob_head(chosen, targets, temperature)
+
+    def named_weights(self) -> list[tuple[str, nn.Parameter]]:
+        """The model's parameters under their Hugging Face names, tied ones once."""
+        return list(self.model.named_parameters())
+
+
+def load_model(path: str | Path, dtype: str | None, gradient_checkpointing: bool) -> nn.Module:
+    """The causal LM in `path`, in `dtype` (None: as its config says).
+
+    Raises:
+        UsageError: if transformers cannot load it.
+    """
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype) if dtype else "auto")
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"cannot load --model {path}: {str(error).splitlines()[0]}") from error
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def check_fused_head(policy: Any, vocab_size: int, device: torch.device) -> None:
+    """Refuses an architecture whose logits are not just `head(hidden)`, rather than train on wrong numbers.
+
+    Compares fused log-probs of a few tokens with those from the model's own logits. `policy` may be a wrapped
+    engine; every rank must call this.
+
+    Raises:
+        UsageError: if they differ by more than rounding.
+    """
+    inner: Policy = getattr(policy, "module", policy)
+    token_ids = (torch.arange(1, 9, device=device) * 7919 % vocab_size)[None]
+    with torch.no_grad():
+        fused = policy(token_ids, torch.arange(7, device=device), token_ids[0, 1:], 1.0).logps
+        logits = inner.model(input_ids=token_ids, use_cache=False).logits[0, :-1].float()
+        plain = logits.log_softmax(-1).gather(-1, token_ids[0, 1:, None]).squeeze(-1)
+    difference = (fused - plain).abs().max().item()
+    if not difference <= _PROBE_TOLERANCE:
+        raise UsageError(
+            f"{type(inner.model).__name__} changes its logits after the output head (soft cap or scale): "
+            f"log-probs differ by {difference:.3g} nats; this architecture is not supported yet"
+        )

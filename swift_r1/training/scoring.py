@@ -1,0 +1,138 @@
+"""From completions to rewards: what the reward functions see, and what the loop and the logs get back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swift_r1.data.types import Prompt
+from swift_r1.rewards.combine import combine
+from swift_r1.rewards.types import RewardBatch, RewardColumn
+from swift_r1.rollout.protocol import Completion, RolloutOutput
+
+Scorer = Callable[[RewardBatch], Sequence[RewardColumn]]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredCompletion:
+    """One completion with its prompt, text and rewards.
+
+    Attributes:
+        group: number of its prompt's group within the round.
+        rewards: each function's value by name; None for no opinion, NaN where invalid.
+        reward: their weighted sum; NaN where no advantage can be computed from it.
+    """
+
+    request_id: str
+    group: int
+    prompt: Prompt
+    completion: Completion
+    text: str
+    rewards: Mapping[str, float | None]
+    reward: float
+
+
+def score(
+    prompts: Sequence[Prompt],
+    outputs: Sequence[RolloutOutput],
+    decode: Callable[[Sequence[int]], str],
+    scorer: Scorer,
+    weights: Sequence[float],
+    trainer_state: Mapping[str, int],
+) -> tuple[list[ScoredCompletion], list[RewardColumn]]:
+    """Scores all completions of a round in one call a function; groups stay together and in order."""
+    pairs = [
+        (group, prompt, output.request_id, completion)
+        for group, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))
+        for completion in output.completions
+    ]
+    texts = [decode(completion.token_ids) for *_, completion in pairs]
+    columns = {name: [prompt.columns.get(name) for _, prompt, *_ in pairs] for name in _column_names(prompts)}
+    columns |= {
+        "messages": [
+            [*map(dict, prompt.messages), {"role": "assistant", "content": text}]
+            for (_, prompt, *_), text in zip(pairs, texts, strict=True)
+        ],
+        "prompt_id": [prompt.prompt_id for _, prompt, *_ in pairs],
+        "request_id": [request_id for _, _, request_id, _ in pairs],
+        "dataset": [prompt.dataset for _, prompt, *_ in pairs],
+        "finish_reason": [completion.finish_reason for *_, completion in pairs],
+        "is_truncated": [completion.finish_reason == "length" for *_, completion in pairs],
+        "response_token_ids": [list(completion.token_ids) for *_, completion in pairs],
+    }
+    results = list(scorer(RewardBatch(texts, columns, len(outputs[0].completions), trainer_state)))
+    totals = combine(results, weights)
+    scored = [
+        ScoredCompletion(
+            request_id, group, prompt, completion, text, {column.name: column.values[i] for column in results}, totals[i]
+        )
+        for i, ((group, prompt, request_id, completion), text) in enumerate(zip(pairs, texts, strict=True))
+    ]
+    return scored, results
+
+
+def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardColumn]) -> dict[str, float]:
+    """`reward`, `reward_std` (mean of the groups' standard deviations), `frac_reward_zero_std`, and each
+    function's mean, std and invalid share under `rewards/<name>/`."""
+    groups: dict[int, list[float]] = {}
+    for item in scored:
+        groups.setdefault(item.group, [])
+        if not math.isnan(item.reward):
+            groups[item.group].append(item.reward)
+    stds = [_std(values) for values in groups.values()]
+    metrics = {
+        "reward": _mean([value for values in groups.values() for value in values]),
+        "reward_std": _mean(stds),
+        "frac_reward_zero_std": _mean([float(std == 0.0) for std in stds]),
+    }
+    for column in columns:
+        known = [value for value in column.values if value is not None and not math.isnan(value)]
+        metrics[f"rewards/{column.name}/mean"] = _mean(known)
+        metrics[f"rewards/{column.name}/std"] = _std(known)
+        metrics[f"rewards/{column.name}/invalid"] = len(column.invalid) / len(column.values)
+    return metrics
+
+
+def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
+    lengths = [len(item.completion.token_ids) for item in scored]
+    return {
+        "completions/mean_length": _mean(lengths),
+        "completions/max_length": float(max(lengths)),
+        "completions/clipped_ratio": _mean([float(item.completion.finish_reason == "length") for item in scored]),
+    }
+
+
+def completion_row(item: ScoredCompletion, step: int, advantage: float | None) -> dict[str, Any]:
+    """The line of `completions.jsonl`."""
+    return {
+        "step": step,
+        "prompt_id": item.prompt.prompt_id,
+        "request_id": item.request_id,
+        "group": item.group,
+        "prompt": item.prompt.text,
+        "completion": item.text,
+        **{f"rewards/{name}": value for name, value in item.rewards.items()},
+        "reward": item.reward,
+        "advantage": advantage,
+        "finish_reason": item.completion.finish_reason,
+        "weight_version": item.completion.weight_version,
+        **item.prompt.columns,
+    }
+
+
+def _column_names(prompts: Sequence[Prompt]) -> list[str]:
+    return sorted({name for prompt in prompts for name in prompt.columns})
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _std(values: Sequence[float]) -> float:
+    """Sample standard deviation; 0 for fewer than two values or equal ones."""
+    if len(values) < 2 or min(values) == max(values):
+        return 0.0
+    mean = _mean(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))
