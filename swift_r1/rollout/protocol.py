@@ -9,7 +9,9 @@ Weight updates are a small transaction under a lease::
     PUT    /v1/weights/bucket   safetensors bytes, headers below   -> UpdateStatus
     POST   /v1/weights/commit   UpdateCommit   -> UpdateStatus     loads all buckets, serves N+1
     POST   /v1/weights/abort    UpdateAbort    -> UpdateStatus     forgets staged buckets, N stays
-    DELETE /v1/weights/lease                                       gives the lease back
+    DELETE /v1/weights/lease                                       -> UpdateStatus; gives the lease back
+
+Every call under the lease renews it. Whatever is wrong is answered with 4xx or 503 and `{"error": "one sentence"}`.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from pydantic import BaseModel, ConfigDict, Field
 LEASE_HEADER = "X-Swift-Lease"
 VERSION_HEADER = "X-Swift-Weight-Version"
 BUCKET_HEADER = "X-Swift-Bucket"
+DIGEST_HEADER = "X-Swift-Bucket-SHA256"
 
 FinishReason = Literal["stop", "length", "abort"]
 TokenId = Annotated[int, Field(ge=0)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Wire(BaseModel):
@@ -33,8 +37,9 @@ class Wire(BaseModel):
 
 
 class SamplingParams(Wire):
-    """How completions are sampled. Log-probs are those of the distribution actually sampled from
-    at `top_p = 1` and `top_k = -1`, that is after temperature."""
+    """How completions are sampled. Log-probs are those of the distribution actually sampled from: after
+    temperature, and after `top_p` / `top_k` where these cut it. Temperature 0 is greedy; its log-probs are those at
+    temperature 1. The model's end tokens (generation config included) end a completion unless `ignore_eos`."""
 
     max_tokens: int = Field(gt=0)
     temperature: float = Field(default=1.0, ge=0.0)
@@ -51,7 +56,7 @@ class RolloutRequest(Wire):
     request_id: str = Field(min_length=1, max_length=200)
     prompt_token_ids: tuple[TokenId, ...] = Field(min_length=1)
     n: int = Field(default=1, ge=1)
-    seeds: tuple[int, ...] | None = None  # one a completion
+    seeds: tuple[Seed, ...] | None = None  # one a completion
     sampling: SamplingParams
 
 

@@ -1,0 +1,249 @@
+"""The trainer's end of the wire: one object for waiting, generating, scoring and pushing weights.
+
+Nothing here waits without a deadline, and every message says who waits for whom. Importing it loads no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import httpx
+from pydantic import BaseModel
+
+from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
+from swift_r1.rollout import protocol as wire
+from swift_r1.rollout.weights.hashing import bucket_digest, content_hash
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger("swift_r1.rollout.client")
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+_CONCURRENT_REQUESTS = 256
+_POLL_S = 0.5
+_REPORT_EVERY_S = 5.0
+_CONNECT_S = 10.0
+
+
+class RolloutClient:
+    """Talks to one `swift rollout` server.
+
+    Args:
+        base_url: `http://host:port`.
+        api_key: sent as bearer token.
+        owner: who holds the lease on the weights, shown to others; default `host:pid`.
+        request_timeout_s: longest wait for the answer to one request (a generation, a commit).
+        lease_ttl_s: seconds of silence after which the server takes the lease back.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        owner: str | None = None,
+        request_timeout_s: float = 1800.0,
+        lease_ttl_s: float = 600.0,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.owner = owner or f"{socket.gethostname()}:{os.getpid()}"
+        self._lease_ttl_s = lease_ttl_s
+        # Proxies of the environment are for the internet, not for the server beside us.
+        self._options = {
+            "base_url": self.base_url,
+            "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
+            "timeout": httpx.Timeout(request_timeout_s, connect=_CONNECT_S),
+            "limits": httpx.Limits(max_connections=_CONCURRENT_REQUESTS),
+            "trust_env": False,
+        }
+        self._http = httpx.Client(**self._options)
+
+    def __enter__(self) -> RolloutClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def info(self) -> wire.ServerInfo:
+        return self._call("GET", "/info", wire.ServerInfo)
+
+    def wait_until_ready(self, deadline_s: float, report: Callable[[str], None] = logger.info) -> wire.ServerInfo:
+        """Waits until the server serves; `report` gets a line with a countdown every few seconds.
+
+        Raises:
+            ServerUnreachable: after `deadline_s` seconds, with what was last seen.
+            UsageError: at once, if the server wants another API key.
+        """
+        end = time.monotonic() + deadline_s
+        next_report = time.monotonic()
+        while True:
+            why = self._why_not_ready()
+            if why is None:
+                return self.info()
+            left = end - time.monotonic()
+            if left <= 0:
+                raise ServerUnreachable(
+                    f"the rollout server at {self.base_url} was not ready within {deadline_s:g} s: {why}; "
+                    "start it with `swift rollout`, or check host and port"
+                )
+            if time.monotonic() >= next_report:
+                report(f"waiting for the rollout server at {self.base_url}: {why}; {left:.0f} s left")
+                next_report = time.monotonic() + _REPORT_EVERY_S
+            time.sleep(min(_POLL_S, left))
+
+    def generate(
+        self, requests: Sequence[wire.RolloutRequest], on_done: Callable[[int], None] | None = None
+    ) -> list[wire.RolloutOutput]:
+        """Completions of all requests, in order, each request on its own way to the server.
+
+        `on_done` is told how many more completions have ended. The first failure cancels the other requests, here
+        and in the engine.
+
+        Raises:
+            ServerUnreachable: if the connection broke or no answer came in time.
+            RunFailed: if the server refused a request.
+        """
+        return asyncio.run(self._generate(requests, on_done or (lambda _count: None)))
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> wire.ScoreResponse:
+        """The server's log-probs of given tokens: `L - 1` for a sequence of `L`, natural log, after temperature."""
+        body = wire.ScoreRequest(sequences=tuple(tuple(one) for one in sequences), temperature=temperature)
+        return self._call("POST", "/v1/score", wire.ScoreResponse, body)
+
+    def push_weights(self, version: int, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]]) -> wire.UpdateStatus:
+        """Sends a whole version of the weights; returns once the server serves it.
+
+        Args:
+            version: higher than the served one.
+            buckets: named tensors (Hugging Face state-dict names, a tied head left out), taken one bucket at a
+                time, as it is sent. After a failure it is not taken further.
+
+        Raises:
+            RunFailed: if the server refused; it then serves the old version, or says that it is not ready.
+            ServerUnreachable: if the connection broke.
+        """
+        lease = self._call(
+            "POST",
+            "/v1/weights/lease",
+            wire.Lease,
+            wire.LeaseRequest(owner=self.owner, ttl_seconds=self._lease_ttl_s),
+        )
+        headers = {wire.LEASE_HEADER: lease.token}
+        try:
+            self._call("POST", "/v1/weights/begin", wire.UpdateStatus, wire.UpdateBegin(version=version), headers)
+            digests = [self._send(version, index, bucket, headers) for index, bucket in enumerate(buckets)]
+            commit = wire.UpdateCommit(version=version, buckets=len(digests), content_hash=content_hash(digests))
+            status = self._call("POST", "/v1/weights/commit", wire.UpdateStatus, commit, headers)
+        except BaseException:
+            self._give_up(version, headers)
+            raise
+        self._call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, headers)
+        return status
+
+    def _send(
+        self, version: int, index: int, bucket: Sequence[tuple[str, torch.Tensor]], headers: dict[str, str]
+    ) -> str:
+        from swift_r1.rollout.weights.push import to_bytes
+
+        body = to_bytes(bucket)
+        digest = bucket_digest(body)
+        about = {wire.VERSION_HEADER: str(version), wire.BUCKET_HEADER: str(index), wire.DIGEST_HEADER: digest}
+        self._call("PUT", "/v1/weights/bucket", wire.UpdateStatus, body, headers | about)
+        return digest
+
+    def _give_up(self, version: int, headers: dict[str, str]) -> None:
+        """Best effort: without it the server waits for the lease to expire."""
+        try:
+            self._call("POST", "/v1/weights/abort", wire.UpdateStatus, wire.UpdateAbort(version=version), headers)
+            self._call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, headers)
+        except (RunFailed, ServerUnreachable) as error:
+            logger.warning("the update to weight version %d could not be called off: %s", version, error)
+
+    async def _generate(
+        self, requests: Sequence[wire.RolloutRequest], on_done: Callable[[int], None]
+    ) -> list[wire.RolloutOutput]:
+        slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
+        async with httpx.AsyncClient(**self._options) as http:
+
+            async def one(request: wire.RolloutRequest) -> wire.RolloutOutput:
+                body = wire.RolloutBatch(requests=(request,)).model_dump_json()
+                async with slots:
+                    try:
+                        response = await http.post("/v1/rollouts", content=body, headers=_JSON)
+                    except httpx.HTTPError as error:
+                        raise self._unreachable(error, "the completions of a prompt") from error
+                output = self._parse(response, wire.RolloutResponse).outputs[0]
+                on_done(len(output.completions))
+                return output
+
+            tasks = [asyncio.create_task(one(request)) for request in requests]
+            try:
+                return list(await asyncio.gather(*tasks))
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        answer: type[Answer],
+        body: BaseModel | bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Answer:
+        json = isinstance(body, BaseModel)
+        try:
+            response = self._http.request(
+                method,
+                path,
+                content=body.model_dump_json() if isinstance(body, BaseModel) else body,
+                headers=(headers or {}) | (_JSON if json else {}),
+            )
+        except httpx.HTTPError as error:
+            raise self._unreachable(error, f"{method} {path}") from error
+        return self._parse(response, answer)
+
+    def _parse(self, response: httpx.Response, answer: type[Answer]) -> Answer:
+        if response.status_code == 200:
+            return answer.model_validate_json(response.content)
+        raise RunFailed(f"the rollout server at {self.base_url} answered {response.status_code}: {_why(response)}")
+
+    def _why_not_ready(self) -> str | None:
+        try:
+            response = self._http.get("/ready", timeout=_CONNECT_S)
+        except httpx.HTTPError as error:
+            return f"no answer ({_cause(error)})"
+        if response.status_code == 401:
+            raise UsageError(f"the rollout server at {self.base_url} wants another API key (--api_key)")
+        return None if response.status_code == 200 else _why(response)
+
+    def _unreachable(self, error: httpx.HTTPError, waited_for: str) -> ServerUnreachable:
+        return ServerUnreachable(
+            f"the trainer waited for {waited_for}, but the rollout server at {self.base_url} is gone: {_cause(error)}"
+        )
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def _why(response: httpx.Response) -> str:
+    """The server's sentence, or what came instead of one."""
+    try:
+        return str(response.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {response.status_code} (not a swift rollout server?)"
+
+
+def _cause(error: httpx.HTTPError) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,70 @@
+"""What the server needs to know, taken from the flags of `swift rollout`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from swift_r1.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerConfig:
+    """The flags that the server obeys; names are those of the command line.
+
+    Attributes:
+        model: Hugging Face folder (or name) of the base weights, served as version 0.
+        torch_dtype: `float32`, `bfloat16`, `float16`; `None` is the model config's.
+        max_model_len: longest prompt plus completion in tokens; `None` is the model's own limit.
+        vllm_enforce_eager: `None` decides: eager without a GPU (starts in a third of the time), compiled with one.
+        vllm_gpu_memory_utilization: share of the GPU's memory for weights and cache; without a GPU the cache is
+            `kv_cache_memory_bytes` of `vllm_engine_kwargs`, 2 GiB unless given.
+        vllm_engine_kwargs: any further argument of vLLM's engine; it wins over ours.
+        served_model_name: the name in `/info`; `None` is `model`.
+        update_timeout: seconds that a wait in connection with a weight update may take.
+        max_n: most completions a request may ask for.
+    """
+
+    model: str
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | None = None
+    torch_dtype: str | None = None
+    max_model_len: int | None = None
+    vllm_enforce_eager: bool | None = None
+    vllm_gpu_memory_utilization: float = 0.9
+    vllm_tensor_parallel_size: int = 1
+    vllm_engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    vllm_enable_prefix_caching: bool = True
+    trust_remote_code: bool = False
+    seed: int = 42
+    served_model_name: str | None = None
+    update_timeout: float = 300.0
+    max_n: int = 1024
+
+    @classmethod
+    def from_args(cls, args: Mapping[str, Any]) -> ServerConfig:
+        """Takes the known names out of the resolved flags, which `swift rollout` has already checked.
+
+        Raises:
+            UsageError: if no model is named.
+        """
+        if not args.get("model"):
+            raise UsageError("swift rollout needs --model")
+        names = {f.name for f in fields(cls)}
+        known = {name: value for name, value in args.items() if name in names}
+        if known.get("vllm_engine_kwargs") is None:
+            known.pop("vllm_engine_kwargs", None)
+        return cls(**known)
+
+    @property
+    def loopback(self) -> bool:
+        return self.host in ("127.0.0.1", "localhost", "::1")
+
+    def check(self) -> None:
+        """Raises UsageError for a server that anyone on the network could use."""
+        if not self.loopback and not self.api_key:
+            raise UsageError(
+                f"--host {self.host} is reachable from other machines: give --api_key, or keep to 127.0.0.1"
+            )

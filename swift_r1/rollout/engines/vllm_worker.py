@@ -1,0 +1,111 @@
+"""What runs inside vLLM's worker processes: taking in a new version of the weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+logger = logging.getLogger("swift_r1.rollout.worker")
+
+
+class SwiftWorker:
+    """Mixed into vLLM's worker class (`worker_extension_cls`); its methods are called on every worker."""
+
+    model_runner: Any
+
+    def swift_load_weights(self, files: Sequence[str]) -> int:
+        """Replaces every weight by the safetensors files' tensors (checkpoint names); returns how many came.
+
+        Linear weights are repacked for the device at load time, so values cannot be copied in: vLLM's layerwise
+        reload repeats the loading of a checkpoint into the tensors that compiled graphs already point to.
+
+        Raises:
+            RuntimeError: if a parameter of the engine's model got no value.
+            Exception: whatever reading or loading raised; the model then is a mixture, but can be loaded again.
+        """
+        model = self.model_runner.get_model()
+        count = 0
+
+        def tensors() -> Iterator[tuple[str, Tensor]]:
+            nonlocal count
+            for name, tensor in _read(files):
+                count += 1
+                yield name, tensor
+
+        loaded: set[str] = set()
+        original = model.load_weights
+
+        def load_and_note(weights: Iterator[tuple[str, Tensor]]) -> set[str]:
+            loaded.update(original(weights))
+            return loaded
+
+        names = {name for name, _ in model.named_parameters()}
+        # vLLM only logs which parameters got no value; we must know.
+        model.load_weights = load_and_note
+        try:
+            self.model_runner.reload_weights(weights_iterator=tensors())
+        except BaseException:
+            _leave_reload(model, self.model_runner)
+            raise
+        finally:
+            del model.load_weights
+        missing = sorted(names - loaded)
+        if missing:
+            raise RuntimeError(f"{len(missing)} engine parameters got no value: {', '.join(missing[:5])}")
+        repack_embeddings(model)
+        return count
+
+    def swift_set_logits_scale(self, scale: float) -> None:
+        """Multiplies all logits by `scale` (a float) from now on; 1.0 restores the model's own."""
+        model = self.model_runner.get_model()
+        # A name in the instance hides the class's method; deleting it brings the method back.
+        vars(model).pop("compute_logits", None)
+        if scale == 1.0:
+            return
+        original = model.compute_logits
+
+        def scaled(*args: Any, **kwargs: Any) -> Tensor | None:
+            logits = original(*args, **kwargs)
+            return None if logits is None else logits.float() * scale
+
+        model.compute_logits = scaled
+
+
+def _read(files: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    from safetensors import safe_open
+
+    for path in files:
+        with safe_open(path, framework="pt") as bucket:
+            for name in bucket.keys():  # noqa: SIM118 - a safetensors handle is no mapping
+                yield name, bucket.get_tensor(name)
+
+
+@torch.no_grad()
+def repack_embeddings(model: nn.Module) -> None:
+    """Repeats the packing of embeddings after a reload.
+
+    On CPU an output head multiplies with a packed copy. Where it is tied to the embedding, the reload writes the
+    shared tensor after the head was packed, or never visits the head at all: it would stay at the old version,
+    and nothing says so. Elsewhere than on CPU the packing is a no-op.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import (
+        UnquantizedEmbeddingMethod,
+        VocabParallelEmbedding,
+    )
+
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if isinstance(module, VocabParallelEmbedding) and isinstance(method, UnquantizedEmbeddingMethod):
+            method.process_weights_after_loading(module)
+
+
+def _leave_reload(model: nn.Module, runner: Any) -> None:
+    """Takes the model out of a half-done layerwise reload; otherwise the next one would keep its first half."""
+    from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload
+
+    finalize_layerwise_reload(model, runner.vllm_config.model_config)
+    logger.warning("a weight update broke off: the model holds a mixture until the next full one")

@@ -1,0 +1,174 @@
+"""HTTP in, HTTP out: each route is one call of RolloutService."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import Coroutine
+from typing import Annotated, Any, TypeVar
+
+from fastapi import FastAPI, Header, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from swift_r1.rollout import protocol as wire
+from swift_r1.rollout.lifecycle import Lifecycle
+from swift_r1.rollout.refusals import EngineDead, Refused
+from swift_r1.rollout.service import RolloutService
+
+logger = logging.getLogger("swift_r1.rollout")
+
+T = TypeVar("T")
+LeaseToken = Annotated[str | None, Header(alias=wire.LEASE_HEADER)]
+
+
+def create_app(lifecycle: Lifecycle, api_key: str | None) -> FastAPI:
+    """The server's ASGI application; `lifecycle` holds the engine once it has loaded."""
+    app = FastAPI(title="swift rollout", docs_url=None, redoc_url=None)
+    _add_errors(app)
+    _add_state(app, lifecycle)
+    _add_generation(app, lifecycle)
+    _add_weights(app, lifecycle)
+    if api_key is not None:
+        app.add_middleware(_RequireKey, api_key=api_key)
+    return app
+
+
+def _add_state(app: FastAPI, lifecycle: Lifecycle) -> None:
+    @app.get("/health")
+    async def health() -> Response:
+        if lifecycle.dead is not None:
+            return _error(503, lifecycle.dead)
+        return JSONResponse({"status": "ok" if lifecycle.service else "loading the model"})
+
+    @app.get("/ready")
+    async def ready() -> Response:
+        why = lifecycle.why_not_ready
+        return JSONResponse({"status": "ready"}) if why is None else _error(503, why, 1)
+
+    @app.get("/info", response_model=wire.ServerInfo)
+    async def info() -> Response:
+        return _json(lifecycle.loaded().info())
+
+
+def _add_generation(app: FastAPI, lifecycle: Lifecycle) -> None:
+    @app.post("/v1/rollouts", response_model=wire.RolloutResponse)
+    async def rollouts(request: Request, batch: wire.RolloutBatch) -> Response:
+        return _json(await _unless_gone(request, lifecycle.loaded().rollouts(batch)))
+
+    @app.post("/v1/score", response_model=wire.ScoreResponse)
+    async def score(request: Request, body: wire.ScoreRequest) -> Response:
+        return _json(await _unless_gone(request, lifecycle.loaded().score(body)))
+
+
+def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
+    def service() -> RolloutService:
+        return lifecycle.loaded()
+
+    @app.post("/v1/weights/lease", response_model=wire.Lease)
+    async def take_lease(body: wire.LeaseRequest) -> Response:
+        return _json(await service().take_lease(body))
+
+    @app.delete("/v1/weights/lease", response_model=wire.UpdateStatus)
+    async def release_lease(lease: LeaseToken = None) -> Response:
+        return _json(await service().release_lease(lease))
+
+    @app.post("/v1/weights/begin", response_model=wire.UpdateStatus)
+    async def begin(body: wire.UpdateBegin, lease: LeaseToken = None) -> Response:
+        return _json(await service().begin(lease, body))
+
+    @app.put("/v1/weights/bucket", response_model=wire.UpdateStatus)
+    async def bucket(
+        request: Request,
+        version: Annotated[int, Header(alias=wire.VERSION_HEADER, ge=1)],
+        index: Annotated[int, Header(alias=wire.BUCKET_HEADER, ge=0)],
+        digest: Annotated[str | None, Header(alias=wire.DIGEST_HEADER, pattern="^[0-9a-f]{64}$")] = None,
+        lease: LeaseToken = None,
+    ) -> Response:
+        return _json(await service().bucket(lease, version, index, digest, request.stream()))
+
+    @app.post("/v1/weights/commit", response_model=wire.UpdateStatus)
+    async def commit(body: wire.UpdateCommit, lease: LeaseToken = None) -> Response:
+        return _json(await service().commit(lease, body))
+
+    @app.post("/v1/weights/abort", response_model=wire.UpdateStatus)
+    async def abort(body: wire.UpdateAbort, lease: LeaseToken = None) -> Response:
+        return _json(await service().abort(lease, body))
+
+
+def _add_errors(app: FastAPI) -> None:
+    @app.exception_handler(Refused)
+    async def refused(_request: Request, error: Refused) -> Response:
+        return _error(error.status, error.sentence, error.retry_after)
+
+    @app.exception_handler(EngineDead)
+    async def engine_dead(_request: Request, error: EngineDead) -> Response:
+        return _error(503, str(error))
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_request: Request, error: RequestValidationError) -> Response:
+        faults = error.errors()
+        first = faults[0]
+        # "body", 12 is pydantic's way to say: no JSON at byte 12.
+        where = ".".join(str(part) for part in first["loc"] if part not in ("body", "header"))
+        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        return _error(422, f"{where or 'body'}: {first['msg']}{more}")
+
+    @app.exception_handler(HTTPException)
+    async def http(_request: Request, error: HTTPException) -> Response:
+        return _error(error.status_code, str(error.detail))
+
+    @app.exception_handler(Exception)
+    async def defect(_request: Request, error: Exception) -> Response:
+        return _error(500, f"a defect of the server, its log has the traceback ({type(error).__name__})")
+
+
+def _json(body: BaseModel) -> Response:
+    return Response(body.model_dump_json(), media_type="application/json")
+
+
+def _error(status: int, sentence: str, retry_after: int | None = None) -> Response:
+    headers = {"Retry-After": str(retry_after)} if retry_after is not None else None
+    return JSONResponse({"error": sentence}, status_code=status, headers=headers)
+
+
+async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled if the client hangs up first."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise Refused(499, "the client hung up")
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+class _RequireKey:
+    """Refuses requests without the key before their body is read; `/health` is free."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app = app
+        self._expected = f"Bearer {api_key}".encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] == "/health":
+            await self._app(scope, receive, send)
+            return
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if hmac.compare_digest(given, self._expected):
+            await self._app(scope, receive, send)
+            return
+        answer = _error(401, "this server needs its API key (Authorization: Bearer ...)")
+        await answer(scope, receive, send)

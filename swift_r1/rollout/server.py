@@ -1,0 +1,151 @@
+"""`python -m swift_r1.rollout.server ARGS.json`: the process behind `swift rollout`.
+
+ARGS.json is `{"args": {...}}`, the resolved flags. Exit codes are those of `swift_r1.errors`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from swift_r1.errors import EXIT_OK, EXIT_USAGE, PortTaken, RunFailed, SwiftError, UsageError
+from swift_r1.rollout.config import ServerConfig
+
+logger = logging.getLogger("swift_r1.rollout")
+
+_DRAIN_S = 30
+_BACKLOG = 2048
+
+
+def main(argv: Sequence[str]) -> int:
+    """Serves until a signal or the engine's death; returns the exit code."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if len(argv) != 1:
+        print("usage: python -m swift_r1.rollout.server ARGS.json", file=sys.stderr)
+        return EXIT_USAGE
+    try:
+        config = ServerConfig.from_args(json.loads(Path(argv[0]).read_text())["args"])
+        config.check()
+        listener = bind(config.host, config.port)
+        return asyncio.run(serve(config, listener))
+    except SwiftError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket, taken before the model loads.
+
+    Raises:
+        PortTaken: if another process listens there.
+        UsageError: if the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(f"port {port} on {host} is taken: stop who listens there or give another --port") from error
+        raise UsageError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return listener
+
+
+async def serve(config: ServerConfig, listener: socket.socket) -> int:
+    """Answers on `listener` at once, `/ready` once the engine has loaded.
+
+    Raises:
+        UsageError: where loading found a fault of the arguments.
+        RunFailed: where loading failed otherwise, or the engine died.
+    """
+    import uvicorn
+
+    from swift_r1.rollout.lifecycle import Lifecycle
+    from swift_r1.rollout.routes import create_app
+
+    lifecycle = Lifecycle(config, lambda: load_engine(config))
+
+    class Server(uvicorn.Server):
+        @contextmanager
+        def capture_signals(self) -> Iterator[None]:
+            """Signals are ours: uvicorn's way would kill the process before the engine is shut down."""
+            yield
+
+    server = Server(
+        uvicorn.Config(
+            create_app(lifecycle, config.api_key),
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=_DRAIN_S,
+            timeout_keep_alive=120,
+        )
+    )
+    code = _stop_on_signals(server)
+    http = asyncio.create_task(server.serve([listener]))
+    life = asyncio.create_task(lifecycle.run())
+    try:
+        await asyncio.wait({http, life}, return_when=asyncio.FIRST_COMPLETED)
+        server.should_exit = True
+        if lifecycle.dead is not None:
+            server.force_exit = True
+        await http
+    finally:
+        life.cancel()
+        with suppress(asyncio.CancelledError):
+            await life
+        await asyncio.to_thread(lifecycle.close)
+    if isinstance(lifecycle.failure, SwiftError):
+        raise lifecycle.failure
+    if lifecycle.failure is not None:
+        logger.error("loading failed", exc_info=lifecycle.failure)
+    if lifecycle.dead is not None:
+        raise RunFailed(lifecycle.dead)
+    return code[0]
+
+
+def load_engine(config: ServerConfig):
+    """Starts vLLM; the model's skeleton tells which weights an update must bring."""
+    from swift_r1.rollout.engines.vllm import start_vllm
+    from swift_r1.rollout.weights.expected import expected_weights
+    from swift_r1.rollout.weights.staging import remove_leftovers
+
+    remove_leftovers()
+    expected = expected_weights(config.model, config.trust_remote_code)
+    return start_vllm(config), expected
+
+
+def _stop_on_signals(server) -> list[int]:
+    """Lets SIGINT and SIGTERM end the server (a second one without draining); holds the exit code."""
+    code = [EXIT_OK]
+    loop = asyncio.get_running_loop()
+
+    def stop(received: signal.Signals) -> None:
+        if server.should_exit:
+            server.force_exit = True
+        server.should_exit = True
+        code[0] = 128 + received
+        logger.info("%s: no new requests, up to %d s for running ones", received.name, _DRAIN_S)
+
+    for one in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(one, stop, one)
+    return code
+
+
+if __name__ == "__main__":
+    status = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # vLLM leaves threads behind that would keep a finished process waiting.
+    os._exit(status)

@@ -1,0 +1,283 @@
+"""What the server does, free of HTTP: rollouts, scores and weight updates over one engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from swift_r1.rollout import protocol as wire
+from swift_r1.rollout.config import ServerConfig
+from swift_r1.rollout.engines.base import Engine
+from swift_r1.rollout.gate import Gate
+from swift_r1.rollout.memory import RequestMemory
+from swift_r1.rollout.refusals import EngineDead, Refused
+from swift_r1.rollout.weights.expected import Shapes
+from swift_r1.rollout.weights.header import FLOAT_BYTES
+from swift_r1.rollout.weights.staging import StagedBucket, Staging
+from swift_r1.rollout.weights.update import UpdateMachine
+
+T = TypeVar("T")
+
+logger = logging.getLogger("swift_r1.rollout")
+
+_UPDATE = "update"
+_SCORE = "score"
+_HEADER_ROOM = 16 << 20
+
+
+class RolloutService:
+    """One loaded engine and the promises around it.
+
+    Args:
+        expected: names and shapes of the model's weights.
+    """
+
+    def __init__(self, config: ServerConfig, engine: Engine, expected: Shapes) -> None:
+        self.config = config
+        self.engine = engine
+        self.gate = Gate()
+        self.memory = RequestMemory()
+        size = sum(_numel(shape) for shape in expected.values()) * max(FLOAT_BYTES.values())
+        self.staging = Staging(size + _HEADER_ROOM)
+        self.updates = UpdateMachine(expected, time.monotonic, self.staging.forget)
+        # Held by whoever changes the engine (new weights, another score temperature).
+        self._exclusive = asyncio.Lock()
+        self._commit: asyncio.Task[None] | None = None
+
+    # Answers
+
+    def info(self) -> wire.ServerInfo:
+        known = self.engine.info
+        return wire.ServerInfo(
+            model=self.config.served_model_name or self.config.model,
+            engine=known.name,
+            engine_version=known.version,
+            vocab_size=known.vocab_size,
+            tokenizer_hash=known.tokenizer_hash,
+            weight_version=self.updates.version,
+            max_model_len=known.max_model_len,
+            max_n=self.config.max_n,
+            dtype=known.dtype,
+        )
+
+    def status(self, seconds: float = 0.0) -> wire.UpdateStatus:
+        return wire.UpdateStatus(
+            weight_version=self.updates.version,
+            pending_version=self.updates.pending_version,
+            buckets=self.updates.staged,
+            seconds=seconds,
+        )
+
+    async def rollouts(self, batch: wire.RolloutBatch) -> wire.RolloutResponse:
+        """All requests of the batch, in its order.
+
+        Raises:
+            Refused: 422 for a request that the model cannot take (nothing is generated then), 503 for "not now".
+            EngineDead: the engine's process ended.
+        """
+        for request in batch.requests:
+            self._check_request(request)
+        outputs = await _all([self.memory.answer(request, self._generate) for request in batch.requests])
+        return wire.RolloutResponse(outputs=tuple(outputs))
+
+    async def score(self, request: wire.ScoreRequest) -> wire.ScoreResponse:
+        """Log-probs of given tokens; at a temperature other than 1 it has the engine for itself meanwhile."""
+        for number, sequence in enumerate(request.sequences):
+            self._check_tokens(f"sequence {number}", sequence)
+            if not 2 <= len(sequence) < self.engine.info.max_model_len:
+                raise Refused(
+                    422,
+                    f"sequence {number} has {len(sequence)} tokens; 2 to {self.engine.info.max_model_len - 1} "
+                    "can be scored",
+                )
+        if request.temperature == 1.0:
+            async with self.gate.shared(self.config.update_timeout):
+                version = self.updates.version
+                rows = await _all([self.engine.score(sequence) for sequence in request.sequences])
+        else:
+            version, rows = await self._score_at(request.temperature, request.sequences)
+        return wire.ScoreResponse(logprobs=tuple(rows), weight_version=version)
+
+    # Weight updates
+
+    async def take_lease(self, request: wire.LeaseRequest) -> wire.Lease:
+        async with self._gate_follows():
+            token = self.updates.take_lease(request.owner, request.ttl_seconds)
+        return wire.Lease(token=token, ttl_seconds=request.ttl_seconds)
+
+    async def release_lease(self, token: str | None) -> wire.UpdateStatus:
+        async with self._gate_follows():
+            self.updates.release(token)
+        return self.status()
+
+    async def begin(self, token: str | None, request: wire.UpdateBegin) -> wire.UpdateStatus:
+        async with self._gate_follows():
+            self.updates.begin(token, request.version)
+        return self.status()
+
+    async def bucket(
+        self, token: str | None, version: int, index: int, digest: str | None, chunks: AsyncIterator[bytes]
+    ) -> wire.UpdateStatus:
+        """Stages one bucket; a refused one leaves the update open at the bucket before it."""
+        async with self._gate_follows():
+            self.updates.check_bucket_welcome(token, version, index)
+            staged = await self.staging.write(index, chunks, digest)
+            try:
+                self.updates.add_bucket(token, version, staged)
+            except Refused:
+                self.staging.forget([staged])
+                raise
+        return self.status()
+
+    async def commit(self, token: str | None, request: wire.UpdateCommit) -> wire.UpdateStatus:
+        """Loads the staged version into the engine once the running rollouts have finished.
+
+        Raises:
+            Refused: as UpdateMachine says; 503 if rollouts did not finish in time (the update stays open); 500 if
+                the engine could not load it (then nothing is served until a full push succeeds).
+        """
+        started = time.monotonic()
+        async with self._gate_follows():
+            if self.updates.already_committed(token, request.version, request.content_hash):
+                return self.status()
+            await self.gate.drained(self.config.update_timeout, f"the update to version {request.version}")
+            buckets = self.updates.start_loading(token, request.version, request.buckets, request.content_hash)
+            # A task of its own: a trainer that hangs up must not leave the engine half loaded.
+            self._commit = asyncio.create_task(self._load(buckets))
+            await asyncio.shield(self._commit)
+        return self.status(time.monotonic() - started)
+
+    async def abort(self, token: str | None, request: wire.UpdateAbort) -> wire.UpdateStatus:
+        async with self._gate_follows():
+            self.updates.abort(token, request.version)
+        return self.status()
+
+    async def watch_leases(self, interval_s: float = 1.0) -> None:
+        """Ends leases of trainers that have gone silent, for as long as the server runs."""
+        while True:
+            await asyncio.sleep(interval_s)
+            owner = self.updates.owner
+            if self.updates.expire():
+                logger.warning("the lease of %s expired; version %d stays", owner, self.updates.version)
+                await self._sync_gate()
+
+    def close(self) -> None:
+        self.staging.close()
+        self.engine.shutdown()
+
+    # Inside
+
+    async def _generate(self, request: wire.RolloutRequest) -> wire.RolloutOutput:
+        async with self.gate.shared(self.config.update_timeout):
+            version = self.updates.version
+            seeds: Sequence[int | None] = request.seeds or (None,) * request.n
+            done = await _all(
+                [self.engine.generate(request.prompt_token_ids, request.sampling, seed) for seed in seeds]
+            )
+            return wire.RolloutOutput(
+                request_id=request.request_id,
+                completions=tuple(
+                    wire.Completion(
+                        token_ids=one.token_ids,
+                        logprobs=one.logprobs,
+                        finish_reason=one.finish_reason,
+                        weight_version=version,
+                    )
+                    for one in done
+                ),
+            )
+
+    async def _score_at(
+        self, temperature: float, sequences: Sequence[Sequence[int]]
+    ) -> tuple[int, list[tuple[float, ...]]]:
+        timeout = self.config.update_timeout
+        async with self.gate.shared(timeout):
+            pass
+        async with self._exclusive:
+            await self.gate.close(_SCORE, "scoring at another temperature")
+            try:
+                await self.gate.drained(timeout, "scoring")
+                try:
+                    await self.engine.set_score_temperature(temperature)
+                    return self.updates.version, await _all([self.engine.score(one) for one in sequences])
+                finally:
+                    await asyncio.shield(self.engine.set_score_temperature(1.0))
+            finally:
+                await self.gate.open(_SCORE)
+
+    async def _load(self, buckets: list[StagedBucket]) -> None:
+        async with self._exclusive:
+            version = self.updates.pending_version
+            try:
+                await self.engine.load_weights([bucket.path for bucket in buckets])
+            except EngineDead:
+                self.updates.failed("the engine died")
+                raise
+            except Exception as error:
+                logger.exception("loading weight version %s failed", version)
+                self.updates.failed(_one_line(error))
+                raise Refused(500, self.updates.broken or "") from error
+            else:
+                self.updates.loaded()
+            finally:
+                await self._sync_gate()
+
+    @asynccontextmanager
+    async def _gate_follows(self) -> AsyncIterator[None]:
+        try:
+            yield
+        finally:
+            await self._sync_gate()
+
+    async def _sync_gate(self) -> None:
+        """Makes the gate say what the update machine says."""
+        pending = self.updates.pending_version
+        if pending is None:
+            await self.gate.open(_UPDATE)
+        else:
+            await self.gate.close(_UPDATE, f"the update to weight version {pending} by {self.updates.owner}")
+        await self.gate.set_broken(self.updates.broken)
+
+    def _check_request(self, request: wire.RolloutRequest) -> None:
+        name, limit = f"request {request.request_id!r}", self.engine.info.max_model_len
+        self._check_tokens(name, request.prompt_token_ids)
+        self._check_tokens(f"stop_token_ids of {name}", request.sampling.stop_token_ids)
+        if request.n > self.config.max_n:
+            raise Refused(422, f"{name} asks for n = {request.n}, this server gives at most {self.config.max_n}")
+        if request.seeds is not None and len(request.seeds) != request.n:
+            raise Refused(422, f"{name} has {len(request.seeds)} seeds for n = {request.n} completions")
+        prompt, new = len(request.prompt_token_ids), request.sampling.max_tokens
+        if prompt + new > limit:
+            raise Refused(422, f"{name} is too long: {prompt} prompt + {new} new tokens, max_model_len is {limit}")
+        if any(not text for text in request.sampling.stop):
+            raise Refused(422, f"{name} has an empty stop string")
+
+    def _check_tokens(self, name: str, tokens: Sequence[int]) -> None:
+        size = self.engine.info.vocab_size
+        if tokens and max(tokens) >= size:
+            raise Refused(422, f"{name} has token {max(tokens)}, the vocabulary ends at {size - 1}")
+
+
+async def _all(work: Sequence[Awaitable[T]]) -> list[T]:
+    """Results in order; the first failure, or our own cancellation, cancels the rest."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+def _numel(shape: Sequence[int]) -> int:
+    size = 1
+    for side in shape:
+        size *= side
+    return size
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]

@@ -1,0 +1,19 @@
+"""The content hash of a weight version: what was sent is what arrived, whole and in order."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+
+def bucket_digest(body: bytes | memoryview) -> str:
+    """SHA-256 (hex) of one bucket's bytes."""
+    return hashlib.sha256(body).hexdigest()
+
+
+def content_hash(digests: Iterable[str]) -> str:
+    """SHA-256 (hex) over the buckets' SHA-256 digests (hex in, 32 raw bytes each) in order."""
+    total = hashlib.sha256()
+    for digest in digests:
+        total.update(bytes.fromhex(digest))
+    return total.hexdigest()

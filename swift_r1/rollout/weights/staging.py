@@ -1,0 +1,102 @@
+"""Where buckets wait until the version is whole: files in shared memory, hashed as they arrive.
+
+The API process never holds more than one network chunk of a bucket; the engine maps the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from swift_r1.rollout.refusals import Refused
+from swift_r1.rollout.weights.header import TensorEntry, read_header
+
+logger = logging.getLogger("swift_r1.rollout.weights")
+
+_SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "swift-r1-weights-"
+_CHUNK = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBucket:
+    """A bucket on disk: its place in the order, its SHA-256 (hex) and what it holds."""
+
+    index: int
+    path: Path
+    digest: str
+    tensors: Mapping[str, TensorEntry]
+
+
+class Staging:
+    """A private folder for one server's buckets.
+
+    Args:
+        max_bytes: most bytes that all buckets of one version may have together.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        free = shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else 0
+        parent = _SHARED_MEMORY if free > max_bytes and os.access(_SHARED_MEMORY, os.W_OK) else None
+        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
+        self.max_bytes = max_bytes
+        self._serial = 0
+        logger.info("weights are staged in %s", self.folder)
+
+    async def write(self, index: int, chunks: AsyncIterator[bytes], promised_digest: str | None) -> StagedBucket:
+        """Streams one bucket to a file.
+
+        Raises:
+            Refused: 413 if it is larger than the whole model may be; 422 if the bytes are not those promised.
+        """
+        self._serial += 1
+        path = self.folder / f"bucket-{self._serial:06d}.safetensors"
+        digest, size, pending = hashlib.sha256(), 0, bytearray()
+        try:
+            with path.open("wb") as file:
+
+                def flush(block: bytes) -> None:
+                    digest.update(block)
+                    file.write(block)
+
+                async for chunk in chunks:
+                    size += len(chunk)
+                    if size > self.max_bytes:
+                        raise Refused(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
+                    pending += chunk
+                    if len(pending) >= _CHUNK:
+                        block, pending = bytes(pending), bytearray()
+                        await asyncio.to_thread(flush, block)
+                if pending:
+                    await asyncio.to_thread(flush, bytes(pending))
+            arrived = digest.hexdigest()
+            if promised_digest is not None and arrived != promised_digest:
+                raise Refused(422, f"bucket {index} arrived with other bytes than were sent (SHA-256 differs)")
+            return StagedBucket(index, path, arrived, read_header(path))
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def forget(self, buckets: list[StagedBucket]) -> None:
+        for bucket in buckets:
+            bucket.path.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def remove_leftovers() -> None:
+    """Deletes staging folders of servers that were killed: shared memory outlives a process."""
+    for parent in {_SHARED_MEMORY, Path(tempfile.gettempdir())}:
+        for folder in parent.glob(f"{_PREFIX}*"):
+            pid = folder.name.removeprefix(_PREFIX).split("-")[0]
+            if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+                logger.info("removing %s, left by a server that is gone", folder)
+                shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,223 @@
+"""The weight update as a state machine, free of HTTP, engine and clock.
+
+    idle --lease--> leased --begin--> open --bucket*--> open --commit--> loading --loaded--> leased (version N+1)
+                                        |                                  `------failed--> leased (broken)
+                                        `--abort, lease lost, refused commit--> version N as before
+
+`broken` means that the engine may hold a mixture: nothing is served until a later load succeeds.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from swift_r1.rollout.refusals import Refused
+from swift_r1.rollout.weights.expected import Shapes, check_bucket, check_complete
+from swift_r1.rollout.weights.hashing import content_hash
+from swift_r1.rollout.weights.staging import StagedBucket
+
+
+@dataclass(slots=True)
+class _Lease:
+    owner: str
+    token: str
+    ttl: float
+    expires: float
+
+
+@dataclass(slots=True)
+class _Pending:
+    version: int
+    buckets: list[StagedBucket] = field(default_factory=list)
+    loading: bool = False
+
+    @property
+    def names(self) -> set[str]:
+        return {name for bucket in self.buckets for name in bucket.tensors}
+
+
+class UpdateMachine:
+    """One server's weight version, and the one update that may be under way.
+
+    Args:
+        expected: names and shapes of all the model's weights.
+        clock: monotonic seconds.
+        discard: called with buckets that are no longer needed.
+    """
+
+    def __init__(
+        self, expected: Shapes, clock: Callable[[], float], discard: Callable[[list[StagedBucket]], None]
+    ) -> None:
+        self._expected = expected
+        self._clock = clock
+        self._discard = discard
+        self._lease: _Lease | None = None
+        self._pending: _Pending | None = None
+        self._committed: Mapping[str, object] = {}
+        self.version = 0
+        self.broken: str | None = None
+
+    @property
+    def pending_version(self) -> int | None:
+        return self._pending.version if self._pending else None
+
+    @property
+    def staged(self) -> int:
+        return len(self._pending.buckets) if self._pending else 0
+
+    @property
+    def owner(self) -> str | None:
+        return self._lease.owner if self._lease else None
+
+    def take_lease(self, owner: str, ttl: float) -> str:
+        """Returns the lease's token. The owner that holds it gets a new one, and its open update is forgotten.
+
+        Raises:
+            Refused: 409 with the owner's name while another holds it.
+        """
+        self.expire()
+        if self._lease is not None and self._lease.owner != owner:
+            left = self._lease.expires - self._clock()
+            raise Refused(
+                409, f"{self._lease.owner} updates the weights of this server (its lease has {left:.0f} s left)"
+            )
+        self._refuse_while_loading()
+        self._drop_pending()
+        self._lease = _Lease(owner, secrets.token_hex(16), ttl, self._clock() + ttl)
+        return self._lease.token
+
+    def release(self, token: str | None) -> None:
+        self._holder(token)
+        self._refuse_while_loading()
+        self._drop_pending()
+        self._lease = None
+
+    def expire(self) -> bool:
+        """Ends a lease whose time is over, and its update; True if it did. A running load is left to finish."""
+        lease, loading = self._lease, self._pending is not None and self._pending.loading
+        if lease is None or loading or self._clock() < lease.expires:
+            return False
+        self._drop_pending()
+        self._lease = None
+        return True
+
+    def begin(self, token: str | None, version: int) -> None:
+        """Opens the update to `version`; an update that the same holder left open is forgotten."""
+        self._holder(token)
+        self._refuse_while_loading()
+        if version <= self.version:
+            raise Refused(409, f"version {version} is not after the served version {self.version}")
+        self._drop_pending()
+        self._pending = _Pending(version)
+
+    def check_bucket_welcome(self, token: str | None, version: int, index: int) -> None:
+        """What can be said before the bytes are read; the same is checked again when they have arrived.
+
+        Raises:
+            Refused: 409 for a wrong lease, version or order.
+        """
+        self._holder(token)
+        pending = self._open(version)
+        if index > len(pending.buckets):
+            raise Refused(409, f"bucket {index} came out of order, the next one is {len(pending.buckets)}")
+
+    def add_bucket(self, token: str | None, version: int, bucket: StagedBucket) -> None:
+        """Takes a staged bucket in; the same one again is taken for a repeated request.
+
+        Raises:
+            Refused: 409 for a wrong lease, version or order; 422 for names or shapes that are not the model's.
+        """
+        self.check_bucket_welcome(token, version, bucket.index)
+        pending = self._open(version)
+        if bucket.index < len(pending.buckets):
+            if pending.buckets[bucket.index].digest != bucket.digest:
+                raise Refused(409, f"bucket {bucket.index} came twice with different bytes")
+            self._discard([bucket])
+            return
+        check_bucket(bucket.tensors, self._expected, pending.names)
+        pending.buckets.append(bucket)
+
+    def already_committed(self, token: str | None, version: int, hash_of_all: str) -> bool:
+        """True for a commit that was done before (its answer got lost)."""
+        self._holder(token)
+        return self._pending is None and self._committed == {"version": version, "hash": hash_of_all}
+
+    def start_loading(self, token: str | None, version: int, buckets: int, hash_of_all: str) -> list[StagedBucket]:
+        """Checks the whole update and hands out its buckets; `loaded` or `failed` must follow.
+
+        Raises:
+            Refused: 409 for a wrong lease or version; 422 where the content is not whole: then the update is
+                forgotten and the old version stays.
+        """
+        self._holder(token)
+        pending = self._open(version)
+        try:
+            if buckets != len(pending.buckets):
+                raise Refused(422, f"{len(pending.buckets)} buckets arrived, {buckets} were sent")
+            if not hmac.compare_digest(content_hash(b.digest for b in pending.buckets), hash_of_all):
+                raise Refused(422, f"the content hash of version {version} differs: bytes changed on the way")
+            check_complete(pending.names, self._expected)
+        except Refused:
+            self._drop_pending()
+            raise
+        pending.loading = True
+        self._committed = {"version": version, "hash": hash_of_all}
+        return pending.buckets
+
+    def loaded(self) -> None:
+        assert self._pending is not None and self._pending.loading
+        self.version = self._pending.version
+        self.broken = None
+        self._finish()
+
+    def failed(self, cause: str) -> None:
+        """The load went wrong: the engine may hold parts of two versions."""
+        assert self._pending is not None and self._pending.loading
+        self.broken = (
+            f"the update to version {self._pending.version} failed while loading ({cause}); "
+            "a full push of a version repairs it"
+        )
+        self._committed = {}
+        self._finish()
+
+    def abort(self, token: str | None, version: int) -> None:
+        self._holder(token)
+        self._refuse_while_loading()
+        if self._pending is not None and self._pending.version != version:
+            raise Refused(409, f"version {self._pending.version} is being updated, not {version}")
+        self._drop_pending()
+
+    def _finish(self) -> None:
+        """After a load: forget the buckets, and give the lease its full time again."""
+        self._drop_pending()
+        if self._lease is not None:
+            self._lease.expires = self._clock() + self._lease.ttl
+
+    def _holder(self, token: str | None) -> None:
+        """Only the lease's holder may go on; doing so renews the lease."""
+        self.expire()
+        if self._lease is None:
+            raise Refused(409, "no one holds the lease on this server's weights (never taken, given back or expired)")
+        if token is None or not hmac.compare_digest(token.encode(), self._lease.token.encode()):
+            raise Refused(409, f"this is not the lease in force, {self._lease.owner} holds it")
+        self._lease.expires = self._clock() + self._lease.ttl
+
+    def _open(self, version: int) -> _Pending:
+        if self._pending is None:
+            raise Refused(409, f"no update is open (version {version} was not begun, or was dropped)")
+        if self._pending.version != version:
+            raise Refused(409, f"version {self._pending.version} is being updated, not {version}")
+        self._refuse_while_loading()
+        return self._pending
+
+    def _refuse_while_loading(self) -> None:
+        if self._pending is not None and self._pending.loading:
+            raise Refused(409, f"version {self._pending.version} is being loaded right now")
+
+    def _drop_pending(self) -> None:
+        if self._pending is not None:
+            self._discard(self._pending.buckets)
+        self._pending = None
