@@ -1,0 +1,20 @@
+"""Datasets: registration, preprocessing, loading, prompts. Importing it loads neither torch nor datasets."""
+
+from swift_r1.data.preprocessors import (
+    AlpacaPreprocessor,
+    AutoPreprocessor,
+    MessagesPreprocessor,
+    ResponsePreprocessor,
+    RowPreprocessor,
+)
+from swift_r1.data.registry import DatasetMeta, register_dataset
+
+__all__ = [
+    "AlpacaPreprocessor",
+    "AutoPreprocessor",
+    "DatasetMeta",
+    "MessagesPreprocessor",
+    "ResponsePreprocessor",
+    "RowPreprocessor",
+    "register_dataset",
+]

@@ -1,0 +1,214 @@
+"""From a dataset's row to a row with `messages`: preprocessors with ms-swift's names and meaning.
+
+Before `preprocess(row)` runs, columns are renamed: what the user's `columns` say, then the class's own synonyms
+(`question`, `problem`, `prompt`, ... become `query`; `answer`, `target`, `output`, ... become `response`). When two
+columns of a row would get the same name, neither is renamed, as in ms-swift. `solution` stays as a column even
+where it becomes `response`, because rewards ask for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+Row = dict[str, Any]
+Message = dict[str, Any]
+
+SYSTEM_KEYS = ("system", "system_prompt")
+QUERY_KEYS = ("query", "prompt", "input", "instruction", "question", "problem")
+RESPONSE_KEYS = (
+    *("response", "answer", "output", "targets", "target", "answer_key", "answers", "solution"),
+    *("text", "completion", "content"),
+)
+
+
+class RowPreprocessor:
+    """Base of all preprocessors: override `preprocess`.
+
+    Args:
+        columns: dataset column -> name wanted, applied before the class's own synonyms.
+    """
+
+    def __init__(self, *, columns: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        self.origin_columns: dict[str, str] = dict(columns or {})
+        self.columns: dict[str, str] = dict(self.origin_columns)
+
+    def preprocess(self, row: Row) -> Row | list[Row] | None:
+        """One row with `messages` (OpenAI's chat form) beside its other columns; None drops it; a list is several."""
+        return row
+
+    def __call__(self, row: Mapping[str, Any]) -> Row | list[Row] | None:
+        """Renames, then preprocesses one row."""
+        return preprocess_row(self, row)
+
+
+class ResponsePreprocessor(RowPreprocessor):
+    """Rows with a `query` and perhaps a `system`, a `history` and a `response` (the reference answer)."""
+
+    def __init__(self, *, columns: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(columns=columns, **kwargs)
+        self.columns.update(dict.fromkeys(SYSTEM_KEYS, "system"))
+        self.columns.update(dict.fromkeys(QUERY_KEYS, "query"))
+        self.columns.update(dict.fromkeys(RESPONSE_KEYS, "response"))
+
+    def preprocess(self, row: Row) -> Row | list[Row] | None:
+        response = row.pop("response", None)
+        if isinstance(response, list | tuple):
+            response = response[0]
+        history = row.pop("history", None) or []
+        if isinstance(history, str):
+            history = ast.literal_eval(history)
+        turns = [*history, (row.pop("query", None), response)]
+        system = row.pop("system", None)
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        for query, answer in turns:
+            if query is not None:
+                messages.append({"role": "user", "content": query})
+            if answer is not None:
+                messages.append({"role": "assistant", "content": answer})
+        row["messages"] = messages
+        return row
+
+
+class AlpacaPreprocessor(ResponsePreprocessor):
+    """Rows with `instruction`, `input` and `output`."""
+
+    def __init__(self, *, columns: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(columns=columns, **kwargs)
+        for key in ("instruction", "input", "output"):
+            if key not in self.origin_columns:
+                del self.columns[key]
+
+    @classmethod
+    def concat_inst_input(cls, instruction: str | None, input_: str | None) -> str | None:
+        """The instruction and its input on separate lines."""
+        return f"{instruction}\n{input_}" if instruction and input_ else instruction or input_
+
+    def preprocess(self, row: Row) -> Row | list[Row] | None:
+        instruction, input_, output = (row.pop(key, None) for key in ("instruction", "input", "output"))
+        if output is not None:
+            row["response"] = output
+        row["query"] = self.concat_inst_input(instruction, input_)
+        return super().preprocess(row)
+
+
+def _parsed(messages: Any) -> Any:
+    """Messages that a file holds as text: JSON, else a Python literal."""
+    if not isinstance(messages, str):
+        return messages
+    try:
+        return json.loads(messages)
+    except json.JSONDecodeError:
+        return ast.literal_eval(messages)
+
+
+class MessagesPreprocessor(RowPreprocessor):
+    """Rows with a conversation: OpenAI's `messages`, or ShareGPT's `conversations` in its two forms."""
+
+    def __init__(
+        self,
+        *,
+        role_key: str | None = None,
+        content_key: str | None = None,
+        user_role: str | None = None,
+        assistant_role: str | None = None,
+        system_role: str = "system",
+        columns: Mapping[str, str] | None = None,
+        repair_messages: Callable[[Any], Any] = _parsed,
+        inner_key: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(columns=columns, **kwargs)
+        self.role_keys = [role_key] if role_key else ["role", "from"]
+        self.content_keys = [content_key] if content_key else ["content", "value"]
+        self.user_roles = [user_role] if user_role else ["user", "human"]
+        self.assistant_roles = [assistant_role] if assistant_role else ["assistant", "gpt", "bot"]
+        self.system_role = system_role
+        self.repair_messages = repair_messages
+        self.inner_key = inner_key
+        self.columns.update(dict.fromkeys(("messages", "conversation", "conversations"), "messages"))
+        self.columns.update(dict.fromkeys((*SYSTEM_KEYS, system_role), "system"))
+
+    def preprocess(self, row: Row) -> Row | list[Row] | None:
+        messages = row["messages"]
+        if self.inner_key is not None:
+            messages = messages[self.inner_key]
+        messages = self.repair_messages(messages)
+        if not messages:
+            return None
+        system = row.pop("system", None)
+        standard = [one for message in messages for one in self._standard(message)]
+        if system is not None and standard[0]["role"] != "system":
+            standard.insert(0, {"role": "system", "content": system})
+        row["messages"] = standard
+        return row
+
+    def _standard(self, message: Mapping[str, Any]) -> list[Message]:
+        role = _first(message, self.role_keys)
+        if role is None:  # a pair of turns in one object
+            user, assistant = _first(message, self.user_roles), _first(message, self.assistant_roles)
+            return [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
+        if role == self.system_role:
+            role = "system"
+        elif role in self.user_roles:
+            role = "user"
+        elif role in self.assistant_roles:
+            role = "assistant"
+        return [{"role": role, "content": _first(message, self.content_keys)}]
+
+
+def _first(message: Mapping[str, Any], keys: Sequence[str]) -> Any:
+    return next((message[key] for key in keys if key in message), None)
+
+
+class AutoPreprocessor(RowPreprocessor):
+    """Chooses by the columns: a conversation, Alpaca's three columns, else query and response."""
+
+    def __init__(self, *, columns: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+        super().__init__(columns=columns, **kwargs)
+        self._messages = MessagesPreprocessor(**kwargs)
+        self._alpaca = AlpacaPreprocessor(**kwargs)
+        self._response = ResponsePreprocessor(**kwargs)
+
+    def preprocess(self, row: Row) -> Row | list[Row] | None:
+        if not row.keys().isdisjoint(("conversation", "conversations", "messages")):
+            return preprocess_row(self._messages, row)
+        if "instruction" in row and "input" in row:
+            return preprocess_row(self._alpaca, row)
+        return preprocess_row(self._response, row)
+
+
+def preprocess_row(function: Any, row: Mapping[str, Any]) -> Row | list[Row] | None:
+    """Renames the columns of one row as `function.columns` says, then calls it. Plain callables get the row as is.
+
+    The row itself is not changed. Whatever the preprocessor raises is raised.
+    """
+    if not hasattr(function, "preprocess"):
+        return function(dict(row))
+    renamed = rename_columns(row, getattr(function, "origin_columns", {}))
+    renamed = rename_columns(renamed, getattr(function, "columns", {}))
+    if "solution" in row:
+        renamed.setdefault("solution", row["solution"])
+    return function.preprocess(renamed)
+
+
+def rename_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> Row:
+    """A copy of `row` with columns renamed; names match whatever their case."""
+    if not columns:
+        return dict(row)
+    names = _new_names(tuple(row), tuple(columns.items()))
+    return {names[key]: value for key, value in row.items()}
+
+
+@lru_cache(maxsize=1024)  # the rows of a dataset have the same few sets of columns
+def _new_names(keys: tuple[str, ...], columns: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    by_lower = {key.lower(): key for key in keys}
+    wanted = {by_lower[old.lower()]: new for old, new in columns if old.lower() in by_lower}
+    times = Counter(wanted.values())
+    renamed = {old: new for old, new in wanted.items() if times[new] == 1}
+    taken = {key for key in keys if key not in renamed}
+    return {key: renamed[key] if key in renamed and renamed[key] not in taken else key for key in keys}

@@ -1,0 +1,146 @@
+"""Preprocessing raw rows into training rows, and the account of those that broke."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from swift_r1.data.files import RawRow
+from swift_r1.data.preprocessors import preprocess_row, rename_columns
+from swift_r1.data.sources import Source, describe
+from swift_r1.errors import UsageError
+
+Row = dict[str, Any]
+
+# What rewards get beside the dataset's columns; a column of such a name would be overwritten in silence.
+RESERVED = frozenset(
+    ("completions", "dataset", "finish_reason", "is_truncated", "prompt_id", "request_id", "response_token_ids")
+) | {"trainer_state"}
+_ROLES = frozenset(("system", "user", "assistant", "tool", "tool_call", "tool_response"))
+_SHOWN = 3
+
+
+class RowFault(ValueError):
+    """A row that cannot be trained on, and why."""
+
+
+@dataclass
+class Drops:
+    """Rows that were left out: how many, and the first three with where they are and what is wrong."""
+
+    seen: int = 0
+    broken: int = 0
+    filtered: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add_broken(self, where: str, cause: str) -> None:
+        """Counts a broken row and keeps the first few to show."""
+        self.broken += 1
+        if len(self.examples) < _SHOWN:
+            self.examples.append(f"{where}: {cause}")
+
+
+def preprocessed(
+    source: Source, raws: Iterable[RawRow], columns: Mapping[str, str], drops: Drops, tag: str = ""
+) -> Iterator[Row]:
+    """Training rows of `source`: `messages` without the reference answer, all other columns, `dataset`, `prompt_id`.
+
+    Broken rows and rows whose preprocessor returns None are counted in `drops`. `prompt_id` is
+    `<label><tag>:<row index>`.
+
+    Raises:
+        UsageError: a column has a name of ours, or `columns` renames one onto another.
+    """
+    checked: set[tuple[str, ...]] = set()
+    for raw in raws:
+        drops.seen += 1
+        if raw.fault is not None:
+            drops.add_broken(raw.where, raw.fault)
+            continue
+        renamed = _renamed(raw, columns)
+        try:
+            results = _as_list(preprocess_row(source.preprocess, renamed))
+            for result in results:
+                result["messages"] = prompt_messages(result)
+        except UsageError:
+            raise
+        except RowFault as error:
+            drops.add_broken(raw.where, str(error))
+            continue
+        except Exception as error:  # noqa: BLE001  a user's preprocessor may raise anything
+            drops.add_broken(raw.where, describe(error))
+            continue
+        drops.filtered += not results
+        for result, number in zip(results, count(), strict=False):
+            keys = tuple(result)
+            if keys not in checked:
+                _refuse_reserved(source, keys)
+                checked.add(keys)
+            suffix = f".{number}" if number else ""
+            yield {**result, "dataset": source.name, "prompt_id": f"{source.label}{tag}:{raw.index}{suffix}"}
+
+
+def _renamed(raw: RawRow, columns: Mapping[str, str]) -> Row:
+    if not columns:
+        return raw.row
+    row = rename_columns(raw.row, columns)
+    if len(row) < len(raw.row) or any(old in row and new in row for old, new in columns.items() if old != new):
+        raise UsageError(f"--columns {json.dumps(dict(columns))}: {raw.where} has a column of the new name already")
+    return row
+
+
+def _as_list(result: Any) -> list[Row]:
+    if result is None:
+        return []
+    results = result if isinstance(result, list) else [result]
+    for one in results:
+        if not isinstance(one, dict):
+            raise RowFault(f"the preprocessor returned a {type(one).__name__}, not a row (dict)")
+    return [dict(one) for one in results]
+
+
+def _refuse_reserved(source: Source, keys: Sequence[str]) -> None:
+    clashing = sorted(RESERVED.intersection(keys))
+    if clashing:
+        raise UsageError(
+            f"dataset {source.name} has a column {clashing[0]}, a name that rewards get from us; "
+            f'rename it: --columns \'{{"{clashing[0]}": "..."}}\''
+        )
+
+
+def prompt_messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The messages of a preprocessed row that make its prompt: the trailing reference answer is cut off.
+
+    Raises:
+        RowFault: no messages, an unknown role, content that is no text, or no user's turn at the end.
+    """
+    messages = row.get("messages")
+    if not isinstance(messages, list | tuple) or not messages:
+        columns = ", ".join(str(key) for key in row) or "none"
+        raise RowFault(f"no messages after preprocessing (columns: {columns})")
+    prompt = [_message(message) for message in messages]
+    while prompt and prompt[-1]["role"] == "assistant":
+        prompt.pop()
+    if not prompt or prompt[-1]["role"] == "system":
+        columns = ", ".join(str(key) for key in row)
+        raise RowFault(f"no prompt: no column is a question or a user message (columns: {columns})")
+    return prompt
+
+
+def _message(message: Any) -> dict[str, str]:
+    if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
+        raise RowFault("a message is not an object with role and content")
+    role, content = message["role"], message["content"]
+    if role not in _ROLES:
+        raise RowFault(f"unknown role {role!r} in messages")
+    if not isinstance(content, str):
+        raise RowFault(f"the content of the {role} message is a {type(content).__name__}, not text")
+    return {"role": role, "content": content}
+
+
+def prompt_key(row: Mapping[str, Any]) -> str:
+    """What makes two rows the same prompt."""
+    return json.dumps([[message["role"], message["content"]] for message in row["messages"]])
