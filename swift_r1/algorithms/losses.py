@@ -50,7 +50,7 @@ def sapo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -
 
     SAPO (arXiv 2511.20347): a soft gate in the place of the clip, slope 1 at r = 1. Nothing is clipped.
     """
-    tau = torch.where(advantages > 0, config.tau_pos, config.tau_neg)
+    tau = torch.full_like(ratio, config.tau_neg).masked_fill(advantages > 0, config.tau_pos)
     gate = torch.sigmoid(tau * (ratio - 1)) * (4 / tau)
     nothing = torch.zeros_like(ratio, dtype=torch.bool)
     return TokenLoss(-gate * advantages, nothing, nothing)

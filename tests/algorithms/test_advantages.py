@@ -1,0 +1,183 @@
+"""Advantages against slow loops written from the formulas."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from swift_r1.algorithms import group_advantages, groups_without_signal, rewards_less_kl
+from swift_r1.algorithms.advantages import Estimator, ScaleRewards
+
+NAN = float("nan")
+
+
+def loop_advantages(rewards: list[float], n: int, estimator: str, scale: str) -> list[float]:
+    valid_batch = [r for r in rewards if not math.isnan(r)]
+    groups = [rewards[i : i + n] for i in range(0, len(rewards), n)]
+
+    def std(values: list[float]) -> float:
+        return statistics.stdev(values) if len(values) > 1 else 0.0
+
+    centred: list[float] = []
+    for group in groups:
+        valid = [r for r in group if not math.isnan(r)]
+        for i, r in enumerate(group):
+            others = [x for j, x in enumerate(group) if j != i and not math.isnan(x)]
+            if math.isnan(r):
+                centred.append(NAN)
+            elif estimator == "rloo":
+                centred.append(r - statistics.fmean(others) if others else 0.0)
+            elif estimator == "reinforce_plus_plus":
+                centred.append(r - statistics.fmean(valid_batch))
+            else:
+                centred.append(r - statistics.fmean(valid))
+
+    result: list[float] = []
+    for index, a in enumerate(centred):
+        group = [r for r in groups[index // n] if not math.isnan(r)]
+        if math.isnan(a):
+            result.append(0.0)
+        elif scale == "none":
+            result.append(a)
+        elif estimator.startswith("reinforce_plus_plus"):
+            result.append(a / (std([c for c in centred if not math.isnan(c)]) + 1e-4))
+        elif scale == "batch":
+            result.append(a / (std(valid_batch) + 1e-4))
+        else:
+            result.append(a / (std(group) + 1e-4))
+    return result
+
+
+rewards_and_groups = st.integers(1, 6).flatmap(
+    lambda n: st.tuples(
+        st.integers(1, 5).flatmap(
+            lambda groups: st.lists(
+                st.one_of(
+                    st.sampled_from([0.0, 1.0, 0.1, 0.5, NAN]),
+                    st.floats(-10, 10, width=32).map(lambda x: round(x, 3)),
+                ),
+                min_size=groups * n,
+                max_size=groups * n,
+            )
+        ),
+        st.just(n),
+    )
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(rewards_and_groups, st.sampled_from(get_args(Estimator)), st.sampled_from(get_args(ScaleRewards)))
+def test_equals_the_formula(case: tuple[list[float], int], estimator: Estimator, scale: ScaleRewards) -> None:
+    rewards, n = case
+    expected = loop_advantages(rewards, n, estimator, scale)
+    double = group_advantages(torch.tensor(rewards, dtype=torch.float64), n, estimator=estimator, scale_rewards=scale)
+    assert double.dtype == torch.float64
+    assert double.tolist() == pytest.approx(expected, rel=1e-9, abs=1e-9)
+    single = group_advantages(torch.tensor(rewards), n, estimator=estimator, scale_rewards=scale)
+    assert single.dtype == torch.float32
+    rounded = loop_advantages(torch.tensor(rewards).tolist(), n, estimator, scale)
+    assert single.tolist() == pytest.approx(rounded, rel=1e-6, abs=1e-6)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.floats(-100, 100, width=32),
+    st.integers(1, 9),
+    st.sampled_from(get_args(Estimator)),
+    st.sampled_from(get_args(ScaleRewards)),
+    st.sampled_from([torch.float32, torch.float64]),
+)
+def test_equal_rewards_give_exact_zeros(
+    value: float, n: int, estimator: Estimator, scale: ScaleRewards, dtype: torch.dtype
+) -> None:
+    rewards = torch.full((2 * n,), value, dtype=dtype)
+    assert group_advantages(rewards, n, estimator=estimator, scale_rewards=scale).count_nonzero() == 0
+    if estimator != "reinforce_plus_plus":  # whose baseline is the batch: an all-right group is better than it
+        rewards = torch.cat([rewards, torch.tensor([0.0, NAN, 1.0] * n, dtype=dtype)])
+        assert group_advantages(rewards, n, estimator=estimator, scale_rewards=scale)[: 2 * n].count_nonzero() == 0
+
+
+def test_tenths_do_not_leave_a_rounding_rest() -> None:
+    # The float32 and float64 means of three 0.1 are not 0.1; divided by 1e-4 the rest would be visible.
+    for dtype in (torch.float32, torch.float64):
+        assert group_advantages(torch.tensor([0.1] * 3, dtype=dtype), 3).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_worked_by_hand() -> None:
+    rewards = torch.tensor([1.0, 0.0, 0.0, 1.0], dtype=torch.float64)
+    std = math.sqrt(1 / 3)
+    by_hand = {
+        ("grpo", "group"): 0.5 / (std + 1e-4),
+        ("grpo", "none"): 0.5,
+        ("rloo", "none"): 2 / 3,
+        ("reinforce_plus_plus", "group"): 0.5 / (std + 1e-4),
+    }
+    for (estimator, scale), first in by_hand.items():
+        advantages = group_advantages(rewards, 4, estimator=estimator, scale_rewards=scale)  # type: ignore[arg-type]
+        assert advantages.tolist() == pytest.approx([first, -first, -first, first])
+
+
+@pytest.mark.parametrize("estimator", get_args(Estimator))
+def test_an_invalid_reward_changes_no_other(estimator: Estimator) -> None:
+    with_invalid = group_advantages(torch.tensor([1.0, NAN, 0.0, 2.0, float("inf"), 5.0]), 6, estimator=estimator)
+    without = group_advantages(torch.tensor([1.0, 0.0, 2.0, 5.0]), 4, estimator=estimator)
+    assert with_invalid.tolist() == [without[0], 0, without[1], without[2], 0, without[3]]
+
+
+def test_all_invalid_and_empty() -> None:
+    assert group_advantages(torch.full((4,), NAN), 2).tolist() == [0.0] * 4
+    assert group_advantages(torch.empty(0), 2).shape == (0,)
+    assert group_advantages(torch.empty(0), 2, estimator="reinforce_plus_plus").shape == (0,)
+
+
+def test_one_group_does_not_see_another_unless_the_batch_scales() -> None:
+    first = [1.0, 0.0, 0.5]
+    alone = group_advantages(torch.tensor(first), 3)
+    beside = group_advantages(torch.tensor([*first, 100.0, -100.0, 7.0]), 3)
+    assert torch.equal(alone, beside[:3])
+    scaled = group_advantages(torch.tensor([*first, 100.0, -100.0, 7.0]), 3, scale_rewards="batch")
+    assert not torch.allclose(alone, scaled[:3])
+
+
+def test_bfloat16_and_gradient() -> None:
+    rewards = torch.tensor([1.0, 0.0], dtype=torch.bfloat16, requires_grad=True)
+    advantages = group_advantages(rewards, 2)
+    assert advantages.dtype == torch.float32 and not advantages.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("rewards", "n", "names", "says"),
+    [
+        (torch.zeros(5), 2, {}, "5 rewards cannot be cut into groups of num_generations 2"),
+        (torch.zeros(4), 0, {}, "num_generations 0"),
+        (torch.zeros(4, dtype=torch.long), 2, {}, "rewards must be a float tensor"),
+        (torch.zeros(2, 2), 2, {}, "rewards must be a float tensor"),
+        (torch.zeros(4), 2, {"estimator": "ppo"}, "estimator must be one of grpo, rloo"),
+        (torch.zeros(4), 2, {"scale_rewards": "std"}, "scale_rewards must be one of group, batch, none"),
+    ],
+)
+def test_bad_input_is_named(rewards: torch.Tensor, n: int, names: dict[str, str], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        group_advantages(rewards, n, **names)  # type: ignore[arg-type]
+
+
+def test_groups_without_signal() -> None:
+    rewards = torch.tensor([1.0, 1.0, 0.0, 1.0, NAN, 1.0, NAN, NAN])
+    assert groups_without_signal(rewards, 2).tolist() == [True, False, True, True]
+
+
+def test_rewards_less_kl() -> None:
+    logps = torch.tensor([[-1.0, -2.0, NAN], [-0.5, -0.5, -0.5]])
+    ref = torch.tensor([[-1.5, -1.0, -7.0], [-1.0, -2.0, -3.0]])
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    less = rewards_less_kl(torch.tensor([1.0, NAN]), logps, ref, mask, beta=0.1)
+    assert less[0].item() == pytest.approx(1.0 - 0.1 * (0.5 - 1.0))
+    assert less[1].isnan()
+    with pytest.raises(ValueError, match="must be"):
+        rewards_less_kl(torch.zeros(3), logps, ref, mask, 0.1)

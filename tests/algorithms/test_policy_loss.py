@@ -1,0 +1,465 @@
+"""The policy losses against slow float64 loops written from the formulas; gradients; cuts into micro-batches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from swift_r1.algorithms import (
+    LossConfig,
+    drop_truncated,
+    loss_normalizer,
+    mean_metrics,
+    policy_loss,
+    sum_metrics,
+    top_entropy_threshold,
+)
+from swift_r1.algorithms.config import ImportanceSamplingLevel, LossType, RolloutCorrection
+from swift_r1.algorithms.losses import TOKEN_LOSSES
+
+LOSS_TYPES = get_args(LossType)
+LEVELS = get_args(ImportanceSamplingLevel)
+MODES = (None, *get_args(RolloutCorrection))
+Given = dict[str, Tensor]
+
+
+def make_given(seed: int, rows: int, width: int, *, spread: float = 0.4, dtype: torch.dtype = torch.float64) -> Given:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    logps = -normal(rows, width).abs() - 0.01
+    old_logps = logps + spread * normal(rows, width)
+    mask = torch.rand(rows, width, generator=generator) < 0.7
+    made = {
+        "logps": logps,
+        "old_logps": old_logps,
+        "ref_logps": logps + spread * normal(rows, width),
+        "rollout_logps": old_logps + spread * normal(rows, width),
+        "entropies": normal(rows, width).abs(),
+        "advantages": normal(rows),
+    }
+    return {name: tensor.to(dtype) for name, tensor in made.items()} | {"mask": mask}
+
+
+def call(given: Given, config: LossConfig, **more: Any) -> Any:
+    return policy_loss(
+        given["logps"],
+        given["old_logps"],
+        given["advantages"],
+        given["mask"],
+        config,
+        ref_logps=given["ref_logps"],
+        rollout_logps=given["rollout_logps"],
+        entropies=given["entropies"],
+        **more,
+    )
+
+
+def loop_loss(given: Given, c: LossConfig) -> float:
+    """The formulas of the issue, token by token, with Python's floats."""
+    logps, old, ref, roll, entropies = (
+        given[k].tolist() for k in ("logps", "old_logps", "ref_logps", "rollout_logps", "entropies")
+    )
+    advantages, mask = given["advantages"].tolist(), given["mask"].tolist()
+    rows = len(mask)
+
+    trained = sorted(entropies[i][t] for i in range(rows) for t in range(len(mask[i])) if mask[i][t])
+    threshold = -math.inf
+    if c.top_entropy_quantile < 1 and trained:
+        place = (1 - c.top_entropy_quantile) * (len(trained) - 1)
+        low = math.floor(place)
+        high = min(low + 1, len(trained) - 1)
+        threshold = trained[low] + (place - low) * (trained[high] - trained[low])
+
+    completions: list[list[float]] = []
+    for i in range(rows):
+        tokens = [t for t in range(len(mask[i])) if mask[i][t]]
+        losses: list[float] = []
+        for t in tokens:
+            a = advantages[i][t] if isinstance(advantages[i], list) else advantages[i]
+            if c.importance_sampling_level == "token":
+                r = math.exp(logps[i][t] - old[i][t])
+            else:
+                r = math.exp(sum(logps[i][u] - old[i][u] for u in tokens) / len(tokens))
+            if c.loss_type == "cispo":
+                cap = 5.0 if c.epsilon_high is None else c.epsilon_high
+                loss = -min(r, cap) * a * logps[i][t]
+            elif c.loss_type == "sapo":
+                tau = c.tau_pos if a > 0 else c.tau_neg
+                loss = -(4 / tau) / (1 + math.exp(-tau * (r - 1))) * a
+            else:
+                upper = c.epsilon if c.epsilon_high is None else c.epsilon_high
+                clipped = min(max(r, 1 - c.epsilon), 1 + upper)
+                capped = r if c.delta is None else min(r, c.delta)
+                loss = -min(capped * a, clipped * a)
+            if entropies[i][t] < threshold:
+                loss = 0.0
+            mode = c.rollout_importance_sampling_mode
+            if mode is not None:
+                if mode.startswith("sequence"):
+                    w = math.exp(sum(old[i][u] - roll[i][u] for u in tokens) / len(tokens))
+                else:
+                    w = math.exp(old[i][t] - roll[i][t])
+                limit = c.rollout_importance_sampling_threshold
+                if w > limit:
+                    w = limit if mode.endswith("truncate") else 0.0
+                loss *= w
+            if c.beta and not c.kl_in_reward:
+                loss += c.beta * (math.exp(ref[i][t] - logps[i][t]) - (ref[i][t] - logps[i][t]) - 1)
+            losses.append(loss)
+        completions.append(losses)
+
+    total = sum(sum(losses) for losses in completions)
+    if c.loss_type in ("grpo", "sapo"):
+        return sum(sum(losses) / len(losses) for losses in completions if losses) / rows
+    if c.loss_type == "dr_grpo":
+        return total / (rows * c.max_completion_length)
+    return total / max(sum(len(losses) for losses in completions), 1)
+
+
+configs = st.builds(
+    LossConfig,
+    loss_type=st.sampled_from(LOSS_TYPES),
+    importance_sampling_level=st.sampled_from(LEVELS),
+    epsilon=st.sampled_from([0.0, 0.1, 0.2, 0.5]),
+    epsilon_high=st.sampled_from([None, 0.28, 1.1]),
+    delta=st.sampled_from([None, 1.2, 3.0]),
+    beta=st.sampled_from([0.0, 0.04, 1.0]),
+    kl_in_reward=st.booleans(),
+    max_completion_length=st.sampled_from([7, 512]),
+    tau_pos=st.sampled_from([1.0, 0.5]),
+    tau_neg=st.sampled_from([1.05, 2.0]),
+    top_entropy_quantile=st.sampled_from([1.0, 0.2, 0.55]),
+    rollout_importance_sampling_mode=st.sampled_from(MODES),
+    rollout_importance_sampling_threshold=st.sampled_from([1.05, 2.0]),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(configs, st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 6), st.booleans())
+def test_equals_the_formula(config: LossConfig, seed: int, rows: int, width: int, per_token: bool) -> None:
+    given = make_given(seed, rows, width)
+    if per_token:
+        given["advantages"] = given["advantages"][:, None] * given["entropies"]
+    assert call(given, config).loss.item() == pytest.approx(loop_loss(given, config), rel=1e-10, abs=1e-12)
+    # bfloat16 in is float32 inside: only the rounding of the inputs is left.
+    coarse = {k: v if k == "mask" else v.bfloat16() for k, v in given.items()}
+    output = call(coarse, config)
+    assert output.loss.dtype == torch.float32
+    expected = loop_loss({k: v.double() for k, v in coarse.items()}, config)
+    assert output.loss.item() == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_gradient_by_finite_differences(
+    loss_type: LossType, level: ImportanceSamplingLevel, mode: RolloutCorrection | None
+) -> None:
+    given = make_given(3, 4, 5)
+    config = LossConfig(
+        loss_type=loss_type,
+        importance_sampling_level=level,
+        beta=0.1,
+        delta=1.6,
+        top_entropy_quantile=0.6,
+        rollout_importance_sampling_mode=mode,
+    )
+    if loss_type == "cispo":
+        # Its weight is a constant to the gradient; so hold it: the surrogate sum of w * A * logp is what differs.
+        ratio_logps = given["logps"].clone()
+
+        def loss(logps: Tensor) -> Tensor:
+            shifted = given | {"logps": logps, "old_logps": logps.detach() - (ratio_logps - given["old_logps"])}
+            shifted["rollout_logps"] = shifted["old_logps"] - (given["old_logps"] - given["rollout_logps"])
+            return call(shifted, config).loss
+    else:
+
+        def loss(logps: Tensor) -> Tensor:
+            return call(given | {"logps": logps}, config).loss
+
+    logps = given["logps"].clone().requires_grad_()
+    assert torch.autograd.gradcheck(loss, (logps,), eps=1e-6, atol=1e-7, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["old_logps", "ref_logps", "rollout_logps", "entropies", "advantages"])
+def test_only_logps_get_a_gradient(name: str) -> None:
+    given = make_given(0, 3, 4)
+    given["logps"].requires_grad_()
+    given[name].requires_grad_()
+    config = LossConfig(beta=0.1, top_entropy_quantile=0.5, rollout_importance_sampling_mode="token_truncate")
+    call(given, config).loss.backward()
+    assert given["logps"].grad is not None and given[name].grad is None
+
+
+@pytest.mark.parametrize("pieces", [2, 8])
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_the_cut_into_micro_batches_changes_nothing(
+    loss_type: LossType, level: ImportanceSamplingLevel, pieces: int
+) -> None:
+    """Each piece is cut to its own width too, as a trainer would pad it."""
+    given = make_given(5, 16, 24, dtype=torch.float32)
+    given["mask"] = torch.arange(24) < torch.randint(0, 25, (16, 1), generator=torch.Generator().manual_seed(1))
+    given["mask"][3] = False
+    config = LossConfig(
+        loss_type=loss_type,
+        importance_sampling_level=level,
+        beta=0.04,
+        top_entropy_quantile=0.5,
+        rollout_importance_sampling_mode="sequence_truncate",
+    )
+
+    def step(pieces: int) -> tuple[float, Tensor, dict[str, float]]:
+        logps = given["logps"].clone().requires_grad_()
+        parts = torch.arange(16).chunk(pieces)
+        normalizer = torch.stack([loss_normalizer(given["mask"][rows], config) for rows in parts]).sum()
+        threshold = top_entropy_threshold(given["entropies"], given["mask"], config.top_entropy_quantile)
+        outputs = []
+        for rows in parts:
+            width = max(1, int(given["mask"][rows].sum(1).max()))
+            part = {k: v[rows] if v.dim() == 1 else v[rows, :width] for k, v in given.items()}
+            part["logps"] = logps[rows, :width]
+            outputs.append(call(part, config, normalizer=normalizer, entropy_threshold=threshold))
+            outputs[-1].loss.backward()
+        assert logps.grad is not None
+        total = sum(output.loss.item() for output in outputs)
+        return total, logps.grad, mean_metrics(sum_metrics(output.metrics for output in outputs))
+
+    loss, grad, metrics = step(1)
+    cut_loss, cut_grad, cut_metrics = step(pieces)
+    assert loss != 0
+    assert cut_loss == pytest.approx(loss, rel=1e-5)
+    assert (cut_grad - grad).norm() <= 1e-5 * grad.norm()
+    assert cut_metrics == pytest.approx(metrics, rel=1e-6)
+    # Without the shared denominator the same sum is something else (or this test could not fail).
+    whole = call(given, config).loss.item()
+    assert whole == pytest.approx(loss, rel=1e-6)
+    naive = sum(
+        call({k: v[rows] for k, v in given.items()}, config).loss.item() for rows in torch.arange(16).chunk(pieces)
+    )
+    assert naive != pytest.approx(loss, rel=1e-3)
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_two_ranks_whose_gradients_are_averaged(loss_type: LossType) -> None:
+    given = make_given(8, 6, 5)
+    config = LossConfig(loss_type=loss_type, beta=0.04)
+    logps = given["logps"].clone().requires_grad_()
+    (whole,) = torch.autograd.grad(call(given | {"logps": logps}, config).loss, logps)
+    normalizer = loss_normalizer(given["mask"], config)
+    per_rank = []
+    for rows in (slice(0, 4), slice(4, 6)):
+        part = {k: v[rows] for k, v in (given | {"logps": logps}).items()}
+        loss = 2 * call(part, config, normalizer=normalizer).loss
+        per_rank.append(torch.autograd.grad(loss, logps)[0])
+    torch.testing.assert_close(sum(per_rank) / 2, whole)
+
+
+def test_normalizers() -> None:
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0], [0, 0, 0]])
+    expected = {"grpo": 3, "sapo": 3, "bnpo": 3, "dapo": 3, "cispo": 3, "dr_grpo": 30}
+    for loss_type, number in expected.items():
+        config = LossConfig(loss_type=loss_type, max_completion_length=10)  # type: ignore[arg-type]
+        assert loss_normalizer(mask, config).item() == number
+    assert loss_normalizer(mask.bool()[:2], LossConfig(loss_type="dapo")).item() == 3
+    assert loss_normalizer(mask[:2], LossConfig(loss_type="grpo")).item() == 2
+    assert loss_normalizer(mask, LossConfig(), num_completions=2).item() == 2
+    assert loss_normalizer(mask, LossConfig(loss_type="dr_grpo", max_completion_length=10), 2).item() == 20
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_overlong_filter_and_the_denominator(loss_type: LossType) -> None:
+    """A filtered completion has no gradient; it stays in N (and N * L), and its tokens leave the token count."""
+    given = make_given(2, 4, 5)
+    given["mask"] = torch.ones(4, 5, dtype=torch.bool)
+    config = LossConfig(loss_type=loss_type, max_completion_length=10, beta=0.04)
+    truncated = torch.tensor([False, True, False, True])
+    filtered = drop_truncated(given["mask"], truncated)
+    logps = given["logps"].clone().requires_grad_()
+    loss = call(given | {"logps": logps, "mask": filtered}, config).loss
+    (grad,) = torch.autograd.grad(loss, logps)
+    assert grad[truncated].count_nonzero() == 0 and grad[~truncated].count_nonzero() > 0
+    kept = {k: v[~truncated] for k, v in given.items()}
+    alone = call(kept, config).loss.item()
+    share = 1.0 if loss_type in ("bnpo", "dapo", "cispo") else 0.5
+    assert loss.item() == pytest.approx(share * alone)
+    with pytest.raises(ValueError, match="truncated"):
+        drop_truncated(given["mask"], truncated[:2])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_padding_has_no_effect_whatever_it_holds(loss_type: LossType, level: ImportanceSamplingLevel) -> None:
+    given = make_given(4, 3, 6)
+    config = LossConfig(
+        loss_type=loss_type,
+        importance_sampling_level=level,
+        beta=0.04,
+        top_entropy_quantile=0.5,
+        rollout_importance_sampling_mode="sequence_mask",
+    )
+    spoilt = dict(given)
+    spoils = {"logps": NAN, "old_logps": -INF, "ref_logps": INF, "rollout_logps": NAN, "entropies": INF}
+    for name, rubbish in spoils.items():
+        spoilt[name] = given[name].masked_fill(~given["mask"], rubbish)
+    results = []
+    for case in (given, spoilt):
+        logps = case["logps"].clone().requires_grad_()
+        output = call(case | {"logps": logps}, config)
+        results.append((output.loss, *torch.autograd.grad(output.loss, logps), *output.metrics.values()))
+    for clean, other in zip(*results, strict=True):
+        assert torch.equal(clean, other)
+
+
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_huge_ratios_stay_finite(loss_type: LossType) -> None:
+    """The clipped branch must not be spoilt by an infinity times 0 in the branch that lost."""
+    logps = torch.tensor([[-1.0, -200.0, -1.0]], requires_grad=True)
+    old = torch.tensor([[-200.0, -1.0, -1.0]])
+    for advantage in (1.0, -1.0):
+        output = policy_loss(
+            logps,
+            old,
+            torch.tensor([advantage]),
+            torch.ones(1, 3),
+            LossConfig(loss_type=loss_type, beta=0.1, rollout_importance_sampling_mode="token_truncate"),
+            ref_logps=old,
+            rollout_logps=logps.detach(),
+        )
+        (grad,) = torch.autograd.grad(output.loss, logps)
+        assert output.loss.isfinite() and grad.isfinite().all()
+
+
+@pytest.mark.parametrize("loss_type", LOSS_TYPES)
+def test_nothing_to_train_is_zero_not_nan(loss_type: LossType) -> None:
+    given = make_given(1, 2, 3)
+    given["mask"][:] = False
+    logps = given["logps"].requires_grad_()
+    output = call(given, LossConfig(loss_type=loss_type, beta=0.1, top_entropy_quantile=0.5))
+    output.loss.backward()
+    assert output.loss.item() == 0 and logps.grad is not None and logps.grad.count_nonzero() == 0
+    assert mean_metrics(output.metrics) == {}
+
+
+def test_on_policy_gradient_is_the_policy_gradient() -> None:
+    """At logp = old every loss has the gradient -A (over its denominator): REINFORCE."""
+    for loss_type in LOSS_TYPES:
+        logps = torch.tensor([[-1.0, -2.0], [-0.5, -3.0]], dtype=torch.float64, requires_grad=True)
+        advantages = torch.tensor([1.5, -0.5], dtype=torch.float64)
+        config = LossConfig(loss_type=loss_type, max_completion_length=2)
+        policy_loss(logps, logps.detach(), advantages, torch.ones(2, 2), config).loss.backward()
+        assert logps.grad is not None
+        torch.testing.assert_close(logps.grad, (-advantages / 4)[:, None].expand(2, 2))
+
+
+def test_clip_metrics_by_hand() -> None:
+    ratio = torch.tensor([[0.5, 1.0, 1.5, 3.0], [0.5, 1.0, 1.5, 3.0]], dtype=torch.float64)
+    mask = torch.tensor([[1, 1, 1, 1], [1, 1, 1, 0]])
+    advantages = torch.tensor([1.0, -1.0], dtype=torch.float64)
+    zeros = torch.zeros_like(ratio)
+
+    def metrics(**fields: Any) -> dict[str, float]:
+        return mean_metrics(policy_loss(ratio.log(), zeros, advantages, mask, LossConfig(**fields)).metrics)
+
+    found = metrics()
+    assert found["clip_ratio/low"] == pytest.approx(1 / 7)  # row 1, ratio 0.5
+    assert found["clip_ratio/high"] == pytest.approx(2 / 7)  # row 0, ratios 1.5 and 3
+    assert found["ratio"] == pytest.approx((6 + 3) / 7)
+    assert metrics(loss_type="cispo", epsilon_high=1.2)["clip_ratio/high"] == pytest.approx(3 / 7)
+    assert metrics(loss_type="sapo")["clip_ratio/high"] == 0
+    # One ratio a completion: both geometric means are inside; with a tight clip the first one is over.
+    assert metrics(importance_sampling_level="sequence", epsilon=0.05)["clip_ratio/high"] == pytest.approx(1 / 2)
+
+
+def test_rollout_metrics_by_hand() -> None:
+    old = torch.zeros(1, 3)
+    rollout = -torch.tensor([[math.log(4.0), 0.0, math.log(0.5)]])
+    config = LossConfig(rollout_importance_sampling_mode="token_truncate")
+    output = policy_loss(old, old, torch.ones(1), torch.ones(1, 3), config, rollout_logps=rollout)
+    found = mean_metrics(output.metrics)
+    assert found["rollout/logp_diff"] == pytest.approx((math.log(4) + math.log(2)) / 3)
+    assert found["rollout/weight"] == pytest.approx((2 + 1 + 0.5) / 3)
+    assert found["rollout/weight_over_threshold"] == pytest.approx(1 / 3)
+    assert output.loss.item() == pytest.approx(-3.5 / 3)
+    masked = replace(config, rollout_importance_sampling_mode="token_mask")
+    output = policy_loss(old, old, torch.ones(1), torch.ones(1, 3), masked, rollout_logps=rollout)
+    assert output.loss.item() == pytest.approx(-1.5 / 3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0, 5, width=32), min_size=1, max_size=40), st.sampled_from([0.01, 0.2, 0.5, 1.0]))
+def test_entropy_threshold_is_torchs_quantile(values: list[float], share: float) -> None:
+    entropies = torch.tensor(values)
+    ours = top_entropy_threshold(entropies, torch.ones(len(values)), share)
+    torch.testing.assert_close(ours, torch.quantile(entropies, 1 - share), rtol=1e-5, atol=1e-6)
+
+
+def test_config_defaults_and_from_flags() -> None:
+    class Flags:
+        loss_type = "cispo"
+        beta = 0.3
+        learning_rate = 1.0
+
+    config = LossConfig.from_flags(Flags())
+    assert (config.loss_type, config.beta, config.epsilon) == ("cispo", 0.3, 0.2)
+    assert config.clip_high == 5.0
+    assert LossConfig().clip_high == 0.2 and LossConfig(epsilon_high=0.28).clip_high == 0.28
+    assert set(TOKEN_LOSSES) == set(LOSS_TYPES)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"loss_type": "ppo"},
+        {"importance_sampling_level": "word"},
+        {"rollout_importance_sampling_mode": "mask"},
+        {"epsilon": -0.1},
+        {"epsilon": 1.5},
+        {"epsilon_high": -1.0},
+        {"delta": 0.0},
+        {"beta": -1.0},
+        {"max_completion_length": 0},
+        {"tau_pos": 0.0},
+        {"tau_neg": -1.0},
+        {"top_entropy_quantile": 0.0},
+        {"top_entropy_quantile": 1.1},
+        {"rollout_importance_sampling_threshold": 0.0},
+    ],
+)
+def test_config_refuses(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        LossConfig(**fields)
+
+
+def test_missing_and_misshapen_arguments_are_named() -> None:
+    ones = torch.ones(2, 3)
+    row = torch.ones(2)
+    for config, says in (
+        (LossConfig(beta=0.1), "needs ref_logps"),
+        (LossConfig(top_entropy_quantile=0.5), "needs entropies"),
+        (LossConfig(rollout_importance_sampling_mode="token_mask"), "needs rollout_logps"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            policy_loss(ones, ones, row, ones, config)
+    assert policy_loss(ones, ones, row, ones, LossConfig(beta=0.1, kl_in_reward=True)).loss.isfinite()
+    with pytest.raises(ValueError, match="logps must be"):
+        policy_loss(row, row, row, row, LossConfig())
+    with pytest.raises(ValueError, match="advantages must be"):
+        policy_loss(ones, ones, torch.ones(3), ones, LossConfig())
+    with pytest.raises(ValueError, match="old_logps must have"):
+        policy_loss(ones, ones[:, :2], row, ones, LossConfig())
+    with pytest.raises(ValueError, match="rollout_logps must have"):
+        policy_loss(ones, ones, row, ones, LossConfig(), rollout_logps=ones[:1])
