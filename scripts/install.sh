@@ -74,7 +74,7 @@ if command -v flock >/dev/null; then
     flock -n 9 || { echo "waiting for another make install in this folder"; flock 9; }
     [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(want)" ] && exit 0
 fi
-echo "making $venv: about 3 minutes and 5 GB the first time"
+echo "making $venv: about 3 minutes and 3.5 GB the first time"
 rm -f "$stamp"
 [ -x "$venv/bin/pip" ] || "$python" -m venv "$venv"
 : >"$log"

