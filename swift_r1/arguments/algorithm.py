@@ -13,7 +13,7 @@ class AlgorithmArguments:
 
     rlhf_type: str = flag("grpo", "the algorithm; others are handed to ms-swift", choices=("grpo",), required=True)
     beta: float = flag(0.0, "weight of the KL penalty to the reference policy", at_least=0, ms_swift="0.04")
-    epsilon: float = flag(0.2, "lower clip range of the importance ratio", at_least=0, at_most=1)
+    epsilon: float = flag(0.2, "lower clip range of the importance ratio", at_least=0, less_than=1)
     epsilon_high: float | None = flag(None, "upper clip range (default: --epsilon; cispo: the cap, 5.0)", at_least=0)
     delta: float | None = flag(None, "upper bound of the ratio where the advantage is negative", more_than=1)
     loss_type: str = flag(

@@ -98,11 +98,17 @@ def round_faults(args: RlhfArguments, given: frozenset[str], world: World) -> It
 
 
 def loss_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
-    """Clip ranges that the chosen loss does not read."""
+    """Values that the chosen loss or estimator does not read."""
     unread = {"cispo": ("epsilon", "delta"), "sapo": ("epsilon", "epsilon_high", "delta")}.get(args.loss_type, ())
     for name in unread:
         if name in given and getattr(args, name) is not None:
             yield Fault(f"--{name} has no effect with --loss_type {args.loss_type}: leave it out", ("loss_type", name))
+    if args.advantage_estimator == "reinforce_plus_plus" and "scale_rewards" in given and args.scale_rewards == "group":
+        yield Fault(
+            "--scale_rewards group has no effect with --advantage_estimator reinforce_plus_plus, which normalises over "
+            "the batch: use batch or none",
+            ("scale_rewards", "advantage_estimator"),
+        )
 
 
 def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:

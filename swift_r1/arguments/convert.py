@@ -107,6 +107,8 @@ def _checked(spec: FlagSpec, value: Any) -> Any:
         raise ValueError(f"must be more than {info.more_than:g}, not {value}")
     if info.at_most is not None and value > info.at_most:
         raise ValueError(f"must be at most {info.at_most:g}, not {value}")
+    if info.less_than is not None and value >= info.less_than:
+        raise ValueError(f"must be less than {info.less_than:g}, not {value}")
     return value
 
 

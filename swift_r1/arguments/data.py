@@ -13,7 +13,7 @@ class DataArguments:
     """Data."""
 
     dataset: list[str] = flag(
-        [], "registered names, files (jsonl, json, csv, parquet) or hub ids; name#1000 samples 1000 rows", required=True
+        [], "registered names or files (jsonl, json, csv, parquet); name#1000 samples 1000 rows", required=True
     )
     val_dataset: list[str] = flag([], "held-out prompts for --eval_steps, written like --dataset")
     split_dataset_ratio: float = flag(0.0, "share of --dataset held out for evaluation", at_least=0, at_most=0.9)

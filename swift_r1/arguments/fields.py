@@ -24,7 +24,7 @@ class FlagInfo:
         not_yet: values that ms-swift knows and that this version does not do yet.
         aliases: other spellings of the flag.
         required: must be given on the command line or in the config file.
-        at_least, more_than, at_most: limits of a number, each checked on list items too.
+        at_least, more_than, at_most, less_than: limits of a number, each checked on list items too.
         ms_swift: ms-swift's default where it differs from ours, as text for the help.
         secret: never written to a file or shown.
     """
@@ -37,6 +37,7 @@ class FlagInfo:
     at_least: float | None = None
     more_than: float | None = None
     at_most: float | None = None
+    less_than: float | None = None
     ms_swift: str | None = None
     secret: bool = False
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from swift_r1.arguments.fields import flag, flag_specs
+from swift_r1.arguments.fields import flag, spellings
 from swift_r1.arguments.model import DTYPES
 from swift_r1.arguments.parser import Fault, to_dict
 from swift_r1.arguments.rlhf import API_KEY_VARIABLE
@@ -41,8 +41,11 @@ class EngineArguments:
     torch_dtype: str | None = flag(
         None, "dtype of weights and computation (default: the model config's)", choices=DTYPES, aliases=("dtype",)
     )
-    vllm_max_model_len: int | None = flag(
-        None, "longest prompt plus completion in tokens (default: the model's)", at_least=2, aliases=("max_model_len",)
+    max_model_len: int | None = flag(
+        None,
+        "longest prompt plus completion in tokens (default: the model's)",
+        at_least=2,
+        aliases=("vllm_max_model_len",),
     )
     vllm_gpu_memory_utilization: float = flag(0.9, "share of GPU memory for the engine", more_than=0, at_most=1)
     vllm_enforce_eager: bool | None = flag(None, "no torch.compile and no CUDA graphs: starts sooner, runs slower")
@@ -60,10 +63,11 @@ class RolloutArguments(EngineArguments, ServerArguments):
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[Fault]:
         """What is wrong with the values taken together."""
-        own = set(flag_specs(type(self)))
+        known = spellings(type(self))
         for name in self.vllm_engine_kwargs:
-            if f"vllm_{name}" in own:
-                yield Fault(f"--vllm_engine_kwargs holds {name!r}: use --vllm_{name}", ("vllm_engine_kwargs",))
+            spec = known.get(f"vllm_{name}") or known.get(name)
+            if spec is not None:
+                yield Fault(f"--vllm_engine_kwargs holds {name!r}: use --{spec.name}", ("vllm_engine_kwargs",))
         if self.served_model_name == "":
             yield Fault("--served_model_name is empty", ("served_model_name",))
 
@@ -74,11 +78,6 @@ class RolloutArguments(EngineArguments, ServerArguments):
             served_model_name=self.served_model_name or self.model,
             api_key=self.api_key or environ.get(API_KEY_VARIABLE) or None,
         )
-
-    @property
-    def max_model_len(self) -> int | None:
-        """The alias of `vllm_max_model_len`."""
-        return self.vllm_max_model_len
 
     def to_dict(self) -> dict[str, Any]:
         """All flags as JSON-able values, without the API key."""

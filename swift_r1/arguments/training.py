@@ -14,8 +14,8 @@ class TrainingArguments:
 
     learning_rate: float = flag(1e-6, "peak learning rate", at_least=0)
     weight_decay: float = flag(0.1, "AdamW weight decay", at_least=0)
-    adam_beta1: float = flag(0.9, "AdamW beta 1", at_least=0, at_most=1)
-    adam_beta2: float = flag(0.95, "AdamW beta 2", at_least=0, at_most=1)
+    adam_beta1: float = flag(0.9, "AdamW beta 1", at_least=0, less_than=1)
+    adam_beta2: float = flag(0.95, "AdamW beta 2", at_least=0, less_than=1)
     adam_epsilon: float = flag(1e-8, "AdamW epsilon", more_than=0)
     max_grad_norm: float = flag(1.0, "gradients are clipped to this norm", more_than=0)
     lr_scheduler_type: str = flag(

@@ -1,0 +1,160 @@
+"""The environment that processes are started with: allocator, threads, vLLM's settings on a CPU.
+
+On machines without a GPU memory traffic is the speed limit, and glibc's malloc alone costs a factor of two to
+four. These settings must be there before Python starts, so the launcher sets them. What the user's own
+environment sets is never changed.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swift_r1.arguments.world import World
+
+_ALLOCATORS = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libjemalloc.so.2")
+_LIBRARY_FOLDERS = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/lib/*-linux-gnu")
+_GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd")
+_GLIBC_TUNABLES = (
+    "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=100000000000:"
+    "glibc.malloc.top_pad=268435456"
+)
+_KV_CACHE_GIB = "2"
+# With few cores vLLM's own choice leaves half of them idle; with many it knows about sockets and siblings.
+_BIND_ALL_UP_TO = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Additions:
+    """Variables that we add to the user's environment."""
+
+    variables: Mapping[str, str]
+
+    def applied_to(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """The whole environment of the new process."""
+        return {**environ, **self.variables}
+
+    def line(self) -> str | None:
+        """One line that says what was added, None where nothing was."""
+        if not self.variables:
+            return None
+        shown = ", ".join(f"{name}={_short(name, value)}" for name, value in self.variables.items())
+        return f"environment: {shown} (set a variable yourself to override it)"
+
+
+def has_gpu(environ: Mapping[str, str]) -> bool:
+    """Whether a GPU can be used, told from device files so that no library has to be loaded."""
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        if environ.get(name, "all").strip() in ("", "-1"):
+            return False
+    return any(glob.glob(pattern) for pattern in _GPU_DEVICES)
+
+
+def usable_cpus() -> tuple[int, ...]:
+    """The CPUs this process may run on."""
+    return tuple(sorted(os.sched_getaffinity(0)))
+
+
+def trainer_environment(
+    environ: Mapping[str, str], world: World, *, offline: bool, cpus: Sequence[int], gpu: bool
+) -> Additions:
+    """What the trainer's processes get: threads shared out between the ranks, and an allocator without a GPU.
+
+    Args:
+        offline: neither the model nor the data needs the hub.
+        cpus: the usable CPUs.
+        gpu: whether training runs on GPUs.
+    """
+    wanted = {"OMP_NUM_THREADS": str(max(1, len(cpus) // world.nproc_per_node))}
+    if not gpu:
+        wanted |= _allocator_variables(environ, ())
+    if offline:
+        wanted["HF_HUB_OFFLINE"] = "1"
+    return _unless_set(wanted, environ)
+
+
+def server_environment(
+    environ: Mapping[str, str], *, offline: bool, cpus: Sequence[int], gpu: bool, engines: int = 1
+) -> Additions:
+    """What `swift rollout`'s process gets: vLLM's CPU settings, OpenMP runtime and an allocator without a GPU.
+
+    Args:
+        engines: processes that share the model (tensor parallel), each bound to its share of the CPUs.
+    """
+    wanted: dict[str, str] = {}
+    if not gpu:
+        openmp = Path(sys.prefix, "lib", "libiomp5.so")
+        wanted |= _allocator_variables(environ, (str(openmp),) if openmp.is_file() else ())
+        wanted["VLLM_CPU_KVCACHE_SPACE"] = _KV_CACHE_GIB
+        if len(cpus) <= _BIND_ALL_UP_TO:
+            wanted["VLLM_CPU_OMP_THREADS_BIND"] = cpu_binding(cpus, engines)
+    if offline:
+        wanted["HF_HUB_OFFLINE"] = "1"
+    return _unless_set(wanted, environ)
+
+
+def cpu_binding(cpus: Sequence[int], engines: int) -> str:
+    """CPUs in vLLM's syntax: ranges joined by commas, one part an engine joined by `|` (`0-3|4-7`)."""
+    share = max(1, len(cpus) // engines)
+    parts = [cpus[index * share : (index + 1) * share] or cpus for index in range(engines)]
+    return "|".join(_ranges(part) for part in parts)
+
+
+def find_allocator() -> str | None:
+    """Path of tcmalloc, else jemalloc: on the system, else unpacked into this virtual environment."""
+    known = _linker_cache()
+    for name in _ALLOCATORS:
+        patterns = [f"{folder}/{name}" for folder in _LIBRARY_FOLDERS] + [f"{sys.prefix}/lib/allocator/**/{name}"]
+        candidates = [known.get(name, "")] + [
+            path for pattern in patterns for path in glob.glob(pattern, recursive=True)
+        ]
+        for path in candidates:
+            if path and os.access(path, os.R_OK):
+                return os.path.abspath(path)
+    return None
+
+
+def _allocator_variables(environ: Mapping[str, str], preload_too: Sequence[str]) -> dict[str, str]:
+    allocator = find_allocator()
+    preload = [*([allocator] if allocator else []), *preload_too]
+    variables = {"LD_PRELOAD": ":".join(preload)} if preload else {}
+    if allocator is None:
+        variables["GLIBC_TUNABLES"] = _GLIBC_TUNABLES
+    return variables
+
+
+def _linker_cache() -> dict[str, str]:
+    """Library name -> path, of the allocators that the dynamic linker knows for this machine's word size."""
+    for program in ("/sbin/ldconfig", "/usr/sbin/ldconfig"):
+        if not os.access(program, os.X_OK):
+            continue
+        listing = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=10, check=False).stdout
+        found = re.findall(r"^\s*(\S+) \(([^)]*)\) => (\S+)$", listing, re.MULTILINE)
+        return {name: path for name, abi, path in found if name in _ALLOCATORS and "64" in abi}
+    return {}
+
+
+def _unless_set(wanted: Mapping[str, str], environ: Mapping[str, str]) -> Additions:
+    return Additions({name: value for name, value in wanted.items() if name not in environ})
+
+
+def _ranges(cpus: Sequence[int]) -> str:
+    ranges: list[list[int]] = []
+    for cpu in cpus:
+        if ranges and cpu == ranges[-1][1] + 1:
+            ranges[-1][1] = cpu
+        else:
+            ranges.append([cpu, cpu])
+    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+
+
+def _short(name: str, value: str) -> str:
+    if name == "LD_PRELOAD":
+        return ":".join(os.path.basename(path) for path in value.split(":"))
+    return "..." if name == "GLIBC_TUNABLES" else value

@@ -1,0 +1,62 @@
+"""The text of `swift COMMAND --help`, made from the flags themselves."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Sequence
+from itertools import groupby
+
+from swift_r1.arguments.fields import FlagSpec, flag_specs
+
+HELP_FLAGS = ("-h", "--help")
+_WIDTH = 118
+_NAME_WIDTH = 42
+
+
+def wants_help(words: Sequence[str]) -> bool:
+    """Whether the user asks for help."""
+    return any(word in HELP_FLAGS for word in words)
+
+
+def command_help(cls: type, usage: str, examples: str) -> str:
+    """Usage, examples, the flags by group with their defaults, and which defaults are not ms-swift's."""
+    specs = list(flag_specs(cls).values())
+    parts = [usage, "", "Examples:", textwrap.indent(textwrap.dedent(examples).strip(), "  ")]
+    for group, members in groupby(specs, key=lambda spec: spec.group):
+        parts += ["", f"{group}:", *(_flag_lines(spec) for spec in members)]
+    differing = [spec for spec in specs if spec.info.ms_swift is not None]
+    if differing:
+        parts += ["", "Defaults that are not ms-swift's:"]
+        parts += [f"  --{spec.name} {_shown(spec.default)} (ms-swift: {spec.info.ms_swift})" for spec in differing]
+    return "\n".join(parts)
+
+
+def _flag_lines(spec: FlagSpec) -> str:
+    names = " | ".join(f"--{name}" for name in (spec.name, *spec.info.aliases))
+    left = f"  {names} {_value_name(spec)}"
+    text = spec.info.help
+    if spec.info.choices and not spec.info.required:
+        text += f"; one of {', '.join(spec.info.choices)}"
+    if spec.info.required:
+        text += " [required]"
+    elif spec.default not in (None, [], {}):
+        text += f" [{_shown(spec.default)}]"
+    lines = textwrap.wrap(text, _WIDTH - _NAME_WIDTH)
+    indent = " " * _NAME_WIDTH
+    if len(left) < _NAME_WIDTH:
+        return left.ljust(_NAME_WIDTH) + f"\n{indent}".join(lines)
+    return "\n".join([left, *(indent + line for line in lines)])
+
+
+def _value_name(spec: FlagSpec) -> str:
+    name = {bool: "true|false", int: "N", float: "X", dict: "JSON"}.get(spec.kind, "TEXT")
+    return f"{name} ..." if spec.is_list else name
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool | dict):
+        return json.dumps(value)
+    if isinstance(value, list):
+        return " ".join(map(str, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)

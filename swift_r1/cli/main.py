@@ -1,0 +1,85 @@
+"""`swift COMMAND ...`: routes to our commands, and hands those that are not ours to ms-swift."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Sequence
+
+from swift_r1.cli import handover
+from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, SwiftError, UsageError
+
+COMMANDS = {
+    "rlhf": "train a model with GRPO",
+    "rollout": "serve a model's generations and take its weight updates",
+    "plugins": "list the rewards and datasets that are registered",
+}
+NOT_YET = ("check", "doctor", "eval", "merge-lora")
+_HELP_FLAGS = ("-h", "--help", "help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The `swift` command. Returns its exit code; errors of the user are printed as one line a fault."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    if not words or words[0] in _HELP_FLAGS:
+        print(_help())
+        return EXIT_OK if words else EXIT_USAGE
+    if words[0] in ("--version", "-V", "version"):
+        from swift_r1.cli.versions import own_version
+
+        print(f"swift-r1 {own_version()}")
+        return EXIT_OK
+    command = words[0].replace("_", "-")
+    try:
+        return _run(command, words[1:])
+    except SwiftError as error:
+        for line in str(error).splitlines():
+            print(f"swift {command}: {line}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print(f"swift {command}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # `swift rlhf --help | head`: the reader has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+
+
+def _run(command: str, words: list[str]) -> int:
+    if handover.is_for_ms_swift(command, words):
+        handover.to_ms_swift(command, words)
+    if command in COMMANDS:
+        return importlib.import_module(f"swift_r1.cli.{command}").run(words)
+    if command in NOT_YET:
+        raise UsageError(f"`swift {command}` is not there yet in this version")
+    known = [*COMMANDS, *NOT_YET, *handover.MS_SWIFT_COMMANDS]
+    near = difflib.get_close_matches(command, known, n=1)
+    hint = f"did you mean `swift {near[0]}`?" if near else "`swift --help` lists the commands"
+    raise UsageError(f"there is no command {command!r}: {hint}")
+
+
+def _help() -> str:
+    from swift_r1.cli.versions import own_version
+
+    ours = "\n".join(f"  swift {name:<9} {text}" for name, text in COMMANDS.items())
+    return f"""swift-r1 {own_version()}: R1-Zero style reinforcement learning, driven by plugins
+
+{ours}
+
+`swift COMMAND --help` lists a command's flags; `swift --version` prints the version.
+Not there yet: {", ".join(NOT_YET)}.
+Handed to ms-swift where it is installed: {", ".join(handover.MS_SWIFT_COMMANDS)},
+and `swift rlhf` of another --rlhf_type ({", ".join(handover.MS_SWIFT_RLHF_TYPES)}).
+
+A run with the rollout server and two trainer processes:
+  swift rollout --model models/smollm2-135m
+  NPROC_PER_NODE=2 swift rlhf --rlhf_type grpo --model models/smollm2-135m --external_plugins plugins/countdown.py \\
+    --reward_funcs external_countdown format --dataset 'countdown#50000' --per_device_train_batch_size 8 \\
+    --use_vllm true --vllm_server_host 127.0.0.1 --deepspeed zero3
+
+Exit codes: 0 done; 2 bad flags, plugin, data or environment; 3 server not reached; 4 port taken; 5 the run failed;
+130 / 143 interrupted, state saved."""

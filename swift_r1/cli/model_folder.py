@@ -1,0 +1,67 @@
+"""Whether `--model` can be loaded, told before anything heavy starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
+_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "tokenizer*"]
+
+
+def is_local(model: str) -> bool:
+    """Whether the model is a folder on this machine."""
+    return Path(model).expanduser().is_dir()
+
+
+def model_faults(model: str, environ: Mapping[str, str]) -> list[str]:
+    """What is wrong with the model, [] where it can be loaded. A hub id is fetched into the hub's cache."""
+    path = Path(model).expanduser()
+    if path.is_dir():
+        return _folder_faults(model, path)
+    if path.exists():
+        return [f"--model {model} is a file: give the folder that holds config.json and the weights"]
+    if not _like_hub_id(model):
+        return [f"--model {model}: there is no such folder (looked in {Path.cwd()})"]
+    return _hub_faults(model, environ)
+
+
+def _folder_faults(model: str, path: Path) -> list[str]:
+    missing = []
+    if not (path / "config.json").is_file():
+        missing.append("config.json")
+    if not any(next(path.glob(pattern), None) for pattern in _WEIGHTS):
+        missing.append("weights (*.safetensors)")
+    if not any((path / name).is_file() for name in _TOKENIZER):
+        missing.append("a tokenizer (tokenizer.json)")
+    return [f"--model {model} is no model folder: it lacks {', '.join(missing)}"] if missing else []
+
+
+def _like_hub_id(model: str) -> bool:
+    parts = model.split("/")
+    return len(parts) == 2 and all(parts) and not model.startswith((".", "~")) and not Path(parts[0]).is_dir()
+
+
+def _hub_faults(model: str, environ: Mapping[str, str]) -> list[str]:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    absent = f"--model {model} is neither a folder here nor in the Hugging Face cache"
+    offline = environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
+    try:
+        snapshot_download(model, allow_patterns=_PATTERNS, local_files_only=True)
+        return []
+    except HFValidationError:
+        return [f"--model {model}: there is no such folder, and it is no Hugging Face id"]
+    except LocalEntryNotFoundError:
+        if offline:
+            return [f"{absent}, and HF_HUB_OFFLINE is set: give a folder"]
+    try:
+        snapshot_download(model, allow_patterns=_PATTERNS)
+        return []
+    except HfHubHTTPError as error:
+        status = error.response.status_code if error.response is not None else "?"
+        return [f"{absent}, and huggingface.co answered {status}: check the name (and HF_TOKEN for gated models)"]
+    except (OSError, LocalEntryNotFoundError):
+        return [f"{absent}, and huggingface.co cannot be reached: give a folder"]

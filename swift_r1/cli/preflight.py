@@ -1,0 +1,107 @@
+"""Everything about a run that can be found wrong without a model, a GPU or torch."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.arguments.world import World
+from swift_r1.cli.model_folder import model_faults
+from swift_r1.cli.run_folder import run_folder_faults
+from swift_r1.errors import UsageError
+from swift_r1.plugins import load_plugins
+
+
+def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) -> int:
+    """Loads plugins and data, and checks names, columns, model, DeepSpeed file and output folder.
+
+    Returns:
+        the number of training prompts.
+
+    Raises:
+        UsageError: every fault that could be found, one a line. Faults of plugins come alone: names depend on them.
+    """
+    from swift_r1.data.loading import LoadedData, columns_of, load_rows
+    from swift_r1.data.sources import open_sources
+
+    load_plugins(args.external_plugins)
+    faults = [*reward_name_faults(args), *run_folder_faults(args, world), *deepspeed_file_faults(args)]
+    data: LoadedData | None = None
+    try:
+        open_sources([*args.dataset, *args.val_dataset])
+        data = load_rows(args)
+    except UsageError as error:
+        faults += error.faults
+    if data is not None:
+        faults += column_faults(args, columns_of(data))
+    faults += model_faults(args.model, environ)
+    if faults or data is None:
+        raise UsageError(*faults)
+    return len(data.train)
+
+
+def reward_name_faults(args: RlhfArguments) -> list[str]:
+    """Reward functions that nothing registered, with the ones there are."""
+    from swift_r1.rewards import orms
+
+    known = ", ".join(sorted(orms))
+    faults = []
+    for name in args.reward_funcs:
+        if name in orms:
+            continue
+        near = difflib.get_close_matches(name, orms, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        plugin = "" if args.external_plugins else "; others come from --external_plugins"
+        faults.append(f"--reward_funcs {name}: {hint}there is no such reward function; known are {known}{plugin}")
+    return faults
+
+
+def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
+    """Columns that a reward asks for by name and that some rows lack."""
+    from swift_r1.data.rows import RESERVED
+    from swift_r1.rewards import orms
+
+    own = sorted(columns - RESERVED - {"messages"})
+    faults = []
+    for name in args.reward_funcs:
+        if name not in orms:
+            continue
+        missing = sorted(required_columns(orms[name]) - columns - RESERVED - {"messages"})
+        if missing:
+            faults.append(
+                f"--reward_funcs {name} needs the column{'s' * (len(missing) > 1)} {', '.join(missing)}, which the "
+                f"data lacks (it has {', '.join(own) or 'none'}); --columns renames"
+            )
+    return faults
+
+
+def required_columns(reward: Any) -> frozenset[str]:
+    """The columns a reward asks for by name: parameters of its call without a default, but for `completions`."""
+    call = reward.__call__ if inspect.isclass(reward) else reward
+    parameters = list(inspect.signature(call).parameters.values())
+    if inspect.isclass(reward):
+        parameters = parameters[1:]  # self
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return frozenset(
+        parameter.name
+        for parameter in parameters[1:]
+        if parameter.kind in named and parameter.default is inspect.Parameter.empty
+    )
+
+
+def deepspeed_file_faults(args: RlhfArguments) -> list[str]:
+    """What is wrong with a `--deepspeed` value that names a file."""
+    if args.deepspeed is None or not args.deepspeed.endswith(".json"):
+        return []
+    try:
+        content: Any = json.loads(Path(args.deepspeed).read_text(encoding="utf-8"))
+    except OSError as error:
+        return [f"--deepspeed {args.deepspeed}: {error.strerror or error}"]
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        return [f"--deepspeed {args.deepspeed}: not valid JSON ({error})"]
+    return [] if isinstance(content, dict) else [f"--deepspeed {args.deepspeed}: holds no JSON object"]

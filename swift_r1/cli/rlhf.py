@@ -1,0 +1,89 @@
+"""`swift rlhf`: checks everything that can be checked without a model, then becomes the trainer."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.plan import make_plan, plan_table
+from swift_r1.arguments.rlhf import API_KEY_VARIABLE, RlhfArguments
+from swift_r1.arguments.world import World
+from swift_r1.cli.environment import has_gpu, trainer_environment, usable_cpus
+from swift_r1.cli.help import command_help, wants_help
+from swift_r1.cli.launch import launch_training
+from swift_r1.cli.model_folder import is_local
+from swift_r1.cli.preflight import check_inputs
+from swift_r1.cli.run_folder import make_run_folder, write_args
+from swift_r1.errors import EXIT_OK
+
+_USAGE = """swift rlhf [config.yaml] --rlhf_type grpo --model M --dataset D --reward_funcs R [--flag value ...]
+
+Trains a model with GRPO. A config file (YAML) comes first; flags win over it. Booleans are written `--flag true`.
+NPROC_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment say how many processes train."""
+_EXAMPLES = """
+swift rlhf --rlhf_type grpo --model models/smollm2-135m --external_plugins plugins/countdown.py \\
+  --dataset 'countdown#1000' --reward_funcs external_countdown format --per_device_train_batch_size 8
+NPROC_PER_NODE=2 swift rlhf grpo.yaml --deepspeed zero3 --use_vllm true --vllm_server_host 127.0.0.1
+"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command; does not come back where training starts.
+
+    Raises:
+        UsageError: bad flags, plugin, data, model folder or environment.
+        ServerUnreachable: no rollout server within `--vllm_server_timeout`.
+    """
+    if wants_help(words):
+        print(command_help(RlhfArguments, _USAGE, _EXAMPLES))
+        return EXIT_OK
+    args = parse_arguments(RlhfArguments, words)
+    world, _ = World.from_environment(os.environ)
+    dataset_size = check_inputs(args, world, os.environ)
+    if args.use_vllm and world.node_rank == 0:
+        wait_for_server(args)
+    folder = make_run_folder(args, world)
+    args_json = write_args(folder, args, world, words)
+    additions = trainer_environment(
+        os.environ,
+        world,
+        offline=is_local(args.model),
+        cpus=usable_cpus(),
+        gpu=has_gpu(os.environ),
+    )
+    if line := additions.line():
+        print(line, file=sys.stderr)
+    if world.node_rank == 0:
+        _print_plan(args, world, dataset_size, str(folder))
+    environ = additions.applied_to(os.environ)
+    if args.api_key:
+        environ[API_KEY_VARIABLE] = args.api_key
+    launch_training(args_json, world, environ)
+
+
+def wait_for_server(args: RlhfArguments) -> None:
+    """Waits for the rollout server with a countdown on stderr.
+
+    Raises:
+        ServerUnreachable: it is not ready within `--vllm_server_timeout` seconds.
+        UsageError: it wants another API key.
+    """
+    from swift_r1.rollout.client import RolloutClient
+
+    with RolloutClient(str(args.rollout_base_url), api_key=args.api_key) as client:
+        client.wait_until_ready(args.vllm_server_timeout, report=_stderr)
+
+
+def _print_plan(args: RlhfArguments, world: World, dataset_size: int, folder: str) -> None:
+    from rich.console import Console
+
+    console = Console(soft_wrap=False)
+    console.print(plan_table(make_plan(args, world.size, dataset_size), args))
+    # Not through rich, which would break a long path.
+    print(f"run folder: {folder}")
+
+
+def _stderr(text: str) -> None:
+    print(f"swift rlhf: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,95 @@
+"""`swift rollout`: checks, then becomes the server process."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Sequence
+
+from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.rlhf import API_KEY_VARIABLE
+from swift_r1.arguments.server import LOOPBACK, RolloutArguments
+from swift_r1.cli.environment import has_gpu, server_environment, usable_cpus
+from swift_r1.cli.help import command_help, wants_help
+from swift_r1.cli.launch import replace_process
+from swift_r1.cli.model_folder import is_local, model_faults
+from swift_r1.errors import EXIT_OK, PortTaken, UsageError
+
+SERVER_MODULE = "swift_r1.rollout.server"
+_USAGE = (
+    "swift rollout --model FOLDER_OR_ID [config.yaml] [--flag value ...]: serve generations and take weight updates"
+)
+_EXAMPLES = """
+swift rollout --model models/smollm2-135m --port 8000
+SWIFT_API_KEY=secret swift rollout --model Qwen/Qwen2.5-3B-Instruct --host 0.0.0.0
+"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command; does not come back where the server starts.
+
+    Raises:
+        UsageError: bad flags, model folder or address.
+        PortTaken: another process listens on the port.
+    """
+    if wants_help(words):
+        print(command_help(RolloutArguments, _USAGE, _EXAMPLES))
+        return EXIT_OK
+    args = parse_arguments(RolloutArguments, words)
+    faults = [*_host_faults(args), *model_faults(args.model, os.environ)]
+    if faults:
+        raise UsageError(*faults)
+    check_port(args.host, args.port)
+    additions = server_environment(
+        os.environ,
+        offline=is_local(args.model),
+        cpus=usable_cpus(),
+        gpu=has_gpu(os.environ),
+        engines=args.vllm_tensor_parallel_size,
+    )
+    if line := additions.line():
+        print(line, file=sys.stderr)
+    environ = additions.applied_to(os.environ)
+    if args.api_key:
+        environ[API_KEY_VARIABLE] = args.api_key
+    replace_process(SERVER_MODULE, (_write_args(args),), environ)
+
+
+def check_port(host: str, port: int) -> None:
+    """Whether the server will be able to listen there.
+
+    Raises:
+        PortTaken: another process listens.
+        UsageError: the address is not this machine's, or the port is not allowed.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except socket.gaierror as error:
+        raise UsageError(f"--host {host}: {error.strerror}") from error
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortTaken(
+                f"port {port} of {host} is taken: another server listens there; give another --port"
+            ) from error
+        raise UsageError(f"cannot listen on {host} port {port}: {error.strerror}") from error
+
+
+def _host_faults(args: RolloutArguments) -> list[str]:
+    if args.host in LOOPBACK or args.api_key:
+        return []
+    return [f"--host {args.host} lets other machines in: give --api_key (or {API_KEY_VARIABLE}), or keep to 127.0.0.1"]
+
+
+def _write_args(args: RolloutArguments) -> str:
+    """A file for the server process to read; the API key is not in it."""
+    handle, path = tempfile.mkstemp(prefix="swift-rollout-", suffix=".json")
+    with os.fdopen(handle, "w", encoding="utf-8") as file:
+        json.dump({"args": args.to_dict()}, file)
+    return path
