@@ -74,9 +74,17 @@ if command -v flock >/dev/null; then
     flock -n 9 || { echo "waiting for another make install in this folder"; flock 9; }
     [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(want)" ] && exit 0
 fi
-echo "making $venv: about 3 minutes and 3.5 GB the first time"
 rm -f "$stamp"
-[ -x "$venv/bin/pip" ] || "$python" -m venv "$venv"
+if [ -x "$venv/bin/pip" ]; then
+    echo "bringing $venv up to date"
+else
+    echo "making $venv: about 3 minutes and 3.5 GB"
+    "$python" -m venv "$venv"
+fi
+# pip writes INSTALLER last: a package without it was cut off half-way, and pip would take it for whole.
+for package in "$venv"/lib/python3.11/site-packages/*.dist-info; do
+    [ -f "$package/INSTALLER" ] || rm -rf "$package"
+done
 : >"$log"
 
 torch=$(grep -E '^torch==' requirements/cpu.txt)
