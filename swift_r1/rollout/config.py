@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -56,6 +57,8 @@ class ServerConfig:
         known = {name: value for name, value in args.items() if name in names}
         if known.get("vllm_engine_kwargs") is None:
             known.pop("vllm_engine_kwargs", None)
+        # The file of resolved flags never holds the key.
+        known["api_key"] = known.get("api_key") or os.environ.get("SWIFT_API_KEY") or None
         return cls(**known)
 
     @property
