@@ -11,13 +11,20 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift_r1.arguments.world import World
 from swift_r1.cli.launch import WORKER_MODULE
-from swift_r1.errors import EXIT_RUN_FAILED, EXIT_USAGE
+from swift_r1.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_PORT_TAKEN,
+    EXIT_RUN_FAILED,
+    EXIT_SERVER_UNREACHABLE,
+    EXIT_TERMINATED,
+    EXIT_USAGE,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.api import ProcessFailure
@@ -44,8 +51,8 @@ def run_workers(world: World, command: Sequence[str]) -> int:
     """One process of `command` a rank of this node; RANK, LOCAL_RANK, WORLD_SIZE, ... are set for it.
 
     Returns:
-        0, the exit code of the rank that failed first (128 + signal where a signal ended it), or 128 + the
-        signal that this process got.
+        0, the exit code of the rank that failed first (5 where it was killed), or 128 + the signal that this
+        process got.
     """
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -75,9 +82,8 @@ def run_workers(world: World, command: Sequence[str]) -> int:
         try:
             elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as error:
-            rank, failure = error.get_first_failure()
-            code = _exit_code(failure)
-            print(f"swift rlhf: rank {rank} was the first to end, with exit code {code}", file=sys.stderr)
+            rank, code, cause = first_cause(error.failures)
+            print(f"swift rlhf: rank {rank} was the first to end: {cause}", file=sys.stderr)
             return code
         except SignalException as error:
             return 128 + int(error.sigval)
@@ -89,9 +95,28 @@ def run_workers(world: World, command: Sequence[str]) -> int:
     return 0
 
 
-def _exit_code(failure: ProcessFailure) -> int:
+def first_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int, str]:
+    """Rank, exit code for the run, and words for the failure that caused the others.
+
+    A rank that loses its peer fails a moment after it, often within the same second; so among the earliest the
+    one whose exit code says most is taken: unreachable server before "the run failed" before a traceback.
+    """
+
+    def order(item: tuple[int, ProcessFailure]) -> tuple[int, int]:
+        _, failure = item
+        telling = (EXIT_USAGE, EXIT_SERVER_UNREACHABLE, EXIT_PORT_TAKEN, EXIT_INTERRUPTED, EXIT_TERMINATED)
+        rarity = 0 if failure.exitcode < 0 or failure.exitcode in telling else 1
+        return failure.timestamp, rarity if failure.exitcode != 1 else 2
+
+    rank, failure = min(failures.items(), key=order)
     code = failure.exitcode
-    return 128 - code if code < 0 else code
+    if code >= 0:
+        return rank, code, f"exit code {code}"
+    ended_by = signal.Signals(-code)
+    if ended_by in (signal.SIGINT, signal.SIGTERM):
+        return rank, 128 + ended_by, ended_by.name
+    hint = " (out of memory?)" if ended_by is signal.SIGKILL else ""
+    return rank, EXIT_RUN_FAILED, f"killed by {ended_by.name}{hint}"
 
 
 def _quiet_torch() -> None:
