@@ -30,7 +30,9 @@ def draw_curves(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     names = sorted({name for row in rows for name in row})
     families = dict(_FILES)
     families["rewards"] = tuple(name for name in names if name.startswith("rewards/") and name.endswith("/mean"))
-    families["eval"] = tuple(name for name in names if name.startswith("eval/") and name.endswith(("/accuracy", "/reward")))
+    families["eval"] = tuple(
+        name for name in names if name.startswith("eval/") and name.endswith(("/accuracy", "/reward"))
+    )
     files = []
     for family, wanted in families.items():
         present = [name for name in wanted if name in names]

@@ -118,7 +118,9 @@ def open_reporters(
         try:
             reporters.append(REPORTERS[name](run_dir, run_name or run_dir.name, config))
         except ImportError as error:
-            raise UsageError(f"--report_to {name} needs the package {error.name or name}: pip install {name}") from error
+            raise UsageError(
+                f"--report_to {name} needs the package {error.name or name}: pip install {name}"
+            ) from error
     return reporters
 
 

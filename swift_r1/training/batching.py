@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -31,6 +31,10 @@ class RoundBatch:
 
     def __len__(self) -> int:
         return len(self.advantages)
+
+    def tensors(self) -> list[Tensor]:
+        """The fields in order, for sending."""
+        return [getattr(self, item.name) for item in fields(self)]
 
 
 def round_batch(

@@ -72,6 +72,13 @@ class Ranks:
             dist.all_reduce(total, group=self.group)
         return total
 
+    def max(self, value: float) -> float:
+        """The largest of all ranks' values, on every rank."""
+        largest = torch.tensor([float(value)])
+        if self.group is not None:
+            dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group)
+        return largest.item()
+
     def barrier(self) -> None:
         if self.group is not None:
             dist.barrier(group=self.group)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from swift_r1.data.types import Prompt
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
@@ -27,6 +27,16 @@ class Evaluation:
     rows: list[dict[str, Any]]
 
 
+class Judge(Protocol):
+    """What scoring needs; only the main rank has it."""
+
+    @property
+    def scorer(self) -> Scorer: ...
+
+    @property
+    def decode(self) -> Callable[[Sequence[int]], str]: ...
+
+
 @dataclass(frozen=True)
 class Evaluator:
     """Evaluates on `prompts` (empty on all but the main rank).
@@ -45,12 +55,14 @@ class Evaluator:
     run_id: str
     seed: int
 
+    @property
+    def num_completions(self) -> int:
+        return self.num_prompts * self.num_generations
+
     def run(
         self,
         rollouts: Rollouts,
-        is_main: bool,
-        decode: Callable[[Sequence[int]], str],
-        scorer: Scorer,
+        main: Judge | None,
         weights: Sequence[float],
         step: int,
         max_steps: int,
@@ -60,20 +72,22 @@ class Evaluator:
         evaluations differ by their weights alone."""
         outputs = []
         for start in range(0, self.num_prompts, self.chunk):
-            part = self.prompts[start : start + self.chunk] if is_main else None
-            requests = None if part is None else [self._request(prompt, step) for prompt in part]
+            part = self.prompts[start : start + self.chunk]
+            requests = [self._request(prompt, step) for prompt in part] if main else None
             outputs += rollouts.generate(requests, self.sampling, on_done) or []
-        if not is_main:
+        if main is None:
             return None
         state = {"global_step": step, "max_steps": max_steps}
-        scored, columns = score(self.prompts, outputs, decode, scorer, weights, state)
+        scored, columns = score(self.prompts, outputs, main.decode, main.scorer, weights, state)
         metrics: dict[str, float] = {}
         for dataset in sorted({item.prompt.dataset for item in scored}):
             chosen = [number for number, item in enumerate(scored) if item.prompt.dataset == dataset]
             part = [scored[number] for number in chosen]
-            values = reward_metrics(part, []) | completion_metrics(part) | {"accuracy": accuracy(part)}
-            for name in columns:
-                values[f"rewards/{name.name}/mean"] = _mean_of_known([name.values[number] for number in chosen])
+            values = (
+                {"reward": reward_metrics(part, [])["reward"]} | completion_metrics(part) | {"accuracy": accuracy(part)}
+            )
+            for column in columns:
+                values[f"rewards/{column.name}/mean"] = _mean_of_known([column.values[n] for n in chosen])
             values["completions"] = float(len(part))
             values["prompts"] = float(len({item.prompt.prompt_id for item in part}))
             metrics |= {f"eval/{dataset}/{name}": value for name, value in values.items()}

@@ -41,7 +41,7 @@ def build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.
         betas=(config.adam_beta1, config.adam_beta2),
         eps=config.adam_epsilon,
         # One pass over memory instead of several: on CPU the step is bound by it.
-        fused=all(not p.is_meta for group in groups for p in group["params"]),
+        fused=True,
     )
 
 

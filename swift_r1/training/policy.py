@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from swift_r1.errors import UsageError
 from swift_r1.training.logprobs import TokenLogprobs, selective_logprobs_and_entropies
+
+if TYPE_CHECKING:
+    from swift_r1.training.backends.base import Backend
 
 _PROBE_TOLERANCE = 0.05
 """Largest difference (nats) between fused and plain log-probs that bf16 rounding explains."""
@@ -94,24 +97,22 @@ def load_model(path: str | Path, dtype: str | None, gradient_checkpointing: bool
     return model
 
 
-def check_fused_head(policy: Any, vocab_size: int, device: torch.device) -> None:
+def check_fused_head(backend: Backend, vocab_size: int, device: torch.device) -> None:
     """Refuses an architecture whose logits are not just `head(hidden)`, rather than train on wrong numbers.
 
-    Compares fused log-probs of a few tokens with those from the model's own logits. `policy` may be a wrapped
-    engine; every rank must call this.
+    Compares fused log-probs of a few tokens with those from the model's own logits. Collective.
 
     Raises:
         UsageError: if they differ by more than rounding.
     """
-    inner: Policy = getattr(policy, "module", policy)
     token_ids = (torch.arange(1, 9, device=device) * 7919 % vocab_size)[None]
     with torch.no_grad():
-        fused = policy(token_ids, torch.arange(7, device=device), token_ids[0, 1:], 1.0).logps
-        logits = inner.model(input_ids=token_ids, use_cache=False).logits[0, :-1].float()
+        fused = backend.logprobs(token_ids, torch.arange(7, device=device), token_ids[0, 1:], 1.0).logps
+        logits = backend.model(input_ids=token_ids, use_cache=False).logits[0, :-1].float()
         plain = logits.log_softmax(-1).gather(-1, token_ids[0, 1:, None]).squeeze(-1)
     difference = (fused - plain).abs().max().item()
     if not difference <= _PROBE_TOLERANCE:
         raise UsageError(
-            f"{type(inner.model).__name__} changes its logits after the output head (soft cap or scale): "
+            f"{type(backend.model).__name__} changes its logits after the output head (soft cap or scale): "
             f"log-probs differ by {difference:.3g} nats; this architecture is not supported yet"
         )

@@ -66,7 +66,13 @@ def score(
     totals = combine(results, weights)
     scored = [
         ScoredCompletion(
-            request_id, group, prompt, completion, text, {column.name: column.values[i] for column in results}, totals[i]
+            request_id,
+            group,
+            prompt,
+            completion,
+            text,
+            {column.name: column.values[i] for column in results},
+            totals[i],
         )
         for i, ((group, prompt, request_id, completion), text) in enumerate(zip(pairs, texts, strict=True))
     ]

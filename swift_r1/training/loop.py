@@ -1,0 +1,258 @@
+"""The training loop, top to bottom: prompts, completions, rewards, advantages, optimizer steps, weights, log.
+
+Every rank runs this same code. The main rank also holds the prompts, talks to the rollout server, scores and
+records; the others are told the round's batch and compute their share of it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from swift_r1.algorithms import LossConfig, group_advantages
+from swift_r1.arguments import Plan, RlhfArguments
+from swift_r1.errors import RunFailed
+from swift_r1.rewards.types import RewardColumn
+from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.tracking.recorder import Recorder
+from swift_r1.training.backends.base import Backend, ReferencePolicy
+from swift_r1.training.batching import RoundBatch, round_batch
+from swift_r1.training.distributed import Ranks
+from swift_r1.training.evaluate import Evaluator
+from swift_r1.training.optimizer import LearningRate
+from swift_r1.training.prompts import PromptStream
+from swift_r1.training.rollouts import Rollouts, completion_seed
+from swift_r1.training.scoring import Scorer, completion_metrics, completion_row, reward_metrics, score
+from swift_r1.training.step import TrainingBatch, before_training, deal_round, train_step
+from swift_r1.training.stopping import StopRequest
+from swift_r1.training.summary import Outcome
+
+
+@dataclass(frozen=True)
+class MainRank:
+    """What only the main rank has: the prompts and the rewards."""
+
+    prompts: PromptStream
+    scorer: Scorer
+    watch_rewards: Callable[[Sequence[RewardColumn], Sequence[str]], None]
+    decode: Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the loop works with; `main` is None on the other ranks."""
+
+    args: RlhfArguments
+    plan: Plan
+    ranks: Ranks
+    backend: Backend
+    reference: ReferencePolicy | None
+    rollouts: Rollouts
+    learning_rate: LearningRate
+    sampling: SamplingParams
+    evaluator: Evaluator | None
+    recorder: Recorder
+    save: Callable[[int], None]
+    stop: StopRequest
+    run_id: str
+    main: MainRank | None
+
+
+class Trainer:
+    """Runs a plan. All methods are collective."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts, self.args, self.plan = parts, parts.args, parts.plan
+        self.config = LossConfig.from_flags(parts.args)
+        self.outcome = Outcome()
+        self.rounds = 0
+        self.published = -1
+        self.seconds: dict[str, float] = {}
+
+    def run(self) -> Outcome:
+        """All rounds, or those until a stop was asked for.
+
+        Raises:
+            RunFailed: loss or gradient is not finite, rewards are invalid too often, the server broke its word.
+            ServerUnreachable: the rollout server went away.
+        """
+        started = time.perf_counter()
+        self.publish()
+        if self.args.eval_on_start:
+            self.evaluate()
+        while self.outcome.steps < self.plan.total_steps and not self.outcome.exit_code:
+            self.round()
+        self.outcome.seconds = time.perf_counter() - started
+        return self.outcome
+
+    def round(self) -> None:
+        """Rolls out one batch of prompts and takes the optimizer steps it is for."""
+        batch, round_metrics = self.roll_out()
+        steps = self.prepare(batch)
+        # What the round cost as a whole is shared out to its steps.
+        shared = {name: value / self.plan.optimizer_steps_per_round for name, value in self.take_seconds().items()}
+        updates = [micro_batches for _ in range(self.args.num_iterations) for micro_batches in steps]
+        for number, micro_batches in enumerate(updates, start=1):
+            metrics = round_metrics | self.update(micro_batches)
+            ends = self.outcome.steps == self.plan.total_steps or self.stop_asked()
+            evaluates = self.evaluates_now(ends)
+            if number == len(updates) or ends or evaluates:
+                self.publish()
+            self.record(metrics, shared, batch, ends)
+            if evaluates:
+                self.evaluate()
+            if ends or self.outcome.steps % self.args.save_steps == 0:
+                self.parts.save(self.outcome.steps)
+            if ends:
+                return
+
+    def roll_out(self) -> tuple[RoundBatch, dict[str, float]]:
+        """Completions, rewards and advantages of the coming round, the same on every rank."""
+        parts, main, recorder = self.parts, self.parts.main, self.parts.recorder
+        prompts = main.prompts.next_round() if main else []
+        requests = [
+            RolloutRequest(
+                request_id=f"{parts.run_id}/{self.rounds}/{position}",
+                prompt_token_ids=prompt.token_ids,
+                n=self.plan.num_generations,
+                seeds=tuple(
+                    completion_seed(self.args.seed, self.rounds, position, prompt.prompt_id, index)
+                    for index in range(self.plan.num_generations)
+                ),
+                sampling=parts.sampling,
+            )
+            for position, prompt in enumerate(prompts)
+        ]
+        self.rounds += 1
+        recorder.phase("generating", self.plan.completions_per_round)
+        with self.timed("generate"):
+            outputs = parts.rollouts.generate(requests if main else None, parts.sampling, recorder.phase_advance)
+        recorder.phase_end()
+        if main is None:
+            tensors = parts.ranks.broadcast(None)
+            return RoundBatch(*tensors), {}
+
+        assert outputs is not None
+        with self.timed("reward"):
+            state = {"global_step": self.outcome.steps, "max_steps": self.plan.total_steps}
+            weights = self.args.reward_weights or []
+            scored, columns = score(prompts, outputs, main.decode, main.scorer, weights, state)
+        advantages = group_advantages(
+            torch.tensor([item.reward for item in scored]),
+            self.plan.num_generations,
+            estimator=self.args.advantage_estimator,
+            scale_rewards=self.args.scale_rewards,
+        )
+        step = self.outcome.steps + 1
+        recorder.completions(
+            [completion_row(item, step, value) for item, value in zip(scored, advantages.tolist(), strict=True)]
+        )
+        main.watch_rewards(columns, [item.text for item in scored])
+        batch = round_batch(
+            [item.prompt.token_ids for item in scored],
+            [item.completion.token_ids for item in scored],
+            [item.completion.logprobs for item in scored],
+            advantages,
+        )
+        metrics = reward_metrics(scored, columns) | completion_metrics(scored)
+        metrics["rollout/weight_version"] = float(min(item.completion.weight_version for item in scored))
+        if parts.ranks.world_size > 1:
+            parts.ranks.broadcast(batch.tensors())
+        self.outcome.saw_reward(metrics["reward"])
+        return batch, metrics
+
+    def prepare(self, batch: RoundBatch) -> list[list[TrainingBatch]]:
+        """This rank's micro-batches of each optimizer step, with old and reference log-probs where needed."""
+        with self.timed("train"):
+            accumulation = self.args.gradient_accumulation_steps
+            steps = self.plan.micro_batches_per_round // accumulation
+            return before_training(
+                deal_round(batch, steps, accumulation, self.parts.ranks),
+                self.parts.backend,
+                self.parts.reference,
+                self.args.temperature,
+                self.plan.optimizer_steps_per_round,
+            )
+
+    def update(self, micro_batches: Sequence[TrainingBatch]) -> dict[str, float]:
+        """One optimizer step.
+
+        Raises:
+            RunFailed: its loss or gradient is not finite.
+        """
+        parts = self.parts
+        with self.timed("train"):
+            rate = parts.learning_rate.value
+            metrics = train_step(micro_batches, parts.backend, self.config, self.args.temperature, rate, parts.ranks)
+        parts.learning_rate.advance()
+        self.outcome.steps += 1
+        broken = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
+        if broken:
+            raise RunFailed(
+                f"{' and '.join(broken)} not finite at step {self.outcome.steps}: try a lower learning rate"
+            )
+        return metrics
+
+    def publish(self) -> None:
+        """Gives the current weights to whoever generates, once for each step."""
+        if self.published != self.outcome.steps:
+            with self.timed("sync"):
+                self.parts.rollouts.publish_weights()
+            self.published = self.outcome.steps
+
+    def evaluates_now(self, ends: bool) -> bool:
+        if not self.args.eval_steps or self.parts.stop.exit_code:
+            return False
+        return ends or self.outcome.steps % self.args.eval_steps == 0
+
+    def evaluate(self) -> None:
+        """Evaluates the published weights on the held-out prompts."""
+        parts, main = self.parts, self.parts.main
+        assert parts.evaluator is not None
+        parts.recorder.phase("evaluating", parts.evaluator.num_completions)
+        evaluation = parts.evaluator.run(
+            parts.rollouts,
+            main,
+            self.args.reward_weights or [],
+            self.outcome.steps,
+            self.plan.total_steps,
+            parts.recorder.phase_advance,
+        )
+        parts.recorder.phase_end()
+        if evaluation is not None:
+            parts.recorder.evaluation(self.outcome.steps, evaluation.metrics, evaluation.rows)
+            self.outcome.saw_evaluation(evaluation.metrics)
+        self.take_seconds()
+
+    def stop_asked(self) -> bool:
+        """Whether any rank was told to stop; all ranks learn it at the same step."""
+        code = int(self.parts.ranks.max(self.parts.stop.exit_code))
+        self.outcome.exit_code = self.parts.stop.exit_code = code
+        return bool(code)
+
+    def record(self, metrics: dict[str, float], shared: dict[str, float], batch: RoundBatch, ends: bool) -> None:
+        own = self.take_seconds()
+        parts = ("generate", "reward", "train", "sync")
+        times = {f"time/{name}": shared.get(name, 0.0) + own.get(name, 0.0) for name in parts}
+        seconds = sum(times.values())
+        tokens = int(batch.completion_lengths.sum()) / self.plan.optimizer_steps_per_round
+        times |= {"time/step": seconds, "tokens_per_second": tokens / seconds}
+        self.parts.recorder.step(self.outcome.steps, metrics | times, ends)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def take_seconds(self) -> dict[str, float]:
+        """Seconds by name since the last call."""
+        taken, self.seconds = self.seconds, {}
+        return taken

@@ -1,0 +1,38 @@
+"""How a run went: what `summary.json` says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass
+class Outcome:
+    """`seconds` are those of the whole loop, evaluations included; `eval_before` and `eval_after` are accuracies
+    from 0 to 1 (of several data sets, their mean), None where there was no such evaluation."""
+
+    steps: int = 0
+    seconds: float = 0.0
+    first_reward: float | None = None
+    last_reward: float | None = None
+    eval_before: float | None = None
+    eval_after: float | None = None
+    exit_code: int = 0
+
+    def saw_reward(self, reward: float) -> None:
+        if not math.isnan(reward):
+            self.first_reward = reward if self.first_reward is None else self.first_reward
+            self.last_reward = reward
+
+    def saw_evaluation(self, metrics: Mapping[str, float]) -> None:
+        values = [value for name, value in metrics.items() if name.endswith("/accuracy")]
+        accuracy = sum(values) / len(values)
+        if self.steps == 0:
+            self.eval_before = accuracy
+        else:
+            self.eval_after = accuracy
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
