@@ -187,7 +187,7 @@ def _load_config(path: str, faults: list[str]) -> dict[Any, Any]:
 def unknown_flag(cls: Any, written: str) -> str:
     """One line about a flag that is not ours: refused by name, ms-swift's, or a typo."""
     name = written.lstrip("-").replace("-", "_")
-    shown = f"--{name}"
+    shown = written if written.startswith("-") else f"--{name}"
     reason = refusal(name)
     if reason:
         return f"{shown}: {reason}"

@@ -1,0 +1,126 @@
+"""Faults of arguments taken together: each with the flag that causes it and what to change."""
+
+import pytest
+
+from swift_r1.arguments import RlhfArguments, parse_arguments
+from swift_r1.errors import UsageError
+
+BASE = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a", "b"]
+BATCH = ["--per_device_train_batch_size", "8"]
+SERVER = ["--use_vllm", "true", "--vllm_server_host", "127.0.0.1"]
+TWO = {"NPROC_PER_NODE": "2"}
+
+
+def faults(words: str | list[str], environ: dict[str, str] | None = None, batch: list[str] = BATCH) -> tuple[str, ...]:
+    given = words.split() if isinstance(words, str) else words
+    try:
+        parse_arguments(RlhfArguments, [*BASE, *batch, *given], environ or {})
+    except UsageError as error:
+        return error.faults
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("words", "parts"),
+    [
+        ("--vllm_server_host h --vllm_server_port 1", ["--vllm_server_host, --vllm_server_port have no effect"]),
+        ("--vllm_mode server", ["--vllm_mode has no effect without --use_vllm true"]),
+        ("--api_key k", ["--api_key has no effect"]),
+        ("--use_vllm true", ["needs --vllm_server_host"]),
+        ("--use_vllm true --vllm_server_base_url h:1", ["must begin with http://"]),
+        ("--use_vllm true --vllm_server_base_url http://h --vllm_server_port 1", ["not both"]),
+        ("--top_p 0.9", ["--top_p 0.9 is refused", "biased"]),
+        ("--top_k 50", ["--top_k 50 is refused", "leave it at -1"]),
+        ("--reward_weights 1", ["--reward_weights has 1 values for 2 reward functions"]),
+        ("--max_steps 0", ["--max_steps 0 trains nothing"]),
+        ("--warmup_steps 5 --warmup_ratio 0.1", ["either --warmup_steps or --warmup_ratio"]),
+        ("--lr_scheduler_type constant --warmup_steps 5", ["use constant_with_warmup"]),
+        ("--lr_scheduler_type cosine_with_min_lr", ["needs the minimum"]),
+        (["--lr_scheduler_kwargs", '{"power": 2}'], ["cosine does not take 'power'"]),
+        ("--ddp_timeout 60", ["no effect without --deepspeed"]),
+        ("--deepspeed zero4", ["zero0, zero1", "not 'zero4'"]),
+        (["--deepspeed", "{bad"], ["JSON that is not valid"]),
+        (
+            "--eval_limit 3 --per_device_eval_batch_size 4",
+            ["--per_device_eval_batch_size, --eval_limit have no effect"],
+        ),
+        ("--eval_steps 1 --val_dataset v --split_dataset_ratio 0.1", ["not both"]),
+        ("--report_to none wandb", ["none cannot be combined"]),
+        ("--run_name r", ["--run_name has no effect"]),
+        ("--loss_type cispo --epsilon 0.1", ["--epsilon has no effect with --loss_type cispo"]),
+        ("--loss_type sapo --delta 2 --epsilon_high 1", ["--epsilon_high", "sapo"]),
+        ("--advantage_estimator reinforce_plus_plus --scale_rewards group", ["use batch or none"]),
+        ("--stop_words=", ["empty string"]),
+    ],
+)
+def test_refused(words: str | list[str], parts: list[str]) -> None:
+    found = faults(words)
+    assert found, "nothing was refused"
+    assert all("\n" not in fault for fault in found)
+    for part in parts:
+        assert part in found[0]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        " ".join(SERVER) + " --vllm_mode server --vllm_server_port 8001",
+        "--use_vllm true --vllm_server_base_url http://h:1",
+        "--top_p 1.0 --top_k -1",
+        "--reward_weights 1 0.5",
+        "--eval_on_start true --eval_limit 3",
+        "--deepspeed zero2_offload --ddp_timeout 60",
+        "--deepspeed ds.json",
+        "--loss_type cispo --epsilon_high 4",
+        '--lr_scheduler_type polynomial --lr_scheduler_kwargs {"power":2}',
+        "--warmup_steps 0 --warmup_ratio 0.1",
+        "--report_to none",
+    ],
+)
+def test_accepted(words: str) -> None:
+    assert faults(words) == ()
+
+
+@pytest.mark.parametrize(
+    ("batch", "words", "environ", "part"),
+    [
+        (["--per_device_train_batch_size", "6"], "", {}, "a round of 6 completions"),
+        (BATCH, "--num_generations 5", {}, "groups of --num_generations 5"),
+        (["--per_device_train_batch_size", "3"], "--deepspeed zero2", TWO, "3 x 2 processes x 1 micro-batches"),
+        (
+            BATCH,
+            "--generation_batch_size 12",
+            {},
+            "no multiple of 8 (per_device_train_batch_size 8 x 1 processes): use 8 or 16",
+        ),
+        (BATCH, "--steps_per_generation 3 --gradient_accumulation_steps 2", {}, "use 2 or 4"),
+        (BATCH, "--steps_per_generation 1 --gradient_accumulation_steps 2", {}, "use 2 for"),
+        (BATCH, "--steps_per_generation 1 --generation_batch_size 8", {}, "either"),
+    ],
+)
+def test_a_round_must_divide(batch: list[str], words: str, environ: dict[str, str], part: str) -> None:
+    (found,) = faults(words, environ, batch)
+    assert part in found
+
+
+def test_half_a_group_a_process_is_fine() -> None:
+    assert faults("--deepspeed zero2", TWO, ["--per_device_train_batch_size", "4"]) == ()
+
+
+def test_several_processes_need_deepspeed() -> None:
+    (found,) = faults("", TWO)
+    assert "NPROC_PER_NODE=2" in found
+    assert "--deepspeed zero2" in found
+    assert faults("--deepspeed zero3", TWO) == ()
+
+
+@pytest.mark.parametrize(
+    ("environ", "part"),
+    [
+        ({"NPROC_PER_NODE": "two"}, "NPROC_PER_NODE must be a whole number of at least 1, not 'two'"),
+        ({"NNODES": "2"}, "needs MASTER_ADDR"),
+        ({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "a"}, "ranks count from 0"),
+    ],
+)
+def test_the_environment_is_checked_too(environ: dict[str, str], part: str) -> None:
+    assert part in faults("--deepspeed zero2", environ)[0]

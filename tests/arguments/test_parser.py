@@ -1,0 +1,202 @@
+"""Command line and config file to arguments: syntax, types, faults reported together."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swift_r1.arguments import RlhfArguments, RolloutArguments, parse_arguments
+from swift_r1.arguments.fields import flag_specs
+from swift_r1.arguments.ms_swift_flags import MS_SWIFT_GRPO_FLAGS
+from swift_r1.errors import UsageError
+
+BASE = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a", "--per_device_train_batch_size", "8"]
+
+
+def parse(*words: str, environ: dict[str, str] | None = None) -> RlhfArguments:
+    return parse_arguments(RlhfArguments, [*BASE, *words], environ or {})
+
+
+def faults(*words: str, environ: dict[str, str] | None = None) -> tuple[str, ...]:
+    with pytest.raises(UsageError) as caught:
+        parse(*words, environ=environ)
+    return caught.value.faults
+
+
+def test_every_way_to_write_a_flag() -> None:
+    args = parse(
+        "--learning-rate=5e-7",
+        "--tuner_type=full",
+        "--dtype",
+        "bfloat16",
+        "--max_steps",
+        "-1",
+        "--stop_words",
+        "a b",
+        "- c",
+        "--add_version",
+        "false",
+        "--log_completions",
+        "--columns",
+        '{"q": "query"}',
+        "--system=--begins with dashes",
+    )
+    assert args.learning_rate == 5e-7
+    assert args.stop_words == ["a b", "- c"]
+    assert args.torch_dtype == "bfloat16"
+    assert args.max_steps == -1
+    assert args.add_version is False
+    assert args.log_completions is True
+    assert args.columns == {"q": "query"}
+    assert args.system == "--begins with dashes"
+
+
+def test_one_dash_is_a_typo_unless_a_number_follows() -> None:
+    assert parse("--max_steps", "-1").max_steps == -1
+    assert faults("-max_steps", "1") == ("unknown flag -max_steps: did you mean --max_steps?",)
+
+
+def test_all_faults_come_together_one_a_line() -> None:
+    found = faults(
+        "--lerning_rate", "1", "--reward_model", "x", "--lora_rank", "8", "--train_type", "lora", "--beta", "-1"
+    )
+    assert found == (
+        "unknown flag --lerning_rate: did you mean --learning_rate?",
+        "--reward_model: reward models are not done here: write a reward function (--external_plugins, --reward_funcs)",
+        "--lora_rank is an ms-swift flag that `swift rlhf` does not have in this version: leave it out",
+        "--train_type lora is not there yet in this version; it can be: full",
+        "--beta must be at least 0, not -1.0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--max_steps", "x"], "--max_steps wants a whole number, not 'x'"),
+        (["--max_steps", "1.5"], "--max_steps wants a whole number, not '1.5'"),
+        (["--learning_rate", "nan"], "--learning_rate wants a finite number, not 'nan'"),
+        (["--use_vllm", "maybe"], "--use_vllm wants true or false, not 'maybe'"),
+        (["--loss_type", "ppo"], "--loss_type must be one of grpo, bnpo, dapo, dr_grpo, cispo, sapo, not 'ppo'"),
+        (["--columns", "[1]"], "--columns wants a JSON object like '{\"a\": 1}', not '[1]'"),
+        (["--seed"], "--seed needs a value"),
+        (["--seed", "1", "2"], "--seed takes one value but got 2"),
+        (["--dtype", "float32", "--torch_dtype", "float16"], "--torch_dtype is given twice, once as --dtype: keep one"),
+        (["--num_generations", "1"], "--num_generations must be at least 2, not 1"),
+        (["--freeze_vit", "true"], "--freeze_vit: vision and audio are not done here"),
+        (["--vllm_mode", "colocate"], "--vllm_mode colocate is not there yet in this version; it can be: server"),
+        (["--zzz"], "unknown flag --zzz: `swift rlhf --help` lists the flags"),
+    ],
+)
+def test_one_fault_one_line(words: list[str], text: str) -> None:
+    (found,) = faults(*words)
+    assert found.startswith(text)
+    assert "\n" not in found
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_arguments(RlhfArguments, [], {})
+    assert [fault.split()[0] for fault in caught.value.faults] == [
+        "--model",
+        "--reward_funcs",
+        "--dataset",
+        "--rlhf_type",
+        "a",
+    ]
+
+
+def test_a_fault_in_a_flag_hides_its_consequences() -> None:
+    """A batch size that is no number must not be reported as a round that does not divide too."""
+    with pytest.raises(UsageError) as caught:
+        parse_arguments(RlhfArguments, [*BASE[:-1], "eight"], {})
+    assert caught.value.faults == ("--per_device_train_batch_size wants a whole number, not 'eight'",)
+
+
+def test_config_file_and_flags_that_win(tmp_path: Path) -> None:
+    config = tmp_path / "grpo.yaml"
+    config.write_text(
+        "rlhf_type: grpo\nmodel: m\ndataset: d\nreward_funcs: [a, b]\nreward_weights: [1, 0.5]\n"
+        "learning_rate: 1e-6\nper-device-train-batch-size: 8\nadd_version: false\ncolumns: {q: query}\n"
+        "deepspeed: {zero_optimization: {stage: 2}}\n"
+    )
+    args = parse_arguments(RlhfArguments, [str(config), "--learning_rate", "2e-6"], {})
+    assert args.learning_rate == 2e-6
+    assert args.reward_funcs == ["a", "b"]
+    assert args.reward_weights == [1.0, 0.5]
+    assert args.add_version is False
+    assert args.columns == {"q": "query"}
+    assert json.loads(args.deepspeed or "") == {"zero_optimization": {"stage": 2}}
+
+
+def test_faults_of_a_config_file_name_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "grpo.yaml"
+    config.write_text("lerning_rate: 1\nmax_steps: many\ndtype: float32\ntorch_dtype: float32\nsystem: true\n")
+    with pytest.raises(UsageError) as caught:
+        parse_arguments(RlhfArguments, [str(config), *BASE], {})
+    assert caught.value.faults == (
+        f"{config}: unknown flag --lerning_rate: did you mean --learning_rate?",
+        f"{config}: max_steps wants a whole number, not 'many'",
+        f"{config}: torch_dtype is given twice, once as dtype: keep one",
+        f"{config}: system wants text, not a bool: put the value in quotes",
+    )
+    config.write_text("a: [\n")
+    with pytest.raises(UsageError, match=r"line 2: not valid YAML"):
+        parse_arguments(RlhfArguments, [str(config), *BASE], {})
+    with pytest.raises(UsageError, match="No such file"):
+        parse_arguments(RlhfArguments, ["gone.yaml", *BASE], {})
+
+
+def test_arguments_survive_the_way_to_the_worker() -> None:
+    args = parse("--epsilon_high", "0.3", "--columns", '{"a": "b"}', "--report_to", "none")
+    assert RlhfArguments.from_dict(json.loads(json.dumps(args.to_dict()))) == args
+    with pytest.raises(TypeError, match="zzz"):
+        RlhfArguments.from_dict({"zzz": 1})
+
+
+def test_the_api_key_travels_in_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = ["--use_vllm", "true", "--vllm_server_host", "h"]
+    args = parse(*server, "--api_key", "secret")
+    assert args.api_key == "secret"
+    assert "secret" not in json.dumps(args.to_dict())
+    assert "secret" not in repr(args)
+    monkeypatch.setenv("SWIFT_API_KEY", "secret")
+    assert RlhfArguments.from_dict(args.to_dict()) == args
+    assert parse(*server, environ={"SWIFT_API_KEY": "other"}).api_key == "other"
+    assert parse_arguments(RolloutArguments, ["--model", "m"], {"SWIFT_API_KEY": "k"}).api_key == "k"
+
+
+def test_defaults_that_depend_on_others() -> None:
+    args = parse("--gradient_accumulation_steps", "2", "--seed", "7", "--temperature", "0.8")
+    assert (args.steps_per_generation, args.generation_batch_size) == (2, 16)
+    assert args.data_seed == 7
+    assert args.eval_temperature == 0.8
+    assert args.reward_weights == [1.0]
+    assert args.output_dir == "output/m"
+    assert parse("--generation_batch_size", "32").steps_per_generation == 4
+    assert parse("--report_to", "none").report_to == []
+
+
+def test_no_flag_of_ours_is_called_foreign() -> None:
+    own = set(flag_specs(RlhfArguments))
+    assert "lora_rank" in MS_SWIFT_GRPO_FLAGS
+    assert {"model", "beta", "num_generations", "vllm_server_host"} <= own & MS_SWIFT_GRPO_FLAGS
+
+
+def test_every_flag_has_help_and_a_default_among_its_choices() -> None:
+    for cls in (RlhfArguments, RolloutArguments):
+        for spec in flag_specs(cls).values():
+            assert spec.info.help, spec.name
+            values = spec.default if spec.is_list else [spec.default]
+            if spec.info.choices and spec.default is not None:
+                assert set(values) <= set(spec.info.choices), spec.name
+
+
+@given(st.lists(st.text(min_size=1, max_size=12), max_size=8))
+def test_no_input_crashes_the_parser(words: list[str]) -> None:
+    """Whatever is typed, the answer is arguments or a UsageError with one line a fault."""
+    try:
+        parse_arguments(RlhfArguments, [*BASE, *words], {})
+    except UsageError as error:
+        assert error.faults
