@@ -1,0 +1,50 @@
+"""Stops a run whose rewards are broken: too large a share of invalid values, over the last steps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from swift_r1.errors import RunFailed
+from swift_r1.rewards.types import RewardBatch, RewardColumn
+
+WINDOW = 20  # steps
+
+
+class InvalidRewardMonitor:
+    """Counts invalid rewards of each function over the last 20 steps.
+
+    The run ends as soon as the share over 20 steps is sure to be above `max_ratio`: a function that never works ends
+    it after a few steps, one that fails now and then does not.
+
+    Args:
+        max_ratio: `--max_invalid_reward_ratio`.
+    """
+
+    def __init__(self, max_ratio: float) -> None:
+        self._max_ratio = max_ratio
+        self._steps: dict[str, deque[tuple[int, int]]] = {}
+
+    def update(self, columns: Sequence[RewardColumn], batch: RewardBatch) -> None:
+        """Takes the columns of one training step.
+
+        Raises:
+            RunFailed: a function is over the limit; the line has its name, the cause and an example.
+        """
+        for column in columns:
+            steps = self._steps.setdefault(column.name, deque(maxlen=WINDOW))
+            steps.append((len(column.invalid), len(column.values)))
+            invalid = sum(bad for bad, _ in steps)
+            expected = sum(count for _, count in steps) / len(steps) * WINDOW
+            if column.invalid and invalid > self._max_ratio * expected:
+                raise RunFailed(self._message(column, batch, invalid, len(steps)))
+
+    def _message(self, column: RewardColumn, batch: RewardBatch, invalid: int, steps: int) -> str:
+        example = column.invalid[0]
+        text = " ".join(batch.completions[example.index].split())
+        text = text if len(text) <= 200 else text[:197] + "..."
+        return (
+            f"reward {column.name} was invalid {invalid} times in the last {steps} steps, more than "
+            f"--max_invalid_reward_ratio {self._max_ratio:g} of {WINDOW} steps allows; "
+            f"cause: {example.cause}; for example on: {text!r}"
+        )

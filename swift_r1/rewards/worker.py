@@ -1,0 +1,144 @@
+"""What runs inside a reward worker process: loading the plugins once, then calls, group by group.
+
+Everything goes back as plain values and text, so nothing a user's code returns or raises has to be pickled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+from swift_r1.errors import UsageError
+from swift_r1.rewards.construct import Reward, build_reward, describe
+from swift_r1.rewards.types import InvalidReward
+from swift_r1.rewards.validate import WrongShape, checked
+
+_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_SELF_DESTRUCT_AFTER = 10.0  # seconds over its limit at which a worker ends itself, its parent being gone
+
+# This process's rewards by name; a text says why one could not be built.
+_rewards: dict[str, Reward | str] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The completions of one call and their columns (each as long as `completions`)."""
+
+    completions: Sequence[str]
+    columns: Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one call gave: `values` and `invalid` as of `validate.checked`, or, where the call failed, why.
+
+    `isolate` tells that single completions may be to blame, so that it is worth looking for them.
+    """
+
+    values: tuple[float | None, ...] = ()
+    invalid: tuple[InvalidReward, ...] = ()
+    failure: str | None = None
+    isolate: bool = False
+
+
+def start_worker(args: Any, names: Sequence[str], plugins: Sequence[str]) -> None:
+    """Loads the plugins and builds the rewards; what fails is kept and reported by `faults`."""
+    for variable in _THREAD_VARIABLES:
+        os.environ[variable] = "1"
+    _end_noticeably()
+    try:
+        from swift_r1.plugins import load_plugins
+
+        load_plugins(list(plugins))
+    except UsageError as error:
+        _rewards.update(dict.fromkeys(names, str(error)))
+        return
+    for name in names:
+        try:
+            _rewards[name] = build_reward(name, args)
+        except UsageError as error:
+            _rewards[name] = str(error)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+
+
+def faults() -> list[str]:
+    """Why rewards could not be built, one line each."""
+    return list(dict.fromkeys(reward for reward in _rewards.values() if isinstance(reward, str)))
+
+
+def call_reward(
+    name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float
+) -> tuple[list[Outcome], float]:
+    """Calls one reward for each item, one after the other (coroutines together).
+
+    Args:
+        limit: seconds after which the parent kills this process; where the parent is gone, it ends itself.
+
+    Returns:
+        One outcome an item, and the seconds that the calls took.
+    """
+    reward = _rewards[name]
+    if isinstance(reward, str):
+        return [Outcome(failure=reward)] * len(items), 0.0
+    state = {"trainer_state": SimpleNamespace(**trainer_state)}
+    started = time.perf_counter()
+    with open(os.devnull, "w") as nowhere:
+        # A C thread that needs no GIL: it ends even a process that spins inside a C function.
+        faulthandler.dump_traceback_later(limit + _SELF_DESTRUCT_AFTER, exit=True, file=nowhere)
+        try:
+            if reward.is_async:
+                outcomes = asyncio.run(_call_together(reward, items, state, limit))
+            else:
+                outcomes = [_call(reward, item, state) for item in items]
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+    return outcomes, time.perf_counter() - started
+
+
+def _call(reward: Reward, item: Item, state: Mapping[str, Any]) -> Outcome:
+    try:
+        returned = reward.call(item.completions, {**item.columns, **state})
+        return _outcome(returned, item)
+    except BaseException as error:  # noqa: BLE001  a user's reward may raise anything, SystemExit too
+        return Outcome(failure=describe(error), isolate=True)
+
+
+async def _call_together(
+    reward: Reward, items: Sequence[Item], state: Mapping[str, Any], limit: float
+) -> list[Outcome]:
+    async def one(item: Item) -> Outcome:
+        try:
+            returned = await asyncio.wait_for(reward.call(item.completions, {**item.columns, **state}), limit)
+            return _outcome(returned, item)
+        except TimeoutError:
+            return Outcome(failure=f"no answer within {limit:g} s", isolate=True)
+        except Exception as error:  # noqa: BLE001  a user's reward may raise anything
+            return Outcome(failure=describe(error), isolate=True)
+
+    return list(await asyncio.gather(*map(one, items)))
+
+
+def _outcome(returned: Any, item: Item) -> Outcome:
+    try:
+        values, invalid = checked(returned, len(item.completions))
+    except WrongShape as error:
+        return Outcome(failure=str(error))
+    return Outcome(values, invalid)
+
+
+def _end_noticeably() -> None:
+    """Makes `os._exit(0)` in a user's code end with code 1: the pool takes 0 for an orderly end and would wait on."""
+    leave = os._exit
+
+    def noticed(status: int) -> None:
+        leave(status or 1)
+
+    os._exit = noticed  # type: ignore[assignment]

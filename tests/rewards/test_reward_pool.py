@@ -1,0 +1,285 @@
+"""The pool, with every fault injected for real: each ends as invalid values with a cause, and nothing stays behind."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+
+from swift_r1.errors import UsageError
+from swift_r1.rewards.pool import RewardPool
+from swift_r1.rewards.types import RewardBatch, RewardColumn
+
+PLUGIN = '''
+import asyncio, ctypes, os, signal, sys, time
+from swift.rewards import ORM, AsyncORM, orms
+
+
+class Length(ORM):
+    """Group-relative on purpose: a call with less than the group gives other values."""
+
+    def __init__(self, args=None, **kwargs):
+        super().__init__(args)
+        self.scale = args.scale
+
+    def __call__(self, completions, **kwargs):
+        longest = max(map(len, completions)) or 1
+        return [self.scale * len(text) / longest for text in completions]
+
+
+class Moody(Length):
+    """Does what the first word of a completion says, else measures it like `Length`."""
+
+    def __call__(self, completions, **kwargs):
+        for text in completions:
+            word = text.split()[0] if text.split() else ""
+            if word == "raise":
+                raise KeyError("no such thing")
+            if word == "quit":
+                sys.exit("enough")
+            if word == "exit0":
+                os._exit(0)
+            if word == "exit3":
+                os._exit(3)
+            if word == "sleep":
+                time.sleep(3600)
+            if word == "spin":
+                97**98**99
+            if word == "stubborn":
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                while True:
+                    time.sleep(1)
+            if word == "segfault":
+                ctypes.string_at(0)
+        return super().__call__(completions, **kwargs)
+
+
+class Strange(ORM):
+    def __call__(self, completions, **kwargs):
+        odd = {"nan": float("nan"), "inf": float("inf"), "none": None, "text": "1.0", "list": [1.0], "true": True}
+        return [odd.get(text, 0.5) for text in completions]
+
+
+class Seen(ORM):
+    """1 where everything a reward is promised is there."""
+
+    def __call__(self, completions, target, messages, prompt_id, trainer_state, **kwargs):
+        promised = {"request_id", "finish_reason", "is_truncated", "response_token_ids", "dataset"}
+        ok = promised <= set(kwargs) and trainer_state.global_step == 3 and trainer_state.max_steps == 10
+        lists = [target, messages, prompt_id, *(kwargs[name] for name in promised)]
+        ok = ok and all(len(column) == len(completions) for column in lists)
+        return [float(ok and text == t) for text, t in zip(completions, target)]
+
+
+class Waiting(AsyncORM):
+    async def __call__(self, completions, **kwargs):
+        async def one(text):
+            if text == "stuck":
+                await asyncio.sleep(3600)
+            if text == "raise":
+                raise ValueError("async fault")
+            await asyncio.sleep(0.05)
+            return float(len(text))
+        return await asyncio.gather(*map(one, completions))
+
+
+def plain(completions, target):
+    return [float(text == t) for text, t in zip(completions, target)]
+
+
+orms["length"] = Length
+orms["moody"] = Moody
+orms["strange"] = Strange
+orms["seen"] = Seen
+orms["waiting"] = Waiting
+orms["plain"] = plain
+orms["scalar"] = lambda completions, **kwargs: 1.0
+orms["short"] = lambda completions, **kwargs: [1.0] * (len(completions) - 1)
+orms["single"] = lambda completions, **kwargs: [1.0]
+orms["word"] = lambda completions, **kwargs: "x" * len(completions)
+'''
+
+
+def batch(completions: list[str], group_size: int) -> RewardBatch:
+    count = len(completions)
+    columns = {
+        "target": list(completions),
+        "messages": [[{"role": "user", "content": "?"}]] * count,
+        "prompt_id": [f"set:{index // group_size}" for index in range(count)],
+        "request_id": [str(index) for index in range(count)],
+        "finish_reason": ["stop"] * count,
+        "is_truncated": [False] * count,
+        "response_token_ids": [[1, 2]] * count,
+        "dataset": ["set"] * count,
+    }
+    return RewardBatch(completions, columns, group_size, {"global_step": 3, "max_steps": 10})
+
+
+def args(timeout: float = 1.0, workers: int = 2) -> SimpleNamespace:
+    return SimpleNamespace(reward_timeout=timeout, reward_num_workers=workers, scale=2.0)
+
+
+NAMES = ["length", "moody", "strange", "seen", "waiting", "plain", "scalar", "short", "single", "word"]
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("plugins") / "faulty.py"
+    path.write_text(PLUGIN)
+    return path
+
+
+@pytest.fixture(scope="module")
+def score(plugin: Path) -> Iterator:
+    """Scores with one function of a pool that all tests share, so each fault also meets a pool that was hurt before."""
+    pools = {name: RewardPool(args(0.3), [name], [str(plugin)]) for name in NAMES}
+    started: dict[str, RewardPool] = {}
+
+    def with_one(name: str, completions: list[str], group_size: int) -> RewardColumn:
+        if name not in started:
+            started[name] = pools[name].__enter__()
+        (column,) = started[name].score(batch(completions, group_size))
+        return column
+
+    yield with_one
+    for pool in started.values():
+        pool.close()
+
+
+def causes(column: RewardColumn) -> dict[int, str]:
+    return {bad.index: bad.cause for bad in column.invalid}
+
+
+def test_values_columns_and_order(plugin: Path) -> None:
+    completions = ["a", "bbbb", "cc", "dd"]
+    with RewardPool(args(), ["seen", "length", "plain"], [str(plugin)]) as pool:
+        columns = pool.score(batch(completions, 2))
+    assert [column.name for column in columns] == ["seen", "length", "plain"]
+    assert columns[0].values == (1.0, 1.0, 1.0, 1.0)
+    assert columns[1].values == (0.5, 2.0, 2.0, 2.0)
+    assert columns[2].values == (1.0, 1.0, 1.0, 1.0)
+    assert all(column.invalid == () and column.seconds > 0 for column in columns)
+
+
+@pytest.mark.parametrize(
+    ("word", "cause"),
+    [
+        ("raise", "KeyError: 'no such thing'"),
+        ("quit", "SystemExit: enough"),
+        ("exit0", "died"),
+        ("exit3", "died (exit code 3)"),
+        ("sleep", "no answer within 0.3 s, worker killed"),
+        ("spin", "no answer within 0.3 s, worker killed"),
+        ("segfault", "died"),
+        ("stubborn", "no answer within 0.3 s, worker killed"),
+    ],
+)
+def test_one_bad_completion_costs_no_other(score, word: str, cause: str) -> None:
+    completions = ["aa", "aaaa", "bb", f"{word} b", "b", "b", "c", "cc"]
+    column = score("moody", completions, 4)
+    # each is measured against the longest of its whole group, not alone
+    assert column.values[:3] == (1.0, 2.0, 1.0)
+    assert math.isnan(column.values[3])
+    assert column.values[4:] == (1.0, 1.0, 1.0, 2.0)
+    assert list(causes(column)) == [3]
+    assert cause in causes(column)[3]
+
+
+def test_values_of_each_kind(score) -> None:
+    column = score("strange", ["nan", "inf", "none", "text", "list", "true", "x", "y"], 4)
+    assert column.values[2] is None
+    assert column.values[5:] == (1.0, 0.5, 0.5)
+    assert sorted(causes(column)) == [0, 1, 3, 4]
+    assert all(math.isnan(column.values[index]) for index in (0, 1, 3, 4))
+
+
+@pytest.mark.parametrize(
+    ("name", "cause"),
+    [
+        ("scalar", "returned one value (1.0) for 2 completions"),
+        ("short", "returned 1 values for 2 completions"),
+        ("single", "returned 1 values for 2 completions"),
+        ("word", "returned a str"),
+    ],
+)
+def test_wrong_shapes_are_never_broadcast_or_repaired(score, name: str, cause: str) -> None:
+    column = score(name, ["a", "b", "c", "d"], 2)
+    assert all(math.isnan(value) for value in column.values)
+    assert sorted(causes(column)) == [0, 1, 2, 3]
+    assert all(cause in text for text in causes(column).values())
+
+
+def test_async_rewards_run_together_and_fail_apart(score) -> None:
+    started = time.monotonic()
+    column = score("waiting", ["a", "bb", "stuck", "b", "raise", "ccc"], 2)
+    assert time.monotonic() - started < 30
+    assert [column.values[index] for index in (0, 1, 3, 5)] == [1.0, 2.0, 1.0, 3.0]
+    assert set(causes(column)) == {2, 4}
+    assert "async fault" in causes(column)[4]
+
+
+def test_all_completions_bad(score) -> None:
+    column = score("moody", ["raise", "raise", "a", "aa"], 2)
+    assert all(math.isnan(value) for value in column.values[:2])
+    assert column.values[2:] == (1.0, 2.0)
+
+
+def test_no_process_is_left(plugin: Path) -> None:
+    me = psutil.Process()
+    before = {process.pid for process in me.children(recursive=True)}
+    with RewardPool(args(0.3), ["moody"], [str(plugin)]) as pool:
+        pool.score(batch(["spin", "a"], 2))
+    left = [process for process in me.children(recursive=True) if process.pid not in before]
+    left = [process for process in left if "resource_tracker" not in " ".join(process.cmdline())]
+    assert left == []
+
+
+def test_faults_in_the_worker_are_usage_errors(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text("import no_such_library\n")
+    with RewardPool(args(), ["x"], [str(broken)]) as pool, pytest.raises(UsageError, match="no_such_library"):
+        pool.wait_ready()
+    with RewardPool(args(), ["fromat"], []) as pool, pytest.raises(UsageError, match="did you mean format"):
+        pool.score(batch(["a"], 1))
+
+
+def test_batches_must_hold_whole_groups(plugin: Path) -> None:
+    with RewardPool(args(), ["length"], [str(plugin)]) as pool, pytest.raises(ValueError, match="whole groups"):
+        pool.score(batch(["a", "b", "c"], 2))
+
+
+def test_workers_end_when_the_parent_is_killed(plugin: Path, tmp_path: Path) -> None:
+    """The parent dies by SIGKILL while one worker is idle and one works; the idle one must end at once."""
+    script = tmp_path / "parent.py"
+    script.write_text(
+        textwrap.dedent(
+            f"""
+            import os, signal
+            from types import SimpleNamespace
+            from swift_r1.rewards.pool import RewardPool
+            if __name__ == "__main__":
+                args = SimpleNamespace(reward_timeout=5.0, reward_num_workers=1, scale=1.0)
+                with RewardPool(args, ["length"], [{str(plugin)!r}]) as pool:
+                    pool.wait_ready()
+                    (worker,) = pool._pool._pool_manager.worker_manager.workers
+                    print(worker, flush=True)
+                    os.kill(os.getpid(), signal.SIGKILL)
+            """
+        )
+    )
+    environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=environ)
+    worker = int(done.stdout)
+    deadline = time.monotonic() + 20
+    while psutil.pid_exists(worker) and psutil.Process(worker).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline, "the worker outlives its parent"
+        time.sleep(0.1)
