@@ -193,7 +193,7 @@ def unknown_flag(cls: Any, written: str) -> str:
         return f"{shown}: {reason}"
     names = sorted(spellings(cls))
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if name in MS_SWIFT_GRPO_FLAGS:
+    if name in MS_SWIFT_GRPO_FLAGS and name not in names:
         hint = f"; the nearest it has is --{near[0]}" if near else ""
         return (
             f"{shown} is an ms-swift flag that `swift {cls.command}` does not have in this version: leave it out{hint}"

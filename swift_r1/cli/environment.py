@@ -25,7 +25,6 @@ _GLIBC_TUNABLES = (
     "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=100000000000:"
     "glibc.malloc.top_pad=268435456"
 )
-_KV_CACHE_GIB = "2"
 # With few cores vLLM's own choice leaves half of them idle; with many it knows about sockets and siblings.
 _BIND_ALL_UP_TO = 8
 
@@ -91,7 +90,6 @@ def server_environment(
     if not gpu:
         openmp = Path(sys.prefix, "lib", "libiomp5.so")
         wanted |= _allocator_variables(environ, (str(openmp),) if openmp.is_file() else ())
-        wanted["VLLM_CPU_KVCACHE_SPACE"] = _KV_CACHE_GIB
         if len(cpus) <= _BIND_ALL_UP_TO:
             wanted["VLLM_CPU_OMP_THREADS_BIND"] = cpu_binding(cpus, engines)
     if offline:

@@ -1,6 +1,7 @@
 """Command line and config file to arguments: syntax, types, faults reported together."""
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from swift_r1.arguments.fields import flag_specs
 from swift_r1.arguments.ms_swift_flags import MS_SWIFT_GRPO_FLAGS
 from swift_r1.errors import UsageError
 
-BASE = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a", "--per_device_train_batch_size", "8"]
+BASE = shlex.split("--rlhf_type grpo --model m --dataset d --reward_funcs a --per_device_train_batch_size 8")
 
 
 def parse(*words: str, environ: dict[str, str] | None = None) -> RlhfArguments:

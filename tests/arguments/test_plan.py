@@ -1,5 +1,6 @@
 """The plan: what the batch flags come to."""
 
+import shlex
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,16 @@ import pytest
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
 from swift_r1.arguments.plan import plan_table
 
-ISSUE = ["--rlhf_type", "grpo", "--model", "models/smollm2-135m", "--external_plugins", "plugins/countdown.py", "--reward_funcs", "external_countdown", "format", "--use_vllm", "true", "--vllm_mode", "server", "--vllm_server_host", "127.0.0.1", "--vllm_server_port", "8000", "--train_type", "full", "--torch_dtype", "bfloat16", "--dataset", "countdown#50000", "--max_length", "2048", "--max_completion_length", "256", "--num_train_epochs", "1", "--max_steps", "20", "--per_device_train_batch_size", "8", "--per_device_eval_batch_size", "8", "--learning_rate", "5e-7", "--gradient_accumulation_steps", "2", "--eval_steps", "10", "--save_steps", "10", "--save_total_limit", "2", "--logging_steps", "1", "--output_dir", "output/GRPO_COUNTDOWN", "--warmup_ratio", "0.01", "--dataloader_num_workers", "4", "--num_generations", "8", "--temperature", "1.0", "--deepspeed", "zero3", "--log_completions", "true", "--report_to", "wandb", "--beta", "0.001", "--num_iterations", "1"]
+ISSUE = shlex.split("""
+    --rlhf_type grpo --model models/smollm2-135m --external_plugins plugins/countdown.py --reward_funcs
+    external_countdown format --use_vllm true --vllm_mode server --vllm_server_host 127.0.0.1 --vllm_server_port
+    8000 --train_type full --torch_dtype bfloat16 --dataset countdown#50000 --max_length 2048
+    --max_completion_length 256 --num_train_epochs 1 --max_steps 20 --per_device_train_batch_size 8
+    --per_device_eval_batch_size 8 --learning_rate 5e-7 --gradient_accumulation_steps 2 --eval_steps 10
+    --save_steps 10 --save_total_limit 2 --logging_steps 1 --output_dir output/GRPO_COUNTDOWN --warmup_ratio
+    0.01 --dataloader_num_workers 4 --num_generations 8 --temperature 1.0 --deepspeed zero3 --log_completions
+    true --report_to wandb --beta 0.001 --num_iterations 1
+""")
 
 
 def arguments(*words: str, processes: int = 1) -> RlhfArguments:
