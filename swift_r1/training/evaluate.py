@@ -78,7 +78,7 @@ class Evaluator:
         if main is None:
             return None
         state = {"global_step": step, "max_steps": max_steps}
-        scored, columns = score(self.prompts, outputs, main.decode, main.scorer, weights, state)
+        scored, columns, _batch = score(self.prompts, outputs, main.decode, main.scorer, weights, state)
         metrics: dict[str, float] = {}
         for dataset in sorted({item.prompt.dataset for item in scored}):
             chosen = [number for number, item in enumerate(scored) if item.prompt.dataset == dataset]

@@ -17,7 +17,7 @@ import torch
 from swift_r1.algorithms import LossConfig, group_advantages
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.errors import RunFailed
-from swift_r1.rewards.types import RewardColumn
+from swift_r1.rewards.types import RewardBatch, RewardColumn
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
 from swift_r1.tracking.recorder import Recorder
 from swift_r1.training.backends.base import Backend, ReferencePolicy
@@ -39,7 +39,7 @@ class MainRank:
 
     prompts: PromptStream
     scorer: Scorer
-    watch_rewards: Callable[[Sequence[RewardColumn], Sequence[str]], None]
+    watch_rewards: Callable[[Sequence[RewardColumn], RewardBatch], None]
     decode: Callable[[Sequence[int]], str]
 
 
@@ -141,7 +141,7 @@ class Trainer:
         with self.timed("reward"):
             state = {"global_step": self.outcome.steps, "max_steps": self.plan.total_steps}
             weights = self.args.reward_weights or []
-            scored, columns = score(prompts, outputs, main.decode, main.scorer, weights, state)
+            scored, columns, reward_batch = score(prompts, outputs, main.decode, main.scorer, weights, state)
         advantages = group_advantages(
             torch.tensor([item.reward for item in scored]),
             self.plan.num_generations,
@@ -152,7 +152,7 @@ class Trainer:
         recorder.completions(
             [completion_row(item, step, value) for item, value in zip(scored, advantages.tolist(), strict=True)]
         )
-        main.watch_rewards(columns, [item.text for item in scored])
+        main.watch_rewards(columns, reward_batch)
         batch = round_batch(
             [item.prompt.token_ids for item in scored],
             [item.completion.token_ids for item in scored],

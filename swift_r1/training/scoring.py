@@ -5,12 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from swift_r1.data.types import Prompt
 from swift_r1.rewards.combine import combine
 from swift_r1.rewards.types import RewardBatch, RewardColumn
 from swift_r1.rollout.protocol import Completion, RolloutOutput
+
+
+class Scores(NamedTuple):
+    """A scored round: its completions, each function's answers, and what the functions were given."""
+
+    completions: list[ScoredCompletion]
+    columns: list[RewardColumn]
+    batch: RewardBatch
+
 
 Scorer = Callable[[RewardBatch], Sequence[RewardColumn]]
 
@@ -41,7 +50,7 @@ def score(
     scorer: Scorer,
     weights: Sequence[float],
     trainer_state: Mapping[str, int],
-) -> tuple[list[ScoredCompletion], list[RewardColumn]]:
+) -> Scores:
     """Scores all completions of a round in one call a function; groups stay together and in order."""
     pairs = [
         (group, prompt, output.request_id, completion)
@@ -62,7 +71,8 @@ def score(
         "is_truncated": [completion.finish_reason == "length" for *_, completion in pairs],
         "response_token_ids": [list(completion.token_ids) for *_, completion in pairs],
     }
-    results = list(scorer(RewardBatch(texts, columns, len(outputs[0].completions), trainer_state)))
+    batch = RewardBatch(texts, columns, len(outputs[0].completions), trainer_state)
+    results = list(scorer(batch))
     totals = combine(results, weights)
     scored = [
         ScoredCompletion(
@@ -76,7 +86,7 @@ def score(
         )
         for i, ((group, prompt, request_id, completion), text) in enumerate(zip(pairs, texts, strict=True))
     ]
-    return scored, results
+    return Scores(scored, results, batch)
 
 
 def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardColumn]) -> dict[str, float]:

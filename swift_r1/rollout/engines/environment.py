@@ -17,12 +17,15 @@ _TCMALLOC = ("/usr/lib/*/libtcmalloc_minimal.so.4", "/usr/lib*/libtcmalloc_minim
 _BIND_ALL_UP_TO = 8
 
 
-def engine_environment(environment: Mapping[str, str], has_gpu: bool, cpus: set[int], prefix: Path) -> dict[str, str]:
+def engine_environment(
+    environment: Mapping[str, str], has_gpu: bool, eager: bool, cpus: set[int], prefix: Path
+) -> dict[str, str]:
     """Variables to add for the engine's processes.
 
     Args:
         environment: the present one.
         has_gpu: with a GPU only the start method is set.
+        eager: nothing is to be compiled; else one helper of the sampler would be, 10 s at the first request.
         cpus: processor numbers that this process may use.
         prefix: the Python environment's folder, where `lib/libiomp5.so` may be.
     """
@@ -30,6 +33,8 @@ def engine_environment(environment: Mapping[str, str], has_gpu: bool, cpus: set[
     if not has_gpu:
         if len(cpus) <= _BIND_ALL_UP_TO:
             wanted["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(str(cpu) for cpu in sorted(cpus))
+        if eager:
+            wanted["TORCH_COMPILE_DISABLE"] = "1"
         wanted |= _preload(environment, prefix)
     return {name: value for name, value in wanted.items() if name == "LD_PRELOAD" or name not in environment}
 
@@ -46,8 +51,8 @@ def _preload(environment: Mapping[str, str], prefix: Path) -> dict[str, str]:
     return {"LD_PRELOAD": ":".join(found + ([present] if present else []))} if found else {}
 
 
-def apply_engine_environment(has_gpu: bool) -> str:
+def apply_engine_environment(has_gpu: bool, eager: bool) -> str:
     """Sets the variables in this process, for its children; returns one line that says which."""
-    added = engine_environment(os.environ, has_gpu, os.sched_getaffinity(0), Path(sys.prefix))
+    added = engine_environment(os.environ, has_gpu, eager, os.sched_getaffinity(0), Path(sys.prefix))
     os.environ.update(added)
     return "engine environment: " + (" ".join(f"{name}={value}" for name, value in added.items()) or "as it is")

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from swift_r1.errors import UsageError
+from swift_r1.rollout.engines.attention import decoding
 from swift_r1.rollout.engines.kv_cache import AppendCache, left_padded
 from swift_r1.rollout.engines.sampling import sample, uniform_streams
 from swift_r1.rollout.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
@@ -194,13 +195,14 @@ class TransformersEngine:
 
     def _next_logits(self, tokens: Tensor, state: _DecodeState) -> Tensor:
         mask = state.advance()
-        hidden = self.model.base_model(
-            input_ids=tokens[:, None],
-            attention_mask=mask,
-            position_ids=state.positions[:, None] - 1,
-            past_key_values=state.cache,
-            use_cache=True,
-        ).last_hidden_state
+        with decoding(self.model):
+            hidden = self.model.base_model(
+                input_ids=tokens[:, None],
+                attention_mask=mask,
+                position_ids=state.positions[:, None] - 1,
+                past_key_values=state.cache,
+                use_cache=True,
+            ).last_hidden_state
         return self.model.get_output_embeddings()(hidden[:, -1])
 
 

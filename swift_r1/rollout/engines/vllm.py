@@ -140,11 +140,11 @@ def start_vllm(config: ServerConfig) -> VllmEngine:
     from vllm.platforms import current_platform
 
     has_gpu = not current_platform.is_cpu()
-    logger.info(apply_engine_environment(has_gpu))
+    arguments = engine_arguments(config, has_gpu)
+    logger.info(apply_engine_environment(has_gpu, arguments["enforce_eager"]))
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
-    arguments = engine_arguments(config, has_gpu)
     unknown = sorted(set(arguments) - {f.name for f in fields(AsyncEngineArgs)})
     if unknown:
         raise UsageError(f"--vllm_engine_kwargs: vLLM's engine has no argument {', '.join(unknown)}")

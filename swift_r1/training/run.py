@@ -1,0 +1,248 @@
+"""Builds all parts of a training process from the arguments, and runs the loop.
+
+The order matters: what forks or spawns (prompt workers, reward workers) comes before threads and DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from swift_r1.arguments import Plan, RlhfArguments, make_plan
+from swift_r1.data.loading import load_rows
+from swift_r1.data.prompts import PromptEncoder
+from swift_r1.data.sampler import PromptSampler
+from swift_r1.data.types import Prompt
+from swift_r1.errors import UsageError
+from swift_r1.plugins import load_plugins
+from swift_r1.rewards.monitor import InvalidRewardMonitor
+from swift_r1.rewards.pool import RewardPool
+from swift_r1.rollout.client import RolloutClient
+from swift_r1.rollout.engines.transformers import TransformersEngine
+from swift_r1.rollout.identity import tokenizer_hash
+from swift_r1.rollout.protocol import SamplingParams
+from swift_r1.tracking.console import RunConsole
+from swift_r1.tracking.recorder import Recorder, RunRecorder, SilentRecorder
+from swift_r1.tracking.reporters import open_reporters
+from swift_r1.training.backends.base import Backend
+from swift_r1.training.backends.local import LocalBackend
+from swift_r1.training.checkpoints import remove_old_checkpoints, save_checkpoint
+from swift_r1.training.distributed import Ranks, join_ranks
+from swift_r1.training.evaluate import Evaluator
+from swift_r1.training.loop import MainRank, Parts, Trainer
+from swift_r1.training.optimizer import LearningRate, OptimizerConfig
+from swift_r1.training.policy import check_fused_head, load_model
+from swift_r1.training.prompts import PromptStream
+from swift_r1.training.rollouts import EmbeddedRollouts, Rollouts, ServerRollouts
+from swift_r1.training.stopping import StopRequest
+
+logger = logging.getLogger("swift_r1.training")
+
+
+def run(args: RlhfArguments, run_dir: Path, stop: StopRequest) -> int:
+    """Builds all parts, trains, and returns the exit code."""
+    _quiet_libraries()
+    with ExitStack() as cleanup:
+        ranks = join_ranks(args.ddp_timeout, distributed=args.deepspeed is not None)
+        cleanup.callback(ranks.close)
+        tokenizer = _load_tokenizer(args.model)
+        main_rank, held_out, sizes = None, [], None
+        if ranks.is_main:
+            main_rank, held_out, num_rows = _main_rank(args, tokenizer, ranks.world_size, cleanup)
+            sizes = [torch.tensor([num_rows, len(held_out)])]
+        num_rows, num_held_out = ranks.broadcast(sizes)[0].tolist()
+        plan = make_plan(args, ranks.world_size, num_rows)
+
+        backend, vocab_size = _backend(args, ranks)
+        ends = _end_tokens(backend.model, tokenizer)
+        rollouts = _rollouts(args, ranks, backend, tokenizer, ends, vocab_size, cleanup)
+        sampling = SamplingParams(
+            max_tokens=args.max_completion_length,
+            temperature=args.temperature,
+            stop=tuple(args.stop_words),
+            stop_token_ids=ends,
+        )
+        run_id = uuid.uuid4().hex[:12]
+        evaluator = None
+        if num_held_out:
+            evaluator = Evaluator(
+                prompts=held_out,
+                num_prompts=num_held_out,
+                num_generations=args.num_generations_eval,
+                chunk=max(1, args.per_device_eval_batch_size * ranks.world_size // args.num_generations_eval),
+                sampling=sampling.model_copy(update={"temperature": args.eval_temperature}),
+                run_id=run_id,
+                seed=args.seed,
+            )
+        recorder: Recorder = SilentRecorder()
+        if ranks.is_main:
+            reporters = open_reporters(args.report_to, run_dir, args.run_name, args.to_dict())
+            console = RunConsole(plan.total_steps)
+            recorder = cleanup.enter_context(
+                RunRecorder(run_dir, console, reporters, args.logging_steps, args.log_completions)
+            )
+        trainer = Trainer(
+            Parts(
+                args=args,
+                plan=plan,
+                ranks=ranks,
+                backend=backend,
+                reference=backend.reference() if args.beta > 0 else None,
+                rollouts=rollouts,
+                learning_rate=_learning_rate(args, plan),
+                sampling=sampling,
+                evaluator=evaluator,
+                recorder=recorder,
+                save=_saver(args, run_dir, backend, tokenizer, ranks),
+                stop=stop,
+                run_id=run_id,
+                main=main_rank,
+            )
+        )
+        outcome = trainer.run()
+        recorder.finish(outcome.to_dict())
+        return outcome.exit_code
+
+
+def _main_rank(
+    args: RlhfArguments, tokenizer: Any, world_size: int, cleanup: ExitStack
+) -> tuple[MainRank, list[Prompt], int]:
+    """Data and rewards; also the held-out prompts and the number of training rows."""
+    load_plugins(args.external_plugins)
+    data = load_rows(args)
+    encoder = PromptEncoder(tokenizer, args.system, args.max_length)
+    rows = encoder.fitting(data.train)
+    held_out = [prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))]
+    plan = make_plan(args, world_size, len(rows))
+    sampler = PromptSampler(len(rows), plan.prompts_per_round, args.dataset_shuffle, args.data_seed)
+    prompts = PromptStream(rows, encoder, sampler, args.dataloader_num_workers)
+    pool = cleanup.enter_context(RewardPool(args, args.reward_funcs, args.external_plugins))
+    monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio)
+    main_rank = MainRank(
+        prompts=prompts,
+        scorer=pool.score,
+        watch_rewards=monitor.update,
+        decode=lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
+    )
+    return main_rank, held_out, len(rows)
+
+
+def _backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
+    def load() -> nn.Module:
+        return load_model(args.model, args.torch_dtype, args.gradient_checkpointing)
+
+    optimizer = OptimizerConfig(
+        args.learning_rate,
+        args.weight_decay,
+        args.adam_beta1,
+        args.adam_beta2,
+        args.adam_epsilon,
+        args.max_grad_norm,
+    )
+    torch.manual_seed(args.seed)
+    if args.deepspeed is None:
+        model = load().to(ranks.device)
+        if model.dtype == torch.float16:
+            raise UsageError("training in float16 needs a loss scale, which is not there yet: --torch_dtype bfloat16")
+        backend: Backend = LocalBackend(model, optimizer)
+    else:
+        from transformers import AutoConfig
+
+        from swift_r1.training.backends.deepspeed import DeepSpeedBackend, read_config
+
+        config_dtype = AutoConfig.from_pretrained(args.model).dtype or torch.float32
+        dtype = getattr(torch, args.torch_dtype) if args.torch_dtype else config_dtype
+        backend = DeepSpeedBackend(load, dtype, optimizer, read_config(args.deepspeed), ranks)
+    vocab_size = backend.model.config.get_text_config().vocab_size
+    check_fused_head(backend, vocab_size, ranks.device)
+    return backend, vocab_size
+
+
+def _rollouts(
+    args: RlhfArguments,
+    ranks: Ranks,
+    backend: Backend,
+    tokenizer: Any,
+    ends: tuple[int, ...],
+    vocab_size: int,
+    cleanup: ExitStack,
+) -> Rollouts:
+    if not args.use_vllm:
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
+        return EmbeddedRollouts(TransformersEngine(backend.generation_model(), tokenizer, ends, pad), backend, ranks)
+    client, version = None, torch.zeros(1, dtype=torch.long)
+    if ranks.is_main:
+        client = cleanup.enter_context(RolloutClient(str(args.rollout_base_url), args.api_key))
+        info = client.wait_until_ready(args.vllm_server_timeout)
+        if info.tokenizer_hash != tokenizer_hash(tokenizer) or info.vocab_size != vocab_size:
+            raise UsageError(
+                f"the rollout server serves {info.model}, whose tokenizer or vocabulary is not that of --model "
+                f"{args.model}: start it with `swift rollout --model {args.model}`"
+            )
+        if args.max_length and info.max_model_len < args.max_length + args.max_completion_length:
+            logger.warning(
+                "the rollout server takes %d tokens, less than --max_length %d + --max_completion_length %d",
+                *(info.max_model_len, args.max_length, args.max_completion_length),
+            )
+        version[0] = info.weight_version
+    return ServerRollouts(client, backend, int(ranks.broadcast([version] if ranks.is_main else None)[0]))
+
+
+def _learning_rate(args: RlhfArguments, plan: Plan) -> LearningRate:
+    return LearningRate(
+        args.lr_scheduler_type, args.learning_rate, plan.warmup_steps, plan.total_steps, args.lr_scheduler_kwargs
+    )
+
+
+def _saver(args: RlhfArguments, run_dir: Path, backend: Backend, tokenizer: Any, ranks: Ranks) -> Callable[[int], None]:
+    def save(step: int) -> None:
+        weights = {name: tensor for bucket in backend.weight_buckets() for name, tensor in bucket}
+
+        def write(folder: Path) -> None:
+            backend.model.save_pretrained(folder, state_dict=weights)
+            tokenizer.save_pretrained(folder)
+
+        if ranks.is_main:
+            save_checkpoint(run_dir, step, write)
+            remove_old_checkpoints(run_dir, args.save_total_limit)
+        ranks.barrier()
+
+    return save
+
+
+def _load_tokenizer(path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot load the tokenizer of --model {path}: {str(error).splitlines()[0]}") from error
+
+
+def _end_tokens(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:
+    """Tokens that end a completion: the tokenizer's and those of the model's generation config."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ends = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])} - {None}
+    if not ends:
+        raise UsageError("neither the tokenizer nor generation_config.json names an end token (eos_token_id)")
+    return tuple(sorted(ends))
+
+
+def _quiet_libraries() -> None:
+    """Leaves our own log lines and other libraries' warnings; their progress bars and deprecations are noise."""
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    logging.getLogger("swift_r1").setLevel(logging.INFO)
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
