@@ -38,7 +38,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
             raise ValueError(f"{name} must be from 0 to 1, got {number}")
     trained = mask != 0
     dtype = torch.promote_types(torch.promote_types(rewards.dtype, values.dtype), torch.float32)
-    rewards = rewards.detach().to(dtype).masked_fill(~trained, 0.0)
+    rewards = rewards.detach().to(dtype)
     values = values.detach().to(dtype).masked_fill(~trained, 0.0)
 
     advantages = torch.zeros_like(values)

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from swift_r1.algorithms.aggregation import token_means
 from swift_r1.algorithms.config import RolloutCorrection
-from swift_r1.algorithms.kl import LOG_RATIO_BOUND
 
 
 class RolloutWeights(NamedTuple):
@@ -43,7 +42,7 @@ def rollout_weights(
     log_ratio = (old_logps - rollout_logps).detach()
     if mode.startswith("sequence"):
         log_ratio = token_means(log_ratio, mask)[:, None]
-    ratio = log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+    ratio = log_ratio.exp()  # may overflow: the threshold is below infinity, and there is no backward pass
     over = ratio > threshold
     weights = ratio.masked_fill(over, 0.0) if mode.endswith("mask") else ratio.clamp(max=threshold)
     return RolloutWeights(weights, over)

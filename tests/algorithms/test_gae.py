@@ -91,6 +91,14 @@ def test_value_loss_gradient_by_finite_differences(clip: float | None) -> None:
     assert torch.autograd.gradcheck(lambda v: value_loss(v, old, returns, mask, clip), (spoilt,), atol=1e-6)
 
 
+def test_only_values_get_a_gradient() -> None:
+    values, old, returns, mask = make(7, 3, 5)
+    for tensor in (values, old, returns):
+        tensor.requires_grad_()
+    value_loss(values, old, returns, mask, 0.2).backward()
+    assert values.grad is not None and old.grad is None and returns.grad is None
+
+
 def test_value_loss_of_nothing_and_its_dtype() -> None:
     values, old, returns, mask = make(7, 3, 5)
     assert value_loss(values, old, returns, torch.zeros_like(mask), 0.2).item() == 0
