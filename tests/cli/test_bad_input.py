@@ -1,0 +1,234 @@
+"""Every fault of the user through the real command: exit code, one clear line, nothing heavy imported."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+COUNTDOWN = str(REPO / "plugins" / "countdown.py")
+
+# Runs the command and, however it ends, reports the heavy packages that were imported.
+PROBE = """
+import atexit, sys
+heavy = ("torch", "transformers", "vllm", "deepspeed", "datasets")
+atexit.register(lambda: print("HEAVY", *(name for name in heavy if name in sys.modules), file=sys.stderr))
+from swift_r1.cli.main import main
+sys.exit(main())
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a command ended."""
+
+    code: int
+    out: str
+    lines: tuple[str, ...]
+    heavy: tuple[str, ...]
+
+
+def swift(*words: str, cwd: Path, environ: Mapping[str, str] | None = None) -> Done:
+    done = subprocess.run(
+        [sys.executable, "-c", PROBE, *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(REPO), "HF_HUB_OFFLINE": "1", **(environ or {})},
+    )
+    *lines, probe = done.stderr.splitlines() or [""]
+    assert probe.startswith("HEAVY"), f"the command did not end by itself: {done.stderr}"
+    return Done(done.returncode, done.stdout, tuple(lines), tuple(probe.split()[1:]))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder that looks like a model; nothing here may come so far as to load it."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for name in ("config.json", "model.safetensors", "tokenizer.json"):
+        (folder / name).write_text("{}")
+    return folder
+
+
+@pytest.fixture
+def good(model: Path) -> dict[str, str]:
+    """Flags of a run that would start."""
+    return {
+        "rlhf_type": "grpo",
+        "model": str(model),
+        "external_plugins": COUNTDOWN,
+        "dataset": "countdown#20",
+        "reward_funcs": "external_countdown",
+        "per_device_train_batch_size": "8",
+    }
+
+
+def words(flags: Mapping[str, str]) -> list[str]:
+    return [word for name, value in flags.items() for word in (f"--{name}", value)]
+
+
+def rlhf(flags: Mapping[str, str], cwd: Path, environ: Mapping[str, str] | None = None) -> Done:
+    return swift("rlhf", *words(flags), cwd=cwd, environ=environ)
+
+
+def test_an_unknown_flag(good: dict[str, str], tmp_path: Path) -> None:
+    done = rlhf(good | {"lerning_rate": "1e-6"}, tmp_path)
+    assert done.code == 2
+    assert done.lines == ("swift rlhf: unknown flag --lerning_rate: did you mean --learning_rate?",)
+    assert done.heavy == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        ({"external_plugins": "gone.py"}, "--external_plugins gone.py: there is no such file (looked in {cwd})"),
+        ({"external_plugins": "raises.py"}, "plugin raises.py:2: ZeroDivisionError: division by zero"),
+        (
+            {"reward_funcs": "external_countdwn"},
+            "--reward_funcs external_countdwn: did you mean external_countdown? there is no such reward function; "
+            "known are external_countdown, format",
+        ),
+        ({"dataset": "cuntdown"}, "unknown dataset cuntdown: "),
+        ({"dataset": "gone.jsonl"}, "--dataset gone.jsonl: file not found"),
+        ({"model": "models/gone"}, "--model models/gone"),
+        ({"model": "./gone"}, "--model ./gone: there is no such folder (looked in {cwd})"),
+        ({"model": "empty"}, "--model empty is no model folder: it lacks config.json, weights (*.safetensors), a tok"),
+        ({"model": "raises.py"}, "--model raises.py is a file"),
+        ({"deepspeed": "gone.json"}, "--deepspeed gone.json: No such file or directory"),
+        ({"output_dir": "raises.py/out"}, "--output_dir raises.py/out: "),
+        (
+            {"dataset": "rows.jsonl"},
+            "--reward_funcs external_countdown needs the columns nums, target, which the data lacks (it has gold)",
+        ),
+    ],
+)
+def test_bad_plugin_reward_data_model(good: dict[str, str], tmp_path: Path, change: dict[str, str], line: str) -> None:
+    (tmp_path / "raises.py").write_text("x = 0\n1 / x\n")
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"query": "1 + 1?", "gold": "2"}) + "\n")
+    (tmp_path / "empty").mkdir()
+    done = rlhf(good | change, tmp_path)
+    assert done.code == 2
+    assert len(done.lines) == 1, done.lines
+    assert done.lines[0].startswith("swift rlhf: " + line.format(cwd=tmp_path))
+    assert done.heavy == ()
+    assert not (tmp_path / "output").exists(), "a run that cannot start left a folder"
+
+
+def test_faults_of_rewards_data_and_model_come_together(good: dict[str, str], tmp_path: Path) -> None:
+    done = rlhf(good | {"reward_funcs": "nope", "dataset": "cuntdown", "model": "./gone"}, tmp_path)
+    assert done.code == 2
+    assert [line.split()[2] for line in done.lines] == ["--reward_funcs", "unknown", "--model"]
+
+
+def test_a_server_that_is_not_there(good: dict[str, str], tmp_path: Path) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))  # bound but not listening: connections are refused
+        port = str(nobody.getsockname()[1])
+        server = {"use_vllm": "true", "vllm_server_host": "127.0.0.1", "vllm_server_port": port}
+        done = rlhf(good | server | {"vllm_server_timeout": "1"}, tmp_path)
+    assert done.code == 3
+    assert f"waiting for the rollout server at http://127.0.0.1:{port}" in done.lines[0]
+    assert "s left" in done.lines[0]
+    assert "was not ready within 1 s" in done.lines[-1]
+    assert "torch" not in done.heavy
+    assert not (tmp_path / "output").exists()
+
+
+def test_a_folder_that_holds_a_run(good: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "logging.jsonl").write_text("")
+    done = rlhf(good | {"output_dir": "run", "add_version": "false"}, tmp_path)
+    assert done.code == 2
+    assert done.lines[0].startswith("swift rlhf: --output_dir run holds a run already (logging.jsonl)")
+
+
+def test_processes_without_deepspeed(good: dict[str, str], tmp_path: Path) -> None:
+    done = rlhf(good, tmp_path, {"NPROC_PER_NODE": "2"})
+    assert done.code == 2
+    assert "NPROC_PER_NODE=2" in done.lines[0]
+    assert done.heavy == ()
+
+
+def test_rollout_with_a_port_that_is_taken(model: Path, tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        done = swift("rollout", "--model", str(model), "--port", str(port), cwd=tmp_path)
+    assert done.code == 4
+    assert done.lines == (
+        f"swift rollout: port {port} of 127.0.0.1 is taken: another server listens there; give another --port",
+    )
+    assert done.heavy == ()
+
+
+@pytest.mark.parametrize(
+    ("flags", "line"),
+    [
+        (["--model", "./gone"], "--model ./gone: there is no such folder"),
+        (["--model", "{model}", "--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in: give --api_key"),
+        (["--model", "{model}", "--host", "192.0.2.1", "--api_key", "k"], "cannot listen on 192.0.2.1 port 8000"),
+        (["--model", "{model}", "--port", "0"], "--port must be at least 1, not 0"),
+        (["--model", "{model}", "--vllm_use_async_engine", "true"], "--vllm_use_async_engine is an ms-swift flag"),
+        (["--model", "{model}", "--vllm_engine_kwargs", '{"max_model_len": 9}'], "--vllm_engine_kwargs holds 'max_mod"),
+    ],
+)
+def test_bad_rollout_flags(model: Path, tmp_path: Path, flags: list[str], line: str) -> None:
+    done = swift("rollout", *(word.replace("{model}", str(model)) for word in flags), cwd=tmp_path)
+    assert done.code == 2
+    assert len(done.lines) == 1
+    assert done.lines[0].startswith(f"swift rollout: {line}")
+    assert done.heavy == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        (["eval"], "swift eval: `swift eval` is not there yet in this version"),
+        (["rolout"], "swift rolout: there is no command 'rolout': did you mean `swift rollout`?"),
+        (["plugins", "gone.py"], "swift plugins: --external_plugins gone.py: there is no such file"),
+        (["rlhf", "gone.yaml"], "swift rlhf: config file gone.yaml: No such file or directory"),
+    ],
+)
+def test_bad_commands(tmp_path: Path, command: list[str], line: str) -> None:
+    done = swift(*command, cwd=tmp_path)
+    assert done.code == 2
+    assert done.lines[0].startswith(line)
+    assert done.heavy == ()
+
+
+@pytest.mark.parametrize(
+    "command", [["sft", "--model", "m"], ["rlhf", "--rlhf_type", "dpo"], ["rlhf", "--rlhf-type=kto"]]
+)
+def test_what_ms_swift_does_is_handed_over(tmp_path: Path, command: list[str]) -> None:
+    """Without it one line says how to install it; another package named swift does not count."""
+    (tmp_path / "swift").mkdir()
+    (tmp_path / "swift" / "__init__.py").write_text("")
+    done = swift(*command, cwd=tmp_path, environ={"PYTHONPATH": f"{REPO}:{tmp_path}"})
+    if done.code == 2 and done.lines[0].endswith("pip install 'swift-r1[ms-swift]'"):
+        return
+    pytest.skip("ms-swift is installed here")
+
+
+def test_ms_swift_is_run_by_module(tmp_path: Path) -> None:
+    package = tmp_path / "swift" / "cli"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent):
+        (folder / "__init__.py").write_text("")
+    (package / "main.py").write_text("import sys; print('real', *sys.argv[1:]); print('HEAVY', file=sys.stderr)")
+    metadata = tmp_path / "ms_swift-4.6.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: ms-swift\nVersion: 4.6.0\n")
+    (metadata / "RECORD").write_text("swift/cli/main.py,,\n")
+    done = swift("sft", "--model", "m", cwd=tmp_path, environ={"PYTHONPATH": f"{tmp_path}:{REPO}"})
+    assert done.code == 0
+    assert done.out == "real sft --model m\n"

@@ -1,0 +1,38 @@
+"""Help: grouped, complete, with defaults and what differs from ms-swift."""
+
+import pytest
+
+from swift_r1.arguments import RlhfArguments, RolloutArguments
+from swift_r1.arguments.fields import flag_specs
+from swift_r1.cli.main import main
+
+
+@pytest.mark.parametrize(("command", "cls"), [("rlhf", RlhfArguments), ("rollout", RolloutArguments)])
+def test_every_flag_is_in_the_help(command: str, cls: type, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    for spec in flag_specs(cls).values():
+        for name in (spec.name, *spec.info.aliases):
+            assert f"--{name}" in text
+    assert "Examples:" in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_differing_defaults_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["rlhf", "--help"])
+    text = capsys.readouterr().out.partition("Defaults that are not ms-swift's:")[2]
+    expected = ["train_type full", "gradient_accumulation_steps 1", "temperature 1 ", "top_p 1 ", "top_k -1", "beta 0 "]
+    for default in expected:
+        assert f"--{default}" in text
+
+
+def test_swift_without_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert main(["--help"]) == 0
+    assert main(["--version"]) == 0
+    assert "swift-r1" in capsys.readouterr().out.splitlines()[-1]
+
+
+def test_plugins_lists_what_is_registered(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plugins"]) == 0
+    assert "format" in capsys.readouterr().out

@@ -1,0 +1,79 @@
+"""The folder of a run and its args.json."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from swift_r1.arguments import RlhfArguments, World, parse_arguments
+from swift_r1.cli.run_folder import make_run_folder, run_folder_faults, without_secrets, write_args
+
+BASE = shlex.split("--rlhf_type grpo --model m --dataset d --reward_funcs a --per_device_train_batch_size 8")
+
+
+def arguments(*words: str) -> RlhfArguments:
+    return parse_arguments(RlhfArguments, [*BASE, *words], {})
+
+
+def test_versions_count_up(tmp_path: Path) -> None:
+    args = arguments("--output_dir", str(tmp_path))
+    (tmp_path / "v9-notes").mkdir()
+    names = [make_run_folder(args, World()).name for _ in range(3)]
+    for number, name in enumerate(names):
+        assert re.fullmatch(rf"v{number}-\d{{8}}-\d{{6}}", name)
+
+
+def test_without_versions_the_folder_itself(tmp_path: Path) -> None:
+    args = arguments("--output_dir", str(tmp_path / "a" / "b"), "--add_version", "false")
+    assert run_folder_faults(args, World()) == []
+    folder = make_run_folder(args, World())
+    assert folder == tmp_path / "a" / "b"
+    assert run_folder_faults(args, World()) == []
+    write_args(folder, args, World(), [])
+    (fault,) = run_folder_faults(args, World())
+    assert "holds a run already (args.json)" in fault
+
+
+@pytest.mark.parametrize("sign", ["completions.jsonl", "checkpoint-10"])
+def test_signs_of_a_run(tmp_path: Path, sign: str) -> None:
+    (tmp_path / sign).touch()
+    args = arguments("--output_dir", str(tmp_path), "--add_version", "false")
+    assert sign in run_folder_faults(args, World())[0]
+    assert run_folder_faults(arguments("--output_dir", str(tmp_path)), World()) == []
+
+
+def test_several_nodes_share_one_folder(tmp_path: Path) -> None:
+    second = World(nnodes=2, node_rank=1, master_addr="a")
+    versioned = arguments("--output_dir", str(tmp_path))
+    assert "--add_version false" in run_folder_faults(versioned, second)[0]
+    args = arguments("--output_dir", str(tmp_path), "--add_version", "false")
+    write_args(tmp_path, args, World(nnodes=2, master_addr="a"), [])
+    assert run_folder_faults(args, second) == []
+    assert write_args(tmp_path, args, second, []).name == "args-node1.json"
+
+
+def test_args_json_restores_the_arguments_and_holds_no_secret(tmp_path: Path) -> None:
+    words = [*BASE, "--use_vllm", "true", "--vllm_server_host", "h", "--api_key", "hidden", "--system", "héllo"]
+    args = parse_arguments(RlhfArguments, words, {})
+    path = write_args(tmp_path, args, World(), words)
+    text = path.read_text(encoding="utf-8")
+    content = json.loads(text)
+    assert "hidden" not in text
+    restored = RlhfArguments.from_dict(content["args"])
+    assert restored.system == "héllo"
+    assert restored.generation_batch_size == 8
+    assert content["run_dir"] == str(tmp_path)
+    assert content["command"][:3] == ["swift", "rlhf", "--rlhf_type"]
+    assert {"python", "torch", "transformers"} <= set(content["versions"])
+
+
+def test_secrets_are_struck_out() -> None:
+    assert without_secrets(["--api_key", "k", "--api-key=k", "--seed", "1"]) == [
+        "--api_key",
+        "***",
+        "--api-key=***",
+        "--seed",
+        "1",
+    ]
