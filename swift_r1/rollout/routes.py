@@ -145,6 +145,9 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
         if not task.done():
             raise Refused(499, "the client hung up")
         return task.result()
+    except asyncio.CancelledError:
+        # Only the server's end cancels a handler: its time to drain is over.
+        raise Refused(503, "the server is shutting down", 5) from None
     finally:
         gone.cancel()
         task.cancel()

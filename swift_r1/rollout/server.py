@@ -98,14 +98,16 @@ async def serve(config: ServerConfig, listener: socket.socket) -> int:
     try:
         await asyncio.wait({http, life}, return_when=asyncio.FIRST_COMPLETED)
         server.should_exit = True
-        if lifecycle.dead is not None:
-            server.force_exit = True
+        server.force_exit = server.force_exit or lifecycle.dead is not None
         await http
     finally:
         life.cancel()
         with suppress(asyncio.CancelledError):
             await life
         await asyncio.to_thread(lifecycle.close)
+    if code[0] != EXIT_OK:
+        # A signal to the whole process group ends the engine too; that is no failure.
+        return code[0]
     if isinstance(lifecycle.failure, SwiftError):
         raise lifecycle.failure
     if lifecycle.failure is not None:

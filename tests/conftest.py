@@ -1,0 +1,184 @@
+"""Fixtures for everybody: tiny models, and real rollout servers that all tests of a session share."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPO = Path(__file__).resolve().parent.parent
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+
+
+def save_tiny_tokenizer(folder: Path) -> int:
+    """A chat tokenizer with a token for each printable ASCII character and each tag; returns its size."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    symbols = [*special, *TAGS, "\n", *(chr(code) for code in range(32, 127))]
+    tokenizer = Tokenizer(models.WordLevel({symbol: i for i, symbol in enumerate(symbols)}, unk_token="<|endoftext|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_tokens(list(TAGS))
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|im_start|>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        unk_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+    )
+    fast.save_pretrained(folder)
+    return len(fast)
+
+
+def save_tiny_model(folder: Path, kind: str = "llama", tied: bool = True, seed: int = 0) -> Path:
+    """A random 2-layer model (hidden 64, heads of 32, float32) with the tiny tokenizer, spread enough to have
+    opinions: its next-token distributions are far from uniform."""
+    import torch
+    from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
+
+    size = save_tiny_tokenizer(folder)
+    config = {"llama": LlamaConfig, "qwen2": Qwen2Config}[kind](
+        vocab_size=size,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=1024,
+        initializer_range=0.3,
+        tie_word_embeddings=tied,
+        bos_token_id=1,
+        eos_token_id=2,
+        pad_token_id=0,
+    )
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random Llama with tied embeddings (the case in which an output head can go stale)."""
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-llama-tied")
+
+
+@pytest.fixture(scope="session")
+def tiny_model_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random Qwen2 (biases) with an output head of its own."""
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-qwen2", kind="qwen2", tied=False)
+
+
+@dataclass
+class ServerProcess:
+    """A running `swift_r1.rollout.server`."""
+
+    url: str
+    port: int
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def stop(self) -> None:
+        """SIGTERM to the server alone; whatever is left of its session after 20 s is killed."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(20)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def start_server(folder: Path, model: Path, **args: Any) -> ServerProcess:
+    """Starts a server without waiting for it; `args` are flags of `swift rollout`."""
+    port = free_port()
+    cache = {"kv_cache_memory_bytes": 64 << 20}
+    flags = {"model": str(model), "port": port, "update_timeout": 60.0, "vllm_engine_kwargs": cache} | args
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "args.json").write_text(json.dumps({"args": flags}))
+    log = folder / "server.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "swift_r1.rollout.server", str(folder / "args.json")],
+            cwd=REPO,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        )
+    return ServerProcess(f"http://127.0.0.1:{port}", port, process, log)
+
+
+def wait_until_serving(server: ServerProcess, api_key: str | None = None, deadline_s: float = 150.0) -> None:
+    """Fails with the end of the server's log if it dies or is not ready in time."""
+    import httpx
+
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    end = time.monotonic() + deadline_s
+    while time.monotonic() < end:
+        code = server.process.poll()
+        if code is not None:
+            pytest.fail(f"the server ended with {code}:\n{server.log.read_text()[-4000:]}")
+        with contextlib.suppress(httpx.HTTPError):
+            if httpx.get(f"{server.url}/ready", headers=headers, trust_env=False, timeout=5).status_code == 200:
+                return
+        time.sleep(0.2)
+    pytest.fail(f"the server was not ready within {deadline_s} s:\n{server.log.read_text()[-4000:]}")
+
+
+@pytest.fixture(scope="session")
+def launch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., ServerProcess]]:
+    """`launch_server(model, **flags) -> ServerProcess` that serves; a new one at each call, stopped at the end."""
+    running: list[ServerProcess] = []
+
+    def launch(model: Path, **args: Any) -> ServerProcess:
+        server = start_server(tmp_path_factory.mktemp("rollout-server"), model, **args)
+        running.append(server)
+        wait_until_serving(server, args.get("api_key"))
+        return server
+
+    yield launch
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def rollout_server(launch_server: Callable[..., ServerProcess]) -> Callable[..., str]:
+    """`rollout_server(model, **flags) -> url`, one server for each model and flags in the whole session.
+
+    Tests that share one must not rely on its weights being the folder's, nor leave it broken.
+    """
+    servers: dict[str, ServerProcess] = {}
+
+    def serve(model: Path, **args: Any) -> str:
+        key = json.dumps([str(model), args], sort_keys=True, default=str)
+        if key not in servers:
+            servers[key] = launch_server(model, **args)
+        return servers[key].url
+
+    return serve
