@@ -73,6 +73,9 @@ def trainer_environment(
     wanted = {"OMP_NUM_THREADS": str(max(1, len(cpus) // world.nproc_per_node))}
     if not gpu:
         wanted |= _allocator_variables(environ, ())
+        # DeepSpeed would find out by itself, with a warning a process.
+        wanted["DS_ACCELERATOR"] = "cpu"
+        wanted["DS_ACCELERATOR"] = "cpu"  # else DeepSpeed looks for devices and warns that it finds none
     if offline:
         wanted["HF_HUB_OFFLINE"] = "1"
     return _unless_set(wanted, environ)
