@@ -47,7 +47,7 @@ def _read_jsonl(path: Path) -> Iterator[RawRow]:
         for number, line in enumerate(file, start=1):
             if not line.strip():
                 continue
-            yield _json_row(index, f"{path}:{number}", line)
+            yield _json_row(index, f"{path}:{number}", line.rstrip())
             index += 1
 
 

@@ -14,6 +14,7 @@ from swift_r1.data.sources import Source, Split, open_sources
 from swift_r1.errors import UsageError
 
 _logger = logging.getLogger("swift_r1.data")
+_LOOKED_AT = 100  # rows of a dataset that tell its columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,8 @@ def load_rows(args: Any) -> LoadedData:
     `--eval_limit` in all. The same arguments give the same rows in every process.
 
     Raises:
-        UsageError: unknown dataset, unreadable file, a column with a name of ours, no row left.
+        UsageError: unknown dataset, unreadable file, a `--columns` name that no dataset has, a column with a name of
+            ours, no row left.
     """
     seed = _seed(args)
     if args.val_dataset and args.split_dataset_ratio:
@@ -47,6 +49,7 @@ def load_rows(args: Any) -> LoadedData:
     labels: set[str] = set()
     sources = open_sources(args.dataset, labels)
     columns = dict(args.columns or {})
+    _check_column_names(sources, columns, seed)
     drops: list[Drops] = []
     training = [_collect(source, "train", source.spec.sample, seed, columns, drops) for source in sources]
 
@@ -83,30 +86,22 @@ def preview_rows(args: Any, count: int = 4) -> LoadedData:
     """The first good rows of every dataset, for checks before any model loads. Reads no more than it must.
 
     Raises:
-        UsageError: as `load_rows`, as far as the first rows show it; and a `--columns` name no dataset has.
+        UsageError: as `load_rows`, as far as the first rows show it.
     """
     seed, columns = _seed(args), dict(args.columns or {})
     labels: set[str] = set()
-    raw_columns: set[str] = set()
+    training, validation = open_sources(args.dataset, labels), open_sources(args.val_dataset, labels)
+    _check_column_names(training, columns, seed)
 
     def first(source: Source, split: Split) -> list[Row]:
-        drops, rows = Drops(), []
+        drops = Drops()
         raws = source.rows(split, count if source.samples_itself else None, seed)
-        noted = (raw_columns.update(raw.row) or raw for raw in raws)
-        for row in preprocessed(source, noted, columns, drops):
-            rows.append(row)
-            if len(rows) >= count:
-                break
+        rows = list(islice(preprocessed(source, raws, columns, drops), count))
         _require_rows(source, rows, drops)
         return rows
 
-    train = [row for source in open_sources(args.dataset, labels) for row in first(source, "train")]
-    held_out = [row for source in open_sources(args.val_dataset, labels) for row in first(source, "eval")]
-    known = {name.lower() for name in raw_columns}
-    missing = [name for name in columns if name.lower() not in known]
-    if missing:
-        raise UsageError(f"--columns: no dataset has a column {missing[0]}; there are {', '.join(sorted(raw_columns))}")
-    return LoadedData(train, held_out)
+    train = [row for source in training for row in first(source, "train")]
+    return LoadedData(train, [row for source in validation for row in first(source, "eval")])
 
 
 def columns_of(data: LoadedData) -> frozenset[str]:
@@ -172,6 +167,17 @@ def _require_rows(source: Source, rows: Sequence[Row], drops: Drops) -> None:
         raise UsageError(f"dataset {source.spec.raw} has no rows")
     causes = "; ".join(drops.examples) or "its preprocessor filtered all of them out"
     raise UsageError(f"dataset {source.spec.raw}: none of its {drops.seen} rows can be used: {causes}")
+
+
+def _check_column_names(sources: Sequence[Source], columns: Mapping[str, str], seed: int) -> None:
+    """Every column that `--columns` renames is in the first rows of some dataset."""
+    if not columns:
+        return
+    firsts = (raw for source in sources for raw in islice(source.rows("train", _LOOKED_AT, seed), _LOOKED_AT))
+    there = sorted({name for raw in firsts for name in raw.row})
+    missing = [name for name in columns if name.lower() not in {known.lower() for known in there}]
+    if missing:
+        raise UsageError(f"--columns: no dataset has a column {missing[0]}; there are {', '.join(there)}")
 
 
 def _warn_overlap(training: Sequence[Sequence[Row]], held_out: Sequence[Row]) -> None:

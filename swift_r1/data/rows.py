@@ -118,15 +118,15 @@ def prompt_messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
         RowFault: no messages, an unknown role, content that is no text, or no user's turn at the end.
     """
     messages = row.get("messages")
-    if not isinstance(messages, list | tuple) or not messages:
-        columns = ", ".join(str(key) for key in row) or "none"
-        raise RowFault(f"no messages after preprocessing (columns: {columns})")
-    prompt = [_message(message) for message in messages]
-    while prompt and prompt[-1]["role"] == "assistant":
-        prompt.pop()
+    columns = ", ".join(str(key) for key in row if key != "messages") or "none"
+    if not isinstance(messages, list | tuple):
+        raise RowFault(f"no messages after preprocessing (other columns: {columns})")
+    end = len(messages)
+    while end and isinstance(messages[end - 1], Mapping) and messages[end - 1].get("role") == "assistant":
+        end -= 1  # unchecked: a reference answer may be a number
+    prompt = [_message(message) for message in messages[:end]]
     if not prompt or prompt[-1]["role"] == "system":
-        columns = ", ".join(str(key) for key in row)
-        raise RowFault(f"no prompt: no column is a question or a user message (columns: {columns})")
+        raise RowFault(f"no prompt: no column is a question or a user message (other columns: {columns})")
     return prompt
 
 

@@ -141,7 +141,7 @@ def _value(expression: str) -> Fraction:
     ],
 )
 def test_hostile_completions_are_graded_at_once(completion: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     for mode in ("ms_swift", "oat"):
         assert grade_countdown(completion, [1, 2, 3], 6, mode).score < 1
-    assert time.perf_counter() - started < 0.2
+    assert time.process_time() - started < 0.2

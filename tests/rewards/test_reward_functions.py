@@ -160,12 +160,12 @@ def test_format_means_what_the_expression_means(middle: str, whole: bool) -> Non
 
 
 def test_format_is_fast_on_hostile_text() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     reward = build_reward("format").function
     texts = ["<think>" + "</think><answer>" * 6_000, "<think>" + "</think> " * 11_000 + "</answer>", "<think>" * 14_000]
     assert reward(texts) == [0.0, 0.0, 0.0]
     assert reward(["<think>a</think> <answer>b</answer>", "<think>a</think><answer>b</answer>\n"]) == [1.0, 0.0]
-    assert time.perf_counter() - started < 0.2
+    assert time.process_time() - started < 0.2
 
 
 def column(name: str, values: list[float | None]) -> RewardColumn:

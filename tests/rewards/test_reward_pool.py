@@ -187,10 +187,10 @@ def test_one_bad_completion_costs_no_other(score, word: str, cause: str) -> None
     completions = ["aa", "aaaa", "bb", f"{word} b", "b", "b", "c", "cc"]
     column = score("moody", completions, 4)
     # each is measured against the longest of its whole group, not alone
+    assert list(causes(column)) == [3], causes(column)
     assert column.values[:3] == (1.0, 2.0, 1.0)
     assert math.isnan(column.values[3])
     assert column.values[4:] == (1.0, 1.0, 1.0, 2.0)
-    assert list(causes(column)) == [3]
     assert cause in causes(column)[3]
 
 

@@ -1,0 +1,91 @@
+"""The Countdown problems and the plugin file: solvable, deterministic, disjoint, and its reward right on solutions."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from swift_r1.data.countdown import (
+    CountdownSpec,
+    countdown_problem,
+    countdown_problems,
+    is_held_out,
+)
+from swift_r1.data.loading import columns_of, load_rows
+from swift_r1.plugins import load_plugins
+from swift_r1.rewards.construct import check_rewards
+from swift_r1.rewards.graders.arithmetic import evaluate
+
+PLUGIN = str(Path(__file__).parents[2] / "plugins" / "countdown.py")
+SMALL = CountdownSpec(counts=(3,), numbers=(1, 9), operators="+-*", targets=(1, 99))
+
+
+def arguments(**given: object) -> SimpleNamespace:
+    defaults = {"val_dataset": [], "split_dataset_ratio": 0.0, "columns": {}, "data_seed": None, "seed": 42}
+    return SimpleNamespace(**{**defaults, "eval_limit": 64, "eval_steps": 10, "eval_on_start": False, **given})
+
+
+@pytest.mark.parametrize("spec", [CountdownSpec(), SMALL])
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_always_solvable_and_within_the_spec(spec: CountdownSpec, split: str) -> None:
+    for problem in countdown_problems(30, 7, split, spec):
+        solved = evaluate(problem.solution)
+        assert solved.value == problem.target
+        assert sorted(solved.numbers) == sorted(problem.nums)
+        assert len(problem.nums) in spec.counts
+        assert all(spec.numbers[0] <= number <= spec.numbers[1] for number in problem.nums)
+        assert spec.targets[0] <= problem.target <= spec.targets[1]
+        assert set(problem.solution) <= set(f"0123456789() {spec.operators}")
+
+
+def test_a_problem_depends_on_index_seed_and_split_alone() -> None:
+    assert countdown_problem(5, 1) == list(countdown_problems(6, 1))[5]
+    assert countdown_problem(5, 1) != countdown_problem(5, 2)
+    # the same in every version: runs and papers refer to these problems
+    assert countdown_problem(0, 42).identity == ((12, 48, 70, 79), 51)
+
+
+def test_splits_share_no_problem_whatever_the_seed() -> None:
+    train = {problem.identity for seed in (1, 2) for problem in countdown_problems(4000, seed, "train", SMALL)}
+    held_out = {problem.identity for problem in countdown_problems(25, 3, "eval", SMALL)}
+    assert len(held_out) == 25, "held-out problems are all different"
+    assert not train & held_out
+    assert all(is_held_out(*identity) for identity in held_out)
+    assert not any(is_held_out(*identity) for identity in train)
+
+
+def test_too_small_a_space_is_told() -> None:
+    with pytest.raises(ValueError, match="held-out problems found"):
+        list(countdown_problems(500, 1, "eval", SMALL))
+
+
+def test_the_plugin_end_to_end() -> None:
+    load_plugins([PLUGIN])
+    data = load_rows(arguments(dataset=["countdown#2000"]))
+    again = load_rows(arguments(dataset=["countdown#2000"]))
+    other = load_rows(arguments(dataset=["countdown#2000"], seed=1))
+    assert (len(data.train), len(data.eval)) == (2000, 64)
+    assert data == again
+    assert data.train != other.train
+    assert [row["nums"] for row in data.eval] == [row["nums"] for row in other.eval], "held-out rows ignore the seed"
+    assert columns_of(data) == {"nums", "target", "messages", "dataset", "prompt_id"}
+    row = data.train[0]
+    (message,) = row["messages"]
+    assert str(row["nums"]) in message["content"] and f"equals {row['target']}." in message["content"]
+    assert {row["prompt_id"] for row in data.train}.isdisjoint(row["prompt_id"] for row in data.eval)
+
+    (reward,) = check_rewards(["external_countdown"], columns_of(data))
+    problems = list(countdown_problems(50))
+    completions = [f"<answer>{problem.solution} = {problem.target}</answer>" for problem in problems]
+    columns = {"nums": [list(p.nums) for p in problems], "target": [p.target for p in problems]}
+    assert reward.call(completions, columns) == [1.0] * 50
+    assert reward.call(["no idea"] * 50, columns) == [0.0] * 50
+
+
+def test_sampling_is_fast() -> None:
+    started = time.process_time()
+    assert sum(1 for _ in countdown_problems(5000)) == 5000
+    assert time.process_time() - started < 1.5  # 50,000 in 2 to 3 s

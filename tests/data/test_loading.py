@@ -1,0 +1,287 @@
+"""From flags to rows: registered datasets, files, sampling, held-out rows, broken rows, clear errors."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swift_r1.data import DatasetMeta, ResponsePreprocessor, RowPreprocessor, register_dataset
+from swift_r1.data import registry as registry_module
+from swift_r1.data.loading import columns_of, load_rows, preview_rows
+from swift_r1.data.rows import prompt_key
+from swift_r1.errors import UsageError
+
+REPO = Path(__file__).parents[2]
+DATA = Path(os.environ.get("SWIFT_R1_DATA", REPO / ".." / "shared" / "data"))
+
+
+def arguments(**given: Any) -> SimpleNamespace:
+    defaults = {"val_dataset": [], "split_dataset_ratio": 0.0, "columns": {}, "data_seed": None, "seed": 42}
+    return SimpleNamespace(**{**defaults, "eval_limit": 64, "eval_steps": None, "eval_on_start": False, **given})
+
+
+def jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def questions(count: int, start: int = 0) -> list[dict[str, Any]]:
+    return [{"question": f"question {n}?", "solution": n} for n in range(start, start + count)]
+
+
+def solutions(rows: Any) -> list[int]:
+    return [row["solution"] for row in rows]
+
+
+@pytest.fixture(autouse=True)
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry_module, "datasets", dict(registry_module.datasets))
+    monkeypatch.setattr("swift_r1.data.sources.datasets", registry_module.datasets)
+    monkeypatch.setattr(registry_module, "_origins", dict(registry_module._origins))
+
+
+def test_a_file(tmp_path: Path) -> None:
+    data = load_rows(arguments(dataset=[jsonl(tmp_path / "sums.jsonl", questions(3))]))
+    assert data.train[1] == {
+        "solution": 1,
+        "messages": [{"role": "user", "content": "question 1?"}],
+        "dataset": "sums",
+        "prompt_id": "sums:1",
+    }
+    assert data.eval == []
+    assert columns_of(data) == {"solution", "messages", "dataset", "prompt_id"}
+
+
+def test_sampling_is_deterministic_and_repeats_say_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = jsonl(tmp_path / "sums.jsonl", questions(20))
+    first, again = (solutions(load_rows(arguments(dataset=[f"{file}#5"])).train) for _ in range(2))
+    assert first == again and len(set(first)) == 5
+    assert solutions(load_rows(arguments(dataset=[f"{file}#5"], seed=1)).train) != first
+    assert solutions(load_rows(arguments(dataset=[f"{file}#5"], seed=1, data_seed=42)).train) == first
+    with caplog.at_level(logging.INFO):
+        many = load_rows(arguments(dataset=[f"{file}#50"])).train
+    assert "has 20 rows, repeated to make 50" in caplog.text
+    assert sorted(solutions(many)) == sorted([*range(20), *range(20), *solutions(many[:10])])
+    assert len({row["prompt_id"] for row in many}) == 50
+
+
+def test_files_of_one_name_keep_apart(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    files = [jsonl(tmp_path / "a.jsonl", questions(2)), jsonl(tmp_path / "other" / "a.jsonl", questions(2, 5))]
+    rows = load_rows(arguments(dataset=files)).train
+    assert [row["prompt_id"] for row in rows] == ["a:0", "a:1", "a-2:0", "a-2:1"]
+    assert {row["dataset"] for row in rows} == {"a"}
+
+
+def test_held_out_rows_are_taken_out_of_the_training_rows(tmp_path: Path) -> None:
+    rows = [*questions(30), *questions(30)]  # every prompt twice
+    data = load_rows(arguments(dataset=[jsonl(tmp_path / "a.jsonl", rows)], eval_steps=5, eval_limit=8))
+    assert len(data.eval) == len(set(solutions(data.eval))) == 8
+    assert len(data.train) == 60 - 2 * 8
+    assert {prompt_key(row) for row in data.train}.isdisjoint(prompt_key(row) for row in data.eval)
+    assert data == load_rows(arguments(dataset=[str(tmp_path / "a.jsonl")], eval_steps=5, eval_limit=8))
+
+
+def test_split_ratio(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", questions(100))
+    data = load_rows(arguments(dataset=[file], split_dataset_ratio=0.2))
+    assert (len(data.train), len(data.eval)) == (80, 20)
+    assert sorted(solutions(data.train) + solutions(data.eval)) == list(range(100))
+    with pytest.raises(UsageError, match="give one"):
+        load_rows(arguments(dataset=[file], split_dataset_ratio=0.2, val_dataset=[file]))
+
+
+def test_val_dataset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    train, val = jsonl(tmp_path / "a.jsonl", questions(10)), jsonl(tmp_path / "b.jsonl", questions(10, 8))
+    data = load_rows(arguments(dataset=[train], val_dataset=[val], eval_on_start=True, eval_limit=5))
+    assert len(data.train) == 10
+    assert len(data.eval) == 5 and set(solutions(data.eval)) <= set(range(8, 18))
+    assert "2 prompts of --val_dataset are in the training rows too" in caplog.text
+
+
+def test_the_loaders_own_held_out_split() -> None:
+    def loader(split: str, count: int | None = None, seed: int = 0) -> list[dict[str, Any]]:
+        return questions(count or 1000, 0 if split == "train" else 10_000)
+
+    register_dataset(DatasetMeta(dataset_name="made", loader=loader))
+    data = load_rows(arguments(dataset=["made#10"], eval_steps=1, eval_limit=4))
+    assert solutions(data.train) == list(range(10))
+    assert solutions(data.eval) == list(range(10_000, 10_004))
+    assert data.eval[0]["prompt_id"] == "made/eval:0"
+    data = load_rows(arguments(dataset=["made#10"], val_dataset=["made#3"], eval_steps=1))
+    assert solutions(data.eval) == [10_000, 10_001, 10_002]
+
+
+def test_a_plain_loader_with_subsets() -> None:
+    def loader(subset: str | None) -> list[dict[str, Any]]:
+        return questions(4, {"easy": 0, "hard": 100, None: 50}[subset])
+
+    register_dataset(DatasetMeta(dataset_name="levels", subsets=["easy", "hard"], loader=loader))
+    assert solutions(load_rows(arguments(dataset=["levels:hard"])).train) == [100, 101, 102, 103]
+    assert len(load_rows(arguments(dataset=["levels:all#6"])).train) == 6
+    assert solutions(load_rows(arguments(dataset=["levels"])).train) == [50, 51, 52, 53]
+    with pytest.raises(UsageError, match="no subset middle; levels has easy, hard"):
+        load_rows(arguments(dataset=["levels:middle"]))
+
+
+def test_a_registered_file_is_found_by_each_of_its_names(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", questions(3))
+    register_dataset(DatasetMeta(ms_dataset_id="org/sums", hf_dataset_id="other/adds", dataset_path=file))
+    for name in ("org/sums", "ms::org/sums", "hf::other/adds", "sums", file):
+        assert load_rows(arguments(dataset=[name])).train[0]["dataset"] == "org/sums"
+
+
+class Picky(ResponsePreprocessor):
+    def preprocess(self, row: dict[str, Any]) -> Any:
+        if row["kind"] == "raise":
+            return row["no such column"]
+        if row["kind"] == "drop":
+            return None
+        if row["kind"] == "two":
+            return [super(Picky, self).preprocess(dict(row)) for _ in range(2)]
+        if row["kind"] == "text":
+            return "not a row"
+        return super().preprocess(row)
+
+
+def test_broken_rows_are_dropped_counted_and_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kinds = ["fine", "raise", "drop", "two", "text", "fine", "raise"]
+    file = jsonl(tmp_path / "a.jsonl", [{"question": f"{n}?", "kind": kind} for n, kind in enumerate(kinds)])
+    register_dataset(DatasetMeta(dataset_name="picky", dataset_path=file, preprocess_func=Picky()))
+    data = load_rows(arguments(dataset=["picky"]))
+    assert [row["prompt_id"] for row in data.train] == ["picky:0", "picky:3", "picky:3.1", "picky:5"]
+    assert data.broken == 3
+    assert "3 of 7 rows left out" in caplog.text
+    assert f"{file}:2: KeyError: 'no such column' ({__file__}:" in caplog.text
+    assert f"{file}:5: the preprocessor returned a str" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("row", "cause"),
+    [
+        ({"kept": 1}, "no prompt: no column is a question"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "unknown role 'wizard'"),
+        ({"messages": [{"role": "user", "content": None}]}, "content of the user message is a NoneType"),
+        ({"messages": [{"role": "system", "content": "x"}]}, "no prompt"),
+        ({"messages": ["hello"]}, ""),
+        ({"question": 5}, "content of the user message is a int"),
+    ],
+)
+def test_rows_without_a_prompt(tmp_path: Path, row: dict[str, Any], cause: str) -> None:
+    with pytest.raises(UsageError, match=f"none of its 2 rows can be used: .*{cause}"):
+        load_rows(arguments(dataset=[jsonl(tmp_path / "a.jsonl", [row, row])]))
+
+
+def test_the_reference_answer_is_not_in_the_prompt(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", [{"question": "q", "answer": "secret"}])
+    assert load_rows(arguments(dataset=[file])).train[0]["messages"] == [{"role": "user", "content": "q"}]
+
+
+@pytest.mark.parametrize("name", ["dataset", "prompt_id", "completions", "trainer_state", "is_truncated"])
+def test_a_column_with_a_name_of_ours_is_an_error(tmp_path: Path, name: str) -> None:
+    file = jsonl(tmp_path / "a.jsonl", [{"question": "q", name: 1}])
+    with pytest.raises(UsageError, match=f"has a column {name}, a name that rewards get from us"):
+        load_rows(arguments(dataset=[file]))
+    assert load_rows(arguments(dataset=[file], columns={name: "mine"})).train[0]["mine"] == 1
+
+
+def test_columns_flag(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", [{"Stem": "q", "answer": "1", "extra": 2}])
+    renamed = arguments(dataset=[file], columns={"stem": "query", "answer": "solution"})
+    assert load_rows(renamed).train[0]["solution"] == "1"
+    with pytest.raises(UsageError, match="no dataset has a column stm; there are Stem, answer, extra"):
+        preview_rows(arguments(dataset=[file], columns={"stm": "query"}))
+    with pytest.raises(UsageError, match="has a column of the new name already"):
+        load_rows(arguments(dataset=[file], columns={"answer": "extra"}))
+
+
+def test_unknown_names_are_all_reported_with_near_misses(tmp_path: Path) -> None:
+    register_dataset(DatasetMeta(dataset_name="countless", loader=lambda: questions(2)))
+    file = jsonl(tmp_path / "questions.jsonl", questions(2))
+    with pytest.raises(UsageError) as caught:
+        load_rows(arguments(dataset=["countles#5", f"{tmp_path}/question.jsonl", "countless"]))
+    first, second = caught.value.faults
+    assert "did you mean countless?" in first and "Registered:" in first
+    assert f"did you mean {file}?" in second
+
+
+def test_hub_datasets_are_refused_by_name() -> None:
+    register_dataset(DatasetMeta(ms_dataset_id="zouxuhong/Countdown-Tasks-3to4"))
+    with pytest.raises(UsageError, match="cannot download it"):
+        load_rows(arguments(dataset=["zouxuhong/Countdown-Tasks-3to4#50000"]))
+
+
+def test_a_loader_that_raises_is_one_line() -> None:
+    register_dataset(DatasetMeta(dataset_name="bad", loader=lambda: [][1]))
+    with pytest.raises(UsageError, match="the loader of dataset bad failed: IndexError"):
+        load_rows(arguments(dataset=["bad"]))
+
+
+def test_registering_twice() -> None:
+    def register(name: str) -> None:
+        register_dataset(DatasetMeta(dataset_name=name, hf_dataset_id=f"org/{name}"))
+
+    register("one")
+    register("one")  # the same line again: a plugin loaded twice
+    with pytest.raises(UsageError, match=r"dataset one is registered twice: at .*test_loading.py"):
+        register_dataset(DatasetMeta(dataset_name="one"))
+    with pytest.raises(UsageError, match="org/one"):
+        register_dataset(DatasetMeta(dataset_name="two", hf_dataset_id="org/one"))
+    register_dataset(DatasetMeta(dataset_name="one"), exist_ok=True)
+    with pytest.raises(UsageError, match="no dataset_name"):
+        register_dataset(DatasetMeta())
+
+
+def test_preview_reads_no_more_than_it_must(tmp_path: Path) -> None:
+    seen = []
+
+    class Counting(RowPreprocessor):
+        def preprocess(self, row: dict[str, Any]) -> Any:
+            seen.append(row)
+            return {"messages": [{"role": "user", "content": row["question"]}], "solution": row["solution"]}
+
+    rows: list[dict[str, Any]] = [{"wrong": 1}, *questions(1000)]
+    file = jsonl(tmp_path / "a.jsonl", rows)
+    register_dataset(DatasetMeta(dataset_name="counted", dataset_path=file, preprocess_func=Counting()))
+    preview = preview_rows(arguments(dataset=["counted#500"], val_dataset=["counted"]), 3)
+    assert (len(preview.train), len(preview.eval)) == (3, 3)
+    assert columns_of(preview) == {"messages", "solution", "dataset", "prompt_id"}
+    assert len(seen) == 8
+
+
+def test_columns_are_those_that_every_row_has(tmp_path: Path) -> None:
+    files = [
+        jsonl(tmp_path / "a.jsonl", [{"question": "q", "level": 1, "solution": 1}]),
+        jsonl(tmp_path / "b.jsonl", [{"question": "q", "solution": 1}]),
+    ]
+    assert columns_of(load_rows(arguments(dataset=files))) == {"solution", "messages", "dataset", "prompt_id"}
+
+
+@pytest.mark.data
+def test_the_shared_data_sets() -> None:
+    if not DATA.is_dir():
+        pytest.skip(f"no data sets in {DATA}")
+    files = sorted([*DATA.glob("*.jsonl"), *DATA.glob("math_eval/*.jsonl")])
+    assert len(files) >= 8
+    for file in files:
+        lines = sum(1 for line in file.read_bytes().split(b"\n") if line.strip())
+        data = load_rows(arguments(dataset=[str(file)]))
+        assert (len(data.train), data.broken) == (lines, 0), file
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys, swift_r1.data.loading, swift_r1.data.prompts, swift_r1.data.sampler, swift_r1.rewards.pool,"
+        "swift_r1.rewards.monitor, swift_r1.rewards.combine, swift_r1.rewards.graders\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'vllm', 'deepspeed', 'numpy', 'pyarrow'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, env={**os.environ, "PYTHONPATH": str(REPO)})

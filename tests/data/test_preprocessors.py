@@ -1,0 +1,110 @@
+"""Columns renamed and rows turned into messages, as ms-swift does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from swift_r1.data import (
+    AlpacaPreprocessor,
+    AutoPreprocessor,
+    MessagesPreprocessor,
+    ResponsePreprocessor,
+    RowPreprocessor,
+)
+
+USER = {"role": "user", "content": "q"}
+ASSISTANT = {"role": "assistant", "content": "a"}
+SYSTEM = {"role": "system", "content": "s"}
+
+
+class Article(ResponsePreprocessor):
+    """The published Countdown plugin's way: `target` arrives as `response`."""
+
+    def preprocess(self, row: dict[str, Any]) -> Any:
+        target = row.pop("response", None)
+        row.update({"target": target, "query": f"Use {row['nums']} to make {target}."})
+        return super().preprocess(row)
+
+
+def test_the_articles_target_is_found() -> None:
+    row = {"nums": [1, 2], "target": 3}
+    assert Article()(row) == {
+        "nums": [1, 2],
+        "target": 3,
+        "messages": [{"role": "user", "content": "Use [1, 2] to make 3."}],
+    }
+    assert row == {"nums": [1, 2], "target": 3}, "the source row must not change"
+
+
+@pytest.mark.parametrize("query", ["query", "prompt", "input", "instruction", "question", "problem", "Question"])
+@pytest.mark.parametrize("response", ["response", "answer", "output", "target", "targets", "text", "completion"])
+def test_synonyms(query: str, response: str) -> None:
+    assert ResponsePreprocessor()({query: "q", response: "a", "kept": 1}) == {
+        "kept": 1,
+        "messages": [USER, ASSISTANT],
+    }
+
+
+def test_two_columns_for_one_name_stay_as_they_are() -> None:
+    row = {"question": "q", "answer": "a", "target": "t"}
+    assert ResponsePreprocessor()(row) == {"answer": "a", "target": "t", "messages": [USER]}
+
+
+def test_solution_is_kept_for_the_rewards() -> None:
+    assert ResponsePreprocessor()({"problem": "q", "solution": "a"}) == {
+        "solution": "a",
+        "messages": [USER, ASSISTANT],
+    }
+
+
+def test_columns_given_go_first() -> None:
+    preprocessor = ResponsePreprocessor(columns={"Stem": "query", "key": "response"})
+    assert preprocessor({"stem": "q", "key": "a"}) == {"messages": [USER, ASSISTANT]}
+
+
+def test_system_history_and_lists() -> None:
+    row = {"system_prompt": "s", "history": "[['q', 'a']]", "query": "q", "response": ["a", "b"]}
+    assert ResponsePreprocessor()(row) == {"messages": [SYSTEM, USER, ASSISTANT, USER, ASSISTANT]}
+
+
+@pytest.mark.parametrize(
+    ("row", "prompt"),
+    [
+        ({"instruction": "do", "input": "this", "output": "a"}, "do\nthis"),
+        ({"instruction": "do", "input": "", "output": "a"}, "do"),
+        ({"instruction": "do", "input": None, "output": "a"}, "do"),
+    ],
+)
+def test_alpaca(row: dict[str, Any], prompt: str) -> None:
+    expected = {"messages": [{"role": "user", "content": prompt}, ASSISTANT]}
+    assert AlpacaPreprocessor()(row) == expected
+    assert AutoPreprocessor()(row) == expected
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"messages": [USER, ASSISTANT]},
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]},
+        {"conversation": [{"human": "q", "assistant": "a"}]},
+        {"messages": '[{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]'},
+        {"messages": "[{'role': 'user', 'content': 'q'}, {'role': 'assistant', 'content': 'a'}]"},
+    ],
+)
+def test_conversations(row: dict[str, Any]) -> None:
+    for preprocessor in (MessagesPreprocessor(), AutoPreprocessor()):
+        assert preprocessor({**row, "system": "s", "kept": 1}) == {"kept": 1, "messages": [SYSTEM, USER, ASSISTANT]}
+        assert preprocessor(row) == {"messages": [USER, ASSISTANT]}
+
+
+def test_conversation_with_named_keys() -> None:
+    preprocessor = MessagesPreprocessor(role_key="who", content_key="what", user_role="me", assistant_role="it")
+    row = {"messages": [{"who": "me", "what": "q"}, {"who": "it", "what": "a"}]}
+    assert preprocessor(row) == {"messages": [USER, ASSISTANT]}
+
+
+def test_the_base_class_changes_nothing() -> None:
+    assert RowPreprocessor()({"question": "q"}) == {"question": "q"}
+    assert RowPreprocessor(columns={"question": "x"})({"question": "q"}) == {"x": "q"}

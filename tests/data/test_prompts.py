@@ -1,0 +1,95 @@
+"""Prompts as the model sees them: template, system message, token ids once, length limit."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from swift_r1.data.prompts import PromptEncoder
+from swift_r1.errors import UsageError
+
+TEMPLATE = (
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A tokenizer with a symbol a character and tags as special tokens."""
+    special = ["<unk>", "<|end|>", "<|user|>", "<|system|>", "<|assistant|>", "<bos>"]
+    characters = [chr(code) for code in range(32, 127)] + ["\n"]
+    backend = Tokenizer(
+        models.WordLevel({token: index for index, token in enumerate(special + characters)}, unk_token="<unk>")
+    )
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("[\\s\\S]"), "isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token="<bos>",
+        eos_token="<|end|>",
+        unk_token="<unk>",
+        additional_special_tokens=special[1:5],
+        chat_template=TEMPLATE,
+    )
+
+
+def row(content: str = "hello", **columns: Any) -> dict[str, Any]:
+    return {
+        "messages": [{"role": "user", "content": content}],
+        "dataset": "set",
+        "prompt_id": "set:0",
+        **columns,
+    }
+
+
+def test_the_template_is_rendered_and_tokenised_once(tokenizer: Any) -> None:
+    prompt = PromptEncoder(tokenizer, system="be kind").encode(row(target=5))
+    assert prompt is not None
+    assert prompt.text == "<|system|>be kind<|end|>\n<|user|>hello<|end|>\n<|assistant|>"
+    assert tokenizer.decode(list(prompt.token_ids)) == prompt.text
+    assert tokenizer.bos_token_id not in prompt.token_ids
+    assert (prompt.prompt_id, prompt.dataset, dict(prompt.columns)) == ("set:0", "set", {"target": 5})
+    assert [message["role"] for message in prompt.messages] == ["system", "user"]
+
+
+def test_a_rows_own_system_message_stays(tokenizer: Any) -> None:
+    own = row()
+    own["messages"].insert(0, {"role": "system", "content": "own"})
+    prompt = PromptEncoder(tokenizer, system="flag").encode(own)
+    assert prompt is not None and prompt.text.startswith("<|system|>own<|end|>\n<|user|>")
+    bare = PromptEncoder(tokenizer).encode(row())
+    assert bare is not None and bare.text.startswith("<|user|>")
+    assert len(own["messages"]) == 2, "the row must not change"
+
+
+def test_prompts_over_max_length_are_left_out(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    unlimited = PromptEncoder(tokenizer, system="s")
+    exact = unlimited.encode(row("x" * 100))
+    assert exact is not None
+    encoder = PromptEncoder(tokenizer, system="s", max_length=len(exact.token_ids))
+    assert encoder.encode(row("x" * 100)) == exact
+    assert encoder.encode(row("x" * 101)) is None
+    rows = [row("x" * length) for length in (1, 50, 99, 100, 101, 500)]
+    with caplog.at_level(logging.WARNING):
+        kept = encoder.fitting(rows)
+    assert kept == rows[:4]
+    assert "2 of 6 training prompts left out: longer than --max_length" in caplog.text
+    with pytest.raises(UsageError, match="all 1 held-out prompts are longer"):
+        encoder.fitting(rows[5:], "held-out")
+
+
+def test_short_rows_are_not_tokenised(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = PromptEncoder(tokenizer, max_length=200)
+    monkeypatch.setattr(encoder, "encode", lambda row: pytest.fail("tokenised"))
+    assert len(encoder.fitting([row("short")] * 3)) == 3
+
+
+def test_no_chat_template(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    with pytest.raises(UsageError, match="no chat template"):
+        PromptEncoder(tokenizer)
