@@ -1,0 +1,133 @@
+"""The embedded engine against the model's own full forward pass."""
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from swift_r1.errors import UsageError
+from swift_r1.rollout.engines.transformers import TransformersEngine
+from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+
+EOS, PAD, VOCAB = 1, 0, 40
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=96,
+        max_position_embeddings=128,
+    )
+    model = LlamaForCausalLM(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3)  # sharper than a fresh model's near-uniform output
+    return model
+
+
+class Characters:
+    def decode(self, token_ids):
+        return "".join(chr(65 + token) for token in token_ids)
+
+
+def engine(model):
+    return TransformersEngine(model, Characters(), [EOS], PAD)
+
+
+def requests(lengths, n=3, **sampling):
+    generator = torch.Generator().manual_seed(1)
+    return [
+        RolloutRequest(
+            request_id=str(i),
+            prompt_token_ids=tuple(torch.randint(2, VOCAB, (length,), generator=generator).tolist()),
+            n=n,
+            seeds=tuple(range(100 * i, 100 * i + n)),
+            sampling=SamplingParams(**({"max_tokens": 24} | sampling)),
+        )
+        for i, length in enumerate(lengths)
+    ]
+
+
+def full_forward(model, prompt, completion, temperature):
+    ids = torch.tensor([[*prompt, *completion]])
+    with torch.no_grad():
+        logps = (model(ids).logits[0].float() / temperature).log_softmax(-1)
+    return logps[len(prompt) - 1 : -1].gather(-1, ids[0, len(prompt) :, None]).squeeze(-1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("lengths", [[7, 7, 7, 7], [3, 11, 7, 5]], ids=["same length", "ragged"])
+def test_logprobs_equal_a_full_forward_pass(model, lengths, temperature):
+    asked = requests(lengths, temperature=temperature)
+    ends = set()
+    for request, output in zip(asked, engine(model).generate(asked, 5), strict=True):
+        assert output.request_id == request.request_id
+        for completion in output.completions:
+            expected = full_forward(model, request.prompt_token_ids, completion.token_ids, temperature)
+            torch.testing.assert_close(torch.tensor(completion.logprobs), expected, rtol=0, atol=1e-4)
+            assert completion.weight_version == 5
+            ends.add(completion.finish_reason)
+            assert (completion.token_ids[-1] == EOS) == (completion.finish_reason == "stop")
+            assert EOS not in completion.token_ids[:-1]
+    assert ends == {"stop", "length"}, "the case should hold rows that end early and rows that do not"
+
+
+def test_a_seed_pins_its_completion_whatever_is_beside_it(model):
+    asked = requests([3, 11, 7, 5])
+    together = engine(model).generate(asked, 0)
+    alone = engine(model).generate([asked[2]], 0)
+    for one, same in zip(alone[0].completions, together[2].completions, strict=True):
+        assert one.token_ids == same.token_ids
+        # Matrix products of other sizes round differently.
+        assert one.logprobs == pytest.approx(same.logprobs, abs=1e-4)
+    reversed_ = engine(model).generate(asked[::-1], 0)
+    assert [c.token_ids for c in reversed_[-1].completions] == [c.token_ids for c in together[0].completions]
+    other = asked[2].model_copy(update={"seeds": (7, 8, 9)})
+    assert engine(model).generate([other], 0)[0].completions[0].token_ids != alone[0].completions[0].token_ids
+
+
+def test_sampling_follows_the_distribution(model):
+    """First tokens of many completions against the model's probabilities: a chi-square far from its tail."""
+    (request,) = requests([6], n=4000, max_tokens=1)
+    (output,) = engine(model).generate([request], 0)
+    with torch.no_grad():
+        probs = model(torch.tensor([request.prompt_token_ids])).logits[0, -1].float().softmax(-1)
+    counts = torch.bincount(torch.tensor([c.token_ids[0] for c in output.completions]), minlength=VOCAB)
+    common = probs * 4000 >= 5
+    expected = probs[common] * 4000
+    statistic = ((counts[common] - expected) ** 2 / expected).sum().item()
+    freedom = int(common.sum()) - 1
+    assert statistic < freedom + 4 * (2 * freedom) ** 0.5
+
+
+def test_greedy_top_k_and_stop_strings(model):
+    (greedy,) = engine(model).generate(requests([6], temperature=0.0), 0)
+    assert len({c.token_ids for c in greedy.completions}) == 1
+    (top_one,) = engine(model).generate(requests([6], top_k=1), 0)
+    assert top_one.completions[0].token_ids == greedy.completions[0].token_ids
+    first_three = Characters().decode(greedy.completions[0].token_ids[:3])
+    (stopped,) = engine(model).generate(requests([6], temperature=0.0, stop=(first_three,)), 0)
+    assert stopped.completions[0].token_ids == greedy.completions[0].token_ids[:3]
+    assert stopped.completions[0].finish_reason == "stop"
+
+
+def test_training_mode_and_attention_are_put_back(model):
+    model.train()
+    engine(model).generate(requests([4]), 0)
+    assert model.training and model.config._attn_implementation == "sdpa"
+
+
+def test_an_architecture_without_full_attention_is_refused(model):
+    config = LlamaConfig(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
+    config.layer_types = ["full_attention", "sliding_attention"]
+    sliding = LlamaForCausalLM(
+        LlamaConfig(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=1, num_attention_heads=2)
+    )
+    sliding.config = config
+    with pytest.raises(UsageError, match="sliding_attention"):
+        engine(sliding)
