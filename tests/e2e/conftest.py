@@ -1,0 +1,73 @@
+"""`swift rlhf` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PLUGIN = Path(__file__).parent / "digits_plugin.py"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished `swift rlhf`."""
+
+    code: int
+    errors: str
+    folder: Path
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / name).read_text().splitlines()]
+
+    @property
+    def steps(self) -> list[dict[str, Any]]:
+        return [line for line in self.lines("logging.jsonl") if "loss" in line]
+
+
+@pytest.fixture
+def rlhf(tmp_path: Path) -> Callable[..., Run]:
+    """`rlhf(model, processes=1, **flags) -> Run` on the digits task; what it prints is shown if a test fails."""
+
+    def run(model: Path, processes: int = 1, **flags: Any) -> Run:
+        defaults = {
+            "rlhf_type": "grpo",
+            "external_plugins": PLUGIN,
+            "dataset": "counting#200",
+            "reward_funcs": "digits",
+            "per_device_train_batch_size": 8,
+            "num_generations": 4,
+            "max_completion_length": 12,
+            "gradient_checkpointing": "false",
+            "lr_scheduler_type": "constant",
+            "logging_steps": 1,
+            "report_to": "none",
+            "output_dir": tmp_path / "run",
+            "add_version": "false",
+        }
+        words = [word for name, value in (defaults | flags).items() for word in _flag(name, value)]
+        done = subprocess.run(
+            [sys.executable, "-m", "swift_r1", "rlhf", "--model", str(model), *words],
+            cwd=tmp_path,
+            env=os.environ | {"NPROC_PER_NODE": str(processes), "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        print(done.stdout, done.stderr)
+        return Run(done.returncode, done.stderr, tmp_path / "run")
+
+    return run
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    values = value if isinstance(value, list) else [value]
+    return [f"--{name}", *(json.dumps(item) if isinstance(item, dict) else str(item) for item in values)]

@@ -1,0 +1,99 @@
+"""`swift rlhf` with rollouts in its own process: it learns, and leaves what the output contract says."""
+
+import hashlib
+import json
+
+import pytest
+
+STEP_KEYS = {
+    *("step", "loss", "reward", "reward_std", "frac_reward_zero_std", "entropy", "grad_norm", "learning_rate"),
+    *("rewards/digits/mean", "rewards/digits/std", "rewards/digits/invalid", "clip_ratio/low", "clip_ratio/high"),
+    *("completions/mean_length", "completions/max_length", "completions/clipped_ratio"),
+    *("rollout/weight_version", "rollout/logp_diff", "tokens_per_second"),
+    *("time/generate", "time/reward", "time/train", "time/sync", "time/step"),
+}
+
+
+def test_reward_rises(rlhf, tiny_model):
+    run = rlhf(
+        tiny_model,
+        per_device_train_batch_size=64,
+        max_steps=25,
+        learning_rate=2e-3,
+        weight_decay=0,
+        eval_steps=25,
+        eval_on_start="true",
+        eval_limit=16,
+    )
+    assert run.code == 0
+    rewards = [line["reward"] for line in run.steps]
+    first, last = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
+    assert last > first + 0.3, rewards
+    summary = json.loads((run.folder / "summary.json").read_text())
+    assert summary["steps"] == 25 and summary["last_reward"] == rewards[-1]
+    evaluations = [line for line in run.lines("logging.jsonl") if "eval/counting/reward" in line]
+    assert [line["step"] for line in evaluations] == [0, 25]
+    assert evaluations[1]["eval/counting/reward"] > evaluations[0]["eval/counting/reward"] + 0.3
+
+
+def test_outputs_are_as_the_contract_says(rlhf, tiny_model):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = rlhf(
+        tiny_model, max_steps=5, save_steps=2, save_total_limit=2, beta=0.1, learning_rate=1e-3, num_iterations=1
+    )
+    assert run.code == 0
+    assert [line["step"] for line in run.steps] == [1, 2, 3, 4, 5]
+    for line in run.steps:
+        assert STEP_KEYS | {"kl"} <= line.keys()
+        assert line["rollout/logp_diff"] < 1e-3
+    assert run.steps[0]["kl"] == pytest.approx(0, abs=1e-6) and run.steps[-1]["kl"] > 1e-5
+    completions = run.lines("completions.jsonl")
+    assert len(completions) == 5 * 8
+    assert {row["step"] for row in completions} == {1, 2, 3, 4, 5}
+    assert len({row["request_id"] for row in completions}) == 10
+    first = completions[0]
+    assert first["rewards/digits"] == first["reward"] and first["weight_version"] == 1 and "start" in first
+    assert {path.name for path in run.folder.glob("checkpoint-*")} == {"checkpoint-4", "checkpoint-5"}
+    checkpoint = run.folder / "checkpoint-5"
+    files = json.loads((checkpoint / "manifest.json").read_text())["files"]
+    for name, entry in files.items():
+        assert hashlib.sha256((checkpoint / name).read_bytes()).hexdigest() == entry["sha256"]
+    assert AutoModelForCausalLM.from_pretrained(checkpoint).num_parameters() > 0
+    assert AutoTokenizer.from_pretrained(checkpoint).chat_template
+    assert (run.folder / "images" / "reward.png").stat().st_size > 0
+    assert json.loads((run.folder / "args.json").read_text())["args"]["max_steps"] == 5
+
+
+def test_a_round_of_several_steps_reuses_its_completions(rlhf, tiny_model):
+    """Two steps a round, two passes: the ratio leaves 1, and old log-probs are those from before the round."""
+    run = rlhf(
+        tiny_model, max_steps=8, steps_per_generation=2, num_iterations=2, learning_rate=1e-2, epsilon=0.01, beta=0
+    )
+    assert run.code == 0
+    assert [line["rollout/weight_version"] for line in run.steps] == [1, 1, 1, 1, 2, 2, 2, 2]
+    ratios = [line["ratio"] for line in run.steps]
+    assert ratios[0] == pytest.approx(1, abs=1e-6)
+    assert any(abs(ratio - 1) > 1e-4 for ratio in ratios[1:4])
+    assert any(line["clip_ratio/low"] + line["clip_ratio/high"] > 0 for line in run.steps)
+    for line in run.steps:
+        assert line["rollout/logp_diff"] < 1e-3
+
+
+def test_a_reward_that_always_fails_ends_the_run_and_is_named(rlhf, tiny_model, tmp_path):
+    plugin = tmp_path / "broken.py"
+    plugin.write_text(
+        "from swift.rewards import ORM, orms\n"
+        "class Broken(ORM):\n"
+        "    def __call__(self, completions, **kwargs):\n"
+        "        raise ValueError('no judge today')\n"
+        "orms['broken'] = Broken\n"
+    )
+    run = rlhf(
+        tiny_model,
+        external_plugins=[str(plugin), str(__file__).replace("test_embedded.py", "digits_plugin.py")],
+        reward_funcs=["digits", "broken"],
+        max_steps=30,
+    )
+    assert run.code == 5
+    assert "broken" in run.errors and "no judge today" in run.errors

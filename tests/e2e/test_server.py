@@ -1,0 +1,63 @@
+"""`swift rlhf` on two ZeRO-3 processes with a real vLLM server: the engine holds exactly the trainer's weights."""
+
+import pytest
+
+LOGP_NOISE = 2e-3  # float32 on both sides: other kernels, the same numbers
+
+
+@pytest.fixture(scope="module")
+def url(rollout_server, tiny_model):
+    return rollout_server(tiny_model, torch_dtype="float32")
+
+
+@pytest.mark.parametrize("learning_rate", [0, 1e-2], ids=["no learning", "large learning rate"])
+def test_zero3_keeps_the_engine_on_the_trainers_weights(rlhf, tiny_model, url, learning_rate):
+    run = rlhf(
+        tiny_model,
+        processes=2,
+        deepspeed="zero3",
+        use_vllm="true",
+        vllm_mode="server",
+        vllm_server_base_url=url,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
+        learning_rate=learning_rate,
+        beta=0.01,
+        max_steps=4,
+        eval_steps=2,
+        eval_limit=4,
+        save_steps=4,
+    )
+    assert run.code == 0
+    assert len(run.steps) == 4
+    for line in run.steps:
+        assert line["rollout/logp_diff"] < LOGP_NOISE
+    versions = [line["rollout/weight_version"] for line in run.steps]
+    assert versions == [versions[0] + i for i in range(4)]
+    if learning_rate == 0:
+        assert run.steps[-1]["kl"] == pytest.approx(0, abs=1e-6)
+    else:
+        # Far enough from the first weights that an engine that had kept them would show.
+        assert run.steps[-1]["kl"] > 100 * LOGP_NOISE**2 and run.steps[-1]["kl"] > 0.01
+    assert (run.folder / "checkpoint-4" / "model.safetensors").exists()
+
+
+def test_the_checkpoint_is_what_the_server_serves(rlhf, tiny_model, url):
+    """After a run the server's log-probs are those of the saved checkpoint, tied head included."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from swift_r1.rollout.client import RolloutClient
+
+    run = rlhf(tiny_model, use_vllm="true", vllm_server_base_url=url, max_steps=2, learning_rate=1e-2)
+    assert run.code == 0
+    sequence = list(range(5, 45))
+    model = AutoModelForCausalLM.from_pretrained(run.folder / "checkpoint-2")
+    ids = torch.tensor([sequence])
+    with torch.no_grad():
+        expected = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None]).squeeze(-1)
+        base = AutoModelForCausalLM.from_pretrained(tiny_model)(ids).logits[0, :-1].log_softmax(-1)
+    with RolloutClient(url) as client:
+        served = torch.tensor(client.score([sequence]).logprobs[0])
+    torch.testing.assert_close(served, expected, rtol=0, atol=LOGP_NOISE)
+    assert (base.gather(-1, ids[0, 1:, None]).squeeze(-1) - expected).abs().max() > 10 * LOGP_NOISE
