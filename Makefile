@@ -4,6 +4,8 @@ SHELL := /bin/bash
 .PHONY: help install test test-long demo demo-server smollm2 lint format typecheck clean clean-all
 
 PY := .venv/bin/python
+# pip never touches a Python outside .venv.
+export PIP_REQUIRE_VIRTUALENV := 1
 SMOLLM2 := models/smollm2-135m
 PYTEST_ARGS ?=
 

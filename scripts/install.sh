@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Makes .venv with the locked requirements and the `swift` command. Run by `make install`; safe to repeat:
-# a venv that holds what the requirement files say is left alone, a half-made one is completed, one that was
-# made for another folder is made again.
+# a venv that holds what the requirement files say is left alone, a half-made one is completed, one that is
+# broken or was made for another folder is made again. Nothing is ever installed outside .venv.
 set -euo pipefail
+export PIP_REQUIRE_VIRTUALENV=1
+unset PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
 cd "$(dirname "$0")/.."
 here=$(pwd -P)
 venv=.venv
@@ -25,9 +27,16 @@ find_python() {
     return 1
 }
 
-# want: what a finished venv's stamp says. The folder is part of it, as a venv cannot be moved.
+# sound: .venv/bin/python runs, belongs to this .venv (without its pyvenv.cfg it would be the base Python, and
+# pip would install there), and the scripts beside it were made for this folder, as a venv cannot be moved.
+sound() {
+    sed -nE 's/^ *(export )?VIRTUAL_ENV=//p' "$venv/bin/activate" 2>/dev/null | tr -d "\"'" | grep -qxF "$here/$venv" &&
+        [ "$("$venv/bin/python" -c 'import sys; print(sys.prefix != sys.base_prefix and sys.prefix)' 2>/dev/null)" = "$here/$venv" ] &&
+        "$venv/bin/python" -m pip --version >/dev/null 2>&1
+}
+
+# want: what a finished venv's stamp says.
 want() {
-    echo "$here"
     cat requirements/*.txt requirements/*.in setup.py scripts/install.sh scripts/allocator.sh | sha256sum
 }
 
@@ -59,28 +68,25 @@ step() {
 python=$(find_python) || die "Python 3.11 not found. Install it (Debian: apt-get install python3.11 python3.11-venv) or say where it is: make install PYTHON=/path/to/python3.11"
 "$python" -c 'import ensurepip, venv' 2>/dev/null || die "this Python 3.11 cannot make a venv (Debian: apt-get install python3.11-venv)"
 
-if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(want)" ] && "$venv/bin/python" -c '' 2>/dev/null; then
-    exit 0
-fi
+finished() { [ "$(cat "$stamp" 2>/dev/null)" = "$(want)" ] && sound; }
+finished && exit 0
 
-if [ -d "$venv" ] && { [ "$(head -n 1 "$stamp" 2>/dev/null || echo "$here")" != "$here" ] || ! "$venv/bin/python" -c '' 2>/dev/null; }; then
-    echo "making $venv again: it was made for another folder or its Python is gone"
-    rm -rf "$venv"
-fi
-
-mkdir -p "$venv"
 if command -v flock >/dev/null; then
-    exec 9>"$venv/.lock"
+    exec 9>"$venv.lock"
     flock -n 9 || { echo "waiting for another make install in this folder"; flock 9; }
-    [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(want)" ] && exit 0
+    finished && exit 0
 fi
-rm -f "$stamp"
-if [ -x "$venv/bin/pip" ]; then
+if sound; then
     echo "bringing $venv up to date"
 else
+    [ ! -e "$venv/bin" ] || echo "$venv is broken or was made for another folder: making it again"
     echo "making $venv: about 3 minutes and 3.5 GB"
+    # bin first: cut off here, the rest of a venv must not look usable.
+    rm -rf "$venv/bin" && rm -rf "$venv"
     "$python" -m venv "$venv"
+    sound || die "$venv cannot be used although it was just made"
 fi
+rm -f "$stamp"
 # pip writes INSTALLER last: a package without it was cut off half-way, and pip would take it for whole.
 for package in "$venv"/lib/python3.11/site-packages/*.dist-info; do
     [ -f "$package/INSTALLER" ] || rm -rf "$package"
