@@ -30,7 +30,7 @@ find_python() {
 # sound: .venv/bin/python runs, belongs to this .venv (without its pyvenv.cfg it would be the base Python, and
 # pip would install there), and the scripts beside it were made for this folder, as a venv cannot be moved.
 sound() {
-    sed -nE 's/^ *(export )?VIRTUAL_ENV=//p' "$venv/bin/activate" 2>/dev/null | tr -d "\"'" | grep -qxF "$here/$venv" &&
+    sed -nE 's/^ *(export )?VIRTUAL_ENV=//p' "$venv/bin/activate" 2>/dev/null | tr -d "\"'" | grep -xF "$here/$venv" >/dev/null &&
         [ "$("$venv/bin/python" -c 'import sys; print(sys.prefix != sys.base_prefix and sys.prefix)' 2>/dev/null)" = "$here/$venv" ] &&
         "$venv/bin/python" -m pip --version >/dev/null 2>&1
 }
