@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Sequence
 
 from swift_r1.arguments.parser import parse_arguments
@@ -56,7 +55,7 @@ def run(words: Sequence[str]) -> int:
     environ = additions.applied_to(os.environ)
     if args.api_key:
         environ[API_KEY_VARIABLE] = args.api_key
-    replace_process(SERVER_MODULE, (_write_args(args),), environ)
+    replace_process(SERVER_MODULE, (_args_file(args),), environ)
 
 
 def check_port(host: str, port: int) -> None:
@@ -87,9 +86,9 @@ def _host_faults(args: RolloutArguments) -> list[str]:
     return [f"--host {args.host} lets other machines in: give --api_key (or {API_KEY_VARIABLE}), or keep to 127.0.0.1"]
 
 
-def _write_args(args: RolloutArguments) -> str:
-    """A file for the server process to read; the API key is not in it."""
-    handle, path = tempfile.mkstemp(prefix="swift-rollout-", suffix=".json")
-    with os.fdopen(handle, "w", encoding="utf-8") as file:
-        json.dump({"args": args.to_dict()}, file)
-    return path
+def _args_file(args: RolloutArguments) -> str:
+    """The flags as a file for the server process, in memory, so that none is left behind; the key is not in it."""
+    descriptor = os.memfd_create("swift-rollout-args", 0)
+    os.write(descriptor, json.dumps({"args": args.to_dict()}).encode())
+    os.set_inheritable(descriptor, True)
+    return f"/proc/self/fd/{descriptor}"
