@@ -1,0 +1,156 @@
+"""Admission, request memory and the client's deadlines, without an engine."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from swift_r1.errors import ServerUnreachable
+from swift_r1.rollout.client import RolloutClient
+from swift_r1.rollout.engines.environment import engine_environment
+from swift_r1.rollout.gate import Gate
+from swift_r1.rollout.memory import RequestMemory
+from swift_r1.rollout.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
+from swift_r1.rollout.refusals import Refused
+
+
+def test_a_closed_gate_holds_new_work_and_lets_running_work_finish() -> None:
+    async def story() -> list[str]:
+        gate, told = Gate(), []
+        finish = asyncio.Event()
+
+        async def work(name: str) -> None:
+            async with gate.shared(5):
+                told.append(f"{name} in")
+                await finish.wait()
+            told.append(f"{name} out")
+
+        first = asyncio.create_task(work("first"))
+        while gate.running == 0:
+            await asyncio.sleep(0)
+        await gate.close("update", "an update")
+        second = asyncio.create_task(work("second"))
+        drained = asyncio.create_task(gate.drained(5, "the update"))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not drained.done() and told == ["first in"]
+        finish.set()
+        await drained
+        assert gate.running == 0
+        told.append("drained")
+        await gate.open("update")
+        await asyncio.gather(first, second)
+        return told
+
+    assert asyncio.run(story()) == ["first in", "first out", "drained", "second in", "second out"]
+
+
+def test_waits_at_the_gate_have_a_deadline_and_say_what_for() -> None:
+    async def story() -> None:
+        gate = Gate()
+        async with gate.shared(1):
+            with pytest.raises(Refused, match=r"the update waited 0.01 s for 1 running requests"):
+                await gate.drained(0.01, "the update")
+        await gate.close("update", "the update to weight version 3 by trainer")
+        with pytest.raises(Refused, match=r"waited 0.01 s for the update to weight version 3 by trainer to end"):
+            async with gate.shared(0.01):
+                raise AssertionError("let in")
+        await gate.set_broken("no whole version")
+        with pytest.raises(Refused, match="no whole version"):
+            async with gate.shared(60):
+                raise AssertionError("let in")
+
+    asyncio.run(story())
+
+
+def request(name: str, **changes: object) -> RolloutRequest:
+    return RolloutRequest(request_id=name, prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=4), **changes)
+
+
+def output(name: str, tokens: int = 4) -> RolloutOutput:
+    one = Completion(token_ids=(1,) * tokens, logprobs=(0.0,) * tokens, finish_reason="length", weight_version=0)
+    return RolloutOutput(request_id=name, completions=(one,))
+
+
+def test_memory_is_bounded_forgets_failures_and_cancels_what_no_one_waits_for() -> None:
+    async def story() -> None:
+        memory, calls = RequestMemory(max_requests=3, max_tokens=100), []
+        cancelled = asyncio.Event()
+
+        async def generate(asked: RolloutRequest) -> RolloutOutput:
+            calls.append(asked.request_id)
+            if asked.request_id == "fails":
+                raise Refused(503, "not now")
+            if asked.request_id == "slow":
+                try:
+                    await asyncio.Event().wait()
+                except asyncio.CancelledError:
+                    cancelled.set()
+                    raise
+            return output(asked.request_id, 60 if asked.request_id == "long" else 4)
+
+        for name in ("a", "a", "b", "c", "d", "a"):
+            await memory.answer(request(name), generate)
+        assert calls == ["a", "b", "c", "d", "a"] and len(memory) == 3
+        for _ in range(2):
+            with pytest.raises(Refused, match="not now"):
+                await memory.answer(request("fails"), generate)
+        assert calls[-2:] == ["fails", "fails"]
+        with pytest.raises(Refused, match="used before for a different request"):
+            await memory.answer(request("a", n=2), generate)
+        waiters = [asyncio.create_task(memory.answer(request("slow"), generate)) for _ in range(2)]
+        while "slow" not in calls:
+            await asyncio.sleep(0)
+        waiters[0].cancel()
+        await asyncio.sleep(0)
+        assert not cancelled.is_set()
+        waiters[1].cancel()
+        await asyncio.wait_for(cancelled.wait(), 5)
+        assert calls.count("slow") == 1
+        await memory.answer(request("long"), generate)
+        await memory.answer(request("long2"), generate)
+        await memory.answer(request("long3"), generate)
+        assert len(memory) <= 3
+
+    asyncio.run(story())
+
+
+def test_a_server_that_is_not_there_is_said_with_a_countdown() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        lines: list[str] = []
+        started = time.monotonic()
+        with RolloutClient(f"http://127.0.0.1:{port}") as client, pytest.raises(ServerUnreachable) as error:
+            client.wait_until_ready(1.0, lines.append)
+    assert time.monotonic() - started < 5
+    assert f"http://127.0.0.1:{port} was not ready within 1 s" in str(error.value) and "\n" not in str(error.value)
+    assert lines and "s left" in lines[0]
+
+
+def test_a_connection_that_breaks_says_who_waited_for_what() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        with (
+            RolloutClient(f"http://127.0.0.1:{probe.getsockname()[1]}") as client,
+            pytest.raises(ServerUnreachable, match="the trainer waited for the completions of a prompt"),
+        ):
+            client.generate([request("x")])
+
+
+def test_the_engines_environment_respects_what_is_set(tmp_path: Path) -> None:
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libiomp5.so").touch()
+    added = engine_environment({}, has_gpu=False, eager=True, cpus={1, 0}, prefix=tmp_path)
+    assert added["VLLM_CPU_OMP_THREADS_BIND"] == "0,1"
+    assert str(tmp_path / "lib" / "libiomp5.so") in added["LD_PRELOAD"].split(":")
+    own = {"VLLM_CPU_OMP_THREADS_BIND": "0", "LD_PRELOAD": "/x/libjemalloc.so"}
+    kept = engine_environment(own, has_gpu=False, eager=False, cpus={0, 1}, prefix=tmp_path)
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in kept and "TORCH_COMPILE_DISABLE" not in kept
+    assert kept["LD_PRELOAD"] == f"{tmp_path / 'lib' / 'libiomp5.so'}:/x/libjemalloc.so"
+    on_gpu = engine_environment({}, has_gpu=True, eager=False, cpus={0, 1}, prefix=tmp_path)
+    assert "LD_PRELOAD" not in on_gpu
