@@ -156,8 +156,9 @@ def top_entropy_threshold(entropies: Tensor, mask: Tensor, quantile: float) -> T
     chosen = chosen.to(torch.promote_types(chosen.dtype, torch.float32)).sort().values
     if chosen.numel() == 0:
         return chosen.new_tensor(torch.inf)
-    # Like torch.quantile, which refuses more than 16 million values.
-    place = (1 - quantile) * (chosen.numel() - 1)
+    # Like torch.quantile, which refuses more than 16 million values. Rounded, since (1 - 0.55) * 20 is not quite 9
+    # and the token at the edge would be kept or not by chance.
+    place = round((1 - quantile) * (chosen.numel() - 1), 6)
     below = int(place)
     above = min(below + 1, chosen.numel() - 1)
     return torch.lerp(chosen[below], chosen[above], place - below)
