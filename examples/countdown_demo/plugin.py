@@ -1,0 +1,42 @@
+"""The demo's data and reward, as any plugin file for `swift rlhf --external_plugins` has them."""
+
+import random
+
+import task  # the file beside this one
+from swift.dataset import DatasetMeta, RowPreprocessor, register_dataset
+from swift.rewards import ORM, orms
+
+from swift_r1.rewards.graders import grade_countdown
+
+
+def load_problems(split="train", seed=42):
+    """Rows with `nums`, in a random order, and `target`; the held-out ones are the same whatever the seed."""
+    training, held_out = task.split()
+    rng = random.Random(seed if split == "train" else 0)
+    for problem in training if split == "train" else held_out:
+        yield {"nums": rng.sample(problem.nums, 3), "target": problem.target}
+
+
+class CountdownPrompt(RowPreprocessor):
+    def preprocess(self, row):
+        row["messages"] = [{"role": "user", "content": task.prompt(row["nums"], row["target"])}]
+        return row
+
+
+class CountdownReward(ORM):
+    """1 for an expression that uses every number once and equals the target, else 0."""
+
+    def __call__(self, completions, nums, target, **kwargs):
+        return [grade_countdown(*item).score for item in zip(completions, nums, target, strict=True)]
+
+
+register_dataset(
+    DatasetMeta(
+        dataset_name="countdown_mini",
+        loader=load_problems,
+        preprocess_func=CountdownPrompt(),
+        tags=["math"],
+        help="three numbers from 1 to 9, + - *, target 1 to 99; 128 problems held out",
+    )
+)
+orms["countdown"] = CountdownReward

@@ -1,0 +1,153 @@
+"""The demo's problems, traces, tokenizer, model and plugin; what it learns is measured by `make demo`."""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+DEMO = REPO / "examples" / "countdown_demo"
+sys.path.append(str(DEMO))
+
+import task  # noqa: E402
+import tiny_model  # noqa: E402
+
+TRACE = "<think>4+6*5=4+30=34n,4*6+5=24+5=29y</think><answer>4*6+5</answer>"
+
+
+@pytest.mark.parametrize(
+    ("expression", "worked"),
+    [
+        ("4+6*5", "4+6*5=4+30=34"),
+        ("4*6*5", "4*6*5=24*5=120"),
+        ("4-6-5", "4-6-5=-2-5=-7"),
+        ("1-9*9", "1-9*9=1-81=-80"),
+        ("2-2+7", "2-2+7=0+7=7"),
+    ],
+)
+def test_work_shows_each_step(expression: str, worked: str) -> None:
+    assert task.work(expression) == worked
+
+
+def test_candidate_values_agree_with_the_grader() -> None:
+    from swift_r1.rewards.graders.arithmetic import evaluate
+
+    for expression, value in task.candidates((3, 7, 8)).items():
+        assert evaluate(expression).value == value
+    assert len(task.candidates((3, 7, 8))) == 6 * 9
+    assert len(task.candidates((3, 3, 8))) == 3 * 9
+
+
+def test_split_is_disjoint_solvable_and_fixed() -> None:
+    training, held_out = task.split()
+    assert (len(training), len(held_out)) == (1185, 128)
+    assert not set(training) & set(held_out)
+    assert all(list(p.nums) == sorted(p.nums) and p.target in task.candidates(p.nums).values() for p in held_out)
+    task.split.cache_clear()
+    assert task.split() == (training, held_out)
+
+
+def test_traces_say_the_truth() -> None:
+    rng, right = random.Random(0), 0
+    problems = [rng.choice(task.split()[0]) for _ in range(500)]
+    for problem in problems:
+        text = task.write_trace(problem, rng)
+        assert task.is_well_formed(text)
+        thought, answer = re.fullmatch(r"<think>(.*)</think><answer>(.*)</answer>", text).groups()
+        for candidate in thought.split(","):
+            expression, value = candidate.partition("=")[0], int(candidate[:-1].rpartition("=")[2])
+            assert task.candidates(problem.nums)[expression] == value
+            assert candidate[:-1] == task.work(expression)
+            assert (candidate[-1] == "y") == (value == problem.target)
+        assert thought.count("y") == thought.endswith("y")  # the search ends at the first solution
+        assert answer == expression
+        right += thought.endswith("y")
+    assert 0.4 < right / len(problems) < 0.7
+
+
+@pytest.mark.parametrize("text", ["", TRACE + "x", TRACE[7:], "<think></think><answer>1+2+3</answer>", TRACE[:-9]])
+def test_malformed(text: str) -> None:
+    assert task.is_well_formed(TRACE)
+    assert not task.is_well_formed(text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo") / "model"
+    tiny_model.save(tiny_model.make_model(seed=1), folder)
+    return folder
+
+
+def test_tokenizer_gives_back_the_exact_text(folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    ids = tokenizer(TRACE)["input_ids"]
+    assert len(ids) == len(re.sub(r"</?\w+>", "#", TRACE))  # a token a tag, a token a character
+    assert tokenizer.decode(ids) == TRACE
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == TRACE
+    messages = [{"role": "user", "content": "4 6 5>29"}]
+    assert tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == "4 6 5>29\n"
+    assert tokenizer.decode(tokenizer("4 6 5>29\n")["input_ids"]) == "4 6 5>29\n"
+    assert tokenizer.unk_token_id not in tokenizer(TRACE + "4 6 5>29\n")["input_ids"]
+
+
+def test_model_loads_and_its_seed_decides_it(folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    assert model.dtype == torch.float32
+    assert model.config.head_dim >= 32
+    assert model.config.max_position_embeddings >= 256
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    same, other = tiny_model.make_model(1).state_dict(), tiny_model.make_model(2).state_dict()
+    assert all(torch.equal(value, same[name]) for name, value in model.state_dict().items())
+    assert not torch.equal(same["lm_head.weight"], other["lm_head.weight"])
+
+
+def test_plugin_rows_and_reward() -> None:
+    from swift_r1.plugins import load_plugins
+
+    (plugin,) = load_plugins([str(DEMO / "plugin.py")])
+    assert (plugin.datasets, plugin.orms) == (("countdown_mini",), ("countdown",))
+    from swift_r1.data.registry import find_dataset
+    from swift_r1.rewards import orms
+
+    meta = find_dataset("countdown_mini")
+    rows = {
+        split: [meta.preprocess_func(row) for row in meta.loader(split=split, seed=3)] for split in ("train", "eval")
+    }
+    problems = {split: {(*sorted(row["nums"]), row["target"]) for row in part} for split, part in rows.items()}
+    assert (len(problems["train"]), len(problems["eval"])) == (1185, 128)
+    assert not problems["train"] & problems["eval"]
+    row = rows["eval"][0]
+    assert row["messages"] == [{"role": "user", "content": task.prompt(row["nums"], row["target"])}]
+    reward = orms["countdown"]()
+    assert reward([TRACE, TRACE, "4*6+5"], nums=[[4, 6, 5], [4, 6, 5], [4, 6, 5]], target=[29, 30, 29]) == [
+        1.0,
+        0.0,
+        0.0,
+    ]
+
+
+def test_warm_start_repeats_itself_and_learns() -> None:
+    import torch
+    import warm_start
+
+    tokenizer, weights, losses = tiny_model.make_tokenizer(), [], []
+    inputs, labels = next(warm_start.batches(tokenizer, seed=9))
+    assert (labels[:, :6] == warm_start.IGNORED).all()  # the shortest prompt is "1 1 1>1"
+    for _ in range(2):
+        model = tiny_model.make_model(5)
+        warm_start.train(model, tokenizer, steps=8, seed=5)
+        weights.append(model.state_dict())
+        losses.append(warm_start.loss_of(model, inputs, labels).item())
+    assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
+    assert losses[0] < warm_start.loss_of(tiny_model.make_model(5), inputs, labels).item() - 0.3
+    texts = warm_start.sample(model, tokenizer, task.split()[1][:2], n=3, seed=0)
+    assert [len(group) for group in texts] == [3, 3]
