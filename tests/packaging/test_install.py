@@ -1,0 +1,59 @@
+"""`make install` in a folder of its own: what it says without Python 3.11, and that it stays inside .venv."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_without_python_311_it_says_so_in_one_line(tmp_path: Path) -> None:
+    for tool in ("bash", "dirname"):
+        found = shutil.which(tool)
+        assert found is not None
+        (tmp_path / tool).symlink_to(found)
+    result = subprocess.run(
+        [tmp_path / "bash", ROOT / "scripts" / "install.sh"],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "Python 3.11 not found" in result.stderr
+
+
+def test_a_venv_without_its_configuration_is_made_again_and_not_installed_through(tmp_path: Path) -> None:
+    """Without pyvenv.cfg `.venv/bin/python` is the base Python: pip would install into the machine's own."""
+    shutil.copytree(ROOT / "scripts", tmp_path / "scripts")
+    shutil.copy(ROOT / "setup.py", tmp_path)
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "requirements" / "cpu.txt").write_text("torch==0\n")
+    for name in ("dev.txt", "core.in"):
+        (tmp_path / "requirements" / name).touch()
+    base = Path(sys.base_prefix) / "bin" / "python3.11"
+    subprocess.run([base, "-m", "venv", "--without-pip", tmp_path / ".venv"], check=True, timeout=60)
+    (tmp_path / ".venv" / "pyvenv.cfg").unlink()
+
+    result = subprocess.run(
+        ["bash", tmp_path / "scripts" / "install.sh"],
+        env={
+            **os.environ,
+            "PYTHON": str(base),
+            "PIP_NO_INDEX": "1",
+            "PIP_FIND_LINKS": "",
+            "PIP_CONFIG_FILE": os.devnull,
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "making it again" in result.stdout
+    assert (tmp_path / ".venv" / "pyvenv.cfg").is_file()
+    assert result.returncode == 2  # there is no torch 0, and no registry
+    assert "failed at: 1/4 torch==0" in result.stderr
