@@ -16,7 +16,6 @@ class OutputArguments:
     logging_steps: int = flag(5, "steps between two lines of metrics", at_least=1)
     save_steps: int = flag(500, "steps between two checkpoints", at_least=1)
     save_total_limit: int | None = flag(None, "checkpoints kept; older ones are removed", at_least=1)
-    save_only_model: bool = flag(False, "checkpoints without the optimizer: smaller, but no resuming")
     eval_steps: int | None = flag(None, "steps between two evaluations (default: none)", at_least=1)
     eval_on_start: bool = flag(False, "evaluate before the first step too")
     eval_limit: int = flag(64, "held-out prompts an evaluation uses at most", at_least=1)

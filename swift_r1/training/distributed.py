@@ -105,6 +105,9 @@ def join_ranks(timeout_s: float, distributed: bool) -> Ranks:
         return Ranks(0, 1, device, None)
     timeout = timedelta(seconds=timeout_s)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=timeout)
+    if "MASTER_ADDR" in os.environ:
+        dist.init_process_group(backend, timeout=timeout)
+    else:
+        dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
     group = dist.new_group(backend="gloo", timeout=timeout)
     return Ranks(dist.get_rank(), dist.get_world_size(), device, group)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 
 from torch.utils.data import DataLoader, Dataset
@@ -36,8 +37,21 @@ class PromptStream:
     """
 
     def __init__(self, rows: Sequence[Row], encoder: PromptEncoder, sampler: PromptSampler, workers: int) -> None:
-        loader = DataLoader(_EncodedRows(rows, encoder), batch_sampler=sampler, num_workers=workers, collate_fn=list)
+        loader = DataLoader(
+            _EncodedRows(rows, encoder),
+            batch_sampler=sampler,
+            num_workers=workers,
+            collate_fn=list,
+            worker_init_fn=_leave_signals_to_the_trainer,
+        )
         self._rounds: Iterator[list[Prompt]] = iter(loader)
 
     def next_round(self) -> list[Prompt]:
         return next(self._rounds)
+
+
+def _leave_signals_to_the_trainer(_worker: int) -> None:
+    """Ctrl-C and the launcher's SIGTERM reach the whole process group; the trainer decides when its workers end,
+    and they end by themselves when it dies."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -5,7 +5,10 @@ Kept light at import: the reward workers, started by spawn, import this module a
 
 from __future__ import annotations
 
+import ctypes
 import json
+import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -19,6 +22,8 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) != 1:
         print("usage: python -m swift_r1.training.worker ARGS_JSON", file=sys.stderr)
         return EXIT_USAGE
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _end_with_the_launcher()
     try:
         from swift_r1.arguments import RlhfArguments
         from swift_r1.training.run import run
@@ -33,6 +38,12 @@ def main(argv: Sequence[str]) -> int:
     except Exception:  # noqa: BLE001  the last line of defence: reported whole, and a clear exit code
         traceback.print_exc()
         return EXIT_RUN_FAILED
+
+
+def _end_with_the_launcher() -> None:
+    """Asks the kernel for SIGTERM when the parent dies: a launcher killed by SIGKILL leaves no rank behind."""
+    set_death_signal = 1  # PR_SET_PDEATHSIG, <sys/prctl.h>
+    ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGTERM)
 
 
 if __name__ == "__main__":
