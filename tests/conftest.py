@@ -91,7 +91,7 @@ def tiny_model_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @dataclass
 class ServerProcess:
-    """A running `swift_r1.rollout.server`."""
+    """A running `swift rollout`; `process` is the server itself."""
 
     url: str
     port: int
@@ -119,21 +119,24 @@ def free_port() -> int:
 
 
 def start_server(folder: Path, model: Path, **args: Any) -> ServerProcess:
-    """Starts a server without waiting for it; `args` are flags of `swift rollout`."""
+    """Starts `swift rollout` without waiting for it; `args` are its flags. The log goes to `folder`."""
     port = free_port()
     cache = {"kv_cache_memory_bytes": 64 << 20}
-    flags = {"model": str(model), "port": port, "update_timeout": 60.0, "vllm_engine_kwargs": cache} | args
+    flags = {"model": model, "port": port, "update_timeout": 60, "vllm_engine_kwargs": cache} | args
+    words = [
+        word
+        for name, value in flags.items()
+        for word in (f"--{name}", json.dumps(value) if isinstance(value, dict) else str(value))
+    ]
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "args.json").write_text(json.dumps({"args": flags}))
     log = folder / "server.log"
     with log.open("wb") as out:
         process = subprocess.Popen(
-            [sys.executable, "-m", "swift_r1.rollout.server", str(folder / "args.json")],
+            [sys.executable, "-m", "swift_r1", "rollout", *words],
             cwd=REPO,
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            env=os.environ | {"HF_HUB_OFFLINE": "1"},
         )
     return ServerProcess(f"http://127.0.0.1:{port}", port, process, log)
 

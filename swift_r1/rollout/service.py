@@ -43,7 +43,7 @@ class RolloutService:
         self.memory = RequestMemory()
         size = sum(_numel(shape) for shape in expected.values()) * max(FLOAT_BYTES.values())
         self.staging = Staging(size + _HEADER_ROOM)
-        self.updates = UpdateMachine(expected, time.monotonic, self.staging.forget)
+        self.updates = UpdateMachine(expected, time.monotonic, config.update_timeout, self.staging.forget)
         # Held by whoever changes the engine (new weights, another score temperature).
         self._exclusive = asyncio.Lock()
         self._commit: asyncio.Task[None] | None = None
@@ -157,12 +157,11 @@ class RolloutService:
         return self.status()
 
     async def watch_leases(self, interval_s: float = 1.0) -> None:
-        """Ends leases of trainers that have gone silent, for as long as the server runs."""
+        """Ends leases and updates of trainers that have gone silent, for as long as the server runs."""
         while True:
             await asyncio.sleep(interval_s)
-            owner = self.updates.owner
-            if self.updates.expire():
-                logger.warning("the lease of %s expired; version %d stays", owner, self.updates.version)
+            if (what := self.updates.expire()) is not None:
+                logger.warning("%s; version %d stays", what, self.updates.version)
                 await self._sync_gate()
 
     def close(self) -> None:

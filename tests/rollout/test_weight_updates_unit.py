@@ -49,7 +49,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def machine(clock: Clock, discarded: list[StagedBucket]) -> UpdateMachine:
-    return UpdateMachine(EXPECTED, clock, discarded.extend)
+    return UpdateMachine(EXPECTED, clock, 60, discarded.extend)
 
 
 def test_a_whole_update_serves_the_next_version(machine: UpdateMachine, discarded: list[StagedBucket]) -> None:
@@ -97,13 +97,27 @@ def test_a_silent_trainer_loses_its_lease_and_the_next_takes_over(
     clock.now = 9
     machine.check_bucket_welcome(first, 1, 1)  # being heard of renews it
     clock.now = 18
-    assert not machine.expire()
+    assert machine.expire() is None
     clock.now = 20
     second = machine.take_lease("second", 10)
     assert machine.pending_version is None and len(discarded) == 1
     with pytest.raises(Refused, match="second holds it"):
         machine.begin(first, 1)
     machine.begin(second, 1)
+
+
+def test_an_update_that_stands_still_is_given_up_before_its_long_lease(machine: UpdateMachine, clock: Clock) -> None:
+    token = machine.take_lease("trainer", 1000)
+    machine.begin(token, 1)
+    clock.now = 50
+    machine.add_bucket(token, 1, bucket(0, "a"))
+    clock.now = 100
+    assert machine.expire() is None
+    clock.now = 110
+    assert machine.expire() == "trainer left the update to version 1 for 60 s"
+    with pytest.raises(Refused, match="no update is open"):
+        machine.add_bucket(token, 1, bucket(1, "b"))
+    machine.begin(token, 1)
 
 
 def test_a_lease_does_not_expire_while_the_engine_loads(machine: UpdateMachine, clock: Clock) -> None:
@@ -113,7 +127,7 @@ def test_a_lease_does_not_expire_while_the_engine_loads(machine: UpdateMachine, 
     machine.add_bucket(token, 1, whole)
     machine.start_loading(token, 1, 1, content_hash([whole.digest]))
     clock.now = 100
-    assert not machine.expire()
+    assert machine.expire() is None
     with pytest.raises(Refused):
         machine.take_lease("another", 10)
     machine.loaded()
@@ -150,7 +164,7 @@ Steps = st.lists(
 def test_no_order_of_calls_serves_a_mixture(steps: list[str]) -> None:
     """Whatever is called: a version is served only after all weights were loaded, and versions only rise."""
     clock = Clock()
-    machine = UpdateMachine(EXPECTED, clock, lambda _buckets: None)
+    machine = UpdateMachine(EXPECTED, clock, 5, lambda _buckets: None)
     token: str | None = None
     loading, sent = False, []
     for step in steps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import fields
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from swift_r1.errors import UsageError
 from swift_r1.rollout.config import ServerConfig
 from swift_r1.rollout.engines.base import EngineInfo, Generated
-from swift_r1.rollout.engines.environment import apply_engine_environment
+from swift_r1.rollout.engines.environment import engine_environment
 from swift_r1.rollout.identity import tokenizer_hash
 from swift_r1.rollout.protocol import SamplingParams
 from swift_r1.rollout.refusals import EngineDead
@@ -106,14 +107,13 @@ class VllmEngine:
         self._llm.shutdown()
 
     async def _run(self, tokens: Sequence[int], params: Any) -> RequestOutput:
+        from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError
 
         last = None
         try:
             # A name of its own for each engine request: a repeated one must not meet its cancelled twin.
-            async for output in self._llm.generate(
-                {"prompt_token_ids": list(tokens)}, params, request_id=uuid.uuid4().hex
-            ):
+            async for output in self._llm.generate(tokens_input(list(tokens)), params, request_id=uuid.uuid4().hex):
                 last = output
         except EngineDeadError as error:
             raise EngineDead("the engine died while it generated") from error
@@ -141,7 +141,7 @@ def start_vllm(config: ServerConfig) -> VllmEngine:
 
     has_gpu = not current_platform.is_cpu()
     arguments = engine_arguments(config, has_gpu)
-    logger.info(apply_engine_environment(has_gpu, arguments["enforce_eager"]))
+    os.environ.update(engine_environment(os.environ, has_gpu, arguments["enforce_eager"]))
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 

@@ -31,6 +31,7 @@ class _Lease:
 @dataclass(slots=True)
 class _Pending:
     version: int
+    progress: float
     buckets: list[StagedBucket] = field(default_factory=list)
     loading: bool = False
 
@@ -45,14 +46,20 @@ class UpdateMachine:
     Args:
         expected: names and shapes of all the model's weights.
         clock: monotonic seconds.
+        patience: seconds without progress after which an open update is forgotten, whatever its lease.
         discard: called with buckets that are no longer needed.
     """
 
     def __init__(
-        self, expected: Shapes, clock: Callable[[], float], discard: Callable[[list[StagedBucket]], None]
+        self,
+        expected: Shapes,
+        clock: Callable[[], float],
+        patience: float,
+        discard: Callable[[list[StagedBucket]], None],
     ) -> None:
         self._expected = expected
         self._clock = clock
+        self._patience = patience
         self._discard = discard
         self._lease: _Lease | None = None
         self._pending: _Pending | None = None
@@ -95,14 +102,22 @@ class UpdateMachine:
         self._drop_pending()
         self._lease = None
 
-    def expire(self) -> bool:
-        """Ends a lease whose time is over, and its update; True if it did. A running load is left to finish."""
-        lease, loading = self._lease, self._pending is not None and self._pending.loading
-        if lease is None or loading or self._clock() < lease.expires:
-            return False
-        self._drop_pending()
-        self._lease = None
-        return True
+    def expire(self) -> str | None:
+        """Ends a lease whose time is over, and an update that stands still; says so if it did.
+
+        A running load is left to finish.
+        """
+        now, pending, lease = self._clock(), self._pending, self._lease
+        if lease is None or (pending is not None and pending.loading):
+            return None
+        if now >= lease.expires:
+            self._drop_pending()
+            self._lease = None
+            return f"the lease of {lease.owner} expired"
+        if pending is not None and now >= pending.progress + self._patience:
+            self._drop_pending()
+            return f"{lease.owner} left the update to version {pending.version} for {self._patience:g} s"
+        return None
 
     def begin(self, token: str | None, version: int) -> None:
         """Opens the update to `version`; an update that the same holder left open is forgotten."""
@@ -111,7 +126,7 @@ class UpdateMachine:
         if version <= self.version:
             raise Refused(409, f"version {version} is not after the served version {self.version}")
         self._drop_pending()
-        self._pending = _Pending(version)
+        self._pending = _Pending(version, self._clock())
 
     def check_bucket_welcome(self, token: str | None, version: int, index: int) -> None:
         """What can be said before the bytes are read; the same is checked again when they have arrived.
@@ -139,6 +154,7 @@ class UpdateMachine:
             return
         check_bucket(bucket.tensors, self._expected, pending.names)
         pending.buckets.append(bucket)
+        pending.progress = self._clock()
 
     def already_committed(self, token: str | None, version: int, hash_of_all: str) -> bool:
         """True for a commit that was done before (its answer got lost)."""
