@@ -1,0 +1,150 @@
+"""What the HTTP server does while a generation does not end: an engine that stands still makes that certain."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+import uvicorn
+
+from swift_r1.errors import RunFailed
+from swift_r1.rollout.client import RolloutClient
+from swift_r1.rollout.config import ServerConfig
+from swift_r1.rollout.engines.base import EngineInfo, Generated
+from swift_r1.rollout.lifecycle import Lifecycle
+from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.rollout.routes import create_app
+
+EXPECTED = {"w": (2,)}
+WAIT_S = 20
+
+
+class StandingEngine:
+    """Generates nothing until it is told to; notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.info = EngineInfo("standing", "0", 10, "", 100, "float32")
+        self.dead = False
+        self.started, self.cancelled = threading.Event(), threading.Event()
+        self.may_end = threading.Event()
+        self.loaded: list[bytes] = []
+
+    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+        self.started.set()
+        try:
+            while not self.may_end.is_set():
+                await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return Generated((1,), (-0.5,), "length")
+
+    async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
+        return (0.0,) * (len(sequence) - 1)
+
+    async def set_score_temperature(self, temperature: float) -> None: ...
+
+    async def load_weights(self, files: Sequence[Path]) -> None:
+        self.loaded += [file.read_bytes() for file in files]
+
+    def shutdown(self) -> None: ...
+
+
+@pytest.fixture
+def engine() -> StandingEngine:
+    return StandingEngine()
+
+
+@pytest.fixture
+def url(engine: StandingEngine) -> Iterator[str]:
+    """A server over the standing engine, whose waits end after half a second."""
+    lifecycle = Lifecycle(ServerConfig(model="none", update_timeout=0.5), lambda: (engine, EXPECTED))
+    server = uvicorn.Server(uvicorn.Config(create_app(lifecycle, None), port=0, log_level="error"))
+    listening = threading.Event()
+    addresses: list[str] = []
+
+    async def serve() -> None:
+        life = asyncio.create_task(lifecycle.run())
+        http = asyncio.create_task(server.serve())
+        while not server.started or lifecycle.service is None:
+            await asyncio.sleep(0.01)
+        host, port = server.servers[0].sockets[0].getsockname()[:2]
+        addresses.append(f"http://{host}:{port}")
+        listening.set()
+        await http
+        life.cancel()
+        lifecycle.close()
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    assert listening.wait(WAIT_S)
+    yield addresses[0]
+    engine.may_end.set()
+    server.should_exit = True
+    thread.join(WAIT_S)
+
+
+def request(name: str = "r") -> RolloutRequest:
+    return RolloutRequest(request_id=name, prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=1))
+
+
+def test_a_client_that_hangs_up_stops_its_generation(url: str, engine: StandingEngine) -> None:
+    body = {"requests": [request().model_dump()]}
+    with pytest.raises(httpx.ReadTimeout), httpx.Client(trust_env=False, timeout=1.0) as http:
+        http.post(f"{url}/v1/rollouts", json=body)
+    assert engine.cancelled.wait(WAIT_S)
+
+
+def test_an_update_waits_for_running_rollouts_until_its_deadline(url: str, engine: StandingEngine) -> None:
+    bucket = [("w", torch.ones(2))]
+    answers: list[int] = []
+    with RolloutClient(url) as client:
+
+        def generate() -> None:
+            answers.append(client.generate([request()])[0].completions[0].weight_version)
+
+        running = threading.Thread(target=generate)
+        running.start()
+        assert engine.started.wait(WAIT_S)
+        with pytest.raises(RunFailed, match=r"update to version 1 waited 0.5 s for 1 running requests to finish"):
+            client.push_weights(1, [bucket])
+        assert not engine.loaded and client.info().weight_version == 0
+        engine.may_end.set()
+        running.join(WAIT_S)
+        assert client.push_weights(1, [bucket]).weight_version == 1
+        assert answers == [0] and len(engine.loaded) == 1
+
+
+def test_a_rollout_does_not_wait_for_ever_for_an_update(url: str, engine: StandingEngine) -> None:
+    engine.may_end.set()
+    with RolloutClient(url) as client, httpx.Client(base_url=url, trust_env=False) as http:
+        token = http.post("/v1/weights/lease", json={"owner": "slow"}).json()["token"]
+        http.post("/v1/weights/begin", json={"version": 1}, headers={"X-Swift-Lease": token})
+        answer = http.post("/v1/rollouts", json={"requests": [request().model_dump()]})
+        # Either its own wait ended first, or the update that stood still was given up first; never silence.
+        if answer.status_code == 503:
+            assert "waited 0.5 s for the update to weight version 1 by slow to end" in answer.json()["error"]
+            assert int(answer.headers["Retry-After"]) > 0
+        client.wait_until_ready(WAIT_S)
+        assert client.generate([request("again")])[0].completions[0].weight_version == 0
+
+
+def test_an_update_called_off_by_a_failing_trainer_leaves_the_version(url: str, engine: StandingEngine) -> None:
+    engine.may_end.set()
+
+    def broken_buckets() -> Iterator[list[tuple[str, torch.Tensor]]]:
+        raise ValueError("the gather failed")
+        yield []
+
+    with RolloutClient(url) as client:
+        with pytest.raises(ValueError, match="the gather failed"):
+            client.push_weights(1, broken_buckets())
+        client.wait_until_ready(WAIT_S)
+        assert client.info().weight_version == 0
+        with RolloutClient(url, owner="another") as other:
+            assert other.push_weights(1, [[("w", torch.ones(2))]]).weight_version == 1
