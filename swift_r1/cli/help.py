@@ -28,7 +28,7 @@ def command_help(cls: type, usage: str, examples: str) -> str:
     differing = [spec for spec in specs if spec.info.ms_swift is not None]
     if differing:
         parts += ["", "Defaults that are not ms-swift's:"]
-        parts += [f"  --{spec.name} {_shown(spec.default)} (ms-swift: {spec.info.ms_swift})" for spec in differing]
+        parts += [f"  --{spec.name} {shown(spec.default)} (ms-swift: {spec.info.ms_swift})" for spec in differing]
     return "\n".join(parts)
 
 
@@ -41,7 +41,7 @@ def _flag_lines(spec: FlagSpec) -> str:
     if spec.info.required:
         text += " [required]"
     elif spec.default not in (None, [], {}):
-        text += f" [{_shown(spec.default)}]"
+        text += f" [{shown(spec.default)}]"
     lines = textwrap.wrap(text, _WIDTH - _NAME_WIDTH)
     indent = " " * _NAME_WIDTH
     if len(left) < _NAME_WIDTH:
@@ -54,7 +54,8 @@ def _value_name(spec: FlagSpec) -> str:
     return f"{name} ..." if spec.is_list else name
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A default as it is written on the command line."""
     if isinstance(value, bool | dict):
         return json.dumps(value)
     if isinstance(value, list):
