@@ -60,6 +60,32 @@ class _Answer:
     seconds: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A scheduled call; `limit` in seconds."""
+
+    future: ProcessFuture[Any]
+    limit: float
+    pool: ProcessPool
+
+    def result(self, deadline: float) -> Any:
+        """What the worker returned.
+
+        Raises:
+            TimeoutError: the call took too long (the future is done then), or the deadline is over.
+            BrokenProcessPool: the pool broke down, and perhaps forgot the call.
+        """
+        while True:
+            wait = min(1.0, max(0.0, deadline - time.monotonic()))
+            try:
+                return self.future.result(timeout=wait)
+            except TimeoutError:
+                if self.future.done() or time.monotonic() >= deadline:
+                    raise
+                if not self.pool.active:
+                    raise BrokenProcessPool("the pool is gone") from None
+
+
 class RewardPool:
     """Scores batches of completions with the reward functions of a run; use it as a context manager.
 
@@ -187,37 +213,50 @@ class RewardPool:
             yield _Call(tuple(indices), name, tuple(groups[index] for index in indices))
 
     def _run(self, calls: Sequence[_Call], batch: RewardBatch, deadline: float) -> Iterator[_Answer]:
-        """Runs calls on the workers; every call gets an answer, in order."""
-        futures = [self._schedule(call, batch) for call in calls]
-        for call, (future, limit) in zip(calls, futures, strict=True):
-            try:
-                outcomes, seconds = future.result(timeout=max(0.0, deadline - time.monotonic()))
-            except TimeoutError:
-                if future.done():
-                    reason, seconds = f"no answer within {limit:g} s, worker killed", limit
-                else:
-                    future.cancel()
-                    reason, seconds = "not reached before the deadline of the batch", 0.0
-            except ProcessExpired as error:
-                reason, seconds = f"its worker process died (exit code {error.exitcode})", 0.0
-            except (BrokenProcessPool, CancelledError):
-                reason, seconds = "its worker process died", 0.0
+        """Runs calls on the workers; every call gets an answer, in any order."""
+        aborted: list[_Call] = []
+        for call, answer in self._attempt(calls, batch, deadline):
+            if answer is None:
+                aborted.append(call)
             else:
-                yield _Answer(call, outcomes, seconds)
-                continue
-            yield _Answer(call, [Outcome(failure=reason, isolate=True)] * len(call.items), seconds)
+                yield answer
+        for call in aborted:  # alone in the pool, a call can only be hurt by itself
+            ((_, answer),) = self._attempt([call], batch, deadline)
+            yield answer or _failed(call, "its worker process died")
 
-    def _schedule(self, call: _Call, batch: RewardBatch) -> tuple[ProcessFuture[Any], float]:
+    def _attempt(
+        self, calls: Sequence[_Call], batch: RewardBatch, deadline: float
+    ) -> Iterator[tuple[_Call, _Answer | None]]:
+        """One try of each call. None is for one that the pool's breakdown ended, be the call to blame or not."""
+        tasks = [self._schedule(call, batch) for call in calls]
+        for call, task in zip(calls, tasks, strict=True):
+            try:
+                outcomes, seconds = task.result(deadline)
+            except TimeoutError:
+                if task.future.done():
+                    yield call, _failed(call, f"no answer within {task.limit:g} s, worker killed", task.limit)
+                else:
+                    task.future.cancel()
+                    yield call, _failed(call, "not reached before the deadline of the batch")
+            except ProcessExpired as error:
+                yield call, _failed(call, f"its worker process died (exit code {error.exitcode})")
+            except (BrokenProcessPool, CancelledError):
+                yield call, None
+            else:
+                yield call, _Answer(call, outcomes, seconds)
+
+    def _schedule(self, call: _Call, batch: RewardBatch) -> _Task:
         limit = self._timeout * min(call.size, _LONGEST_CALL)
         arguments = (call.name, call.items, dict(batch.trainer_state), limit)
         assert self._pool is not None, "the pool is closed"
         try:
-            return self._pool.schedule(call_reward, args=arguments, timeout=limit), limit
-        except RuntimeError:  # a worker died while idle, and the pool with it
-            _logger.warning("the reward workers died between two calls, and are started again")
+            future = self._pool.schedule(call_reward, args=arguments, timeout=limit)
+        except RuntimeError:  # it broke down: a worker died between two calls, or before it told which call it has
+            _logger.warning("the reward workers broke down, and are started again")
             self.close()
             self._start()
-            return self._pool.schedule(call_reward, args=arguments, timeout=limit), limit
+            future = self._pool.schedule(call_reward, args=arguments, timeout=limit)
+        return _Task(future, limit, self._pool)
 
     def _column(
         self, name: str, results: dict[tuple[str, int], Outcome], batch: RewardBatch, seconds: float
@@ -238,6 +277,10 @@ class RewardPool:
                 *(name, len(invalid), len(values), _where(batch, first.index), first.cause),
             )
         return RewardColumn(name, tuple(values), tuple(invalid), seconds)
+
+
+def _failed(call: _Call, reason: str, seconds: float = 0.0) -> _Answer:
+    return _Answer(call, [Outcome(failure=reason, isolate=True)] * len(call.items), seconds)
 
 
 def _groups(batch: RewardBatch) -> list[Item]:
