@@ -1,5 +1,6 @@
 """Datasets: registration, preprocessing, loading, prompts. Importing it loads neither torch nor datasets."""
 
+from swift_r1.data.loading import load_dataset
 from swift_r1.data.preprocessors import (
     AlpacaPreprocessor,
     AutoPreprocessor,
@@ -16,5 +17,6 @@ __all__ = [
     "MessagesPreprocessor",
     "ResponsePreprocessor",
     "RowPreprocessor",
+    "load_dataset",
     "register_dataset",
 ]

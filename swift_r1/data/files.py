@@ -58,8 +58,8 @@ def _json_row(index: int, where: str, line: bytes) -> RawRow:
         return RawRow(index, where, {}, f"not UTF-8 at byte {error.start} of the line")
     except json.JSONDecodeError as error:
         return RawRow(index, where, {}, f"not JSON: {error.msg} at column {error.colno}")
-    except RecursionError:
-        return RawRow(index, where, {}, "not JSON: nested too deeply")
+    except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
+        return RawRow(index, where, {}, f"not JSON that can be read: {_one_line(error)}")
     return _checked(index, where, row)
 
 
@@ -79,8 +79,8 @@ def _read_json(path: Path) -> Iterator[RawRow]:
             yield from _read_jsonl(path)
             return
         raise UsageError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
-    except RecursionError as error:
-        raise UsageError(f"{path}: not JSON: nested too deeply") from error
+    except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
+        raise UsageError(f"{path}: not JSON that can be read: {_one_line(error)}") from error
     if isinstance(rows, dict):
         rows = [rows]
     if not isinstance(rows, list):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import random
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
+from types import SimpleNamespace
 from typing import Any
 
 from swift_r1.data.rows import Drops, Row, preprocessed, prompt_key
@@ -80,6 +82,34 @@ def load_rows(args: Any) -> LoadedData:
         raise UsageError("no training row is left; see the causes above")
     _logger.info("data: %d training rows, %d held out", len(train), len(held_out))
     return LoadedData(train, held_out, sum(one.broken for one in drops))
+
+
+def load_dataset(
+    datasets: str | Sequence[str],
+    *,
+    split_dataset_ratio: float = 0.0,
+    seed: int = 42,
+    columns: Mapping[str, str] | None = None,
+) -> tuple[Sequence[Row], Sequence[Row]]:
+    """ms-swift's call for scripts and plugins: the rows of `--dataset` values as (training, held out).
+
+    Raises:
+        UsageError: as `load_rows`.
+    """
+    values = [datasets] if isinstance(datasets, str) else list(datasets)
+    data = load_rows(
+        SimpleNamespace(
+            dataset=values,
+            val_dataset=[],
+            split_dataset_ratio=split_dataset_ratio,
+            columns=columns,
+            data_seed=seed,
+            eval_steps=None,
+            eval_on_start=False,
+            eval_limit=sys.maxsize,
+        )
+    )
+    return data.train, data.eval
 
 
 def preview_rows(args: Any, count: int = 4) -> LoadedData:

@@ -41,7 +41,7 @@ class RewardColumn:
         name: the registered name, the key of all metrics.
         values: `N` floats; NaN where invalid, `None` where the function had no opinion.
         invalid: one entry for each invalid value, with its cause.
-        seconds: wall time of the call.
+        seconds: time spent in the function, summed over the worker processes.
     """
 
     name: str

@@ -44,15 +44,18 @@ def test_jsonl_under_the_name_of_json(tmp_path: Path) -> None:
 
 def test_bad_lines_are_faults_of_their_rows(tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
-    file.write_bytes(b'\xef\xbb\xbf{"a": 1}\n{"a": \n\xff\xfe\n[1]\n' + b"[" * 100_000 + b'\n{"a": 2}\n')
+    file.write_bytes(
+        b'\xef\xbb\xbf{"a": 1}\n{"a": \n\xff\xfe\n[1]\n' + b"[" * 100_000 + b"\n" + b"1" * 5_000 + b'\n{"a": 2}\n'
+    )
     raws = list(read_file(file))
-    assert [raw.row for raw in raws] == [{"a": 1}, {}, {}, {}, {}, {"a": 2}]
+    assert [raw.row for raw in raws] == [{"a": 1}, {}, {}, {}, {}, {}, {"a": 2}]
     faults = [raw.fault for raw in raws]
-    assert faults[0] is None and faults[5] is None
+    assert faults[0] is None and faults[6] is None
     assert "not JSON: Expecting value at column" in str(faults[1])
     assert "not UTF-8" in str(faults[2])
     assert "this is a list" in str(faults[3])
-    assert "nested too deeply" in str(faults[4])
+    assert "recursion" in str(faults[4])
+    assert "digits" in str(faults[5])
     assert raws[1].where == f"{file}:2"
 
 

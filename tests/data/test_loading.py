@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from swift_r1.data import DatasetMeta, ResponsePreprocessor, RowPreprocessor, register_dataset
+from swift_r1.data import DatasetMeta, ResponsePreprocessor, RowPreprocessor, load_dataset, register_dataset
 from swift_r1.data import registry as registry_module
 from swift_r1.data.loading import columns_of, load_rows, preview_rows
 from swift_r1.data.rows import prompt_key
@@ -97,6 +97,12 @@ def test_split_ratio(tmp_path: Path) -> None:
     assert sorted(solutions(data.train) + solutions(data.eval)) == list(range(100))
     with pytest.raises(UsageError, match="give one"):
         load_rows(arguments(dataset=[file], split_dataset_ratio=0.2, val_dataset=[file]))
+
+
+def test_ms_swifts_call(tmp_path: Path) -> None:
+    file = jsonl(tmp_path / "a.jsonl", questions(100))
+    train, held_out = load_dataset(f"{file}#50", split_dataset_ratio=0.1, seed=3)
+    assert (len(train), len(held_out)) == (45, 5)
 
 
 def test_val_dataset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
