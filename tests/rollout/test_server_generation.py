@@ -65,6 +65,21 @@ def test_a_seed_pins_its_completion(client: RolloutClient) -> None:
     assert first.completions[0].token_ids != first.completions[1].token_ids
 
 
+def test_seeded_prompts_longer_than_one_engine_step_together(client: RolloutClient) -> None:
+    """vLLM's CPU engine dies of a seeded prompt that is read in parts; 24 x 200 tokens do not fit one step."""
+    sampling = SamplingParams(max_tokens=8, ignore_eos=True)
+
+    def asked(number: int) -> RolloutRequest:
+        prompt = (number, *(3 + (number * 7 + place * 11) % 99 for place in range(199)))
+        return RolloutRequest(
+            request_id=uuid.uuid4().hex, prompt_token_ids=prompt, n=2, seeds=(number, number + 1), sampling=sampling
+        )
+
+    outputs = client.generate([asked(number) for number in range(24)])
+    [alone] = client.generate([asked(11)])
+    assert [c.token_ids for c in alone.completions] == [c.token_ids for c in outputs[11].completions]
+
+
 def test_outputs_keep_the_requests_order_and_progress_is_told(client: RolloutClient) -> None:
     requests = [request(n=2, max_tokens=length, ignore_eos=True) for length in (24, 1, 12, 3)]
     told: list[int] = []
