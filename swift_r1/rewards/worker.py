@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import faulthandler
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,9 @@ def start_worker(args: Any, names: Sequence[str], plugins: Sequence[str]) -> Non
     for variable in _THREAD_VARIABLES:
         os.environ[variable] = "1"
     _end_noticeably()
+    # Ctrl-C and the launcher's SIGTERM reach the whole process group; the trainer decides when its workers end.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     try:
         from swift_r1.plugins import load_plugins
 

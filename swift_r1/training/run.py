@@ -125,6 +125,7 @@ def _main_rank(
     sampler = PromptSampler(len(rows), plan.prompts_per_round, args.dataset_shuffle, args.data_seed)
     prompts = PromptStream(rows, encoder, sampler, args.dataloader_num_workers)
     pool = cleanup.enter_context(RewardPool(args, args.reward_funcs, args.external_plugins))
+    pool.wait_ready()
     monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio)
     main_rank = MainRank(
         prompts=prompts,

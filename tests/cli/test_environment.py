@@ -22,7 +22,13 @@ def test_threads_are_shared_out() -> None:
 
 def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "find_allocator", lambda: "/lib/libtcmalloc_minimal.so.4")
-    mine = {"OMP_NUM_THREADS": "7", "LD_PRELOAD": "", "HF_HUB_OFFLINE": "0", "DS_ACCELERATOR": "cpu"}
+    mine = {
+        "OMP_NUM_THREADS": "7",
+        "OMP_WAIT_POLICY": "ACTIVE",
+        "LD_PRELOAD": "",
+        "HF_HUB_OFFLINE": "0",
+        "DS_ACCELERATOR": "cpu",
+    }
     added = trainer_environment(mine, TWO, offline=True, cpus=(0, 1), gpu=False)
     assert added.variables == {}
     assert added.line() is None
