@@ -1,0 +1,78 @@
+"""Files of a run: standard JSON whatever the values, exact means, curves, and trackers that never ask."""
+
+import io
+import json
+import math
+
+import pytest
+from rich.console import Console
+
+from swift_r1.errors import UsageError
+from swift_r1.tracking.console import RunConsole
+from swift_r1.tracking.jsonl import JsonLines
+from swift_r1.tracking.metrics import MetricWindow
+from swift_r1.tracking.plots import draw_curves, read_log
+from swift_r1.tracking.recorder import RunRecorder
+from swift_r1.tracking.reporters import open_reporters
+
+
+def test_every_line_is_standard_json(tmp_path):
+    path = tmp_path / "log.jsonl"
+    with JsonLines(path) as log:
+        log.write({"a": math.nan, "b": [math.inf, 1.5], "c": {"d": "ü"}, "e": object, "f": None, "g": True})
+        # On disk at once, not when the file is closed: a killed run keeps its lines.
+        (line,) = path.read_text().splitlines()
+    row = json.loads(line, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert row == {"a": None, "b": [None, 1.5], "c": {"d": "ü"}, "e": "<class 'object'>", "f": None, "g": True}
+
+
+def test_a_window_gives_means_maxima_and_latest_values():
+    window = MetricWindow()
+    window.add({"loss": 1.0, "completions/max_length": 9.0, "learning_rate": 1e-3, "kl": math.nan})
+    window.add({"loss": 2.0, "completions/max_length": 5.0, "learning_rate": 2e-3})
+    merged = window.flush()
+    assert merged["loss"] == 1.5 and merged["completions/max_length"] == 9.0 and merged["learning_rate"] == 2e-3
+    assert math.isnan(merged["kl"])
+    assert window.flush() == {}
+
+
+def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):
+    text = io.StringIO()
+    console = RunConsole(5, Console(file=text, width=200))
+    with RunRecorder(tmp_path, console, [], logging_steps=2, show_completions=True) as recorder:
+        recorder.completions([{"prompt": "p[red]", "completion": "c", "reward": 1.0, "advantage": 0.0, "step": 1}])
+        for step in range(1, 6):
+            recorder.step(step, {"loss": float(step), "reward": 1.0}, last=step == 5)
+        recorder.evaluation(5, {"eval/d/accuracy": 0.5, "eval/d/completions": 4.0, "eval/d/reward": 0.5}, [{"step": 5}])
+        recorder.finish({"steps": 5})
+    lines = read_log(tmp_path / "logging.jsonl")
+    assert [(line["step"], line.get("loss")) for line in lines] == [(2, 1.5), (4, 3.5), (5, 5.0), (5, None)]
+    assert len((tmp_path / "completions.jsonl").read_text().splitlines()) == 1
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"steps": 5}
+    assert {path.name for path in (tmp_path / "images").iterdir()} >= {"reward.png", "loss.png", "eval.png"}
+    shown = text.getvalue()
+    assert "step 4/5" in shown and "held-out accuracy 0.500 on d" in shown and "p[red]" in shown
+
+
+def test_curves_skip_missing_values(tmp_path):
+    rows = [{"step": 1, "reward": 0.1}, {"step": 2, "reward": None}, {"step": 3, "eval/a/accuracy": 0.5}]
+    files = draw_curves(rows, tmp_path)
+    assert sorted(path.name for path in files) == ["eval.png", "reward.png"]
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in files)
+
+
+def test_wandb_without_a_key_is_offline_and_does_not_ask(tmp_path, monkeypatch):
+    for name in ("WANDB_API_KEY", "WANDB_MODE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    (reporter,) = open_reporters(["wandb"], tmp_path, "name", {"a": 1})
+    reporter.log({"loss": 1.0}, 1)
+    reporter.log_completions([{"step": 1, "prompt": "p", "completion": "c", "reward": 1.0, "advantage": 0.0}], 1)
+    reporter.close()
+    assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "swanlab", None)
+    with pytest.raises(UsageError, match="swanlab"):
+        open_reporters(["swanlab"], tmp_path, None, {})
