@@ -6,6 +6,14 @@ from dataclasses import dataclass
 
 from swift_r1.arguments.fields import flag
 
+DEFAULT_SCALE_REWARDS = {
+    "grpo": "group",
+    "rloo": "none",
+    "reinforce_plus_plus": "batch",
+    "reinforce_plus_plus_baseline": "batch",
+}
+"""`--advantage_estimator` to the `--scale_rewards` that its paper, and ms-swift, go with."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmArguments:
@@ -15,15 +23,47 @@ class AlgorithmArguments:
     beta: float = flag(0.0, "weight of the KL penalty to the reference policy", at_least=0, ms_swift="0.04")
     epsilon: float = flag(0.2, "lower clip range of the importance ratio", at_least=0, less_than=1)
     epsilon_high: float | None = flag(None, "upper clip range (default: --epsilon; cispo: the cap, 5.0)", at_least=0)
-    delta: float | None = flag(None, "upper bound of the ratio where the advantage is negative", more_than=1)
+    delta: float | None = flag(
+        None, "upper bound of the ratio where the advantage is negative; above 1 + --epsilon_high", more_than=1
+    )
+    tau_pos: float = flag(1.0, "sapo: temperature where the advantage is positive", more_than=0)
+    tau_neg: float = flag(1.05, "sapo: temperature where the advantage is negative", more_than=0)
     loss_type: str = flag(
         "grpo", "the loss and what it divides by", choices=("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo")
     )
-    scale_rewards: str = flag("group", "standard deviation to divide by", choices=("group", "batch", "none"))
+    scale_rewards: str | None = flag(
+        None,
+        "standard deviation to divide by (default: group; rloo: none; reinforce_plus_plus: batch)",
+        choices=("group", "batch", "none"),
+    )
     advantage_estimator: str = flag(
-        "grpo", "how rewards become advantages", choices=("grpo", "rloo", "reinforce_plus_plus")
+        "grpo",
+        "how rewards become advantages",
+        choices=("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
     )
     importance_sampling_level: str = flag("token", "level of the importance ratio", choices=("token", "sequence"))
+    top_entropy_quantile: float = flag(
+        1.0, "share of the tokens, those of highest entropy, that keep their policy loss", more_than=0, at_most=1
+    )
+    overlong_filter: bool = flag(False, "leave truncated completions out of the loss (their rewards still count)")
+    kl_in_reward: bool = flag(
+        False,
+        "subtract --beta times the KL from the reward instead of adding it to the loss",
+        ms_swift="true for rloo and reinforce_plus_plus",
+    )
+    rollout_importance_sampling_mode: str | None = flag(
+        None,
+        "correct for the gap between the engine's log-probs and the trainer's (default: not at all)",
+        choices=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+    )
+    rollout_importance_sampling_threshold: float = flag(2.0, "largest weight of that correction", more_than=0)
+    dynamic_sample: bool = flag(False, "replace groups whose rewards are all equal by those of further prompts")
+    max_resample_times: int = flag(3, "how often a round may do that; what is left is trained on", at_least=1)
+    sync_ref_model: bool = flag(False, "move the reference policy towards the policy now and then")
+    ref_model_sync_steps: int = flag(512, "optimizer steps from one such move to the next", at_least=1)
+    ref_model_mixup_alpha: float = flag(
+        0.6, "weight of the policy in it: reference = alpha * policy + (1 - alpha) * reference", more_than=0, at_most=1
+    )
     num_iterations: int = flag(1, "optimizer passes over a round of completions", at_least=1)
     steps_per_generation: int | None = flag(
         None, "micro-batches a rank generated at once (default: --gradient_accumulation_steps)", at_least=1

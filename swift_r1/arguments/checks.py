@@ -99,16 +99,50 @@ def round_faults(args: RlhfArguments, given: frozenset[str], world: World) -> It
 
 def loss_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
     """Values that the chosen loss or estimator does not read."""
-    unread = {"cispo": ("epsilon", "delta"), "sapo": ("epsilon", "epsilon_high", "delta")}.get(args.loss_type, ())
-    for name in unread:
+    taus = ("tau_pos", "tau_neg")
+    unread = {"cispo": ("epsilon", "delta", *taus), "sapo": ("epsilon", "epsilon_high", "delta")}
+    for name in unread.get(args.loss_type, taus):
         if name in given and getattr(args, name) is not None:
             yield Fault(f"--{name} has no effect with --loss_type {args.loss_type}: leave it out", ("loss_type", name))
-    if args.advantage_estimator == "reinforce_plus_plus" and "scale_rewards" in given and args.scale_rewards == "group":
+    clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    if args.loss_type not in unread and args.delta is not None and args.delta <= 1 + clip_high:
         yield Fault(
-            "--scale_rewards group has no effect with --advantage_estimator reinforce_plus_plus, which normalises over "
+            f"--delta {args.delta:g} is not above 1 + epsilon_high = {1 + clip_high:g}: it would not bound negative "
+            "advantages but clip positive ones, which is what --epsilon_high does",
+            ("delta", "epsilon", "epsilon_high"),
+        )
+    estimator = args.advantage_estimator
+    if estimator.startswith("reinforce_plus_plus") and "scale_rewards" in given and args.scale_rewards == "group":
+        yield Fault(
+            f"--scale_rewards group has no effect with --advantage_estimator {estimator}, which normalises over "
             "the batch: use batch or none",
             ("scale_rewards", "advantage_estimator"),
         )
+    if "rollout_importance_sampling_threshold" in given and args.rollout_importance_sampling_mode is None:
+        yield Fault("--rollout_importance_sampling_threshold has no effect without --rollout_importance_sampling_mode")
+    if args.dynamic_sample and estimator == "reinforce_plus_plus":
+        yield Fault(
+            "--dynamic_sample true makes no sense with --advantage_estimator reinforce_plus_plus, whose baseline is "
+            "the batch: groups of equal rewards teach there too",
+            ("dynamic_sample", "advantage_estimator"),
+        )
+    elif "max_resample_times" in given and not args.dynamic_sample:
+        yield Fault("--max_resample_times has no effect without --dynamic_sample true")
+    if args.packing and args.per_device_train_batch_size == 1:
+        yield Fault(
+            "--packing true has no effect with --per_device_train_batch_size 1: a micro-batch is one completion",
+            ("packing", "per_device_train_batch_size"),
+        )
+
+
+def reference_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
+    """What is done with the reference policy needs one."""
+    for name in ("kl_in_reward", "sync_ref_model"):
+        if getattr(args, name) and args.beta == 0:
+            yield Fault(f"--{name} true has no effect without a KL: give --beta above 0", (name, "beta"))
+    for name in ("ref_model_sync_steps", "ref_model_mixup_alpha"):
+        if name in given and not args.sync_ref_model:
+            yield Fault(f"--{name} has no effect without --sync_ref_model true", (name, "sync_ref_model"))
 
 
 def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 from swift_r1.arguments import checks
-from swift_r1.arguments.algorithm import AlgorithmArguments
+from swift_r1.arguments.algorithm import DEFAULT_SCALE_REWARDS, AlgorithmArguments
 from swift_r1.arguments.data import DataArguments
 from swift_r1.arguments.fields import flag_specs
 from swift_r1.arguments.model import ModelArguments
@@ -43,6 +43,7 @@ class RlhfArguments(
         yield from checks.rollout_faults(self, given)
         yield from checks.round_faults(self, given, world)
         yield from checks.loss_faults(self, given)
+        yield from checks.reference_faults(self, given)
         yield from checks.schedule_faults(self, given)
         yield from checks.process_faults(self, given, world)
         yield from checks.evaluation_faults(self, given)
@@ -60,6 +61,7 @@ class RlhfArguments(
             steps_per_generation=steps_per_generation,
             generation_batch_size=micro_batch * steps_per_generation,
             data_seed=self.seed if self.data_seed is None else self.data_seed,
+            scale_rewards=self.scale_rewards or DEFAULT_SCALE_REWARDS[self.advantage_estimator],
             reward_weights=self.reward_weights or [1.0] * len(self.reward_funcs),
             eval_temperature=self.temperature if self.eval_temperature is None else self.eval_temperature,
             output_dir=self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}",

@@ -33,6 +33,11 @@ class TrainingArguments:
     gradient_accumulation_steps: int = flag(
         1, "micro-batches an optimizer step", at_least=1, ms_swift="so that about 16 completions make a step"
     )
+    packing: bool = flag(
+        False,
+        "put a micro-batch's completions into one row, without padding; for full attention, pays with long and "
+        "uneven completions",
+    )
     optim: str = flag("adamw_torch", "the optimizer", choices=("adamw_torch",), ms_swift="adamw_torch_fused")
     seed: int = flag(42, "seed of everything random", at_least=0)
     deepspeed: str | None = flag(

@@ -19,18 +19,20 @@ class RoundBatch:
         token_ids: int64 `[sum of lengths]`, for each completion its prompt and then its own tokens.
         prompt_lengths: int64 `[N]`.
         completion_lengths: int64 `[N]`.
+        truncated: int64 `[N]`, 1 where the completion was cut at the length limit.
         rollout_logps: float32 `[sum of completion lengths]`, the engine's log-probs.
-        advantages: float32 `[N]`.
+        rewards: float32 `[N]`, NaN where invalid.
     """
 
     token_ids: Tensor
     prompt_lengths: Tensor
     completion_lengths: Tensor
+    truncated: Tensor
     rollout_logps: Tensor
-    advantages: Tensor
+    rewards: Tensor
 
     def __len__(self) -> int:
-        return len(self.advantages)
+        return len(self.rewards)
 
     def tensors(self) -> list[Tensor]:
         """The fields in order, for sending."""
@@ -41,16 +43,18 @@ def round_batch(
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
     logprobs: Sequence[Sequence[float]],
-    advantages: Tensor,
+    rewards: Sequence[float],
+    truncated: Sequence[bool],
 ) -> RoundBatch:
-    """Packs `N` prompt / completion pairs; `advantages` float32 `[N]`."""
+    """Puts `N` prompt / completion pairs, one after another, into flat tensors."""
     flat = [token for pair in zip(prompts, completions, strict=True) for part in pair for token in part]
     return RoundBatch(
         token_ids=torch.tensor(flat, dtype=torch.long),
         prompt_lengths=torch.tensor([len(prompt) for prompt in prompts]),
         completion_lengths=torch.tensor([len(completion) for completion in completions]),
+        truncated=torch.tensor(truncated, dtype=torch.long),
         rollout_logps=torch.tensor([value for row in logprobs for value in row], dtype=torch.float32),
-        advantages=advantages.float(),
+        rewards=torch.tensor(rewards, dtype=torch.float32),
     )
 
 
@@ -81,33 +85,40 @@ def split_micro_batches(lengths: Sequence[int], world_size: int, micro_batches: 
     return plan
 
 
-def collate(batch: RoundBatch, samples: Sequence[int], device: torch.device) -> MicroBatch:
-    """The given samples side by side, padded on the right to their own longest."""
+def collate(batch: RoundBatch, samples: Sequence[int], device: torch.device, packing: bool = False) -> MicroBatch:
+    """The given samples in one micro-batch: a row each, padded on the right to their own longest, or with
+    `packing` one after another in a single row."""
     chosen = torch.tensor(samples, dtype=torch.long)
     prompt_lengths, completion_lengths = batch.prompt_lengths[chosen], batch.completion_lengths[chosen]
     totals = batch.prompt_lengths + batch.completion_lengths
     starts = (totals.cumsum(0) - totals)[chosen]
     logp_starts = (batch.completion_lengths.cumsum(0) - batch.completion_lengths)[chosen]
-    width, longest = int(totals[chosen].max()), int(completion_lengths.max())
+    lengths = totals[chosen]
 
-    columns = torch.arange(width)
-    real = columns < totals[chosen, None]
+    columns = torch.arange(int(lengths.max()))
+    real = columns < lengths[:, None]
+    # Where each sample's first token lies in the flattened rows.
+    firsts = lengths.cumsum(0) - lengths if packing else torch.arange(len(chosen)) * len(columns)
     token_ids = batch.token_ids[torch.where(real, starts[:, None] + columns, 0)].masked_fill(~real, 0)
+    position_ids = None
+    if packing:
+        token_ids = token_ids[real][None]
+        position_ids = columns.expand(real.shape)[real][None]
 
-    steps = torch.arange(longest)
+    steps = torch.arange(int(completion_lengths.max()))
     mask = steps < completion_lengths[:, None]
     rollout_logps = torch.zeros(mask.shape)
-    if longest:
+    if len(steps):
         rollout_logps[mask] = batch.rollout_logps[(logp_starts[:, None] + steps)[mask]]
-    # Hidden state p predicts token p + 1, so the completion's first token is predicted by the prompt's last.
-    columns_of_targets = (prompt_lengths[:, None] + steps)[mask]
-    rows = torch.arange(len(chosen))[:, None].expand(mask.shape)[mask]
+    targets_at = (firsts[:, None] + prompt_lengths[:, None] + steps)[mask]
     return MicroBatch(
         token_ids=token_ids.to(device),
-        positions=(rows * width + columns_of_targets - 1).to(device),
-        targets=token_ids[rows, columns_of_targets].to(device),
+        position_ids=None if position_ids is None else position_ids.to(device),
+        # Hidden state p predicts token p + 1, so the completion's first token is predicted by the prompt's last.
+        positions=(targets_at - 1).to(device),
+        targets=token_ids.flatten()[targets_at].to(device),
         mask=mask.to(device),
+        truncated=batch.truncated[chosen].bool().to(device),
         rollout_logps=rollout_logps.to(device),
-        advantages=batch.advantages[chosen].to(device),
         samples=chosen,
     )

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
-from swift_r1.algorithms import LossConfig, group_advantages
+from swift_r1.algorithms import LossConfig, group_advantages, groups_without_signal
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.errors import RunFailed
 from swift_r1.rewards.types import RewardBatch, RewardColumn
@@ -27,8 +28,24 @@ from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.prompts import PromptStream
 from swift_r1.training.rollouts import Rollouts, completion_seed
-from swift_r1.training.scoring import Scorer, completion_metrics, completion_row, reward_metrics, score
-from swift_r1.training.step import TrainingBatch, before_training, deal_round, train_step
+from swift_r1.training.scoring import (
+    ScoredRound,
+    Scorer,
+    Scores,
+    completion_metrics,
+    completion_row,
+    pooled_columns,
+    reward_metrics,
+    score,
+)
+from swift_r1.training.step import (
+    TrainingBatch,
+    before_training,
+    deal_round,
+    needs_old_policy,
+    rewards_after_kl,
+    train_step,
+)
 from swift_r1.training.stopping import StopRequest
 from swift_r1.training.summary import Outcome
 
@@ -92,13 +109,16 @@ class Trainer:
 
     def round(self) -> None:
         """Rolls out one batch of prompts and takes the optimizer steps it is for."""
-        batch, round_metrics = self.roll_out()
+        batch, scored = self.roll_out()
         steps = self.prepare(batch)
+        advantages, round_metrics = self.advantages(batch, steps)
+        if scored is not None:
+            round_metrics |= self.report(scored, advantages)
         # What the round cost as a whole is shared out to its steps.
         shared = {name: value / self.plan.optimizer_steps_per_round for name, value in self.take_seconds().items()}
         updates = [micro_batches for _ in range(self.args.num_iterations) for micro_batches in steps]
         for number, micro_batches in enumerate(updates, start=1):
-            metrics = round_metrics | self.update(micro_batches)
+            metrics = round_metrics | self.update(micro_batches, advantages)
             ends = self.outcome.steps == self.plan.total_steps or self.stop_asked()
             evaluates = self.evaluates_now(ends)
             if number == len(updates) or ends or evaluates:
@@ -111,60 +131,81 @@ class Trainer:
             if ends:
                 return
 
-    def roll_out(self) -> tuple[RoundBatch, dict[str, float]]:
-        """Completions, rewards and advantages of the coming round, the same on every rank."""
+    def roll_out(self) -> tuple[RoundBatch, ScoredRound | None]:
+        """Completions and rewards of the coming round: the batch is the same on every rank, the rest on the main one.
+
+        With `--dynamic_sample`, prompts whose group has no signal are replaced by the next prompts of the data, and
+        those again, at most `--max_resample_times` times.
+        """
+        parts, size = self.parts, self.plan.num_generations
+        self.rounds += 1
+        asked = self.plan.prompts_per_round
+        first = self.sample(asked, 0)
+        scored = ScoredRound(list(first.completions), [], [first], 0) if first else None
+        if self.args.dynamic_sample:
+            silent = self.without_signal(scored)
+            for _ in range(self.args.max_resample_times):
+                if not silent:
+                    break
+                fresh = self.sample(len(silent), asked)
+                asked += len(silent)
+                if scored and fresh:
+                    scored.replace_groups(silent, fresh, size)
+                silent = self.without_signal(scored)
+        if scored is None:
+            return RoundBatch(*parts.ranks.broadcast(None)), None
+        batch = round_batch(
+            [item.prompt.token_ids for item in scored.trained],
+            [item.completion.token_ids for item in scored.trained],
+            [item.completion.logprobs for item in scored.trained],
+            [item.reward for item in scored.trained],
+            [item.completion.finish_reason == "length" for item in scored.trained],
+        )
+        if parts.ranks.world_size > 1:
+            parts.ranks.broadcast(batch.tensors())
+        return batch, scored
+
+    def sample(self, count: int, first: int) -> Scores | None:
+        """Completions of the next `count` prompts and their rewards, on the main rank.
+
+        `first` is how many prompts this round has asked for already.
+        """
         parts, main, recorder = self.parts, self.parts.main, self.parts.recorder
-        prompts = main.prompts.next_round() if main else []
+        prompts = main.prompts.take(count) if main else []
         requests = [
             RolloutRequest(
-                request_id=f"{parts.run_id}/{self.rounds}/{position}",
+                request_id=f"{parts.run_id}/{self.rounds - 1}/{position}",
                 prompt_token_ids=prompt.token_ids,
                 n=self.plan.num_generations,
                 seeds=tuple(
-                    completion_seed(self.args.seed, self.rounds, position, prompt.prompt_id, index)
+                    completion_seed(self.args.seed, self.rounds - 1, position, prompt.prompt_id, index)
                     for index in range(self.plan.num_generations)
                 ),
                 sampling=parts.sampling,
             )
-            for position, prompt in enumerate(prompts)
+            for position, prompt in enumerate(prompts, start=first)
         ]
-        self.rounds += 1
-        recorder.phase("generating", self.plan.completions_per_round)
+        recorder.phase("generating", count * self.plan.num_generations)
         with self.timed("generate"):
             outputs = parts.rollouts.generate(requests if main else None, parts.sampling, recorder.phase_advance)
         recorder.phase_end()
         if main is None:
-            tensors = parts.ranks.broadcast(None)
-            return RoundBatch(*tensors), {}
-
+            return None
         assert outputs is not None
         with self.timed("reward"):
             state = {"global_step": self.outcome.steps, "max_steps": self.plan.total_steps}
             weights = self.args.reward_weights or []
-            scored, columns, reward_batch = score(prompts, outputs, main.decode, main.scorer, weights, state)
-        advantages = group_advantages(
-            torch.tensor([item.reward for item in scored]),
-            self.plan.num_generations,
-            estimator=self.args.advantage_estimator,
-            scale_rewards=self.args.scale_rewards,
-        )
-        step = self.outcome.steps + 1
-        recorder.completions(
-            [completion_row(item, step, value) for item, value in zip(scored, advantages.tolist(), strict=True)]
-        )
-        main.watch_rewards(columns, reward_batch)
-        batch = round_batch(
-            [item.prompt.token_ids for item in scored],
-            [item.completion.token_ids for item in scored],
-            [item.completion.logprobs for item in scored],
-            advantages,
-        )
-        metrics = reward_metrics(scored, columns) | completion_metrics(scored)
-        metrics["rollout/weight_version"] = float(min(item.completion.weight_version for item in scored))
-        if parts.ranks.world_size > 1:
-            parts.ranks.broadcast(batch.tensors())
-        self.outcome.saw_reward(metrics["reward"])
-        return batch, metrics
+            return score(prompts, outputs, main.decode, main.scorer, weights, state, first_group=first)
+
+    def without_signal(self, scored: ScoredRound | None) -> list[int]:
+        """Which of the round's groups teach nothing, by place; every rank learns it, so that all go on alike."""
+        found = None
+        if scored is not None:
+            rewards = torch.tensor([item.reward for item in scored.trained])
+            silent = groups_without_signal(rewards, self.plan.num_generations)
+            found = [silent.nonzero().flatten()]
+            scored.without_signal = int(silent.sum())
+        return self.parts.ranks.broadcast(found)[0].tolist()
 
     def prepare(self, batch: RoundBatch) -> list[list[TrainingBatch]]:
         """This rank's micro-batches of each optimizer step, with old and reference log-probs where needed."""
@@ -172,23 +213,66 @@ class Trainer:
             accumulation = self.args.gradient_accumulation_steps
             steps = self.plan.micro_batches_per_round // accumulation
             return before_training(
-                deal_round(batch, steps, accumulation, self.parts.ranks),
+                deal_round(batch, steps, accumulation, self.parts.ranks, self.args.packing),
                 self.parts.backend,
                 self.parts.reference,
                 self.args.temperature,
-                self.plan.optimizer_steps_per_round,
+                old_policy=needs_old_policy(self.config, self.plan.optimizer_steps_per_round),
+                overlong_filter=self.args.overlong_filter,
             )
 
-    def update(self, micro_batches: Sequence[TrainingBatch]) -> dict[str, float]:
-        """One optimizer step.
+    def advantages(
+        self, batch: RoundBatch, steps: Sequence[Sequence[TrainingBatch]]
+    ) -> tuple[Tensor, dict[str, float]]:
+        """Float32 `[N]` from the rewards of the whole round, on every rank; and what there is to log of them."""
+        rewards, metrics = batch.rewards, {}
+        if self.args.kl_in_reward:
+            with self.timed("train"):
+                rewards = rewards_after_kl(rewards, steps, self.args.beta, self.parts.ranks)
+            metrics["kl_penalty"] = (batch.rewards - rewards).nanmean().item()
+        advantages = group_advantages(
+            rewards,
+            self.plan.num_generations,
+            estimator=self.args.advantage_estimator,
+            scale_rewards=self.args.scale_rewards,
+        )
+        return advantages, metrics
+
+    def report(self, scored: ScoredRound, advantages: Tensor) -> dict[str, float]:
+        """Writes the round's completions down, checks that rewards are valid often enough, and gives its metrics.
+
+        Rewards and lengths are averaged over all that was generated: those of replaced groups too.
+
+        Raises:
+            RunFailed: rewards are invalid too often.
+        """
+        main, recorder, step = self.parts.main, self.parts.recorder, self.outcome.steps + 1
+        assert main is not None
+        rows = [completion_row(item, step, a) for item, a in zip(scored.trained, advantages.tolist(), strict=True)]
+        recorder.completions(rows + [completion_row(item, step, None, dropped=True) for item in scored.dropped])
+        for part in scored.parts:
+            main.watch_rewards(part.columns, part.batch)
+        everything = scored.trained + scored.dropped
+        metrics = reward_metrics(everything, pooled_columns(scored.parts)) | completion_metrics(everything)
+        metrics["rollout/weight_version"] = float(min(item.completion.weight_version for item in everything))
+        if self.args.dynamic_sample:
+            metrics["dynamic_sample/resampled"] = len(scored.dropped) / self.plan.num_generations
+            metrics["dynamic_sample/kept_without_signal"] = float(scored.without_signal)
+        self.outcome.saw_reward(metrics["reward"])
+        return metrics
+
+    def update(self, micro_batches: Sequence[TrainingBatch], advantages: Tensor) -> dict[str, float]:
+        """One optimizer step, and the reference policy's where it is due.
 
         Raises:
             RunFailed: its loss or gradient is not finite.
         """
-        parts = self.parts
+        parts, args = self.parts, self.args
         with self.timed("train"):
             rate = parts.learning_rate.value
-            metrics = train_step(micro_batches, parts.backend, self.config, self.args.temperature, rate, parts.ranks)
+            metrics = train_step(
+                micro_batches, advantages, parts.backend, self.config, args.temperature, rate, parts.ranks
+            )
         parts.learning_rate.advance()
         self.outcome.steps += 1
         broken = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
@@ -196,6 +280,11 @@ class Trainer:
             raise RunFailed(
                 f"{' and '.join(broken)} not finite at step {self.outcome.steps}: try a lower learning rate"
             )
+        if args.sync_ref_model:
+            due = self.outcome.steps % args.ref_model_sync_steps == 0
+            if due and parts.reference is not None:
+                parts.reference.mix_in_policy(args.ref_model_mixup_alpha)
+            metrics["ref_model_synced"] = float(due)
         return metrics
 
     def publish(self) -> None:

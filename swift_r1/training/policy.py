@@ -21,27 +21,31 @@ _PROBE_TOLERANCE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Completions that go through the model together, each after its prompt, padded on the right.
+    """`B` completions that go through the model together, each after its prompt: a row each, or packed in one row.
 
-    Padding is on the right and attention is causal, so no real token sees it and no mask is needed.
+    Padding is on the right and attention is causal, so no real token sees it and no mask is needed. In a packed
+    row the position ids start again at each sample, from which transformers makes a block-diagonal mask (flash
+    attention: sequences of their own).
 
     Attributes:
-        token_ids: `[B, S]` int64, prompt then completion.
-        positions: `[K]` int64 into the flattened `[B * S]` hidden states: where each of the `K` completion
+        token_ids: `[R, S]` int64, prompt then completion; `R` is `B`, or 1 where packed.
+        position_ids: None, or where packed `[1, S]` int64.
+        positions: `[K]` int64 into the flattened `[R * S]` hidden states: where each of the `K` completion
             tokens is predicted.
         targets: `[K]` int64, the tokens predicted there.
         mask: `[B, T]` bool, True on completion tokens; `mask.sum() == K`, row-major in the order of `targets`.
+        truncated: `[B]` bool, True where the completion was cut at the length limit.
         rollout_logps: `[B, T]` float32, the engine's log-probs.
-        advantages: `[B]` float32.
-        samples: `[B]` int64, which completions of the round these are.
+        samples: `[B]` int64 on the CPU, which completions of the round these are.
     """
 
     token_ids: Tensor
+    position_ids: Tensor | None
     positions: Tensor
     targets: Tensor
     mask: Tensor
+    truncated: Tensor
     rollout_logps: Tensor
-    advantages: Tensor
     samples: Tensor
 
     def unflatten(self, values: Tensor) -> Tensor:
@@ -69,9 +73,17 @@ class Policy(nn.Module):
         self.model = model
         self.logprob_head = LogprobHead(model.get_output_embeddings())
 
-    def forward(self, token_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float,
+        position_ids: Tensor | None = None,
+    ) -> TokenLogprobs:
         """Shapes as in `MicroBatch`; returns `[K]` float32 each."""
-        hidden = self.model.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+        packed = {} if position_ids is None else {"position_ids": position_ids}
+        hidden = self.model.base_model(input_ids=token_ids, use_cache=False, **packed).last_hidden_state
         chosen = hidden.flatten(0, 1).index_select(0, positions)
         return self.logprob_head(chosen, targets, temperature)
 
@@ -115,4 +127,32 @@ def check_fused_head(backend: Backend, vocab_size: int, device: torch.device) ->
         raise UsageError(
             f"{type(backend.model).__name__} changes its logits after the output head (soft cap or scale): "
             f"log-probs differ by {difference:.3g} nats; this architecture is not supported yet"
+        )
+
+
+def check_packing(backend: Backend, vocab_size: int, device: torch.device) -> None:
+    """Refuses `--packing true` for an architecture that does not keep a row's samples apart. Collective.
+
+    Layers other than full attention are refused by name; then log-probs of two samples in one row are compared
+    with those of a row each.
+
+    Raises:
+        UsageError: if a sample's log-probs depend on what stands before it.
+    """
+    name = type(backend.model).__name__
+    kinds = set(getattr(backend.model.config.get_text_config(), "layer_types", None) or ()) - {"full_attention"}
+    if kinds:
+        raise UsageError(f"--packing true is for full attention only, and {name} has {', '.join(sorted(kinds))} layers")
+    rows = (torch.arange(1, 17, device=device) * 7919 % vocab_size).view(2, 8)
+    targets = rows[:, 1:].flatten()
+    places = torch.arange(16, device=device).view(2, 8)[:, :-1].flatten()
+    with torch.no_grad():
+        apart = backend.logprobs(rows, places, targets, 1.0).logps
+        restarts = torch.arange(8, device=device).repeat(2)[None]
+        together = backend.logprobs(rows.view(1, 16), places, targets, 1.0, restarts).logps
+    difference = (apart - together).abs().max().item()
+    if not difference <= _PROBE_TOLERANCE:
+        raise UsageError(
+            f"--packing true: {name} lets a packed sample see the one before it (log-probs differ by "
+            f"{difference:.3g} nats); leave it out"
         )

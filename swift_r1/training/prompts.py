@@ -28,7 +28,7 @@ class _EncodedRows(Dataset[Prompt]):
 
 
 class PromptStream:
-    """Rounds of prompts for ever, epoch after epoch.
+    """Prompts for ever, epoch after epoch.
 
     Args:
         rows: that fit (`PromptEncoder.fitting`).
@@ -45,9 +45,14 @@ class PromptStream:
             worker_init_fn=_leave_signals_to_the_trainer,
         )
         self._rounds: Iterator[list[Prompt]] = iter(loader)
+        self._waiting: list[Prompt] = []
 
-    def next_round(self) -> list[Prompt]:
-        return next(self._rounds)
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts in the sampler's order; none is skipped, whatever the counts."""
+        while len(self._waiting) < count:
+            self._waiting += next(self._rounds)
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken
 
 
 def _leave_signals_to_the_trainer(_worker: int) -> None:

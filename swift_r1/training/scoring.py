@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from swift_r1.data.types import Prompt
 from swift_r1.rewards.combine import combine
-from swift_r1.rewards.types import RewardBatch, RewardColumn
+from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
 from swift_r1.rollout.protocol import Completion, RolloutOutput
 
 
@@ -21,6 +21,31 @@ class Scores(NamedTuple):
     batch: RewardBatch
 
 
+@dataclass(slots=True)
+class ScoredRound:
+    """All completions that were generated for a round.
+
+    Attributes:
+        trained: whole groups, one after another.
+        dropped: of groups without signal that others took the place of (`--dynamic_sample`).
+        parts: each generation call's scores; together they hold the same completions.
+        without_signal: groups among the trained ones that teach nothing, where that was counted.
+    """
+
+    trained: list[ScoredCompletion]
+    dropped: list[ScoredCompletion]
+    parts: list[Scores]
+    without_signal: int
+
+    def replace_groups(self, places: Sequence[int], fresh: Scores, size: int) -> None:
+        """Puts the groups of `fresh` (of `size` completions each) where the groups at `places` are."""
+        self.parts.append(fresh)
+        for number, place in enumerate(places):
+            group = slice(place * size, (place + 1) * size)
+            self.dropped += self.trained[group]
+            self.trained[group] = fresh.completions[number * size : (number + 1) * size]
+
+
 Scorer = Callable[[RewardBatch], Sequence[RewardColumn]]
 
 
@@ -29,7 +54,7 @@ class ScoredCompletion:
     """One completion with its prompt, text and rewards.
 
     Attributes:
-        group: number of its prompt's group within the round.
+        group: number of its prompt within the round; those of resampled prompts follow the first ones.
         rewards: each function's value by name; None for no opinion, NaN where invalid.
         reward: their weighted sum; NaN where no advantage can be computed from it.
     """
@@ -50,11 +75,13 @@ def score(
     scorer: Scorer,
     weights: Sequence[float],
     trainer_state: Mapping[str, int],
+    first_group: int = 0,
 ) -> Scores:
-    """Scores all completions of a round in one call a function; groups stay together and in order."""
+    """Scores all given completions in one call a function; groups stay together and in order, and are numbered from
+    `first_group`."""
     pairs = [
         (group, prompt, output.request_id, completion)
-        for group, (prompt, output) in enumerate(zip(prompts, outputs, strict=True))
+        for group, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), start=first_group)
         for completion in output.completions
     ]
     texts = [decode(completion.token_ids) for *_, completion in pairs]
@@ -120,8 +147,22 @@ def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
     }
 
 
-def completion_row(item: ScoredCompletion, step: int, advantage: float | None) -> dict[str, Any]:
-    """The line of `completions.jsonl`."""
+def pooled_columns(parts: Sequence[Scores]) -> list[RewardColumn]:
+    """Each function's answers of several calls as if they had been one."""
+    pooled = []
+    for answers in zip(*(part.columns for part in parts), strict=True):
+        values: list[float | None] = []
+        invalid: list[InvalidReward] = []
+        for column in answers:
+            invalid += [replace(item, index=len(values) + item.index) for item in column.invalid]
+            values += column.values
+        seconds = sum(column.seconds for column in answers)
+        pooled.append(RewardColumn(answers[0].name, tuple(values), tuple(invalid), seconds))
+    return pooled
+
+
+def completion_row(item: ScoredCompletion, step: int, advantage: float | None, dropped: bool = False) -> dict[str, Any]:
+    """The line of `completions.jsonl`; one that was generated but not trained on says `"dropped": true`."""
     return {
         "step": step,
         "prompt_id": item.prompt.prompt_id,
@@ -134,6 +175,7 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None) -
         "advantage": advantage,
         "finish_reason": item.completion.finish_reason,
         "weight_version": item.completion.weight_version,
+        **({"dropped": True} if dropped else {}),
         **item.prompt.columns,
     }
 

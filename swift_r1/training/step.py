@@ -8,23 +8,45 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms import LossConfig, loss_normalizer, mean_metrics, policy_loss, sum_metrics
+from swift_r1.algorithms import (
+    LossConfig,
+    drop_truncated,
+    loss_normalizer,
+    mean_metrics,
+    policy_loss,
+    rewards_less_kl,
+    sum_metrics,
+    top_entropy_threshold,
+)
+from swift_r1.algorithms.metrics import masked_metric
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batching import RoundBatch, collate, split_micro_batches
 from swift_r1.training.distributed import Ranks
+from swift_r1.training.logprobs import TokenLogprobs
 from swift_r1.training.policy import MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingBatch:
-    """A micro-batch with everything its loss needs beside the current policy; log-probs `[B, T]` float32."""
+    """A micro-batch with everything its loss needs beside the current policy and the advantages.
+
+    Attributes:
+        mask: `[B, T]` bool, True on trained tokens: all of a completion's, or none (`--overlong_filter`).
+        old_logps, old_entropies: `[B, T]` float32, of the policy before the round's first update; None where nothing
+            needs them.
+        ref_logps: `[B, T]` float32, None without a reference policy.
+    """
 
     micro: MicroBatch
+    mask: Tensor
     old_logps: Tensor | None
+    old_entropies: Tensor | None
     ref_logps: Tensor | None
 
 
-def deal_round(batch: RoundBatch, steps: int, micro_batches: int, ranks: Ranks) -> list[list[MicroBatch]]:
+def deal_round(
+    batch: RoundBatch, steps: int, micro_batches: int, ranks: Ranks, packing: bool = False
+) -> list[list[MicroBatch]]:
     """This rank's micro-batches of each of the round's optimizer steps.
 
     Consecutive completions, so whole groups where sizes allow, make a step.
@@ -34,8 +56,17 @@ def deal_round(batch: RoundBatch, steps: int, micro_batches: int, ranks: Ranks) 
     dealt = []
     for start in range(0, len(batch), size):
         plan = split_micro_batches(lengths[start : start + size], ranks.world_size, micro_batches)[ranks.rank]
-        dealt.append([collate(batch, [start + sample for sample in samples], ranks.device) for samples in plan])
+        dealt.append([collate(batch, [start + sample for sample in part], ranks.device, packing) for part in plan])
     return dealt
+
+
+def needs_old_policy(config: LossConfig, updates: int) -> bool:
+    """Whether a round of `updates` optimizer steps needs a forward pass before its first one.
+
+    With one update the training forward gives the old log-probs, so nothing is computed twice; but the KL in the
+    reward comes before the advantages, and the entropy threshold before the first backward pass.
+    """
+    return updates > 1 or config.kl_in_reward or config.top_entropy_quantile < 1
 
 
 def before_training(
@@ -43,31 +74,66 @@ def before_training(
     backend: Backend,
     reference: ReferencePolicy | None,
     temperature: float,
-    updates: int,
+    *,
+    old_policy: bool,
+    overlong_filter: bool = False,
 ) -> list[list[TrainingBatch]]:
-    """Adds what must be computed with the weights as they are before the round's first update.
+    """Adds what must be computed with the weights as they are before the round's first update. Collective.
 
-    The policy's own log-probs are only computed where the policy will have changed by the time they are used:
-    with one update a round they equal the training forward's.
+    Args:
+        old_policy: compute the policy's own log-probs and entropies, see `needs_old_policy`.
+        overlong_filter: leave truncated completions out of the loss.
     """
     prepared = []
     for micro_batches in steps:
         row = []
         for micro in micro_batches:
-            inputs = (micro.token_ids, micro.positions, micro.targets, temperature)
-            old = ref = None
-            if updates > 1:
+            old = entropies = ref = None
+            if old_policy:
                 with torch.no_grad():
-                    old = micro.unflatten(backend.logprobs(*inputs).logps)
+                    old, entropies = map(micro.unflatten, _logprobs(backend, micro, temperature))
             if reference is not None:
-                ref = micro.unflatten(reference.logprobs(*inputs).logps)
-            row.append(TrainingBatch(micro, old, ref))
+                ref = micro.unflatten(_logprobs(reference, micro, temperature).logps)
+            mask = drop_truncated(micro.mask, micro.truncated) if overlong_filter else micro.mask
+            row.append(TrainingBatch(micro, mask, old, entropies, ref))
         prepared.append(row)
     return prepared
 
 
+def rewards_after_kl(rewards: Tensor, steps: Sequence[Sequence[TrainingBatch]], beta: float, ranks: Ranks) -> Tensor:
+    """`--kl_in_reward`: the round's rewards `[N]` less `beta` times the KL of each completion, on every rank.
+
+    Each rank computes the KL of its own completions. The KL is over all of a completion's tokens, also of one that
+    `--overlong_filter` leaves out of the loss: its reward counts in the group's baseline. Collective.
+    """
+    penalties = torch.zeros(len(rewards), dtype=torch.float64)
+    for batch in (batch for batches in steps for batch in batches):
+        micro = batch.micro
+        assert batch.old_logps is not None and batch.ref_logps is not None
+        nothing = torch.zeros(len(micro.samples), dtype=torch.float64, device=micro.mask.device)
+        less = rewards_less_kl(nothing, batch.old_logps, batch.ref_logps, micro.mask, beta)
+        penalties[micro.samples] = less.cpu()
+    return (rewards + ranks.sum(penalties)).to(rewards.dtype)
+
+
+def entropy_threshold(batches: Sequence[TrainingBatch], quantile: float, ranks: Ranks) -> Tensor:
+    """The entropy (float32 scalar) from which on a token of this optimizer step is trained, the same on every rank.
+
+    Of the trained tokens of all micro-batches and ranks, under the policy before the round's first update.
+    Collective.
+    """
+    entropies = [batch.old_entropies[batch.mask] for batch in batches if batch.old_entropies is not None]
+    everyones = ranks.gather(torch.cat(entropies).cpu())
+    mine = None
+    if everyones is not None:
+        together = torch.cat(everyones)
+        mine = [top_entropy_threshold(together, torch.ones_like(together), quantile)[None]]
+    return ranks.broadcast(mine)[0][0]
+
+
 def train_step(
     batches: Sequence[TrainingBatch],
+    advantages: Tensor,
     backend: Backend,
     config: LossConfig,
     temperature: float,
@@ -76,32 +142,45 @@ def train_step(
 ) -> dict[str, float]:
     """Forward, loss and backward of each micro-batch, then one update. Collective.
 
+    Args:
+        advantages: float32 `[N]`, of the whole round.
+
     Returns:
         The whole step's `loss`, `grad_norm`, `learning_rate`, and the loss's metrics, the same on every rank.
     """
-    normalizer = ranks.sum(sum(loss_normalizer(batch.micro.mask, config) for batch in batches))
+    normalizer = ranks.sum(sum(loss_normalizer(batch.mask, config) for batch in batches))
+    filtered = config.top_entropy_quantile < 1
+    threshold = entropy_threshold(batches, config.top_entropy_quantile, ranks) if filtered else None
     loss = torch.zeros((), dtype=torch.float64)
     metrics = []
     for number, batch in enumerate(batches):
         micro = batch.micro
-        out = backend.logprobs(micro.token_ids, micro.positions, micro.targets, temperature)
-        logps = micro.unflatten(out.logps)
+        out = _logprobs(backend, micro, temperature)
+        logps, entropies = micro.unflatten(out.logps), micro.unflatten(out.entropies)
         result = policy_loss(
             logps,
             logps.detach() if batch.old_logps is None else batch.old_logps,
-            micro.advantages,
-            micro.mask,
+            advantages[micro.samples].to(logps.device),
+            batch.mask,
             config,
             ref_logps=batch.ref_logps,
             rollout_logps=micro.rollout_logps,
-            entropies=micro.unflatten(out.entropies),
+            # The filter and its threshold must see the same numbers, or a token at the edge falls by rounding.
+            entropies=batch.old_entropies if filtered else entropies,
             normalizer=normalizer,
+            entropy_threshold=threshold,
         )
         backend.backward(result.loss, last=number + 1 == len(batches))
         loss += result.loss.detach().double().cpu()
-        metrics.append(result.metrics)
+        metrics.append(result.metrics | masked_metric("entropy", entropies, batch.mask.to(entropies.dtype)))
     grad_norm = backend.step(learning_rate)
     names, sums = zip(*sorted(sum_metrics(metrics).items()), strict=True)
     totals = ranks.sum(torch.stack([loss, *(value.double().cpu() for value in sums)]))
     means = mean_metrics(dict(zip(names, totals[1:], strict=True)))
+    if threshold is not None and threshold.isfinite():
+        means["entropy_threshold"] = threshold.item()
     return {"loss": totals[0].item(), "grad_norm": grad_norm, "learning_rate": learning_rate} | means
+
+
+def _logprobs(policy: Backend | ReferencePolicy, micro: MicroBatch, temperature: float) -> TokenLogprobs:
+    return policy.logprobs(micro.token_ids, micro.positions, micro.targets, temperature, micro.position_ids)

@@ -50,6 +50,20 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--loss_type cispo --epsilon 0.1", ["--epsilon has no effect with --loss_type cispo"]),
         ("--loss_type sapo --delta 2 --epsilon_high 1", ["--epsilon_high", "sapo"]),
         ("--advantage_estimator reinforce_plus_plus --scale_rewards group", ["use batch or none"]),
+        ("--advantage_estimator reinforce_plus_plus_baseline --scale_rewards group", ["use batch or none"]),
+        ("--tau_pos 2", ["--tau_pos has no effect with --loss_type grpo"]),
+        ("--loss_type cispo --tau_neg 2", ["--tau_neg has no effect with --loss_type cispo"]),
+        ("--delta 1.2", ["--delta 1.2 is not above 1 + epsilon_high = 1.2"]),
+        ("--delta 1.25 --epsilon_high 0.28", ["not above 1 + epsilon_high = 1.28"]),
+        ("--top_entropy_quantile 0", ["--top_entropy_quantile must be more than 0"]),
+        ("--kl_in_reward true", ["--kl_in_reward true has no effect without a KL: give --beta"]),
+        ("--sync_ref_model true", ["--sync_ref_model true has no effect without a KL"]),
+        ("--beta 0.1 --ref_model_sync_steps 5", ["no effect without --sync_ref_model true"]),
+        ("--beta 0.1 --ref_model_mixup_alpha 0.5", ["no effect without --sync_ref_model true"]),
+        ("--rollout_importance_sampling_threshold 3", ["without --rollout_importance_sampling_mode"]),
+        ("--rollout_importance_sampling_mode token", ["must be one of token_truncate"]),
+        ("--max_resample_times 2", ["no effect without --dynamic_sample true"]),
+        ("--dynamic_sample true --advantage_estimator reinforce_plus_plus", ["makes no sense"]),
         ("--stop_words=", ["empty string"]),
     ],
 )
@@ -72,6 +86,12 @@ def test_refused(words: str | list[str], parts: list[str]) -> None:
         "--deepspeed zero2_offload --ddp_timeout 60",
         "--deepspeed ds.json",
         "--loss_type cispo --epsilon_high 4",
+        "--loss_type sapo --tau_pos 2 --tau_neg 1",
+        "--delta 1.5 --epsilon_high 0.28",
+        "--beta 0.1 --kl_in_reward true --sync_ref_model true --ref_model_sync_steps 5 --ref_model_mixup_alpha 1",
+        "--rollout_importance_sampling_mode sequence_mask --rollout_importance_sampling_threshold 3",
+        "--dynamic_sample true --max_resample_times 1 --overlong_filter true --top_entropy_quantile 0.2",
+        "--packing true",
         '--lr_scheduler_type polynomial --lr_scheduler_kwargs {"power":2}',
         "--warmup_steps 0 --warmup_ratio 0.1",
         "--report_to none",
@@ -105,6 +125,12 @@ def test_a_round_must_divide(batch: list[str], words: str, environ: dict[str, st
 
 def test_half_a_group_a_process_is_fine() -> None:
     assert faults("--deepspeed zero2", TWO, ["--per_device_train_batch_size", "4"]) == ()
+
+
+def test_packing_needs_something_to_pack() -> None:
+    one = ["--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "8"]
+    (found,) = faults("--packing true", {}, one)
+    assert "--packing true has no effect with --per_device_train_batch_size 1" in found
 
 
 def test_several_processes_need_deepspeed() -> None:

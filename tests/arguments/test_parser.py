@@ -179,6 +179,15 @@ def test_defaults_that_depend_on_others() -> None:
     assert parse("--report_to", "none").report_to == []
 
 
+@pytest.mark.parametrize(
+    ("estimator", "scale"),
+    [("grpo", "group"), ("rloo", "none"), ("reinforce_plus_plus", "batch"), ("reinforce_plus_plus_baseline", "batch")],
+)
+def test_the_scale_of_rewards_follows_the_estimator_unless_given(estimator: str, scale: str) -> None:
+    assert parse("--advantage_estimator", estimator).scale_rewards == scale
+    assert parse("--advantage_estimator", estimator, "--scale_rewards", "none").scale_rewards == "none"
+
+
 def test_no_flag_of_ours_is_called_foreign() -> None:
     own = set(flag_specs(RlhfArguments))
     assert "lora_rank" in MS_SWIFT_GRPO_FLAGS

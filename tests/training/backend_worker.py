@@ -12,12 +12,19 @@ from swift_r1.training.batching import round_batch
 from swift_r1.training.distributed import join_ranks
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.policy import check_fused_head, load_model
-from swift_r1.training.step import before_training, deal_round, train_step
+from swift_r1.training.step import (
+    before_training,
+    deal_round,
+    needs_old_policy,
+    rewards_after_kl,
+    train_step,
+)
 
 COMPLETIONS = 16
 
 
 def ragged_round():
+    """16 completions of 2 to 16 tokens; a quarter of them truncated, engine log-probs that are off."""
     generator = torch.Generator().manual_seed(0)
 
     def tokens(count):
@@ -25,8 +32,22 @@ def ragged_round():
 
     prompts = [tokens(4 + i % 3) for i in range(COMPLETIONS)]
     completions = [tokens(2 + 3 * i % 17) for i in range(COMPLETIONS)]
-    logprobs = [[-4.0] * len(completion) for completion in completions]
-    return round_batch(prompts, completions, logprobs, torch.linspace(-1, 1, COMPLETIONS))
+    logprobs = [[-8.0] * len(completion) for completion in completions]
+    truncated = [i % 4 == 3 for i in range(COMPLETIONS)]
+    return round_batch(prompts, completions, logprobs, torch.linspace(-0.5, 1.5, COMPLETIONS).tolist(), truncated)
+
+
+def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False, rate=1e-3):
+    """One optimizer step on a round, its rewards taken as advantages unless the KL goes into them.
+
+    `cut` is the number of micro-batches of all ranks together, with a `p` behind it where they are packed.
+    """
+    micro_batches = int(cut.rstrip("p")) // ranks.world_size
+    dealt = deal_round(batch, 1, micro_batches, ranks, packing=cut.endswith("p"))
+    old = needs_old_policy(config, 1)
+    steps = before_training(dealt, backend, reference, 0.9, old_policy=old, overlong_filter=overlong_filter)
+    advantages = rewards_after_kl(batch.rewards, steps, config.beta, ranks) if config.kl_in_reward else batch.rewards
+    return train_step(steps[0], advantages, backend, config, 0.9, rate, ranks)
 
 
 def main():
@@ -34,10 +55,10 @@ def main():
     parser.add_argument("--backend", required=True)
     parser.add_argument("--model", required=True)
     parser.add_argument("--dtype", required=True)
-    parser.add_argument("--micro_batches", type=int, required=True, help="of all ranks together")
+    parser.add_argument("--cuts", nargs="+", required=True, help="of each step, see `step_on`")
     parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--loss_type", default="grpo")
+    parser.add_argument("--loss", type=json.loads, default={}, help="fields of LossConfig, and overlong_filter")
+    parser.add_argument("--mix_after", type=int, help="the step after which the reference moves to the policy")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     ranks = join_ranks(60, distributed=args.backend != "local")
@@ -56,12 +77,13 @@ def main():
         backend = DeepSpeedBackend(load, getattr(torch, args.dtype), optimizer, read_config(args.backend), ranks)
     check_fused_head(backend, 100, ranks.device)
     reference = backend.reference()
-    config = LossConfig(beta=0.1, loss_type=args.loss_type)
+    overlong_filter = args.loss.pop("overlong_filter", False)
+    config = LossConfig(**{"beta": 0.1} | args.loss)
     steps = []
-    for _ in range(args.steps):
-        dealt = deal_round(ragged_round(), 1, args.micro_batches // ranks.world_size, ranks)
-        (batches,) = before_training(dealt, backend, reference, 0.9, updates=1)
-        steps.append(train_step(batches, backend, config, 0.9, args.rate, ranks))
+    for cut in args.cuts:
+        steps.append(step_on(ragged_round(), backend, reference, config, cut, ranks, overlong_filter, args.rate))
+        if len(steps) == args.mix_after:
+            reference.mix_in_policy(0.6)
     weights = {name: tensor for bucket in backend.weight_buckets() for name, tensor in bucket}
     generation = backend.generation_model()
     if ranks.is_main:

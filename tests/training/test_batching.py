@@ -13,7 +13,9 @@ def ragged(lengths, prompt_lengths):
     prompts = [[100 * i + 50 + k for k in range(p)] for i, p in enumerate(prompt_lengths)]
     completions = [[100 * i + k for k in range(n)] for i, n in enumerate(lengths)]
     logprobs = [[-float(token) for token in row] for row in completions]
-    return round_batch(prompts, completions, logprobs, torch.arange(len(lengths)).float()), prompts, completions
+    rewards = [float(i) for i in range(len(lengths))]
+    truncated = [length == max(lengths) for length in lengths]
+    return round_batch(prompts, completions, logprobs, rewards, truncated), prompts, completions
 
 
 @settings(max_examples=50, deadline=None)
@@ -62,8 +64,24 @@ def test_collate_puts_targets_logps_and_mask_where_they_belong():
     assert micro.token_ids.tolist() == [prompts[2] + completions[2], [*prompts[0], *completions[0], 0]]
     assert micro.mask.sum(1).tolist() == [5, 3]
     assert micro.targets.tolist() == completions[2] + completions[0]
-    assert micro.advantages.tolist() == [2.0, 0.0]
+    assert micro.samples.tolist() == [2, 0]
+    assert micro.truncated.tolist() == [True, False]
+    assert micro.position_ids is None
     assert micro.rollout_logps[1].tolist() == [-0.0, -1.0, -2.0, 0.0, 0.0]
+    assert_targets_follow_their_context(micro, prompts, completions)
+
+
+def test_packing_puts_the_same_samples_into_one_row():
+    batch, prompts, completions = ragged([3, 1, 5], [2, 4, 1])
+    packed, padded = (collate(batch, [2, 0], torch.device("cpu"), packing) for packing in (True, False))
+    assert packed.token_ids.tolist() == [[*prompts[2], *completions[2], *prompts[0], *completions[0]]]
+    assert packed.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]]
+    assert_targets_follow_their_context(packed, prompts, completions)
+    for name in ("targets", "mask", "truncated", "rollout_logps", "samples"):
+        assert torch.equal(getattr(packed, name), getattr(padded, name)), name
+
+
+def assert_targets_follow_their_context(micro, prompts, completions):
     # The position before each target holds the token that the target follows.
     before = micro.token_ids.flatten()[micro.positions].tolist()
     assert before == [prompts[2][-1], *completions[2][:-1], prompts[0][-1], *completions[0][:-1]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from swift_r1.training.logprobs import TokenLogprobs
@@ -21,7 +22,14 @@ class Backend(Protocol):
     model: nn.Module
     """The transformers model being trained (its parameters may be partitioned)."""
 
-    def logprobs(self, token_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
+    def logprobs(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float,
+        position_ids: Tensor | None = None,
+    ) -> TokenLogprobs:
         """The policy's forward (collective); see `Policy.forward`."""
         ...
 
@@ -59,7 +67,26 @@ class Backend(Protocol):
 
 
 class ReferencePolicy(Protocol):
-    def logprobs(self, token_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs: ...
+    """A policy that gets no gradient."""
+
+    def logprobs(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float,
+        position_ids: Tensor | None = None,
+    ) -> TokenLogprobs: ...
+
+    def mix_in_policy(self, alpha: float) -> None:
+        """Its weights become `alpha` of the policy's current ones and `1 - alpha` of its own (collective)."""
+        ...
+
+
+@torch.no_grad()
+def mix_weights(target: Tensor, source: Tensor, alpha: float) -> None:
+    """`target = alpha * source + (1 - alpha) * target` in place; added in float32."""
+    target.copy_(torch.lerp(target.float(), source.float(), alpha))
 
 
 def bucketed(

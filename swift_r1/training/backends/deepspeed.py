@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from swift_r1.errors import UsageError
-from swift_r1.training.backends.base import WeightBucket, bucketed
+from swift_r1.training.backends.base import WeightBucket, bucketed, mix_weights
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.logprobs import TokenLogprobs
 from swift_r1.training.optimizer import OptimizerConfig, build_adamw, parameter_groups
@@ -108,8 +108,15 @@ class DeepSpeedBackend:
         self.model = policy.model
         self._copy_for_generation: nn.Module | None = None
 
-    def logprobs(self, token_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
-        return self.engine(token_ids, positions, targets, temperature)
+    def logprobs(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float,
+        position_ids: Tensor | None = None,
+    ) -> TokenLogprobs:
+        return self.engine(token_ids, positions, targets, temperature, position_ids)
 
     def backward(self, loss: Tensor, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
@@ -146,7 +153,7 @@ class DeepSpeedBackend:
     def reference(self) -> DeepSpeedReference:
         with self._partitioned_loading():
             policy = Policy(self._load())
-        return DeepSpeedReference(policy, self.resolved, self.stage)
+        return DeepSpeedReference(policy, self.policy, self.resolved, self.stage)
 
     @contextmanager
     def _partitioned_loading(self) -> Iterator[None]:
@@ -168,7 +175,8 @@ class DeepSpeedBackend:
 class DeepSpeedReference:
     """The model as loaded, frozen; partitioned like the policy under ZeRO-3, whole on every rank otherwise."""
 
-    def __init__(self, policy: Policy, resolved: dict[str, Any], stage: int) -> None:
+    def __init__(self, policy: Policy, trained: Policy, resolved: dict[str, Any], stage: int) -> None:
+        self._frozen, self._trained, self._stage = policy, trained, stage
         policy.eval()
         for parameter in policy.parameters():
             parameter.requires_grad_(False)
@@ -178,9 +186,29 @@ class DeepSpeedReference:
         else:
             self.forward = policy
 
+    def mix_in_policy(self, alpha: float) -> None:
+        """Under ZeRO-3 the two are gathered bucket by bucket; what rank 0 computes is partitioned again."""
+        gathered, partitioned = deepspeed.zero.GatheredParameters, self._stage == 3
+        targets = dict(self._frozen.named_weights())
+        for bucket in bucketed(self._trained.named_weights()):
+            own = [targets[name] for name, _ in bucket]
+            with (
+                gathered([parameter for _, parameter in bucket], enabled=partitioned),
+                gathered(own, modifier_rank=0, enabled=partitioned),
+            ):
+                for target, (_, source) in zip(own, bucket, strict=True):
+                    mix_weights(target, source, alpha)
+
     @torch.no_grad()
-    def logprobs(self, token_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
-        return self.forward(token_ids, positions, targets, temperature)
+    def logprobs(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float,
+        position_ids: Tensor | None = None,
+    ) -> TokenLogprobs:
+        return self.forward(token_ids, positions, targets, temperature, position_ids)
 
 
 def _plain_like(model: nn.Module) -> nn.Module:

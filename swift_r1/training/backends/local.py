@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from swift_r1.training.backends.base import WeightBucket, bucketed
+from swift_r1.training.backends.base import WeightBucket, bucketed, mix_weights
 from swift_r1.training.logprobs import TokenLogprobs
 from swift_r1.training.optimizer import OptimizerConfig, build_adamw, parameter_groups
 from swift_r1.training.policy import Policy
@@ -34,8 +34,15 @@ class LocalBackend:
                 parameter.register_post_accumulate_grad_hook(_move_gradient_to(master))
         self.optimizer = build_adamw(parameter_groups(self._masters, config.weight_decay), config)
 
-    def logprobs(self, token_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
-        return self.policy(token_ids, positions, targets, temperature)
+    def logprobs(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float,
+        position_ids: Tensor | None = None,
+    ) -> TokenLogprobs:
+        return self.policy(token_ids, positions, targets, temperature, position_ids)
 
     def backward(self, loss: Tensor, last: bool) -> None:
         loss.backward()
@@ -68,7 +75,7 @@ class LocalBackend:
 
 
 class LocalReference:
-    """A frozen copy of the policy as it is now."""
+    """A frozen copy of the policy as it is when this is made."""
 
     def __init__(self, model: nn.Module) -> None:
         # Hooks of the original belong to its optimizer.
@@ -76,10 +83,22 @@ class LocalReference:
         for parameter in frozen.parameters():
             parameter.requires_grad_(False)
         self.policy = Policy(frozen).eval()
+        self._trained = model
+
+    def mix_in_policy(self, alpha: float) -> None:
+        for target, source in zip(self.policy.model.parameters(), self._trained.parameters(), strict=True):
+            mix_weights(target, source, alpha)
 
     @torch.no_grad()
-    def logprobs(self, token_ids: Tensor, positions: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
-        return self.policy(token_ids, positions, targets, temperature)
+    def logprobs(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        temperature: float,
+        position_ids: Tensor | None = None,
+    ) -> TokenLogprobs:
+        return self.policy(token_ids, positions, targets, temperature, position_ids)
 
 
 def _move_gradient_to(master: nn.Parameter) -> Any:
