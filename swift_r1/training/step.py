@@ -178,7 +178,7 @@ def train_step(
     totals = ranks.sum(torch.stack([loss, *(value.double().cpu() for value in sums)]))
     means = mean_metrics(dict(zip(names, totals[1:], strict=True)))
     if threshold is not None and threshold.isfinite():
-        means["entropy_threshold"] = threshold.item()
+        means["entropy/threshold"] = threshold.item()
     return {"loss": totals[0].item(), "grad_norm": grad_norm, "learning_rate": learning_rate} | means
 
 

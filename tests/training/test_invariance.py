@@ -80,7 +80,7 @@ def test_the_entropy_filter_keeps_its_share_of_the_whole_step(backends):
     """Tokens with a policy loss are those above the quantile of all micro-batches, not of each."""
     backend, _ = backends["llama"]
     config = LossConfig(loss_type="dapo", top_entropy_quantile=0.25)
-    threshold = worker.step_on(worker.ragged_round(), backend, None, config, "8", ALONE)["entropy_threshold"]
+    threshold = worker.step_on(worker.ragged_round(), backend, None, config, "8", ALONE)["entropy/threshold"]
     micro = collate(worker.ragged_round(), range(worker.COMPLETIONS), torch.device("cpu"))
     with torch.no_grad():
         entropies = backend.logprobs(micro.token_ids, micro.positions, micro.targets, 0.9).entropies
