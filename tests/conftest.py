@@ -141,7 +141,7 @@ def start_server(folder: Path, model: Path, **args: Any) -> ServerProcess:
     return ServerProcess(f"http://127.0.0.1:{port}", port, process, log)
 
 
-def wait_until_serving(server: ServerProcess, api_key: str | None = None, deadline_s: float = 150.0) -> None:
+def wait_until_serving(server: ServerProcess, api_key: str | None = None, deadline_s: float = 240.0) -> None:
     """Fails with the end of the server's log if it dies or is not ready in time."""
     import httpx
 

@@ -241,11 +241,12 @@ def test_a_failed_load_is_not_ready_until_a_full_push(
 @pytest.fixture(scope="module")
 def second_server(launch_server: Callable[..., Any], tiny_model_untied: Path) -> Any:
     """Another architecture, an output head of its own, an API key. The last test kills it."""
-    return launch_server(tiny_model_untied, torch_dtype="float32", api_key="secret")
+    return launch_server(tiny_model_untied, api_key="secret")
 
 
 def test_an_update_of_an_untied_model(second_server: Any, tiny_model_untied: Path) -> None:
     with RolloutClient(second_server.url, api_key="secret", request_timeout_s=120) as client:
+        assert client.info().dtype == "float32"  # no --torch_dtype: the config's
         check_updates(client, tiny_model_untied)
 
 

@@ -160,7 +160,7 @@ def engine_arguments(config: ServerConfig, has_gpu: bool) -> dict[str, Any]:
     eager = config.vllm_enforce_eager if config.vllm_enforce_eager is not None else not has_gpu
     arguments: dict[str, Any] = {
         "model": config.model,
-        "dtype": config.torch_dtype or "auto",
+        "dtype": config.torch_dtype or _config_dtype(config),
         "seed": config.seed,
         "enforce_eager": eager,
         "tensor_parallel_size": config.vllm_tensor_parallel_size,
@@ -180,3 +180,11 @@ def engine_arguments(config: ServerConfig, has_gpu: bool) -> dict[str, Any]:
         # use offset"): a prompt waits for a step that has room for all of it.
         arguments["enable_chunked_prefill"] = False
     return arguments | dict(config.vllm_engine_kwargs)
+
+
+def _config_dtype(config: ServerConfig) -> str:
+    """The dtype of the model's config: vLLM's "auto" would serve a float32 model in bfloat16, unasked."""
+    from transformers import AutoConfig
+
+    dtype = AutoConfig.from_pretrained(config.model, trust_remote_code=config.trust_remote_code).dtype
+    return "auto" if dtype is None else str(dtype).removeprefix("torch.")
