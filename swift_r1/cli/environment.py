@@ -73,9 +73,9 @@ def trainer_environment(
     wanted = {"OMP_NUM_THREADS": str(max(1, len(cpus) // world.nproc_per_node))}
     if not gpu:
         wanted |= _allocator_variables(environ, ())
-        # Threads that spin while they wait starve each other as soon as anything else wants a core: a rollout
-        # server, a second rank, a browser. Sleeping costs nothing measurable on an idle machine.
-        wanted["OMP_WAIT_POLICY"] = "PASSIVE"
+        # Threads that spin long while they wait starve each other as soon as anything else wants a core (a rollout
+        # server, a second rank, a browser); threads that sleep at once wake too late for small matrices.
+        wanted["GOMP_SPINCOUNT"] = "10000"
         # DeepSpeed would find out by itself, with a warning a process.
         wanted["DS_ACCELERATOR"] = "cpu"
         wanted["DS_ACCELERATOR"] = "cpu"  # else DeepSpeed looks for devices and warns that it finds none

@@ -24,7 +24,7 @@ def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "find_allocator", lambda: "/lib/libtcmalloc_minimal.so.4")
     mine = {
         "OMP_NUM_THREADS": "7",
-        "OMP_WAIT_POLICY": "ACTIVE",
+        "GOMP_SPINCOUNT": "7",
         "LD_PRELOAD": "",
         "HF_HUB_OFFLINE": "0",
         "DS_ACCELERATOR": "cpu",
