@@ -55,11 +55,13 @@ def train(tiny_model, tmp_path_factory):
     return run
 
 
-def assert_same(one, other, tolerance):
-    """Losses and norms of all steps to the given relative tolerance; weights to a tenth of one step's update."""
+def assert_same(one, other):
+    """Losses, gradient norms and metrics: the first step's to 1e-5, later ones to what Adam makes of that; weights to
+    a tenth of one step's update."""
     (steps, weights), (expected_steps, expected_weights) = one, other
-    for step, expected in zip(steps, expected_steps, strict=True):
+    for number, (step, expected) in enumerate(zip(steps, expected_steps, strict=True)):
         assert step.keys() == expected.keys()
+        tolerance = 1e-5 if number == 0 else 3e-5
         for name, value in expected.items():
             assert step[name] == pytest.approx(value, rel=tolerance, abs=1e-6), name
     for name, expected in expected_weights.items():
@@ -72,17 +74,17 @@ def test_zero3_equals_one_process(train):
     steps = reference[0]
     assert steps[0]["grad_norm"] > 0.1
     assert steps[1]["kl"] > 1e-4 and steps[2]["kl"] < 0.5 * train("local", mix_after=3)[0][2]["kl"]
-    assert_same(train("zero3", ranks=2, cuts="2 8p 4", mix_after=2), reference, 2e-5)
+    assert_same(train("zero3", ranks=2, cuts="2 8p 4", mix_after=2), reference)
 
 
 def test_zero0_equals_one_process_with_everything_that_spans_ranks(train):
     reference = train("local", loss=EVERYTHING)
     assert 0 < reference[0][0]["rollout/weight_over_threshold"] < 1
-    assert_same(train("zero0", ranks=2, cuts="8 2p 16", loss=EVERYTHING), reference, 2e-5)
+    assert_same(train("zero0", ranks=2, cuts="8 2p 16", loss=EVERYTHING), reference)
 
 
 def test_zero2_equals_one_process(train):
-    assert_same(train("zero2", ranks=2, cuts="8 8p 8"), train("local"), 2e-5)
+    assert_same(train("zero2", ranks=2, cuts="8 8p 8"), train("local"))
 
 
 @pytest.mark.parametrize(("backend", "ranks"), [("local", 1), ("zero3", 2), ("zero0", 2)])

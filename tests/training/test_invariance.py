@@ -13,6 +13,7 @@ from swift_r1.training.batching import collate
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.policy import check_packing, load_model
+from swift_r1.training.step import before_training, deal_round, needs_old_policy, rewards_after_kl
 
 _spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))
 worker = importlib.util.module_from_spec(_spec)
@@ -41,10 +42,12 @@ class Frozen(LocalBackend):
 
 @pytest.fixture(scope="module")
 def backends(tiny_model, tiny_model_untied):
-    """Llama and Qwen2, each with a reference policy that differs from it."""
+    """Llama and Qwen2 (with gradient checkpointing), each with a reference policy that differs from it."""
     pairs = {}
     for name, folder in (("llama", tiny_model), ("qwen2", tiny_model_untied)):
-        backend = Frozen(load_model(folder, "float32", False), OptimizerConfig(1e-3, 0.1, 0.9, 0.95, 1e-8, 1.0))
+        backend = Frozen(
+            load_model(folder, "float32", name == "qwen2"), OptimizerConfig(1e-3, 0.1, 0.9, 0.95, 1e-8, 1.0)
+        )
         reference = backend.reference()
         with torch.no_grad():
             for number, parameter in enumerate(reference.policy.parameters()):
@@ -87,16 +90,46 @@ def test_the_entropy_filter_keeps_its_share_of_the_whole_step(backends):
     assert threshold == pytest.approx(entropies.quantile(0.75).item(), rel=1e-5)
 
 
-def test_a_filtered_completion_has_no_gradient_and_the_others_keep_theirs(backends):
-    """With the filter the gradient is that of zero advantages for the truncated completions."""
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo"])
+def test_a_filtered_completion_has_no_gradient(backends, loss_type):
+    """The gradient is that of zero advantages for the truncated completions; `dapo` divides by the tokens left."""
     backend, _ = backends["llama"]
-    worker.step_on(worker.ragged_round(), backend, None, LossConfig(), "4", ALONE, overlong_filter=True)
+    batch, config = worker.ragged_round(), LossConfig(loss_type=loss_type)
+    worker.step_on(batch, backend, None, config, "4", ALONE, overlong_filter=True)
     filtered = backend.gradients
-    batch = worker.ragged_round()
-    batch.rewards[batch.truncated.bool()] = 0.0
-    worker.step_on(batch, backend, None, LossConfig(), "4", ALONE)
+    cut = batch.truncated.bool()
+    batch.rewards[cut] = 0.0
+    worker.step_on(batch, backend, None, config, "4", ALONE)
+    scale = 1.0
+    if loss_type == "dapo":
+        scale = batch.completion_lengths.sum() / batch.completion_lengths[~cut].sum()
     for name, gradient in backend.gradients.items():
-        torch.testing.assert_close(filtered[name], gradient, rtol=0, atol=1e-6)
+        torch.testing.assert_close(filtered[name], gradient * scale, rtol=1e-4, atol=1e-6)
+
+
+def test_the_kl_in_the_reward_is_the_sum_over_each_completion(backends):
+    """Against the plain formula, also for completions that the overlong filter leaves out of the loss."""
+    backend, reference = backends["llama"]
+    batch = worker.ragged_round()
+    dealt = deal_round(batch, 1, 4, ALONE, packing=True)
+    steps = before_training(dealt, backend, reference, 0.9, old_policy=True, overlong_filter=True)
+    found = rewards_after_kl(batch.rewards, steps, 0.1, ALONE)
+    tokens = batch.token_ids.split((batch.prompt_lengths + batch.completion_lengths).tolist())
+    for number, (ids, prompt) in enumerate(zip(tokens, batch.prompt_lengths.tolist(), strict=True)):
+        sums = []
+        for model in (backend.model, reference.policy.model):
+            with torch.no_grad():
+                logps = (model(ids[None]).logits[0, prompt - 1 : -1] / 0.9).log_softmax(-1)
+            sums.append(logps.gather(-1, ids[prompt:, None]).sum())
+        expected = batch.rewards[number] - 0.1 * (sums[0] - sums[1])
+        torch.testing.assert_close(found[number], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_extra_forward_pass_only_where_something_needs_it():
+    assert not needs_old_policy(LossConfig(beta=0.1, rollout_importance_sampling_mode="token_mask"), 1)
+    assert needs_old_policy(LossConfig(), 2)
+    assert needs_old_policy(LossConfig(beta=0.1, kl_in_reward=True), 1)
+    assert needs_old_policy(LossConfig(top_entropy_quantile=0.9), 1)
 
 
 def test_the_reference_moves_by_its_share(backends, tiny_model):

@@ -1,0 +1,57 @@
+"""A round's completions: groups that others take the place of, and the prompts that those come from."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from swift_r1.data.sampler import PromptSampler
+from swift_r1.data.types import Prompt
+from swift_r1.rewards.types import InvalidReward, RewardColumn
+from swift_r1.rollout.protocol import Completion, RolloutOutput
+from swift_r1.training.prompts import PromptStream
+from swift_r1.training.scoring import ScoredRound, completion_row, pooled_columns, score
+
+
+def scores(values, first_group):
+    """Scores of two groups of two, with a reward that fails on the last completion."""
+    prompts = [
+        Prompt(prompt_id=f"p{first_group + i}", dataset="d", token_ids=(1,), messages=(), text="", columns={})
+        for i in (0, 1)
+    ]
+    completion = Completion(token_ids=(2,), logprobs=(-1.0,), finish_reason="stop", weight_version=1)
+    outputs = [RolloutOutput(request_id=f"r{first_group + i}", completions=(completion, completion)) for i in (0, 1)]
+
+    def scorer(batch):
+        return [RewardColumn("a", tuple(values), (InvalidReward(3, "broke"),), 1.0)]
+
+    return score(prompts, outputs, str, scorer, [1.0], {}, first_group=first_group)
+
+
+def test_fresh_groups_take_the_places_of_those_without_signal():
+    first, fresh = scores([1.0, 1.0, 0.0, 1.0], 0), scores([0.0, 1.0, 5.0, 6.0], 2)
+    scored = ScoredRound(list(first.completions), [], [first], 0)
+    scored.replace_groups([0], fresh, 2)
+    assert [item.group for item in scored.trained] == [2, 2, 1, 1]
+    assert [item.reward for item in scored.trained] == [0.0, 1.0, 0.0, 1.0]
+    assert [item.group for item in scored.dropped] == [0, 0]
+    assert completion_row(scored.dropped[0], 1, None, dropped=True)["dropped"] is True
+    assert "dropped" not in completion_row(scored.trained[0], 1, 0.5)
+    (column,) = pooled_columns(scored.parts)
+    assert column.values == (1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 5.0, 6.0)
+    assert [item.index for item in column.invalid] == [3, 7] and column.seconds == 2.0
+
+
+@dataclass
+class Echo:
+    """Stands for the encoder: a row is its prompt."""
+
+    def encode(self, row):
+        return row
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_prompts_come_in_order_whatever_is_taken(workers):
+    stream = PromptStream(list(range(10)), Echo(), PromptSampler(10, 4, shuffle=False), workers)
+    taken = [stream.take(count) for count in (4, 1, 4, 3, 6)]
+    assert [len(part) for part in taken] == [4, 1, 4, 3, 6]
+    assert [row for part in taken for row in part] == [n % 10 for n in range(18)]
