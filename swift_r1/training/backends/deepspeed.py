@@ -12,6 +12,7 @@ from typing import Any
 
 import deepspeed
 import torch
+from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 from torch import Tensor, nn
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
@@ -97,6 +98,9 @@ class DeepSpeedBackend:
             self.resolved |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
         elif dtype != torch.float32:
             raise UsageError(f"DeepSpeed training in {dtype} is not supported yet: use bfloat16 or float32")
+        # DeepSpeed would compile an all-reduce through shared memory at its first start: a C++ compiler and up to
+        # two minutes for something that only its inference uses.
+        deepspeed.ops.__compatible_ops__[ShareMemCommBuilder.NAME] = False
         with self._partitioned_loading():
             policy = Policy(load())
         policy.train()
