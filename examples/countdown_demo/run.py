@@ -69,7 +69,7 @@ def main() -> int:
     if args.server:
         code = train_with_server(flags, model, folder, console)
     else:
-        flags += ["--per_device_train_batch_size", str(COMPLETIONS // 4), "--gradient_accumulation_steps", "4"]
+        flags += ["--per_device_train_batch_size", str(COMPLETIONS // 16), "--gradient_accumulation_steps", "16"]
         code = subprocess.run([*SWIFT, "rlhf", *flags], check=False).returncode
     if code:
         return code

@@ -128,10 +128,12 @@ def loss_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
         )
     elif "max_resample_times" in given and not args.dynamic_sample:
         yield Fault("--max_resample_times has no effect without --dynamic_sample true")
-    if args.packing and args.per_device_train_batch_size == 1:
+    longest = (args.max_length or 0) + args.max_completion_length
+    if args.max_tokens_per_micro_batch is not None and args.max_tokens_per_micro_batch < longest:
         yield Fault(
-            "--packing true has no effect with --per_device_train_batch_size 1: a micro-batch is one completion",
-            ("packing", "per_device_train_batch_size"),
+            f"--max_tokens_per_micro_batch {args.max_tokens_per_micro_batch} is less than one completion may take with "
+            f"its prompt: {longest} tokens (--max_length and --max_completion_length)",
+            ("max_tokens_per_micro_batch",),
         )
 
 

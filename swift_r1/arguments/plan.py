@@ -20,7 +20,8 @@ class Plan:
         world_size: processes that train.
         dataset_size: prompts in the training data.
         prompts_per_round, completions_per_round: over all processes; completions = prompts x num_generations.
-        micro_batches_per_round: of one process, for one pass over the round.
+        micro_batches_per_round: `--per_device_train_batch_size` completions each, of one process, for one pass over the
+            round. How many go through the model at once depends on their lengths, see `training.micro_batches`.
         completions_per_optimizer_step: over all processes and accumulation steps.
         optimizer_steps_per_round: micro-batches / accumulation x num_iterations.
         rounds: rounds started; the last may be cut short by `--max_steps`.
@@ -89,7 +90,8 @@ def make_plan(args: RlhfArguments, world_size: int, dataset_size: int) -> Plan:
         warmup_steps=warmup_steps(args, total_steps),
         epochs=rounds * prompts / dataset_size,
         max_tokens_per_round=completions * args.max_completion_length,
-        max_tokens_per_micro_batch=(
+        max_tokens_per_micro_batch=args.max_tokens_per_micro_batch
+        or (
             args.per_device_train_batch_size * (args.max_length + args.max_completion_length)
             if args.max_length
             else None
@@ -130,9 +132,9 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         "processes": f"{plan.world_size} ({args.deepspeed or 'plain torch'})",
         "a round": f"{plan.prompts_per_round} prompts x {plan.num_generations} completions"
         f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens",
-        "an optimizer step": f"{micro} x {args.gradient_accumulation_steps} micro-batches"
+        "an optimizer step": f"{micro} x {args.gradient_accumulation_steps} accumulation steps"
         f" = {plan.completions_per_optimizer_step} completions",
-        "steps a round": f"{plan.micro_batches_per_round} micro-batches / {args.gradient_accumulation_steps}"
+        "steps a round": f"{plan.micro_batches_per_round} batches / {args.gradient_accumulation_steps} accumulated"
         f" x {args.num_iterations} iterations = {plan.optimizer_steps_per_round}",
         "in all": f"{plan.rounds:,} rounds, {plan.total_steps:,} optimizer steps,"
         f" {plan.warmup_steps:,} of them warm-up",

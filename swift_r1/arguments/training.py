@@ -28,15 +28,28 @@ class TrainingArguments:
     warmup_steps: int | None = flag(None, "steps in which the learning rate rises, instead of the ratio", at_least=0)
     num_train_epochs: float = flag(1.0, "passes over the prompts", more_than=0)
     max_steps: int = flag(-1, "optimizer steps; -1: as --num_train_epochs says", at_least=-1)
-    per_device_train_batch_size: int = flag(1, "completions a micro-batch of one process", at_least=1)
+    per_device_train_batch_size: int = flag(
+        1, "completions a micro-batch of one process; shorter ones share it (--max_tokens_per_micro_batch)", at_least=1
+    )
     per_device_eval_batch_size: int = flag(1, "completions one process generates at once in evaluation", at_least=1)
     gradient_accumulation_steps: int = flag(
         1, "micro-batches an optimizer step", at_least=1, ms_swift="so that about 16 completions make a step"
     )
+    max_tokens_per_micro_batch: int | None = flag(
+        None,
+        "tokens, padding included, that one process puts through the model at once (default: as many as "
+        "--per_device_train_batch_size of the step's longest completions)",
+        at_least=1,
+    )
+    share_prompt: str = flag(
+        "auto",
+        "compute a prompt once for the completions of its group in a micro-batch; same numbers; auto: where the model "
+        "attends in full by SDPA",
+        choices=("auto", "true", "false"),
+    )
     packing: bool = flag(
         False,
-        "put a micro-batch's completions into one row, without padding; for full attention, pays with long and "
-        "uneven completions",
+        "put a micro-batch's completions into one row, without padding, where prompts are not shared (which packs too)",
     )
     optim: str = flag("adamw_torch", "the optimizer", choices=("adamw_torch",), ms_swift="adamw_torch_fused")
     seed: int = flag(42, "seed of everything random", at_least=0)

@@ -76,8 +76,6 @@ def trainer_environment(
         # Threads that spin long while they wait starve each other as soon as anything else wants a core (a rollout
         # server, a second rank, a browser); threads that sleep at once wake too late for small matrices.
         wanted["GOMP_SPINCOUNT"] = "10000"
-        # DeepSpeed would find out by itself, with a warning a process.
-        wanted["DS_ACCELERATOR"] = "cpu"
         wanted["DS_ACCELERATOR"] = "cpu"  # else DeepSpeed looks for devices and warns that it finds none
     if offline:
         wanted["HF_HUB_OFFLINE"] = "1"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from swift_r1.training.policy import MicroBatch
+from swift_r1.training.attention import PackedRow, prompt_group
+from swift_r1.training.distributed import Ranks
+from swift_r1.training.micro_batches import Form, Lengths, Unit, plan_micro_batches
+from swift_r1.training.policy import MicroBatch, ModelInputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,67 +62,117 @@ def round_batch(
     )
 
 
-def split_micro_batches(lengths: Sequence[int], world_size: int, micro_batches: int) -> list[list[list[int]]]:
-    """Which samples each rank trains in each micro-batch of one optimizer step.
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a round is cut into micro-batches.
 
-    Samples of similar length share a micro-batch (little padding), and the ranks' k-th micro-batches are
-    alike (nobody waits).
-
-    Args:
-        lengths: prompt and completion tokens of each of `world_size * micro_batches * size` samples.
-
-    Returns:
-        `[world_size][micro_batches]` lists of sample indices, each of the same size.
-
-    Raises:
-        ValueError: if the samples cannot be dealt evenly.
+    Attributes:
+        completions: `--per_device_train_batch_size`: without `max_tokens`, so many of an optimizer step's longest make
+            the token budget of its micro-batches.
+        group_size: completions a prompt.
+        max_tokens: the token budget, or None.
+        own_attention: whether the model takes packed rows by `packed_attention`; else its own attention tells the
+            samples of a row apart by their position ids.
     """
-    if not lengths or len(lengths) % (world_size * micro_batches):
-        raise ValueError(f"{len(lengths)} completions cannot be dealt to {world_size} x {micro_batches} micro-batches")
-    longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    size = len(lengths) // (world_size * micro_batches)
-    plan: list[list[list[int]]] = [[] for _ in range(world_size)]
-    for start in range(0, len(lengths), world_size * size):
-        block = longest_first[start : start + world_size * size]
-        for rank in range(world_size):
-            plan[rank].append(block[rank::world_size])
-    return plan
+
+    form: Form
+    completions: int
+    group_size: int
+    max_tokens: int | None = None
+    own_attention: bool = True
 
 
-def collate(batch: RoundBatch, samples: Sequence[int], device: torch.device, packing: bool = False) -> MicroBatch:
-    """The given samples in one micro-batch: a row each, padded on the right to their own longest, or with
-    `packing` one after another in a single row."""
-    chosen = torch.tensor(samples, dtype=torch.long)
-    prompt_lengths, completion_lengths = batch.prompt_lengths[chosen], batch.completion_lengths[chosen]
+def cut_step(batch: RoundBatch, samples: range, cut: Cut, ranks: Ranks) -> list[MicroBatch]:
+    """This rank's micro-batches of an optimizer step on the given completions of the round."""
+    lengths = Lengths(
+        batch.prompt_lengths[samples.start : samples.stop].tolist(),
+        batch.completion_lengths[samples.start : samples.stop].tolist(),
+        [sample // cut.group_size for sample in samples],
+    )
+    budget = cut.max_tokens or cut.completions * lengths.longest()
+    plan = plan_micro_batches(lengths, cut.form, ranks.world_size, budget)[ranks.rank]
+    numbered = [[tuple(samples[sample] for sample in unit) for unit in units] for units in plan]
+    return [collate(batch, units, cut.form, ranks.device, cut.own_attention) for units in numbered]
+
+
+class _Rows(NamedTuple):
+    """What goes through the model, and where in it, flattened, each completion's first token is predicted (`before`
+    `[B]`) and would stand or stands (`own` `[B]`)."""
+
+    token_ids: Tensor
+    before: Tensor
+    own: Tensor
+    position_ids: Tensor | None = None
+    packed_row: PackedRow | None = None
+
+
+def collate(
+    batch: RoundBatch, units: Sequence[Unit], form: Form, device: torch.device, own_attention: bool = True
+) -> MicroBatch:
+    """The given completions in one micro-batch: a row each, padded on the right to their own longest, or packed."""
+    samples = torch.tensor([sample for unit in units for sample in unit])
+    rows = _packed(batch, units, form.shared, device, own_attention) if form.packed else _padded(batch, samples)
+    lengths, totals = batch.completion_lengths[samples], batch.prompt_lengths + batch.completion_lengths
+    steps = torch.arange(int(lengths.max()))
+    mask = steps < lengths[:, None]
+    logp_starts = (batch.completion_lengths.cumsum(0) - batch.completion_lengths)[samples]
+    rollout_logps = torch.zeros(mask.shape)
+    rollout_logps[mask] = batch.rollout_logps[(logp_starts[:, None] + steps)[mask]]
+    token_starts = (totals.cumsum(0) - batch.completion_lengths)[samples]
+    # Hidden state p predicts token p + 1, so the completion's first token is predicted by the prompt's last.
+    positions = torch.where(steps == 0, rows.before[:, None], rows.own[:, None] + steps - 1)[mask]
+    return MicroBatch(
+        inputs=ModelInputs(
+            token_ids=rows.token_ids.to(device),
+            positions=positions.to(device),
+            targets=batch.token_ids[(token_starts[:, None] + steps)[mask]].to(device),
+            position_ids=None if rows.position_ids is None else rows.position_ids.to(device),
+            packed_row=rows.packed_row,
+        ),
+        mask=mask.to(device),
+        truncated=batch.truncated[samples].bool().to(device),
+        rollout_logps=rollout_logps.to(device),
+        samples=samples,
+    )
+
+
+def _padded(batch: RoundBatch, samples: Tensor) -> _Rows:
     totals = batch.prompt_lengths + batch.completion_lengths
-    starts = (totals.cumsum(0) - totals)[chosen]
-    logp_starts = (batch.completion_lengths.cumsum(0) - batch.completion_lengths)[chosen]
-    lengths = totals[chosen]
-
+    starts, lengths = (totals.cumsum(0) - totals)[samples], totals[samples]
     columns = torch.arange(int(lengths.max()))
     real = columns < lengths[:, None]
-    # Where each sample's first token lies in the flattened rows.
-    firsts = lengths.cumsum(0) - lengths if packing else torch.arange(len(chosen)) * len(columns)
     token_ids = batch.token_ids[torch.where(real, starts[:, None] + columns, 0)].masked_fill(~real, 0)
-    position_ids = None
-    if packing:
-        token_ids = token_ids[real][None]
-        position_ids = columns.expand(real.shape)[real][None]
+    own = torch.arange(len(samples)) * len(columns) + batch.prompt_lengths[samples]
+    return _Rows(token_ids, own - 1, own)
 
-    steps = torch.arange(int(completion_lengths.max()))
-    mask = steps < completion_lengths[:, None]
-    rollout_logps = torch.zeros(mask.shape)
-    if len(steps):
-        rollout_logps[mask] = batch.rollout_logps[(logp_starts[:, None] + steps)[mask]]
-    targets_at = (firsts[:, None] + prompt_lengths[:, None] + steps)[mask]
-    return MicroBatch(
-        token_ids=token_ids.to(device),
-        position_ids=None if position_ids is None else position_ids.to(device),
-        # Hidden state p predicts token p + 1, so the completion's first token is predicted by the prompt's last.
-        positions=(targets_at - 1).to(device),
-        targets=token_ids.flatten()[targets_at].to(device),
-        mask=mask.to(device),
-        truncated=batch.truncated[chosen].bool().to(device),
-        rollout_logps=rollout_logps.to(device),
-        samples=chosen,
+
+def _packed(batch: RoundBatch, units: Sequence[Unit], shared: bool, device: torch.device, own_attention: bool) -> _Rows:
+    """One row; with `shared` each unit's prompt once, then its completions."""
+    totals = batch.prompt_lengths + batch.completion_lengths
+    starts = (totals.cumsum(0) - totals).tolist()
+    prompts, completions = batch.prompt_lengths.tolist(), batch.completion_lengths.tolist()
+    sources, position_ids, before, own, groups = [], [], [], [], []
+    place = 0
+    if not shared:
+        units = [(sample,) for unit in units for sample in unit]
+    for unit in units:
+        first, prompt = place, prompts[unit[0]]
+        sources.append(torch.arange(prompt) + starts[unit[0]])
+        position_ids.append(torch.arange(prompt))
+        place += prompt
+        for sample in unit:
+            before.append(first + prompt - 1)
+            own.append(place)
+            sources.append(torch.arange(completions[sample]) + starts[sample] + prompt)
+            position_ids.append(torch.arange(completions[sample]) + prompt)
+            place += completions[sample]
+        alone = len(unit) == 1
+        lengths = [] if alone else [completions[sample] for sample in unit]
+        groups.append(prompt_group(first, place - first if alone else prompt, lengths, device))
+    return _Rows(
+        batch.token_ids[torch.cat(sources)][None],
+        torch.tensor(before),
+        torch.tensor(own),
+        torch.cat(position_ids)[None],
+        tuple(groups) if own_attention else None,
     )

@@ -22,7 +22,7 @@ from swift_r1.rewards.types import RewardBatch, RewardColumn
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
 from swift_r1.tracking.recorder import Recorder
 from swift_r1.training.backends.base import Backend, ReferencePolicy
-from swift_r1.training.batching import RoundBatch, round_batch
+from swift_r1.training.batching import Cut, RoundBatch, round_batch
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.optimizer import LearningRate
@@ -72,6 +72,7 @@ class Parts:
     rollouts: Rollouts
     learning_rate: LearningRate
     sampling: SamplingParams
+    cut: Cut
     evaluator: Evaluator | None
     recorder: Recorder
     save: Callable[[int], None]
@@ -210,10 +211,9 @@ class Trainer:
     def prepare(self, batch: RoundBatch) -> list[list[TrainingBatch]]:
         """This rank's micro-batches of each optimizer step, with old and reference log-probs where needed."""
         with self.timed("train"):
-            accumulation = self.args.gradient_accumulation_steps
-            steps = self.plan.micro_batches_per_round // accumulation
+            steps = self.plan.completions_per_round // self.plan.completions_per_optimizer_step
             return before_training(
-                deal_round(batch, steps, accumulation, self.parts.ranks, self.args.packing),
+                deal_round(batch, steps, self.parts.cut, self.parts.ranks),
                 self.parts.backend,
                 self.parts.reference,
                 self.args.temperature,

@@ -4,45 +4,50 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from swift_r1.errors import UsageError
+from swift_r1.training.attention import PackedRow, use_packed_attention
 from swift_r1.training.logprobs import TokenLogprobs, selective_logprobs_and_entropies
 
-if TYPE_CHECKING:
-    from swift_r1.training.backends.base import Backend
 
-_PROBE_TOLERANCE = 0.05
-"""Largest difference (nats) between fused and plain log-probs that bf16 rounding explains."""
+class ModelInputs(NamedTuple):
+    """`B` completions as they go through the model, each after its prompt: a row each, or packed in one row.
+
+    Padding is on the right and attention is causal, so no real token sees it and no mask is needed.
+
+    Attributes:
+        token_ids: `[R, S]` int64, prompt then completion; `R` is `B`, or 1 where packed.
+        positions: `[K]` int64 into the flattened `[R * S]` hidden states: where each of the `K` completion
+            tokens is predicted.
+        targets: `[K]` int64, the tokens predicted there.
+        position_ids: None, or where packed `[1, S]` int64.
+        packed_row: the packed row's groups for `packed_attention`; None where rows are not packed, or where the model's
+            own attention tells samples apart by position ids that start again.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    targets: Tensor
+    position_ids: Tensor | None = None
+    packed_row: PackedRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """`B` completions that go through the model together, each after its prompt: a row each, or packed in one row.
-
-    Padding is on the right and attention is causal, so no real token sees it and no mask is needed. In a packed
-    row the position ids start again at each sample, from which transformers makes a block-diagonal mask (flash
-    attention: sequences of their own).
+    """`B` completions that go through the model together.
 
     Attributes:
-        token_ids: `[R, S]` int64, prompt then completion; `R` is `B`, or 1 where packed.
-        position_ids: None, or where packed `[1, S]` int64.
-        positions: `[K]` int64 into the flattened `[R * S]` hidden states: where each of the `K` completion
-            tokens is predicted.
-        targets: `[K]` int64, the tokens predicted there.
         mask: `[B, T]` bool, True on completion tokens; `mask.sum() == K`, row-major in the order of `targets`.
         truncated: `[B]` bool, True where the completion was cut at the length limit.
         rollout_logps: `[B, T]` float32, the engine's log-probs.
         samples: `[B]` int64 on the CPU, which completions of the round these are.
     """
 
-    token_ids: Tensor
-    position_ids: Tensor | None
-    positions: Tensor
-    targets: Tensor
+    inputs: ModelInputs
     mask: Tensor
     truncated: Tensor
     rollout_logps: Tensor
@@ -78,11 +83,15 @@ class Policy(nn.Module):
         token_ids: Tensor,
         positions: Tensor,
         targets: Tensor,
+        position_ids: Tensor | None,
+        packed_row: PackedRow | None,
         temperature: float,
-        position_ids: Tensor | None = None,
     ) -> TokenLogprobs:
-        """Shapes as in `MicroBatch`; returns `[K]` float32 each."""
-        packed = {} if position_ids is None else {"position_ids": position_ids}
+        """The fields of `ModelInputs`; returns `[K]` float32 each."""
+        packed: dict[str, Any] = {} if position_ids is None else {"position_ids": position_ids}
+        if packed_row is not None:
+            # A mask of four dimensions is taken as it is: none is made for the row, and `packed_attention` needs none.
+            packed |= {"packed_row": packed_row, "attention_mask": token_ids.new_zeros(1, 1, 1, 1, dtype=torch.bool)}
         hidden = self.model.base_model(input_ids=token_ids, use_cache=False, **packed).last_hidden_state
         chosen = hidden.flatten(0, 1).index_select(0, positions)
         return self.logprob_head(chosen, targets, temperature)
@@ -104,55 +113,7 @@ def load_model(path: str | Path, dtype: str | None, gradient_checkpointing: bool
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype) if dtype else "auto")
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot load --model {path}: {str(error).splitlines()[0]}") from error
+    use_packed_attention(model)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return model
-
-
-def check_fused_head(backend: Backend, vocab_size: int, device: torch.device) -> None:
-    """Refuses an architecture whose logits are not just `head(hidden)`, rather than train on wrong numbers.
-
-    Compares fused log-probs of a few tokens with those from the model's own logits. Collective.
-
-    Raises:
-        UsageError: if they differ by more than rounding.
-    """
-    token_ids = (torch.arange(1, 9, device=device) * 7919 % vocab_size)[None]
-    with torch.no_grad():
-        fused = backend.logprobs(token_ids, torch.arange(7, device=device), token_ids[0, 1:], 1.0).logps
-        logits = backend.model(input_ids=token_ids, use_cache=False).logits[0, :-1].float()
-        plain = logits.log_softmax(-1).gather(-1, token_ids[0, 1:, None]).squeeze(-1)
-    difference = (fused - plain).abs().max().item()
-    if not difference <= _PROBE_TOLERANCE:
-        raise UsageError(
-            f"{type(backend.model).__name__} changes its logits after the output head (soft cap or scale): "
-            f"log-probs differ by {difference:.3g} nats; this architecture is not supported yet"
-        )
-
-
-def check_packing(backend: Backend, vocab_size: int, device: torch.device) -> None:
-    """Refuses `--packing true` for an architecture that does not keep a row's samples apart. Collective.
-
-    Layers other than full attention are refused by name; then log-probs of two samples in one row are compared
-    with those of a row each.
-
-    Raises:
-        UsageError: if a sample's log-probs depend on what stands before it.
-    """
-    name = type(backend.model).__name__
-    kinds = set(getattr(backend.model.config.get_text_config(), "layer_types", None) or ()) - {"full_attention"}
-    if kinds:
-        raise UsageError(f"--packing true is for full attention only, and {name} has {', '.join(sorted(kinds))} layers")
-    rows = (torch.arange(1, 17, device=device) * 7919 % vocab_size).view(2, 8)
-    targets = rows[:, 1:].flatten()
-    places = torch.arange(16, device=device).view(2, 8)[:, :-1].flatten()
-    with torch.no_grad():
-        apart = backend.logprobs(rows, places, targets, 1.0).logps
-        restarts = torch.arange(8, device=device).repeat(2)[None]
-        together = backend.logprobs(rows.view(1, 16), places, targets, 1.0, restarts).logps
-    difference = (apart - together).abs().max().item()
-    if not difference <= _PROBE_TOLERANCE:
-        raise UsageError(
-            f"--packing true: {name} lets a packed sample see the one before it (log-probs differ by "
-            f"{difference:.3g} nats); leave it out"
-        )

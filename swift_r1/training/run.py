@@ -40,7 +40,8 @@ from swift_r1.training.distributed import Ranks, join_ranks
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.loop import MainRank, Parts, Trainer
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
-from swift_r1.training.policy import check_fused_head, check_packing, load_model
+from swift_r1.training.policy import load_model
+from swift_r1.training.probes import check_fused_head, choose_cut
 from swift_r1.training.prompts import PromptStream
 from swift_r1.training.rollouts import EmbeddedRollouts, Rollouts, ServerRollouts
 from swift_r1.training.stopping import StopRequest
@@ -100,6 +101,7 @@ def run(args: RlhfArguments, run_dir: Path, stop: StopRequest) -> int:
                 rollouts=rollouts,
                 learning_rate=_learning_rate(args, plan),
                 sampling=sampling,
+                cut=choose_cut(args, backend, vocab_size, ranks.device),
                 evaluator=evaluator,
                 recorder=recorder,
                 save=_saver(args, run_dir, backend, tokenizer, ranks),
@@ -165,8 +167,6 @@ def _backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
         backend = DeepSpeedBackend(load, dtype, optimizer, read_config(args.deepspeed), ranks)
     vocab_size = backend.model.config.get_text_config().vocab_size
     check_fused_head(backend, vocab_size, ranks.device)
-    if args.packing:
-        check_packing(backend, vocab_size, ranks.device)
     if ranks.is_main and args.loss_type == "cispo" and args.epsilon_high is None:
         logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
     return backend, vocab_size

@@ -20,7 +20,7 @@ from swift_r1.algorithms import (
 )
 from swift_r1.algorithms.metrics import masked_metric
 from swift_r1.training.backends.base import Backend, ReferencePolicy
-from swift_r1.training.batching import RoundBatch, collate, split_micro_batches
+from swift_r1.training.batching import Cut, RoundBatch, cut_step
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.logprobs import TokenLogprobs
 from swift_r1.training.policy import MicroBatch
@@ -44,20 +44,13 @@ class TrainingBatch:
     ref_logps: Tensor | None
 
 
-def deal_round(
-    batch: RoundBatch, steps: int, micro_batches: int, ranks: Ranks, packing: bool = False
-) -> list[list[MicroBatch]]:
+def deal_round(batch: RoundBatch, steps: int, cut: Cut, ranks: Ranks) -> list[list[MicroBatch]]:
     """This rank's micro-batches of each of the round's optimizer steps.
 
     Consecutive completions, so whole groups where sizes allow, make a step.
     """
-    lengths = (batch.prompt_lengths + batch.completion_lengths).tolist()
     size = len(batch) // steps
-    dealt = []
-    for start in range(0, len(batch), size):
-        plan = split_micro_batches(lengths[start : start + size], ranks.world_size, micro_batches)[ranks.rank]
-        dealt.append([collate(batch, [start + sample for sample in part], ranks.device, packing) for part in plan])
-    return dealt
+    return [cut_step(batch, range(start, start + size), cut, ranks) for start in range(0, len(batch), size)]
 
 
 def needs_old_policy(config: LossConfig, updates: int) -> bool:
@@ -146,7 +139,9 @@ def train_step(
         advantages: float32 `[N]`, of the whole round.
 
     Returns:
-        The whole step's `loss`, `grad_norm`, `learning_rate`, and the loss's metrics, the same on every rank.
+        The whole step's `loss`, `grad_norm`, `learning_rate`, the loss's metrics, each rank's `micro_batches` and the
+        `tokens_computed` of all of them (prompts, completions and padding that went through the model for the
+        gradient); the same on every rank.
     """
     normalizer = ranks.sum(sum(loss_normalizer(batch.mask, config) for batch in batches))
     filtered = config.top_entropy_quantile < 1
@@ -175,12 +170,14 @@ def train_step(
         metrics.append(result.metrics | masked_metric("entropy", entropies, batch.mask.to(entropies.dtype)))
     grad_norm = backend.step(learning_rate)
     names, sums = zip(*sorted(sum_metrics(metrics).items()), strict=True)
-    totals = ranks.sum(torch.stack([loss, *(value.double().cpu() for value in sums)]))
-    means = mean_metrics(dict(zip(names, totals[1:], strict=True)))
+    computed = torch.tensor(sum(batch.micro.inputs.token_ids.numel() for batch in batches), dtype=torch.float64)
+    totals = ranks.sum(torch.stack([loss, computed, *(value.double().cpu() for value in sums)]))
+    means = mean_metrics(dict(zip(names, totals[2:], strict=True)))
     if threshold is not None and threshold.isfinite():
         means["entropy/threshold"] = threshold.item()
+    means |= {"micro_batches": float(len(batches)), "tokens_computed": totals[1].item()}
     return {"loss": totals[0].item(), "grad_norm": grad_norm, "learning_rate": learning_rate} | means
 
 
 def _logprobs(policy: Backend | ReferencePolicy, micro: MicroBatch, temperature: float) -> TokenLogprobs:
-    return policy.logprobs(micro.token_ids, micro.positions, micro.targets, temperature, micro.position_ids)
+    return policy.logprobs(micro.inputs, temperature)

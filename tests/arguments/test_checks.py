@@ -127,10 +127,11 @@ def test_half_a_group_a_process_is_fine() -> None:
     assert faults("--deepspeed zero2", TWO, ["--per_device_train_batch_size", "4"]) == ()
 
 
-def test_packing_needs_something_to_pack() -> None:
-    one = ["--per_device_train_batch_size", "1", "--gradient_accumulation_steps", "8"]
-    (found,) = faults("--packing true", {}, one)
-    assert "--packing true has no effect with --per_device_train_batch_size 1" in found
+def test_a_micro_batch_holds_at_least_one_completion() -> None:
+    lengths = "--max_length 100 --max_completion_length 50"
+    (found,) = faults(f"{lengths} --max_tokens_per_micro_batch 149")
+    assert "149 is less than" in found and "150 tokens" in found
+    assert not faults(f"{lengths} --max_tokens_per_micro_batch 150")
 
 
 def test_several_processes_need_deepspeed() -> None:

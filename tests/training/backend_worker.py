@@ -8,10 +8,12 @@ import torch
 from safetensors.torch import save_file
 
 from swift_r1.algorithms import LossConfig
-from swift_r1.training.batching import round_batch
+from swift_r1.training.batching import Cut, round_batch
 from swift_r1.training.distributed import join_ranks
+from swift_r1.training.micro_batches import Form
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.policy import check_fused_head, load_model
+from swift_r1.training.policy import load_model
+from swift_r1.training.probes import check_fused_head
 from swift_r1.training.step import (
     before_training,
     deal_round,
@@ -20,7 +22,8 @@ from swift_r1.training.step import (
     train_step,
 )
 
-COMPLETIONS = 16
+COMPLETIONS, GROUP = 16, 4
+FORMS = {"": Form(), "p": Form(packed=True), "s": Form(packed=True, shared=True)}
 
 
 def ragged_round():
@@ -30,7 +33,7 @@ def ragged_round():
     def tokens(count):
         return torch.randint(3, 100, (count,), generator=generator).tolist()
 
-    prompts = [tokens(4 + i % 3) for i in range(COMPLETIONS)]
+    prompts = [prompt for i in range(COMPLETIONS // GROUP) for prompt in [tokens(4 + i % 3)] * GROUP]
     completions = [tokens(2 + 3 * i % 17) for i in range(COMPLETIONS)]
     logprobs = [[-8.0] * len(completion) for completion in completions]
     truncated = [i % 4 == 3 for i in range(COMPLETIONS)]
@@ -40,10 +43,11 @@ def ragged_round():
 def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False, rate=1e-3):
     """One optimizer step on a round, its rewards taken as advantages unless the KL goes into them.
 
-    `cut` is the number of micro-batches of all ranks together, with a `p` behind it where they are packed.
+    `cut` is the token budget of a micro-batch, with a `p` behind it where they are packed, an `s` where completions
+    share their prompt too.
     """
-    micro_batches = int(cut.rstrip("p")) // ranks.world_size
-    dealt = deal_round(batch, 1, micro_batches, ranks, packing=cut.endswith("p"))
+    budget = int(cut.rstrip("ps"))
+    dealt = deal_round(batch, 1, Cut(FORMS[cut.lstrip("0123456789")], 1, GROUP, budget), ranks)
     old = needs_old_policy(config, 1)
     steps = before_training(dealt, backend, reference, 0.9, old_policy=old, overlong_filter=overlong_filter)
     advantages = rewards_after_kl(batch.rewards, steps, config.beta, ranks) if config.kl_in_reward else batch.rewards

@@ -30,7 +30,7 @@ def train(tiny_model, tmp_path_factory):
     """`train(backend, ranks, cuts, ...) -> (steps, weights)`, each case once; one optimizer step a cut."""
     results = {}
 
-    def run(backend, ranks=1, cuts="2 2 2", dtype="float32", loss=None, rate=1e-3, mix_after=None):
+    def run(backend, ranks=1, cuts="150 150 150", dtype="float32", loss=None, rate=1e-3, mix_after=None):
         key = (backend, ranks, cuts, dtype, json.dumps(loss), rate, mix_after)
         if key not in results:
             out = tmp_path_factory.mktemp("backend") / "out.json"
@@ -74,24 +74,24 @@ def test_zero3_equals_one_process(train):
     steps = reference[0]
     assert steps[0]["grad_norm"] > 0.1
     assert steps[1]["kl"] > 1e-4 and steps[2]["kl"] < 0.5 * train("local", mix_after=3)[0][2]["kl"]
-    assert_same(train("zero3", ranks=2, cuts="2 8p 4", mix_after=2), reference)
+    assert_same(train("zero3", ranks=2, cuts="150 40s 70", mix_after=2), reference)
 
 
 def test_zero0_equals_one_process_with_everything_that_spans_ranks(train):
     reference = train("local", loss=EVERYTHING)
     assert 0 < reference[0][0]["rollout/weight_over_threshold"] < 1
-    assert_same(train("zero0", ranks=2, cuts="8 2p 16", loss=EVERYTHING), reference)
+    assert_same(train("zero0", ranks=2, cuts="40 150p 24s", loss=EVERYTHING), reference)
 
 
 def test_zero2_equals_one_process(train):
-    assert_same(train("zero2", ranks=2, cuts="8 8p 8"), train("local"))
+    assert_same(train("zero2", ranks=2, cuts="40 40s 40"), train("local"))
 
 
 @pytest.mark.parametrize(("backend", "ranks"), [("local", 1), ("zero3", 2), ("zero0", 2)])
 def test_bf16_training_keeps_updates_smaller_than_its_spacing(train, tiny_model, backend, ranks):
     """Weights near 0.3 are 0.002 apart in bf16; 20 steps of 1e-4 only add up in float32 master weights."""
     start = load_file(tiny_model / "model.safetensors")
-    cuts = " ".join(["2"] * 20)
+    cuts = " ".join(["150"] * 20)
     weights = train(backend, ranks=ranks, cuts=cuts, dtype="bfloat16", rate=1e-4)[1]
     exact = train("local", cuts=cuts, rate=1e-4)[1]
     for name, expected in exact.items():

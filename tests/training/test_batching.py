@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_r1.training.batching import collate, round_batch, split_micro_batches
+from swift_r1.training.batching import collate, round_batch
+from swift_r1.training.micro_batches import Form, Lengths, plan_micro_batches
 
 
 def ragged(lengths, prompt_lengths):
@@ -18,71 +19,109 @@ def ragged(lengths, prompt_lengths):
     return round_batch(prompts, completions, logprobs, rewards, truncated), prompts, completions
 
 
-@settings(max_examples=50, deadline=None)
-@given(
-    st.integers(1, 3).flatmap(
-        lambda world: st.integers(1, 3).flatmap(
-            lambda micro: st.tuples(
-                st.just(world),
-                st.just(micro),
-                st.integers(1, 4).flatmap(
-                    lambda size: st.lists(
-                        st.integers(1, 40), min_size=world * micro * size, max_size=world * micro * size
-                    )
-                ),
-            )
-        )
-    )
-)
-def test_every_sample_is_dealt_once_and_all_micro_batches_have_one_size(case):
-    world, micro, lengths = case
-    plan = split_micro_batches(lengths, world, micro)
-    assert [len(rank) for rank in plan] == [micro] * world
-    dealt = [sample for rank in plan for batch in rank for sample in batch]
-    assert sorted(dealt) == list(range(len(lengths)))
-    assert {len(batch) for rank in plan for batch in rank} == {len(lengths) // (world * micro)}
+CPU = torch.device("cpu")
+FORMS = [Form(), Form(packed=True), Form(packed=True, shared=True)]
+
+
+@st.composite
+def steps(draw):
+    """World size, group size and the lengths of whole groups that can be dealt to the ranks."""
+    world, size = draw(st.integers(1, 3)), draw(st.integers(1, 6))
+    groups = draw(st.integers(1, 4)) * world
+    prompts = [p for p in draw(st.lists(st.integers(1, 30), min_size=groups, max_size=groups)) for _ in range(size)]
+    completions = draw(st.lists(st.integers(1, 40), min_size=groups * size, max_size=groups * size))
+    return world, Lengths(prompts, completions, [i // size for i in range(groups * size)])
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps(), st.sampled_from(FORMS), st.integers(1, 400))
+def test_every_completion_is_dealt_once_within_the_budget(step, form, budget):
+    world, lengths = step
+    plan = plan_micro_batches(lengths, form, world, budget)
+    hands = [[sample for units in rank for unit in units for sample in unit] for rank in plan]
+    assert sorted(sample for hand in hands for sample in hand) == list(range(len(lengths)))
+    assert len({len(hand) for hand in hands}) == 1
+    assert len({len(rank) for rank in plan}) == 1
+    for units in (units for rank in plan for units in rank):
+        assert form.cost(units, lengths) <= budget or [len(unit) for unit in units] == [1]
+        assert all(len({lengths.groups[sample] for sample in unit}) == 1 for unit in units)
 
 
 def test_similar_lengths_share_a_micro_batch():
-    plan = split_micro_batches([1, 9, 2, 8, 1, 9, 2, 8], world_size=2, micro_batches=2)
-    assert [sorted({[1, 9, 2, 8][i % 4] for i in batch}) for rank in plan for batch in rank] == [
-        [8, 9],
-        [1, 2],
-        [8, 9],
-        [1, 2],
+    lengths = Lengths([1] * 8, [1, 9, 2, 8, 1, 9, 2, 8], range(8))
+    plan = plan_micro_batches(lengths, Form(), world_size=2, budget=20)
+    assert [[sorted(lengths.completions[u[0]] for u in units) for units in rank] for rank in plan] == [
+        [[8, 9], [1, 2]],
+        [[8, 9], [1, 2]],
     ]
+
+
+def test_short_completions_fill_up_a_micro_batch():
+    lengths = Lengths([1] * 6, [19, 4, 4, 4, 4, 1], range(6))
+    (plan,) = plan_micro_batches(lengths, Form(), world_size=1, budget=20)
+    assert plan == [[(0,)], [(1,), (2,), (3,), (4,)], [(5,)]]
+
+
+def test_groups_stay_whole_where_ranks_and_budget_allow():
+    form = Form(packed=True, shared=True)
+    lengths = Lengths([10] * 8, [5] * 8, [i // 4 for i in range(8)])
+    assert plan_micro_batches(lengths, form, 1, 60) == [[[(0, 1, 2, 3), (4, 5, 6, 7)]]]
+    assert plan_micro_batches(lengths, form, 2, 30) == [[[(0, 1, 2, 3)]], [[(4, 5, 6, 7)]]]
+    assert plan_micro_batches(lengths, form, 1, 29) == [[[(0, 1)], [(2, 3)], [(4, 5)], [(6, 7)]]]
+    assert plan_micro_batches(lengths, form, 4, 60) == [[[(0, 1)]], [[(2, 3)]], [[(4, 5)]], [[(6, 7)]]]
+    # A step that begins inside a group.
+    lengths = Lengths([10] * 4, [5] * 4, [0, 1, 1, 1])
+    assert plan_micro_batches(lengths, form, 1, 60) == [[[(0,), (1,), (2,), (3,)]]]
 
 
 def test_uneven_samples_are_refused():
     with pytest.raises(ValueError, match="cannot be dealt"):
-        split_micro_batches([1, 2, 3], 2, 1)
+        plan_micro_batches(Lengths([1] * 3, [1, 2, 3], range(3)), Form(), 2, 10)
 
 
 def test_collate_puts_targets_logps_and_mask_where_they_belong():
     batch, prompts, completions = ragged([3, 1, 5], [2, 4, 1])
-    micro = collate(batch, [2, 0], torch.device("cpu"))
-    assert micro.token_ids.tolist() == [prompts[2] + completions[2], [*prompts[0], *completions[0], 0]]
+    micro = collate(batch, [(2,), (0,)], Form(), CPU)
+    assert micro.inputs.token_ids.tolist() == [prompts[2] + completions[2], [*prompts[0], *completions[0], 0]]
     assert micro.mask.sum(1).tolist() == [5, 3]
-    assert micro.targets.tolist() == completions[2] + completions[0]
+    assert micro.inputs.targets.tolist() == completions[2] + completions[0]
     assert micro.samples.tolist() == [2, 0]
     assert micro.truncated.tolist() == [True, False]
-    assert micro.position_ids is None
+    assert micro.inputs.position_ids is None
     assert micro.rollout_logps[1].tolist() == [-0.0, -1.0, -2.0, 0.0, 0.0]
     assert_targets_follow_their_context(micro, prompts, completions)
 
 
 def test_packing_puts_the_same_samples_into_one_row():
     batch, prompts, completions = ragged([3, 1, 5], [2, 4, 1])
-    packed, padded = (collate(batch, [2, 0], torch.device("cpu"), packing) for packing in (True, False))
-    assert packed.token_ids.tolist() == [[*prompts[2], *completions[2], *prompts[0], *completions[0]]]
-    assert packed.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]]
+    packed, padded = (collate(batch, [(2,), (0,)], form, CPU) for form in (Form(packed=True), Form()))
+    assert packed.inputs.token_ids.tolist() == [[*prompts[2], *completions[2], *prompts[0], *completions[0]]]
+    assert packed.inputs.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]]
     assert_targets_follow_their_context(packed, prompts, completions)
-    for name in ("targets", "mask", "truncated", "rollout_logps", "samples"):
+    assert torch.equal(packed.inputs.targets, padded.inputs.targets)
+    for name in ("mask", "truncated", "rollout_logps", "samples"):
         assert torch.equal(getattr(packed, name), getattr(padded, name)), name
+
+
+def test_a_shared_prompt_stands_once_before_its_completions():
+    batch, prompts, completions = ragged([3, 1, 5], [2, 2, 1])
+    prompts[0] = prompts[1]
+    micro = collate(batch, [(1, 0), (2,)], Form(packed=True, shared=True), CPU)
+    row = [*prompts[1], *completions[1], *completions[0], *prompts[2], *completions[2]]
+    assert micro.inputs.token_ids.tolist() == [row]
+    assert micro.inputs.position_ids.tolist() == [[0, 1, 2, 2, 3, 4, 0, 1, 2, 3, 4, 5]]
+    assert micro.inputs.targets.tolist() == completions[1] + completions[0] + completions[2]
+    last = prompts[1][-1]
+    before = micro.inputs.token_ids.flatten()[micro.inputs.positions].tolist()
+    assert before == [last, last, *completions[0][:-1], prompts[2][-1], *completions[2][:-1]]
+    first, second = micro.inputs.packed_row
+    assert (first.start, first.prompt_length, first.completions, first.width) == (0, 2, 2, 3)
+    assert first.places.tolist() == [0, 3, 4, 5]
+    assert (second.start, second.prompt_length, second.completions) == (6, 6, 0)
 
 
 def assert_targets_follow_their_context(micro, prompts, completions):
     # The position before each target holds the token that the target follows.
-    before = micro.token_ids.flatten()[micro.positions].tolist()
+    before = micro.inputs.token_ids.flatten()[micro.inputs.positions].tolist()
     assert before == [prompts[2][-1], *completions[2][:-1], prompts[0][-1], *completions[0][:-1]]
-    assert micro.unflatten(micro.targets.float())[1].tolist() == [0.0, 1.0, 2.0, 0.0, 0.0]
+    assert micro.unflatten(micro.inputs.targets.float())[1].tolist() == [0.0, 1.0, 2.0, 0.0, 0.0]

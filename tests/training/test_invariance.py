@@ -5,14 +5,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from swift_r1.algorithms import LossConfig
+from swift_r1.arguments import RlhfArguments, parse_arguments
 from swift_r1.errors import UsageError
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batching import collate
+from swift_r1.training.batching import Cut, collate
 from swift_r1.training.distributed import Ranks
+from swift_r1.training.micro_batches import Form
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.policy import check_packing, load_model
+from swift_r1.training.policy import load_model, use_packed_attention
+from swift_r1.training.probes import check_fused_head, choose_cut
 from swift_r1.training.step import before_training, deal_round, needs_old_policy, rewards_after_kl
 
 _spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))
@@ -20,7 +24,8 @@ worker = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(worker)
 
 ALONE = Ranks(0, 1, torch.device("cpu"), None)
-CUTS = ("1", "2", "8", "1p", "2p", "8p")
+CUTS = ("1000", "120", "24", "1000p", "40p", "1000s", "60s", "24s")
+COUNTED = ("micro_batches", "tokens_computed")
 LOSSES = {
     "grpo": LossConfig(beta=0.1),
     "dapo, high entropy": LossConfig(loss_type="dapo", top_entropy_quantile=0.3),
@@ -40,14 +45,36 @@ class Frozen(LocalBackend):
         return torch.stack([gradient.norm() for gradient in self.gradients.values()]).norm().item()
 
 
+def qwen3():
+    """Four query heads to a key head, heads wider than the model has room for, normalised queries and keys."""
+    config = Qwen3Config(
+        vocab_size=102,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=1,
+        head_dim=32,
+        tie_word_embeddings=True,
+        initializer_range=0.5,
+    )
+    torch.manual_seed(3)
+    model = Qwen3ForCausalLM(config)
+    use_packed_attention(model)
+    return model
+
+
 @pytest.fixture(scope="module")
 def backends(tiny_model, tiny_model_untied):
-    """Llama and Qwen2 (with gradient checkpointing), each with a reference policy that differs from it."""
+    """Llama, Qwen2 (with gradient checkpointing) and Qwen3, each with a reference policy that differs from it."""
+    models = {
+        "llama": load_model(tiny_model, "float32", gradient_checkpointing=False),
+        "qwen2": load_model(tiny_model_untied, "float32", gradient_checkpointing=True),
+        "qwen3": qwen3(),
+    }
     pairs = {}
-    for name, folder in (("llama", tiny_model), ("qwen2", tiny_model_untied)):
-        backend = Frozen(
-            load_model(folder, "float32", name == "qwen2"), OptimizerConfig(1e-3, 0.1, 0.9, 0.95, 1e-8, 1.0)
-        )
+    for name, model in models.items():
+        backend = Frozen(model, OptimizerConfig(1e-3, 0.1, 0.9, 0.95, 1e-8, 1.0))
         reference = backend.reference()
         with torch.no_grad():
             for number, parameter in enumerate(reference.policy.parameters()):
@@ -58,8 +85,8 @@ def backends(tiny_model, tiny_model_untied):
 
 @pytest.mark.parametrize("overlong_filter", [False, True], ids=["all", "overlong filter"])
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("model", ["llama", "qwen2"])
-def test_cuts_and_packing_change_neither_loss_nor_gradient(backends, model, loss, overlong_filter):
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3"])
+def test_cuts_packing_and_shared_prompts_change_neither_loss_nor_gradient(backends, model, loss, overlong_filter):
     backend, reference = backends[model]
     config = LOSSES[loss]
     results = []
@@ -68,6 +95,9 @@ def test_cuts_and_packing_change_neither_loss_nor_gradient(backends, model, loss
             worker.ragged_round(), backend, reference if config.beta else None, config, cut, ALONE, overlong_filter
         )
         results.append((metrics, backend.gradients))
+    for metrics, _ in results:
+        counted = [metrics.pop(name) for name in COUNTED]
+        assert min(counted) > 0
     expected, gradients = results[0]
     assert expected["grad_norm"] > 1e-3
     for metrics, found in results[1:]:
@@ -83,10 +113,11 @@ def test_the_entropy_filter_keeps_its_share_of_the_whole_step(backends):
     """Tokens with a policy loss are those above the quantile of all micro-batches, not of each."""
     backend, _ = backends["llama"]
     config = LossConfig(loss_type="dapo", top_entropy_quantile=0.25)
-    threshold = worker.step_on(worker.ragged_round(), backend, None, config, "8", ALONE)["entropy/threshold"]
-    micro = collate(worker.ragged_round(), range(worker.COMPLETIONS), torch.device("cpu"))
+    threshold = worker.step_on(worker.ragged_round(), backend, None, config, "40", ALONE)["entropy/threshold"]
+    units = [(sample,) for sample in range(worker.COMPLETIONS)]
+    micro = collate(worker.ragged_round(), units, Form(), torch.device("cpu"))
     with torch.no_grad():
-        entropies = backend.logprobs(micro.token_ids, micro.positions, micro.targets, 0.9).entropies
+        entropies = backend.logprobs(micro.inputs, 0.9).entropies
     assert threshold == pytest.approx(entropies.quantile(0.75).item(), rel=1e-5)
 
 
@@ -95,11 +126,11 @@ def test_a_filtered_completion_has_no_gradient(backends, loss_type):
     """The gradient is that of zero advantages for the truncated completions; `dapo` divides by the tokens left."""
     backend, _ = backends["llama"]
     batch, config = worker.ragged_round(), LossConfig(loss_type=loss_type)
-    worker.step_on(batch, backend, None, config, "4", ALONE, overlong_filter=True)
+    worker.step_on(batch, backend, None, config, "70", ALONE, overlong_filter=True)
     filtered = backend.gradients
     cut = batch.truncated.bool()
     batch.rewards[cut] = 0.0
-    worker.step_on(batch, backend, None, config, "4", ALONE)
+    worker.step_on(batch, backend, None, config, "70", ALONE)
     scale = 1.0
     if loss_type == "dapo":
         scale = batch.completion_lengths.sum() / batch.completion_lengths[~cut].sum()
@@ -111,7 +142,7 @@ def test_the_kl_in_the_reward_is_the_sum_over_each_completion(backends):
     """Against the plain formula, also for completions that the overlong filter leaves out of the loss."""
     backend, reference = backends["llama"]
     batch = worker.ragged_round()
-    dealt = deal_round(batch, 1, 4, ALONE, packing=True)
+    dealt = deal_round(batch, 1, Cut(Form(packed=True, shared=True), 1, worker.GROUP, 70), ALONE)
     steps = before_training(dealt, backend, reference, 0.9, old_policy=True, overlong_filter=True)
     found = rewards_after_kl(batch.rewards, steps, 0.1, ALONE)
     tokens = batch.token_ids.split((batch.prompt_lengths + batch.completion_lengths).tolist())
@@ -144,18 +175,51 @@ def test_the_reference_moves_by_its_share(backends, tiny_model):
         torch.testing.assert_close(value.float(), before[name].float() + 0.25, rtol=0.01, atol=0.01)
 
 
-def test_packing_is_refused_where_samples_would_see_each_other(tiny_model):
-    optimizer = OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0)
-    backend = LocalBackend(load_model(tiny_model, "float32", False), optimizer)
-    check_packing(backend, 102, ALONE.device)
+def test_a_shared_prompt_goes_through_the_model_once(backends):
+    backend, _ = backends["llama"]
+    batch = worker.ragged_round()
+    computed = {}
+    for cut in ("1000", "1000p", "1000s"):
+        metrics = worker.step_on(batch, backend, None, LossConfig(), cut, ALONE)
+        assert metrics["micro_batches"] == 1
+        computed[cut] = metrics["tokens_computed"]
+    totals = batch.prompt_lengths + batch.completion_lengths
+    assert computed["1000"] == len(batch) * totals.max()
+    assert computed["1000p"] == totals.sum()
+    assert computed["1000s"] == batch.completion_lengths.sum() + batch.prompt_lengths[:: worker.GROUP].sum()
+
+
+def test_packing_is_off_where_samples_would_see_each_other(tiny_model, caplog):
+    def forgetting(*names):
+        def hook(module, args, kwargs):
+            return args, {name: value for name, value in kwargs.items() if name not in names}
+
+        return backend.model.base_model.register_forward_pre_hook(hook, with_kwargs=True)
+
+    def found(**flags):
+        args = parse_arguments(
+            RlhfArguments,
+            f"--rlhf_type grpo --model {tiny_model} --dataset a.jsonl --reward_funcs format --num_generations 4 "
+            "--per_device_train_batch_size 4".split()
+            + [word for name, value in flags.items() for word in (f"--{name}", value)],
+        )
+        return choose_cut(args, backend, 102, ALONE.device)
+
+    backend = LocalBackend(load_model(tiny_model, "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
+    check_fused_head(backend, 102, ALONE.device)
+    assert found().form == Form(packed=True, shared=True)
+    assert found(share_prompt="false").form == Form()
+    assert found(share_prompt="false", packing="true").form == Form(packed=True)
     backend.model.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(UsageError, match="linear_attention"):
-        check_packing(backend, 102, ALONE.device)
+    assert found().form == Form()
     backend.model.config.layer_types = None
-
-    def forget_positions(module, args, kwargs):
-        return args, {name: value for name, value in kwargs.items() if name != "position_ids"}
-
-    backend.model.base_model.register_forward_pre_hook(forget_positions, with_kwargs=True)
-    with pytest.raises(UsageError, match="see the one before"):
-        check_packing(backend, 102, ALONE.device)
+    hook = forgetting("position_ids")
+    with caplog.at_level("INFO"):
+        assert found().form == Form()
+    assert "see its neighbours" in caplog.text
+    with pytest.raises(UsageError, match=r"--share_prompt true: .* see its neighbours"):
+        found(share_prompt="true")
+    hook.remove()
+    forgetting("packed_row", "attention_mask", "position_ids")
+    with pytest.raises(UsageError, match=r"--packing true: .* see its neighbours"):
+        found(packing="true", share_prompt="false")

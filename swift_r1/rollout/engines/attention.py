@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 _NAME = "swift_r1_decode"
 
@@ -45,10 +46,10 @@ AttentionInterface.register(_NAME, decode_attention)
 
 @contextmanager
 def decoding(model: nn.Module) -> Iterator[None]:
-    """Uses `decode_attention` in a model whose attention is SDPA; others keep their own."""
+    """Uses `decode_attention` in a model whose attention takes SDPA's masks; others keep their own."""
     config = model.config.get_text_config()
     before = config._attn_implementation
-    if before != "sdpa":
+    if ALL_MASK_ATTENTION_FUNCTIONS.get(before) is not ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]:
         yield
         return
     config._attn_implementation = _NAME

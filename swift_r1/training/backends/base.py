@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from swift_r1.training.logprobs import TokenLogprobs
+from swift_r1.training.policy import ModelInputs
 
 WeightBucket = Sequence[tuple[str, Tensor]]
 """Whole tensors in the policy's dtype under their Hugging Face names."""
@@ -22,14 +23,7 @@ class Backend(Protocol):
     model: nn.Module
     """The transformers model being trained (its parameters may be partitioned)."""
 
-    def logprobs(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        targets: Tensor,
-        temperature: float,
-        position_ids: Tensor | None = None,
-    ) -> TokenLogprobs:
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
         """The policy's forward (collective); see `Policy.forward`."""
         ...
 
@@ -69,14 +63,7 @@ class Backend(Protocol):
 class ReferencePolicy(Protocol):
     """A policy that gets no gradient."""
 
-    def logprobs(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        targets: Tensor,
-        temperature: float,
-        position_ids: Tensor | None = None,
-    ) -> TokenLogprobs: ...
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs: ...
 
     def mix_in_policy(self, alpha: float) -> None:
         """Its weights become `alpha` of the policy's current ones and `1 - alpha` of its own (collective)."""

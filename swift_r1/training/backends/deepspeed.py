@@ -21,7 +21,7 @@ from swift_r1.training.backends.base import WeightBucket, bucketed, mix_weights
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.logprobs import TokenLogprobs
 from swift_r1.training.optimizer import OptimizerConfig, build_adamw, parameter_groups
-from swift_r1.training.policy import Policy
+from swift_r1.training.policy import ModelInputs, Policy
 
 logger = logging.getLogger(__name__)
 
@@ -112,15 +112,8 @@ class DeepSpeedBackend:
         self.model = policy.model
         self._copy_for_generation: nn.Module | None = None
 
-    def logprobs(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        targets: Tensor,
-        temperature: float,
-        position_ids: Tensor | None = None,
-    ) -> TokenLogprobs:
-        return self.engine(token_ids, positions, targets, temperature, position_ids)
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
+        return self.engine(*inputs, temperature)
 
     def backward(self, loss: Tensor, last: bool) -> None:
         self.engine.set_gradient_accumulation_boundary(last)
@@ -204,15 +197,8 @@ class DeepSpeedReference:
                     mix_weights(target, source, alpha)
 
     @torch.no_grad()
-    def logprobs(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        targets: Tensor,
-        temperature: float,
-        position_ids: Tensor | None = None,
-    ) -> TokenLogprobs:
-        return self.forward(token_ids, positions, targets, temperature, position_ids)
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
+        return self.forward(*inputs, temperature)
 
 
 def _plain_like(model: nn.Module) -> nn.Module:

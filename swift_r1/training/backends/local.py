@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from swift_r1.training.backends.base import WeightBucket, bucketed, mix_weights
 from swift_r1.training.logprobs import TokenLogprobs
 from swift_r1.training.optimizer import OptimizerConfig, build_adamw, parameter_groups
-from swift_r1.training.policy import Policy
+from swift_r1.training.policy import ModelInputs, Policy
 
 
 class LocalBackend:
@@ -34,15 +34,8 @@ class LocalBackend:
                 parameter.register_post_accumulate_grad_hook(_move_gradient_to(master))
         self.optimizer = build_adamw(parameter_groups(self._masters, config.weight_decay), config)
 
-    def logprobs(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        targets: Tensor,
-        temperature: float,
-        position_ids: Tensor | None = None,
-    ) -> TokenLogprobs:
-        return self.policy(token_ids, positions, targets, temperature, position_ids)
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
+        return self.policy(*inputs, temperature)
 
     def backward(self, loss: Tensor, last: bool) -> None:
         loss.backward()
@@ -90,15 +83,8 @@ class LocalReference:
             mix_weights(target, source, alpha)
 
     @torch.no_grad()
-    def logprobs(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        targets: Tensor,
-        temperature: float,
-        position_ids: Tensor | None = None,
-    ) -> TokenLogprobs:
-        return self.policy(token_ids, positions, targets, temperature, position_ids)
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
+        return self.policy(*inputs, temperature)
 
 
 def _move_gradient_to(master: nn.Parameter) -> Any:

@@ -1,0 +1,165 @@
+"""Attention over a packed row: completions one after another, each seeing its prompt and itself.
+
+A prompt that several completions of the row continue stands there once, so that everything but attention computes
+it once. Attention is exact: a completion's queries meet the keys of its prompt and then its own, at the positions
+they have in a row of their own. Nothing is padded outside this module.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+_NAME = "swift_r1_packed"
+
+
+@dataclass(frozen=True, slots=True)
+class PromptGroup:
+    """`n` completions and the prompt they share; or, with `n == 0`, a sequence that shares nothing.
+
+    Attributes:
+        start: the row's place of the prompt's first token; the completions follow the prompt, one after another.
+        prompt_length: `P` tokens.
+        width: `C`, tokens of the longest completion, 0 without completions.
+        places: int64 `[sum of completion lengths]`, each completion token's place in the flattened `[n, C]`.
+        visible: bool `[C, P + C]`, which of prompt and own completion each of a completion's tokens sees.
+    """
+
+    start: int
+    prompt_length: int
+    completions: int
+    width: int
+    places: Tensor
+    visible: Tensor
+
+
+PackedRow = tuple[PromptGroup, ...]
+"""The groups of a row, in order; together they cover it."""
+
+
+def prompt_group(start: int, prompt_length: int, lengths: Sequence[int], device: torch.device) -> PromptGroup:
+    """The group whose completions are `lengths` tokens long."""
+    width = max(lengths, default=0)
+    columns = torch.arange(width)
+    places = (torch.tensor(lengths, dtype=torch.long)[:, None] > columns).flatten().nonzero().flatten()
+    visible = torch.ones(width, prompt_length + width, dtype=torch.bool).tril(prompt_length)
+    return PromptGroup(start, prompt_length, len(lengths), width, places.to(device), visible.to(device))
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    packed_row: PackedRow | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """`query [1, H, S, D]`; `key`, `value [1, KV, S, D]` -> `[1, S, H, D]`. Without `packed_row` it is SDPA.
+
+    Raises:
+        ValueError: on dropout, which would differ between the two forms.
+    """
+    if packed_row is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
+        )
+    if dropout:
+        raise ValueError("packed attention has no dropout")
+    # Token by token `[S, heads, D]`, so that a completion's tokens are rows of one matrix.
+    query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    parts = []
+    for group in packed_row:
+        middle = group.start + group.prompt_length
+        end = middle + len(group.places)
+        prompt = [states[group.start : middle] for states in (query, key, value)]
+        parts.append(_causal(*prompt, scaling))
+        if group.completions:
+            own = [states[middle:end] for states in (query, key, value)]
+            parts.append(_after_prompt(group, own, prompt[1], prompt[2], scaling))
+    return torch.cat(parts)[None], None
+
+
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
+    """A sequence on its own; all `[L, heads, D]`."""
+    query, key, value = (states.transpose(0, 1)[None] for states in (query, key, value))
+    shares = query.shape[1] != key.shape[1]
+    out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=shares)
+    return out[0].transpose(0, 1)
+
+
+def _after_prompt(
+    group: PromptGroup, own: Sequence[Tensor], prompt_key: Tensor, prompt_value: Tensor, scaling: float | None
+) -> Tensor:
+    """The completions of a group, `[sum of completion lengths, H, D]`."""
+    rows = group.completions * group.width
+    query, key, value = (
+        _Spread.apply(states.flatten(1), group.places, rows).view(group.completions, group.width, *states.shape[1:])
+        for states in own
+    )
+    key, value = (
+        torch.cat([prompt.expand(group.completions, -1, -1, -1), states], dim=1).transpose(1, 2)
+        for prompt, states in ((prompt_key, key), (prompt_value, value))
+    )
+    # The query heads that share a key head follow one another as rows, so keys are not repeated for them.
+    heads, shared, size = query.shape[2], key.shape[1], query.shape[3]
+    ratio = heads // shared
+    query = query.view(group.completions, group.width, shared, ratio, size).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    out = scaled_dot_product_attention(
+        query, key, value, attn_mask=group.visible.repeat(ratio, 1), scale=scaling
+    )  # [n, KV, ratio * C, D]
+    out = out.view(group.completions, shared, ratio, group.width, size).permute(0, 3, 1, 2, 4)
+    return _Collect.apply(out.reshape(rows, heads * size), group.places).view(-1, heads, size)
+
+
+class _Spread(torch.autograd.Function):
+    """Rows `[K, *]` to their places among `rows` ones, zero elsewhere."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, places: Tensor, rows: int) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(places)
+        return values.new_zeros(rows, values.shape[1]).index_copy_(0, places, values)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None
+
+
+class _Collect(torch.autograd.Function):
+    """The rows at `places`. Each is taken once, so the gradient is copied where plain indexing would add."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, places: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(places)
+        ctx.rows = values.shape[0]
+        return values.index_select(0, places)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return grad.new_zeros(ctx.rows, grad.shape[1]).index_copy_(0, ctx.saved_tensors[0], grad), None
+
+
+AttentionInterface.register(_NAME, packed_attention)
+# Rows that are not packed get SDPA's masks.
+AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
+
+
+def use_packed_attention(model: nn.Module) -> None:
+    """Makes a model that attends by SDPA take packed rows too; one that attends otherwise stays as it is."""
+    config = model.config.get_text_config()
+    if config._attn_implementation == "sdpa":
+        config._attn_implementation = _NAME
+
+
+def takes_packed_rows(model: nn.Module) -> bool:
+    return bool(model.config.get_text_config()._attn_implementation == _NAME)

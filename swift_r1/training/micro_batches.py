@@ -1,0 +1,125 @@
+"""Which completions each rank trains together: micro-batches by token budget.
+
+Units of work (a completion, or a whole group where its prompt is computed once) are dealt to the ranks by length, and
+each rank fills its micro-batches up to the budget. Every rank gets as many completions and as many micro-batches as
+the others, because ZeRO's ranks run each forward pass together. All ranks compute the same plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+Unit = tuple[int, ...]
+"""Completions (their numbers) that stay together: one, or some of one prompt's that share it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens of each completion and of its prompt, and which of them continue the same prompt."""
+
+    prompts: Sequence[int]
+    completions: Sequence[int]
+    groups: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def total(self, sample: int) -> int:
+        return self.prompts[sample] + self.completions[sample]
+
+    def longest(self) -> int:
+        return max(map(self.total, range(len(self))))
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a micro-batch goes through the model.
+
+    Attributes:
+        packed: in one row without padding; else a row each, padded to the longest.
+        shared: a prompt stands once for all the completions of its unit; packed only.
+    """
+
+    packed: bool = False
+    shared: bool = False
+
+    def tokens(self, unit: Unit, lengths: Lengths) -> int:
+        if self.shared:
+            return lengths.prompts[unit[0]] + sum(lengths.completions[sample] for sample in unit)
+        return sum(map(lengths.total, unit))
+
+    def cost(self, units: Sequence[Unit], lengths: Lengths) -> int:
+        """Tokens, padding included, that a micro-batch of these units puts through the model."""
+        if self.packed:
+            return sum(self.tokens(unit, lengths) for unit in units)
+        samples = [sample for unit in units for sample in unit]
+        return len(samples) * max(map(lengths.total, samples))
+
+
+def plan_micro_batches(lengths: Lengths, form: Form, world_size: int, budget: int) -> list[list[list[Unit]]]:
+    """The micro-batches of one optimizer step.
+
+    Args:
+        lengths: of the step's completions.
+        budget: tokens, padding included, that a micro-batch may put through the model. A completion longer than that
+            gets a micro-batch of its own.
+
+    Returns:
+        `[world_size][micro_batches]` lists of units. Each completion is in one of them; units of similar length stand
+        together, and the ranks' k-th micro-batches are alike.
+
+    Raises:
+        ValueError: if the ranks cannot get equally many completions.
+    """
+    if not len(lengths) or len(lengths) % world_size:
+        raise ValueError(f"{len(lengths)} completions cannot be dealt to {world_size} ranks")
+    units = _shared_units(lengths, form, world_size, budget) if form.shared else [(i,) for i in range(len(lengths))]
+    units.sort(key=lambda unit: (-form.tokens(unit, lengths), unit))
+    hands: list[list[Unit]] = [[] for _ in range(world_size)]
+    for start in range(0, len(units), world_size):
+        for rank, unit in enumerate(units[start : start + world_size]):
+            # There and back again: the first of every deal is the longest.
+            hands[rank if start // world_size % 2 == 0 else world_size - 1 - rank].append(unit)
+    plans = [list(_fill(hand, lengths, form, budget)) for hand in hands]
+    most = max(map(len, plans))
+    for plan in plans:
+        while len(plan) < most:
+            _split_costliest(plan, lengths, form)
+    return plans
+
+
+def _shared_units(lengths: Lengths, form: Form, world_size: int, budget: int) -> list[Unit]:
+    """The groups, each cut into equally many parts: as few as give every rank the same number of completions and fit
+    the budget. Single completions always do."""
+    groups: dict[int, list[int]] = {}
+    for sample, group in enumerate(lengths.groups):
+        groups.setdefault(group, []).append(sample)
+    for members in groups.values():
+        members.sort(key=lambda sample: (-lengths.completions[sample], sample))
+    sizes = {len(members) for members in groups.values()}
+    for parts in range(1, max(sizes) + 1):
+        if len(sizes) > 1 or max(sizes) % parts or len(groups) * parts % world_size:
+            continue
+        size = max(sizes) // parts
+        units = [tuple(m[start : start + size]) for m in groups.values() for start in range(0, len(m), size)]
+        if all(form.tokens(unit, lengths) <= budget for unit in units):
+            return units
+    return [(sample,) for sample in range(len(lengths))]
+
+
+def _fill(hand: Sequence[Unit], lengths: Lengths, form: Form, budget: int) -> Iterator[list[Unit]]:
+    micro_batch: list[Unit] = []
+    for unit in hand:
+        if micro_batch and form.cost([*micro_batch, unit], lengths) > budget:
+            yield micro_batch
+            micro_batch = []
+        micro_batch.append(unit)
+    yield micro_batch
+
+
+def _split_costliest(plan: list[list[Unit]], lengths: Lengths, form: Form) -> None:
+    """Halves the costliest micro-batch that has more than one unit: there is one, as ranks have equally many."""
+    place = max((i for i in range(len(plan)) if len(plan[i]) > 1), key=lambda i: form.cost(plan[i], lengths))
+    half = (len(plan[place]) + 1) // 2
+    plan[place : place + 1] = [plan[place][:half], plan[place][half:]]

@@ -1,0 +1,104 @@
+"""What is tried on a model before it is trained: whether log-probs come out right in the forms we compute them in."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from swift_r1.arguments import RlhfArguments
+from swift_r1.errors import UsageError
+from swift_r1.training.attention import takes_packed_rows
+from swift_r1.training.backends.base import Backend
+from swift_r1.training.batching import Cut, collate, round_batch
+from swift_r1.training.micro_batches import Form
+from swift_r1.training.policy import ModelInputs
+
+logger = logging.getLogger(__name__)
+
+_PROBE_TOLERANCE = 0.05
+"""Largest difference (nats) between fused and plain log-probs that bf16 rounding explains."""
+
+
+def check_fused_head(backend: Backend, vocab_size: int, device: torch.device) -> None:
+    """Refuses an architecture whose logits are not just `head(hidden)`, rather than train on wrong numbers.
+
+    Compares fused log-probs of a few tokens with those from the model's own logits. Collective.
+
+    Raises:
+        UsageError: if they differ by more than rounding.
+    """
+    token_ids = (torch.arange(1, 9, device=device) * 7919 % vocab_size)[None]
+    with torch.no_grad():
+        inputs = ModelInputs(token_ids, torch.arange(7, device=device), token_ids[0, 1:])
+        fused = backend.logprobs(inputs, 1.0).logps
+        logits = backend.model(input_ids=token_ids, use_cache=False).logits[0, :-1].float()
+        plain = logits.log_softmax(-1).gather(-1, token_ids[0, 1:, None]).squeeze(-1)
+    difference = (fused - plain).abs().max().item()
+    if not difference <= _PROBE_TOLERANCE:
+        raise UsageError(
+            f"{type(backend.model).__name__} changes its logits after the output head (soft cap or scale): "
+            f"log-probs differ by {difference:.3g} nats; this architecture is not supported yet"
+        )
+
+
+def why_not_packed(backend: Backend, form: Form, vocab_size: int, device: torch.device) -> str:
+    """Why rows cannot be packed so for this architecture, or "" where they can. Collective.
+
+    Layers other than full attention cannot; then log-probs of four completions in one row are compared with those of a
+    row each.
+    """
+    name, own_attention = type(backend.model).__name__, takes_packed_rows(backend.model)
+    config = backend.model.config.get_text_config()
+    if form.shared and not own_attention:
+        return f"{name} attends by {config._attn_implementation}, and only SDPA can share a prompt"
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if kinds:
+        return f"{name} has {', '.join(sorted(kinds))} layers, and only full attention can be packed"
+    if getattr(config, "attention_dropout", 0.0):
+        return f"{name} has attention dropout"
+    tokens = (torch.arange(1, 33) * 7919 % vocab_size).tolist()
+    # Two prompts with two completions each.
+    prompts = [tokens[:4], tokens[:4], tokens[4:10], tokens[4:10]]
+    completions = [tokens[10:15], tokens[15:22], tokens[22:25], tokens[25:31]]
+    batch = round_batch(prompts, completions, [[0.0] * len(c) for c in completions], [0.0] * 4, [False] * 4)
+    units = [(0, 1), (2, 3)] if form.shared else [(0,), (1,), (2,), (3,)]
+    with torch.no_grad():
+        padded = collate(batch, [(0,), (1,), (2,), (3,)], Form(), device)
+        apart = backend.logprobs(padded.inputs, 1.0).logps
+        packed = collate(batch, units, form, device, own_attention)
+        together = backend.logprobs(packed.inputs, 1.0).logps
+    difference = (apart - together).abs().max().item()
+    if not difference <= _PROBE_TOLERANCE:
+        return f"{name} lets a packed completion see its neighbours (log-probs differ by {difference:.3g} nats)"
+    return ""
+
+
+def choose_cut(args: RlhfArguments, backend: Backend, vocab_size: int, device: torch.device) -> Cut:
+    """How this run cuts its rounds into micro-batches, by the flags and what the model can do. Collective.
+
+    Raises:
+        UsageError: if `--share_prompt true` or `--packing true` asks for what it cannot.
+    """
+
+    def cut(form: Form) -> Cut:
+        return Cut(
+            form,
+            args.per_device_train_batch_size,
+            args.num_generations,
+            args.max_tokens_per_micro_batch,
+            takes_packed_rows(backend.model),
+        )
+
+    if args.share_prompt != "false":
+        shared = Form(packed=True, shared=True)
+        why = why_not_packed(backend, shared, vocab_size, device)
+        if not why:
+            return cut(shared)
+        if args.share_prompt == "true":
+            raise UsageError(f"--share_prompt true: {why}")
+        logger.info("--share_prompt auto: prompts are computed for each completion, since %s", why)
+    form = Form(packed=args.packing)
+    if form.packed and (why := why_not_packed(backend, form, vocab_size, device)):
+        raise UsageError(f"--packing true: {why}")
+    return cut(form)
