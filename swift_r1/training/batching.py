@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swift_r1.training.attention import PackedRow, prompt_group
 from swift_r1.training.distributed import Ranks
-from swift_r1.training.micro_batches import Form, Lengths, Unit, plan_micro_batches
+from swift_r1.training.micro_batches import SHARED, Form, Lengths, Unit, plan_micro_batches, tokens_computed
 from swift_r1.training.policy import MicroBatch, ModelInputs
 
 
@@ -71,6 +71,8 @@ class Cut:
             the token budget of its micro-batches.
         group_size: completions a prompt.
         max_tokens: the token budget, or None.
+        share_from: prompts are shared where that saves at least this share of the tokens that go through the model in
+            `form`; None where they are not to be.
         own_attention: whether the model takes packed rows by `packed_attention`; else its own attention tells the
             samples of a row apart by their position ids.
     """
@@ -79,6 +81,7 @@ class Cut:
     completions: int
     group_size: int
     max_tokens: int | None = None
+    share_from: float | None = None
     own_attention: bool = True
 
 
@@ -90,9 +93,13 @@ def cut_step(batch: RoundBatch, samples: range, cut: Cut, ranks: Ranks) -> list[
         [sample // cut.group_size for sample in samples],
     )
     budget = cut.max_tokens or cut.completions * lengths.longest()
-    plan = plan_micro_batches(lengths, cut.form, ranks.world_size, budget)[ranks.rank]
-    numbered = [[tuple(samples[sample] for sample in unit) for unit in units] for units in plan]
-    return [collate(batch, units, cut.form, ranks.device, cut.own_attention) for units in numbered]
+    form, plan = cut.form, plan_micro_batches(lengths, cut.form, ranks.world_size, budget)
+    if cut.share_from is not None:
+        shared = plan_micro_batches(lengths, SHARED, ranks.world_size, budget)
+        if tokens_computed(shared, SHARED, lengths) <= (1 - cut.share_from) * tokens_computed(plan, form, lengths):
+            form, plan = SHARED, shared
+    numbered = [[tuple(samples[sample] for sample in unit) for unit in units] for units in plan[ranks.rank]]
+    return [collate(batch, units, form, ranks.device, cut.own_attention) for units in numbered]
 
 
 class _Rows(NamedTuple):

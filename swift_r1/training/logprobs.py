@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-LOGITS_BYTES = 256 * 2**20
+LOGITS_BYTES = 128 * 2**20
 """Float32 logits that one chunk may occupy, in bytes."""
 
 
@@ -44,7 +44,7 @@ def selective_logprobs(
         targets: `[N]` int64 in `[0, V)`.
         bias: `[V]` or None.
         temperature: divides the logits, as the sampler did; > 0.
-        chunk_size: rows at a time; by default what fits into 256 MiB of float32 logits.
+        chunk_size: rows at a time; by default what fits into 128 MiB of float32 logits.
 
     Returns:
         `[N]` float32, differentiable with respect to `hidden`, `weight` and `bias`.

@@ -57,6 +57,14 @@ class Form:
         return len(samples) * max(map(lengths.total, samples))
 
 
+SHARED = Form(packed=True, shared=True)
+
+
+def tokens_computed(plan: Sequence[Sequence[Sequence[Unit]]], form: Form, lengths: Lengths) -> int:
+    """Tokens, padding included, that the micro-batches of all ranks put through the model."""
+    return sum(form.cost(units, lengths) for rank in plan for units in rank)
+
+
 def plan_micro_batches(lengths: Lengths, form: Form, world_size: int, budget: int) -> list[list[list[Unit]]]:
     """The micro-batches of one optimizer step.
 

@@ -11,10 +11,14 @@ from swift_r1.errors import UsageError
 from swift_r1.training.attention import takes_packed_rows
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.batching import Cut, collate, round_batch
-from swift_r1.training.micro_batches import Form
+from swift_r1.training.micro_batches import SHARED, Form
 from swift_r1.training.policy import ModelInputs
 
 logger = logging.getLogger(__name__)
+
+LEAST_SAVING = 0.25
+"""With `--share_prompt auto`: the least share of an optimizer step's tokens that sharing must save. Attention over a
+packed row costs more calls, which a very small model with short prompts feels (docs/performance.md)."""
 
 _PROBE_TOLERANCE = 0.05
 """Largest difference (nats) between fused and plain log-probs that bf16 rounding explains."""
@@ -81,24 +85,20 @@ def choose_cut(args: RlhfArguments, backend: Backend, vocab_size: int, device: t
         UsageError: if `--share_prompt true` or `--packing true` asks for what it cannot.
     """
 
-    def cut(form: Form) -> Cut:
-        return Cut(
-            form,
-            args.per_device_train_batch_size,
-            args.num_generations,
-            args.max_tokens_per_micro_batch,
-            takes_packed_rows(backend.model),
-        )
-
-    if args.share_prompt != "false":
-        shared = Form(packed=True, shared=True)
-        why = why_not_packed(backend, shared, vocab_size, device)
-        if not why:
-            return cut(shared)
-        if args.share_prompt == "true":
-            raise UsageError(f"--share_prompt true: {why}")
-        logger.info("--share_prompt auto: prompts are computed for each completion, since %s", why)
     form = Form(packed=args.packing)
     if form.packed and (why := why_not_packed(backend, form, vocab_size, device)):
         raise UsageError(f"--packing true: {why}")
-    return cut(form)
+    share_from = {"auto": LEAST_SAVING, "true": 0.0, "false": None}[args.share_prompt]
+    if share_from is not None and (why := why_not_packed(backend, SHARED, vocab_size, device)):
+        if args.share_prompt == "true":
+            raise UsageError(f"--share_prompt true: {why}")
+        logger.info("--share_prompt auto: prompts are computed for each completion, since %s", why)
+        share_from = None
+    return Cut(
+        form,
+        args.per_device_train_batch_size,
+        args.num_generations,
+        args.max_tokens_per_micro_batch,
+        share_from,
+        takes_packed_rows(backend.model),
+    )

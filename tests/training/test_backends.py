@@ -62,7 +62,8 @@ def assert_same(one, other):
     for number, (step, expected) in enumerate(zip(steps, expected_steps, strict=True)):
         assert step.keys() == expected.keys()
         tolerance = 1e-5 if number == 0 else 3e-5
-        for name, value in expected.items():
+        for name in expected.keys() - {"micro_batches", "tokens_computed"}:
+            value = expected[name]
             assert step[name] == pytest.approx(value, rel=tolerance, abs=1e-6), name
     for name, expected in expected_weights.items():
         torch.testing.assert_close(weights[name], expected, rtol=0, atol=1e-4)

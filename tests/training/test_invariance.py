@@ -11,12 +11,12 @@ from swift_r1.algorithms import LossConfig
 from swift_r1.arguments import RlhfArguments, parse_arguments
 from swift_r1.errors import UsageError
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batching import Cut, collate
+from swift_r1.training.batching import Cut, collate, cut_step, round_batch
 from swift_r1.training.distributed import Ranks
-from swift_r1.training.micro_batches import Form
+from swift_r1.training.micro_batches import SHARED, Form
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.policy import load_model, use_packed_attention
-from swift_r1.training.probes import check_fused_head, choose_cut
+from swift_r1.training.probes import LEAST_SAVING, check_fused_head, choose_cut
 from swift_r1.training.step import before_training, deal_round, needs_old_policy, rewards_after_kl
 
 _spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))
@@ -189,6 +189,14 @@ def test_a_shared_prompt_goes_through_the_model_once(backends):
     assert computed["1000s"] == batch.completion_lengths.sum() + batch.prompt_lengths[:: worker.GROUP].sum()
 
 
+def test_prompts_are_shared_where_it_saves_enough(backends):
+    """24 of 100 tokens saved are too few for a quarter, and enough for less."""
+    batch = round_batch([[5] * 8] * 4, [[6] * 17] * 4, [[0.0] * 17] * 4, [0.0] * 4, [False] * 4)
+    for share_from, form in ((0.25, Form()), (0.24, SHARED), (None, Form())):
+        (micro,) = cut_step(batch, range(4), Cut(Form(), 4, 4, None, share_from), ALONE)
+        assert micro.inputs.token_ids.numel() == (76 if form.shared else 100)
+
+
 def test_packing_is_off_where_samples_would_see_each_other(tiny_model, caplog):
     def forgetting(*names):
         def hook(module, args, kwargs):
@@ -207,15 +215,16 @@ def test_packing_is_off_where_samples_would_see_each_other(tiny_model, caplog):
 
     backend = LocalBackend(load_model(tiny_model, "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
     check_fused_head(backend, 102, ALONE.device)
-    assert found().form == Form(packed=True, shared=True)
-    assert found(share_prompt="false").form == Form()
+    assert (found().form, found().share_from) == (Form(), LEAST_SAVING)
+    assert found(share_prompt="true").share_from == 0
+    assert found(share_prompt="false").share_from is None
     assert found(share_prompt="false", packing="true").form == Form(packed=True)
     backend.model.config.layer_types = ["full_attention", "linear_attention"]
-    assert found().form == Form()
+    assert found().share_from is None
     backend.model.config.layer_types = None
     hook = forgetting("position_ids")
     with caplog.at_level("INFO"):
-        assert found().form == Form()
+        assert found().share_from is None
     assert "see its neighbours" in caplog.text
     with pytest.raises(UsageError, match=r"--share_prompt true: .* see its neighbours"):
         found(share_prompt="true")
