@@ -135,19 +135,30 @@ def test_plugin_rows_and_reward() -> None:
     ]
 
 
+def test_loss_weights_of_a_trace() -> None:
+    import warm_start
+
+    weights = warm_start.trace_weights(TRACE)
+    names = {warm_start.CHOICE_WEIGHT: "c", 1.0: "w", warm_start.VERDICT_WEIGHT: "v"}
+    parts = ["w", "ccccc", "wwwwww", "wwv", "cccccc", "wwwwww", "wwv", "c", "w", "wwwww", "w"]
+    #         <    4+6*5    =4+30=   34n    ,4*6+5   =24+5=   29y    </   <    4*6+5   </
+    assert "".join(names[weight] for weight in weights) == "".join(parts)
+
+
 def test_warm_start_repeats_itself_and_learns() -> None:
     import torch
     import warm_start
 
     tokenizer, weights, losses = tiny_model.make_tokenizer(), [], []
-    inputs, labels = next(warm_start.batches(tokenizer, seed=9))
-    assert (labels[:, :6] == warm_start.IGNORED).all()  # the shortest prompt is "1 1 1>1"
+    batch = next(warm_start.batches(tokenizer, seed=9))
+    assert (batch.weights[:, :8] == 0).all()  # the shortest prompt is "1 1 1>1" and a newline
+    assert (batch.weights[:, 8:].sum(1) > 0).all()
     for _ in range(2):
         model = tiny_model.make_model(5)
         warm_start.train(model, tokenizer, steps=8, seed=5)
         weights.append(model.state_dict())
-        losses.append(warm_start.loss_of(model, inputs, labels).item())
+        losses.append(warm_start.loss_of(model, batch).item())
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())
-    assert losses[0] < warm_start.loss_of(tiny_model.make_model(5), inputs, labels).item() - 0.3
+    assert losses[0] < warm_start.loss_of(tiny_model.make_model(5), batch).item() - 0.3
     texts = warm_start.sample(model, tokenizer, task.split()[1][:2], n=3, seed=0)
     assert [len(group) for group in texts] == [3, 3]
