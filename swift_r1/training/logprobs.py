@@ -15,6 +15,21 @@ LOGITS_BYTES = 128 * 2**20
 """Float32 logits that one chunk may occupy, in bytes."""
 
 
+class LogitForm(NamedTuple):
+    """What an architecture does to `hidden @ weight.T + bias`: `x -> soft_cap * tanh(scale * x / soft_cap)`.
+
+    Attributes:
+        scale: Cohere's `logit_scale`, or 1 / Granite's `logits_scaling`.
+        soft_cap: Gemma's `final_logit_softcapping`, None without.
+    """
+
+    scale: float = 1.0
+    soft_cap: float | None = None
+
+
+PLAIN = LogitForm()
+
+
 class TokenLogprobs(NamedTuple):
     """`logps` and `entropies`, each float32 `[N]`; the entropies carry no gradient."""
 
@@ -33,6 +48,7 @@ def selective_logprobs(
     targets: Tensor,
     *,
     bias: Tensor | None = None,
+    form: LogitForm = PLAIN,
     temperature: float = 1.0,
     chunk_size: int | None = None,
 ) -> Tensor:
@@ -43,6 +59,7 @@ def selective_logprobs(
         weight: `[V, D]`, the output head (tied or not).
         targets: `[N]` int64 in `[0, V)`.
         bias: `[V]` or None.
+        form: what the architecture does to its logits.
         temperature: divides the logits, as the sampler did; > 0.
         chunk_size: rows at a time; by default what fits into 128 MiB of float32 logits.
 
@@ -53,7 +70,7 @@ def selective_logprobs(
         ValueError: on shapes that do not fit together or a temperature that is not positive.
     """
     return selective_logprobs_and_entropies(
-        hidden, weight, targets, bias=bias, temperature=temperature, chunk_size=chunk_size
+        hidden, weight, targets, bias=bias, form=form, temperature=temperature, chunk_size=chunk_size
     ).logps
 
 
@@ -63,6 +80,7 @@ def selective_logprobs_and_entropies(
     targets: Tensor,
     *,
     bias: Tensor | None = None,
+    form: LogitForm = PLAIN,
     temperature: float = 1.0,
     chunk_size: int | None = None,
 ) -> TokenLogprobs:
@@ -74,13 +92,17 @@ def selective_logprobs_and_entropies(
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     size = chunk_size or default_chunk_size(weight.shape[0])
-    return TokenLogprobs(*_SelectiveLogprobs.apply(hidden, weight, bias, targets, temperature, size))
+    return TokenLogprobs(*_SelectiveLogprobs.apply(hidden, weight, bias, targets, form, temperature, size))
 
 
-def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, form: LogitForm, temperature: float) -> Tensor:
     logits = (hidden @ weight.t()).float()
     if bias is not None:
         logits += bias.float()
+    if form.scale != 1.0:
+        logits *= form.scale
+    if form.soft_cap is not None:
+        logits.div_(form.soft_cap).tanh_().mul_(form.soft_cap)
     return logits if temperature == 1.0 else logits.div_(temperature)
 
 
@@ -92,6 +114,7 @@ class _SelectiveLogprobs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
+        form: LogitForm,
         temperature: float,
         chunk_size: int,
     ) -> tuple[Tensor, Tensor]:
@@ -101,14 +124,14 @@ class _SelectiveLogprobs(torch.autograd.Function):
         entropies = torch.empty_like(logps)
         for start in range(0, rows, chunk_size):
             part = slice(start, start + chunk_size)
-            logits = _chunk_logits(hidden[part], weight, bias, temperature)
+            logits = _chunk_logits(hidden[part], weight, bias, form, temperature)
             lse[part] = logits.logsumexp(-1)
             logps[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - lse[part]
             # H = -sum p log p; from the shifted logits, since lse - sum p * logit would cancel.
             logits -= lse[part, None]
             entropies[part] = -torch.linalg.vecdot(logits.exp(), logits)
         ctx.save_for_backward(hidden, weight, bias, targets, lse)
-        ctx.temperature, ctx.chunk_size = temperature, chunk_size
+        ctx.form, ctx.temperature, ctx.chunk_size = form, temperature, chunk_size
         ctx.mark_non_differentiable(entropies)
         return logps, entropies
 
@@ -122,11 +145,17 @@ class _SelectiveLogprobs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
         for start in range(0, hidden.shape[0], ctx.chunk_size):
             part = slice(start, start + ctx.chunk_size)
-            logits = _chunk_logits(hidden[part], weight, bias, ctx.temperature)
-            scale = grad_logps[part, None].float() / ctx.temperature
+            logits = _chunk_logits(hidden[part], weight, bias, ctx.form, ctx.temperature)
+            scale = grad_logps[part, None].float() * (ctx.form.scale / ctx.temperature)
+            slope = None
+            if ctx.form.soft_cap is not None:
+                # d tanh(x) = 1 - tanh(x)^2
+                slope = 1 - (logits * (ctx.temperature / ctx.form.soft_cap)).square_()
             # d logp / d logits = onehot - softmax
             grad_logits = logits.sub_(lse[part, None]).exp_().mul_(-scale)
             grad_logits.scatter_add_(-1, targets[part, None], scale)
+            if slope is not None:
+                grad_logits *= slope
             if grad_bias is not None:
                 grad_bias += grad_logits.sum(0)
             low = grad_logits.to(weight.dtype)
@@ -138,6 +167,7 @@ class _SelectiveLogprobs(torch.autograd.Function):
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(bias.dtype),
+            None,
             None,
             None,
             None,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from swift_r1.errors import UsageError
 from swift_r1.training.attention import PackedRow, use_packed_attention
-from swift_r1.training.logprobs import TokenLogprobs, selective_logprobs_and_entropies
+from swift_r1.training.logprobs import LogitForm, TokenLogprobs, selective_logprobs_and_entropies
 
 
 class ModelInputs(NamedTuple):
@@ -61,13 +61,27 @@ class MicroBatch:
 class LogprobHead(nn.Module):
     """Holds the output head's own parameters, so that ZeRO-3 gathers them around this module's forward."""
 
-    def __init__(self, output_embeddings: nn.Module) -> None:
+    def __init__(self, output_embeddings: nn.Module, form: LogitForm) -> None:
         super().__init__()
+        self.form = form
         self.weight = output_embeddings.weight
         self.bias = getattr(output_embeddings, "bias", None)
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
-        return selective_logprobs_and_entropies(hidden, self.weight, targets, bias=self.bias, temperature=temperature)
+        return selective_logprobs_and_entropies(
+            hidden, self.weight, targets, bias=self.bias, form=self.form, temperature=temperature
+        )
+
+
+def logit_form(config: Any) -> LogitForm:
+    """What the architecture does to its logits, by the names that transformers' configs have for it.
+
+    `check_fused_head` tells where it does something else.
+    """
+    scale = getattr(config, "logit_scale", None) or 1.0
+    return LogitForm(
+        scale / (getattr(config, "logits_scaling", None) or 1.0), getattr(config, "final_logit_softcapping", None)
+    )
 
 
 class Policy(nn.Module):
@@ -76,7 +90,7 @@ class Policy(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
-        self.logprob_head = LogprobHead(model.get_output_embeddings())
+        self.logprob_head = LogprobHead(model.get_output_embeddings(), logit_form(model.config.get_text_config()))
 
     def forward(
         self,

@@ -25,7 +25,7 @@ _PROBE_TOLERANCE = 0.05
 
 
 def check_fused_head(backend: Backend, vocab_size: int, device: torch.device) -> None:
-    """Refuses an architecture whose logits are not just `head(hidden)`, rather than train on wrong numbers.
+    """Refuses an architecture whose logits are not what `logit_form` says, rather than train on wrong numbers.
 
     Compares fused log-probs of a few tokens with those from the model's own logits. Collective.
 
@@ -41,7 +41,7 @@ def check_fused_head(backend: Backend, vocab_size: int, device: torch.device) ->
     difference = (fused - plain).abs().max().item()
     if not difference <= _PROBE_TOLERANCE:
         raise UsageError(
-            f"{type(backend.model).__name__} changes its logits after the output head (soft cap or scale): "
+            f"{type(backend.model).__name__} changes its logits after the output head in a way we do not know: "
             f"log-probs differ by {difference:.3g} nats; this architecture is not supported yet"
         )
 

@@ -2,8 +2,20 @@
 
 import pytest
 import torch
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
+)
 
-from swift_r1.training.logprobs import selective_logprobs, selective_logprobs_and_entropies
+from swift_r1.errors import UsageError
+from swift_r1.training.backends.local import LocalBackend
+from swift_r1.training.logprobs import PLAIN, LogitForm, selective_logprobs, selective_logprobs_and_entropies
+from swift_r1.training.optimizer import OptimizerConfig
+from swift_r1.training.probes import check_fused_head
 
 
 def problem(dtype, rows=37, width=16, vocab=101):
@@ -16,10 +28,13 @@ def problem(dtype, rows=37, width=16, vocab=101):
     return hidden, weight, bias, targets, upstream
 
 
-def reference(hidden, weight, bias, targets, upstream, temperature):
+def reference(hidden, weight, bias, targets, upstream, temperature, form=None):
     """The same in float64 with the whole logits in memory."""
     leaves = [t.detach().double().requires_grad_() for t in (hidden, weight, bias)]
-    logits = (leaves[0] @ leaves[1].t() + leaves[2]) / temperature
+    logits = leaves[0] @ leaves[1].t() + leaves[2]
+    if form:
+        logits = form.soft_cap * torch.tanh(form.scale * logits / form.soft_cap)
+    logits = logits / temperature
     logps = logits.log_softmax(-1)
     chosen = logps.gather(-1, targets[:, None]).squeeze(-1)
     chosen.backward(upstream.double())
@@ -39,6 +54,54 @@ def test_values_and_gradients_equal_float64_log_softmax(temperature, chunk_size)
     torch.testing.assert_close(out.entropies.double(), entropies, rtol=1e-5, atol=1e-5)
     for leaf, gradient in zip((hidden, weight, bias), gradients, strict=True):
         torch.testing.assert_close(leaf.grad.double(), gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_soft_capped_and_scaled_logits_equal_float64(temperature):
+    problem_ = problem(torch.float32)
+    form = LogitForm(scale=0.4, soft_cap=3.0)
+    expected, entropies, gradients = reference(*problem_, temperature, form)
+    hidden, weight, bias, targets, upstream = problem_
+    out = selective_logprobs_and_entropies(
+        hidden, weight, targets, bias=bias, form=form, temperature=temperature, chunk_size=8
+    )
+    out.logps.backward(upstream)
+    torch.testing.assert_close(out.logps.double(), expected, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(out.entropies.double(), entropies, rtol=1e-5, atol=1e-5)
+    for leaf, gradient in zip((hidden, weight, bias), gradients, strict=True):
+        torch.testing.assert_close(leaf.grad.double(), gradient, rtol=1e-4, atol=1e-5)
+
+
+def architectures():
+    """Tiny models that change their logits after the head."""
+    small = dict(
+        vocab_size=102,
+        hidden_size=48,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        initializer_range=0.5,
+    )
+    return {
+        "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**small, head_dim=32, final_logit_softcapping=5.0)),
+        "cohere": lambda: CohereForCausalLM(CohereConfig(**small, logit_scale=0.25)),
+        "granite": lambda: GraniteForCausalLM(GraniteConfig(**small, logits_scaling=6.0)),
+    }
+
+
+@pytest.mark.parametrize("name", architectures())
+def test_architectures_that_change_their_logits(name):
+    torch.manual_seed(0)
+    model = architectures()[name]()
+    backend = LocalBackend(model, OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
+    check_fused_head(backend, 102, torch.device("cpu"))
+    backend.policy.logprob_head.form = PLAIN
+    with pytest.raises(UsageError, match="in a way we do not know"):
+        check_fused_head(backend, 102, torch.device("cpu"))
 
 
 def test_bf16_inputs_give_float32_logps_near_float64():

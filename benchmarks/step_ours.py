@@ -1,0 +1,75 @@
+"""Our side of `train_step.py`: the backend, batching and step that `swift rlhf` uses."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+from step_work import Clock, Work, peak_bytes, report
+
+from swift_r1.algorithms import LossConfig, group_advantages
+from swift_r1.rollout.engines.transformers import TransformersEngine
+from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.training.backends.local import LocalBackend
+from swift_r1.training.batching import Cut, round_batch
+from swift_r1.training.distributed import Ranks
+from swift_r1.training.micro_batches import Form
+from swift_r1.training.optimizer import OptimizerConfig
+from swift_r1.training.policy import load_model
+from swift_r1.training.probes import LEAST_SAVING
+from swift_r1.training.step import before_training, deal_round, train_step
+
+
+def main() -> None:
+    side, work = sys.argv[1], Work.read(sys.argv[2])
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_model(work.model, "bfloat16", work.checkpointing).to(device)
+    backend = LocalBackend(model, OptimizerConfig(1e-6, 0.0, 0.9, 0.999, 1e-8, 1.0))
+    ranks, clock = Ranks(0, 1, device, None), Clock()
+    share = None if "padded" in side or "packed" in side else LEAST_SAVING
+    cut = Cut(Form(packed="packed" in side), work.micro, work.generations, work.max_tokens, share)
+    rewards = [float(number % 2) for number in range(len(work.completion_ids))]
+    batch = round_batch(
+        [prompt for prompt in work.prompt_ids for _ in range(work.generations)],
+        work.completion_ids,
+        [[-1.0] * len(ids) for ids in work.completion_ids],
+        rewards,
+        [False] * len(rewards),
+    )
+    advantages = group_advantages(batch.rewards, work.generations)
+    clock.wrap(backend, "logprobs", "forward")
+    clock.wrap(backend, "backward", "backward")
+    clock.wrap(backend, "step", "optimizer")
+    steps = []
+    for _ in range(work.steps):
+        started = time.perf_counter()
+        (micro_batches,) = before_training(deal_round(batch, 1, cut, ranks), backend, None, 1.0, old_policy=False)
+        train_step(micro_batches, advantages, backend, LossConfig(), 1.0, 1e-6, ranks)
+        steps.append(clock.take() | {"train": time.perf_counter() - started})
+    peak, generate = peak_bytes(), None
+    if work.generate:
+        generate = time_generation(model, work)
+    report(steps, peak, generate, model)
+
+
+def time_generation(model: torch.nn.Module, work: Work) -> float:
+    engine = TransformersEngine(model, None, (), 0)  # no end token: every completion has its full length
+    requests = [
+        RolloutRequest(
+            request_id=str(number),
+            prompt_token_ids=tuple(prompt),
+            n=work.generations,
+            seeds=tuple(range(work.generations)),
+            sampling=SamplingParams(max_tokens=work.new_tokens),
+        )
+        for number, prompt in enumerate(work.prompt_ids)
+    ]
+    clock = Clock()
+    with clock.part("generate"):
+        engine.generate(requests, weight_version=0)
+    return clock.take()["generate"]
+
+
+if __name__ == "__main__":
+    main()
