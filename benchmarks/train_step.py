@@ -8,8 +8,8 @@ Sides: `ours` (as `swift rlhf` comes), `ours-packed` and `ours-padded` (prompts 
 it comes), `trl-tuned` (with the environment that `swift` sets: allocator, threads), `ours-untuned` (without it). TRL
 gets a virtual environment of its own from benchmarks/requirements-trl.txt. Each side runs in a process of its own.
 
-`MFU`: 6 x parameters x (completion tokens + tokens of each prompt once) per second, over the rate of a plain bf16 matrix
-product on the same machine.
+`MFU`: 6 x parameters x (completion tokens + tokens of each prompt once) per second, over the rate of a plain bf16
+matrix product on the same machine.
 """
 
 from __future__ import annotations
