@@ -26,7 +26,7 @@ from swift_r1.cli.environment import has_gpu, trainer_environment, usable_cpus
 
 HERE = Path(__file__).resolve().parent
 SWIFT = (sys.executable, "-m", "swift_r1")
-STEPS, SERVER_STEPS = 90, 80
+STEPS, SERVER_STEPS = 80, 80
 COMPLETIONS, GROUP = 512, 16
 SERVER_STOP_S = 40
 FLAGS = (

@@ -83,13 +83,12 @@ def prompt(nums: Sequence[int], target: int) -> str:
     return f"{' '.join(map(str, nums))}>{target}"
 
 
-def write_trace(problem: Problem, rng: random.Random, hit: float = 1 / 3, give_up: float = 0.5, most: int = 36) -> str:
+def write_trace(problem: Problem, rng: random.Random, hit: float = 1 / 3, give_up: float = 0.5) -> str:
     """A search that is honest but not good: right about half the time, and short of breath.
 
     Each candidate is drawn at random (a solution with probability `hit`, else anything not tried yet); the
-    search ends at the first solution, or gives up after a miss with probability `give_up`, or after `most`
-    candidates, and answers the last one, wrong as it is. What a policy can learn from here on: search longer, and
-    guess better.
+    search ends at the first solution, or gives up after a miss with probability `give_up` and answers the last
+    candidate, wrong as it is. What a policy can learn from here on: search longer, and guess better.
     """
     values = candidates(problem.nums)
     solutions = [e for e, value in values.items() if value == problem.target]
@@ -100,7 +99,7 @@ def write_trace(problem: Problem, rng: random.Random, hit: float = 1 / 3, give_u
         expression = rng.choice(solutions) if rng.random() < hit else left.pop()
         right = values[expression] == problem.target
         tried.append(work(expression) + ("y" if right else "n"))
-        if right or len(tried) == most or rng.random() < give_up:
+        if right or rng.random() < give_up:
             break
     return f"<think>{','.join(tried)}</think><answer>{expression}</answer>"
 

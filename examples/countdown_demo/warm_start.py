@@ -29,15 +29,12 @@ from swift_r1.rewards.graders import grade_countdown
 from swift_r1.rollout.engines.transformers import TransformersEngine
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
 
-STEPS = 900
+STEPS = 1000
 BATCH = 32
 POOL = 16  # batches cut from one sorted pool of traces, so that a batch holds traces of similar length
 WARMUP, DECAY = 50, 0.6  # steps of rise; share of the steps over which the rate falls to 0
 # Muon for the matrices inside the layers: with AdamW alone the arithmetic stays too weak for RL to build on.
 MUON_RATE, ADAMW_RATE = 0.01, 3e-3
-# RL makes searches longer. Some long ones are shown, so that arithmetic and verdicts hold up there too; but whether to
-# go on after a miss is learned from the short ones alone. (Of a long one: chance of a hit, of giving up; most tries.)
-LONG_SHARE, LONG = 0.25, (0.2, 0.0, 6)
 # What the loss of a token counts. Which candidate comes next is random: little to learn, much noise. The verdict is one
 # token in seventeen and all that RL has to steer by: with equal weights some seeds learn it too late.
 CHOICE_WEIGHT, VERDICT_WEIGHT = 0.4, 2.5
@@ -69,13 +66,9 @@ def batches(tokenizer, seed: int) -> Iterator[Batch]:
     while True:
         chosen = [rng.choice(problems) for _ in range(BATCH * POOL)]
         questions = [task.prompt(rng.sample(problem.nums, 3), problem.target) + "\n" for problem in chosen]
-        long = [rng.random() < LONG_SHARE for _ in chosen]
-        traces = [task.write_trace(p, rng, *(LONG if is_long else ())) for p, is_long in zip(chosen, long, strict=True)]
+        traces = [task.write_trace(problem, rng) for problem in chosen]
         token_ids = tokenizer([q + t for q, t in zip(questions, traces, strict=True)])["input_ids"]
-        weights = [
-            [0.0] * len(q) + trace_weights(t, teach_going_on=not is_long)
-            for q, t, is_long in zip(questions, traces, long, strict=True)
-        ]
+        weights = [[0.0] * len(q) + trace_weights(t) for q, t in zip(questions, traces, strict=True)]
         order = sorted(range(len(traces)), key=lambda i: len(token_ids[i]))
         for start in rng.sample(range(0, len(order), BATCH), POOL):
             part = order[start : start + BATCH]
@@ -85,21 +78,17 @@ def batches(tokenizer, seed: int) -> Iterator[Batch]:
             )
 
 
-def trace_weights(trace: str, teach_going_on: bool = True) -> list[float]:
-    """The loss weight of each token of a trace, that is of each tag and each other character.
-
-    Without `teach_going_on`, what follows a miss (another candidate or the end) has none.
-    """
-    weights, choosing, before = [], False, ""
+def trace_weights(trace: str) -> list[float]:
+    """The loss weight of each token of a trace, that is of each tag and each other character."""
+    weights, choosing = [], False
     for symbol in re.findall(r"</?\w+>|.", trace):
-        choosing = symbol not in ("=", "</think>") and (choosing or before in ("<think>", ","))
-        if before == "n" and not teach_going_on:
-            weights.append(0.0)
-        elif symbol in "yn":
+        if symbol in "yn":
             weights.append(VERDICT_WEIGHT)
+            choosing = True  # whether to go on, and with what
         else:
-            weights.append(CHOICE_WEIGHT if choosing else 1.0)
-        before = symbol
+            choosing &= symbol not in ("=", "</think>")
+            weights.append(CHOICE_WEIGHT if choosing or symbol == "</think>" else 1.0)
+            choosing |= symbol == "<think>"
     return weights
 
 

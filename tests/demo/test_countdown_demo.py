@@ -138,12 +138,11 @@ def test_plugin_rows_and_reward() -> None:
 def test_loss_weights_of_a_trace() -> None:
     import warm_start
 
-    names = {0.0: "-", warm_start.CHOICE_WEIGHT: "c", 1.0: "w", warm_start.VERDICT_WEIGHT: "v"}
-    for teach, on in ((True, "w"), (False, "-")):
-        weights = warm_start.trace_weights(TRACE, teach)
-        parts = ["w", "ccccc", "wwwwww", "wwv", on, "ccccc", "wwwwww", "wwv", "w", "w", "wwwww", "w"]
-        #         <    4+6*5    =4+30=   34n    ,   4*6+5    =24+5=   29y   </   <    4*6+5   </
-        assert "".join(names[weight] for weight in weights) == "".join(parts)
+    weights = warm_start.trace_weights(TRACE)
+    names = {warm_start.CHOICE_WEIGHT: "c", 1.0: "w", warm_start.VERDICT_WEIGHT: "v"}
+    parts = ["w", "ccccc", "wwwwww", "wwv", "cccccc", "wwwwww", "wwv", "c", "w", "wwwww", "w"]
+    #         <    4+6*5    =4+30=   34n    ,4*6+5   =24+5=   29y    </   <    4*6+5   </
+    assert "".join(names[weight] for weight in weights) == "".join(parts)
 
 
 def test_warm_start_repeats_itself_and_learns() -> None:
