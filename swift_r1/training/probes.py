@@ -11,6 +11,7 @@ from swift_r1.errors import UsageError
 from swift_r1.training.attention import takes_packed_rows
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.batching import Cut, collate, round_batch
+from swift_r1.training.distributed import Ranks
 from swift_r1.training.micro_batches import SHARED, Form
 from swift_r1.training.policy import ModelInputs
 
@@ -22,6 +23,10 @@ packed row costs more calls, which a very small model with short prompts feels (
 
 _PROBE_TOLERANCE = 0.05
 """Largest difference (nats) between fused and plain log-probs that bf16 rounding explains."""
+
+_PACKED_TOLERANCE, _PACKED_TOLERANCE_16_BIT = 1e-3, 0.15
+"""Largest mean difference (nats) between packed and padded log-probs that rounding explains. In bf16 two ways of padding
+differ by 0.014 (SmolLM2; single tokens by 0.09), packing by 0.036 (0.13); completions that see their neighbours by 1."""
 
 
 def check_fused_head(backend: Backend, vocab_size: int, device: torch.device) -> None:
@@ -72,13 +77,15 @@ def why_not_packed(backend: Backend, form: Form, vocab_size: int, device: torch.
         apart = backend.logprobs(padded.inputs, 1.0).logps
         packed = collate(batch, units, form, device, own_attention)
         together = backend.logprobs(packed.inputs, 1.0).logps
-    difference = (apart - together).abs().max().item()
-    if not difference <= _PROBE_TOLERANCE:
-        return f"{name} lets a packed completion see its neighbours (log-probs differ by {difference:.3g} nats)"
+    difference = (apart - together).abs().mean().item()
+    if not difference <= (_PACKED_TOLERANCE if backend.model.dtype == torch.float32 else _PACKED_TOLERANCE_16_BIT):
+        return (
+            f"{name} lets a packed completion see its neighbours (log-probs differ by {difference:.3g} nats on average)"
+        )
     return ""
 
 
-def choose_cut(args: RlhfArguments, backend: Backend, vocab_size: int, device: torch.device) -> Cut:
+def choose_cut(args: RlhfArguments, backend: Backend, vocab_size: int, ranks: Ranks) -> Cut:
     """How this run cuts its rounds into micro-batches, by the flags and what the model can do. Collective.
 
     Raises:
@@ -86,13 +93,14 @@ def choose_cut(args: RlhfArguments, backend: Backend, vocab_size: int, device: t
     """
 
     form = Form(packed=args.packing)
-    if form.packed and (why := why_not_packed(backend, form, vocab_size, device)):
+    if form.packed and (why := why_not_packed(backend, form, vocab_size, ranks.device)):
         raise UsageError(f"--packing true: {why}")
     share_from = {"auto": LEAST_SAVING, "true": 0.0, "false": None}[args.share_prompt]
-    if share_from is not None and (why := why_not_packed(backend, SHARED, vocab_size, device)):
+    if share_from is not None and (why := why_not_packed(backend, SHARED, vocab_size, ranks.device)):
         if args.share_prompt == "true":
             raise UsageError(f"--share_prompt true: {why}")
-        logger.info("--share_prompt auto: prompts are computed for each completion, since %s", why)
+        if ranks.is_main:
+            logger.info("--share_prompt auto: prompts are computed for each completion, since %s", why)
         share_from = None
     return Cut(
         form,

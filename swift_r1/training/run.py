@@ -101,7 +101,7 @@ def run(args: RlhfArguments, run_dir: Path, stop: StopRequest) -> int:
                 rollouts=rollouts,
                 learning_rate=_learning_rate(args, plan),
                 sampling=sampling,
-                cut=choose_cut(args, backend, vocab_size, ranks.device),
+                cut=choose_cut(args, backend, vocab_size, ranks),
                 evaluator=evaluator,
                 recorder=recorder,
                 save=_saver(args, run_dir, backend, tokenizer, ranks),

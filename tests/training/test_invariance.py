@@ -16,7 +16,7 @@ from swift_r1.training.distributed import Ranks
 from swift_r1.training.micro_batches import SHARED, Form
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.policy import load_model, use_packed_attention
-from swift_r1.training.probes import LEAST_SAVING, check_fused_head, choose_cut
+from swift_r1.training.probes import LEAST_SAVING, check_fused_head, choose_cut, why_not_packed
 from swift_r1.training.step import before_training, deal_round, needs_old_policy, rewards_after_kl
 
 _spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))
@@ -197,6 +197,17 @@ def test_prompts_are_shared_where_it_saves_enough(backends):
         assert micro.inputs.token_ids.numel() == (76 if form.shared else 100)
 
 
+def test_rounding_in_bf16_is_not_taken_for_a_leak():
+    """Large logits, so that single tokens differ by more than a tenth of a nat between the forms."""
+    backend = LocalBackend(qwen3().bfloat16(), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
+    assert why_not_packed(backend, SHARED, 102, ALONE.device) == ""
+    hook = backend.model.base_model.register_forward_pre_hook(
+        lambda module, args, kwargs: (args, kwargs | {"position_ids": None}), with_kwargs=True
+    )
+    assert "see its neighbours" in why_not_packed(backend, SHARED, 102, ALONE.device)
+    hook.remove()
+
+
 def test_packing_is_off_where_samples_would_see_each_other(tiny_model, caplog):
     def forgetting(*names):
         def hook(module, args, kwargs):
@@ -211,7 +222,7 @@ def test_packing_is_off_where_samples_would_see_each_other(tiny_model, caplog):
             "--per_device_train_batch_size 4".split()
             + [word for name, value in flags.items() for word in (f"--{name}", value)],
         )
-        return choose_cut(args, backend, 102, ALONE.device)
+        return choose_cut(args, backend, 102, ALONE)
 
     backend = LocalBackend(load_model(tiny_model, "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
     check_fused_head(backend, 102, ALONE.device)
