@@ -25,8 +25,8 @@ _PROBE_TOLERANCE = 0.05
 """Largest difference (nats) between fused and plain log-probs that bf16 rounding explains."""
 
 _PACKED_TOLERANCE, _PACKED_TOLERANCE_16_BIT = 1e-3, 0.15
-"""Largest mean difference (nats) between packed and padded log-probs that rounding explains. In bf16 two ways of padding
-differ by 0.014 (SmolLM2; single tokens by 0.09), packing by 0.036 (0.13); completions that see their neighbours by 1."""
+"""Largest mean difference (nats) between packed and padded log-probs that rounding explains. In bf16 two ways of
+padding differ by 0.014 (SmolLM2; single tokens by 0.09), packing by 0.036 (0.13); a leak makes it 1."""
 
 
 def check_fused_head(backend: Backend, vocab_size: int, device: torch.device) -> None:
