@@ -54,7 +54,7 @@ def main() -> int:
     parser.add_argument("--trl_venv", type=Path, default=HERE / ".venv-trl")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     args = parser.parse_args()
-    console = Console()
+    console = Console(width=120)
     if any(side.startswith("trl") for side in args.sides):
         install_trl(args.trl_venv, console)
     rng = random.Random(0)
