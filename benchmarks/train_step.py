@@ -35,18 +35,19 @@ from swift_r1.cli.environment import has_gpu, trainer_environment, usable_cpus
 HERE = Path(__file__).resolve().parent
 PARTS = ("forward", "backward", "optimizer", "train")
 LIMIT_S = 1800
+SIDES = ("ours", "ours-packed", "ours-padded", "ours-untuned", "trl", "trl-tuned")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/smollm2-135m", help="`make smollm2` builds it")
-    parser.add_argument("--sides", nargs="+", default=["ours", "trl", "trl-tuned"])
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["ours", "trl", "trl-tuned"])
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--prompt_tokens", type=int, default=79)
     parser.add_argument("--generations", type=int, default=8)
     parser.add_argument("--new_tokens", type=int, default=128)
     parser.add_argument("--micro", type=int, default=8, help="completions a micro-batch")
-    parser.add_argument("--max_tokens", type=int, help="ours: token budget of a micro-batch [as many as TRL's]")
+    parser.add_argument("--max_tokens", type=int, help="ours: token budget of a micro-batch [that of --micro]")
     parser.add_argument("--checkpointing", action="store_true", help="ours: gradient checkpointing (TRL has it on)")
     parser.add_argument("--steps", type=int, default=3, help="optimizer steps a process; the first is a warm-up")
     parser.add_argument("--repeats", type=int, default=2, help="processes of each side, alternating")

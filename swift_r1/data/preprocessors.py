@@ -59,9 +59,7 @@ class ResponsePreprocessor(RowPreprocessor):
         response = row.pop("response", None)
         if isinstance(response, list | tuple):
             response = response[0]
-        history = row.pop("history", None) or []
-        if isinstance(history, str):
-            history = ast.literal_eval(history)
+        history = _parsed(row.pop("history", None) or [])
         turns = [*history, (row.pop("query", None), response)]
         system = row.pop("system", None)
         messages = [{"role": "system", "content": system}] if system is not None else []
@@ -96,14 +94,14 @@ class AlpacaPreprocessor(ResponsePreprocessor):
         return super().preprocess(row)
 
 
-def _parsed(messages: Any) -> Any:
-    """Messages that a file holds as text: JSON, else a Python literal."""
-    if not isinstance(messages, str):
-        return messages
+def _parsed(value: Any) -> Any:
+    """Messages or a history, which a file may hold as text: JSON, else a Python literal (data only, nothing is run)."""
+    if not isinstance(value, str):
+        return value
     try:
-        return json.loads(messages)
+        return json.loads(value)
     except json.JSONDecodeError:
-        return ast.literal_eval(messages)
+        return ast.literal_eval(value)
 
 
 class MessagesPreprocessor(RowPreprocessor):

@@ -91,7 +91,6 @@ def choose_cut(args: RlhfArguments, backend: Backend, vocab_size: int, ranks: Ra
     Raises:
         UsageError: if `--share_prompt true` or `--packing true` asks for what it cannot.
     """
-
     form = Form(packed=args.packing)
     if form.packed and (why := why_not_packed(backend, form, vocab_size, ranks.device)):
         raise UsageError(f"--packing true: {why}")
