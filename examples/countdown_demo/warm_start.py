@@ -39,7 +39,7 @@ MUON_RATE, ADAMW_RATE = 0.01, 3e-3
 # token in seventeen and all that RL has to steer by: with equal weights some seeds learn it too late.
 CHOICE_WEIGHT, VERDICT_WEIGHT = 0.4, 2.5
 TYPICAL_WEIGHT = 30.0  # of a trace: a constant that keeps the loss near one nat
-MAX_NEW_TOKENS = 112
+MAX_NEW_TOKENS = 144
 
 
 @dataclass(frozen=True)
