@@ -32,9 +32,9 @@ SERVER_STOP_S = 40
 FLAGS = (
     *("--rlhf_type", "grpo", "--external_plugins", str(HERE / "plugin.py"), "--dataset", "countdown_mini"),
     *("--reward_funcs", "countdown", "format", "--reward_weights", "1", "0.1"),
-    *("--num_generations", str(GROUP), "--max_completion_length", "144", "--torch_dtype", "float32"),
+    *("--num_generations", str(GROUP), "--max_completion_length", "160", "--torch_dtype", "float32"),
     *("--learning_rate", "3e-4", "--adam_beta2", "0.999", "--weight_decay", "0"),
-    *("--lr_scheduler_type", "cosine", "--warmup_ratio", "0.05"),
+    *("--lr_scheduler_type", "constant_with_warmup", "--warmup_ratio", "0.05"),
     *("--gradient_checkpointing", "false", "--eval_on_start", "true", "--eval_limit", "128"),
     *("--num_generations_eval", "4", "--per_device_eval_batch_size", "512", "--num_train_epochs", "100"),
     *("--logging_steps", "1", "--save_steps", "1000", "--report_to", "none"),

@@ -18,7 +18,7 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message['content'] }}"
     "{{ eos_token if message['role'] == 'assistant' else '\\n' }}{% endfor %}"
 )
-MAX_LENGTH = 512  # positions; prompt and completion of the demo take at most 160
+MAX_LENGTH = 512  # positions; prompt and completion of the demo take at most 176
 
 
 def make_tokenizer() -> PreTrainedTokenizerFast:

@@ -66,7 +66,7 @@ def test_traces_say_the_truth() -> None:
         assert thought.count("y") == thought.endswith("y")  # the search ends at the first solution
         assert answer == expression
         right += thought.endswith("y")
-    assert 0.4 < right / len(problems) < 0.7
+    assert 0.6 < right / len(problems) < 0.8
 
 
 @pytest.mark.parametrize("text", ["", TRACE + "x", TRACE[7:], "<think></think><answer>1+2+3</answer>", TRACE[:-9]])
@@ -139,8 +139,8 @@ def test_loss_weights_of_a_trace() -> None:
     import warm_start
 
     weights = warm_start.trace_weights(TRACE)
-    names = {warm_start.CHOICE_WEIGHT: "c", 1.0: "w", warm_start.VERDICT_WEIGHT: "v"}
-    parts = ["w", "ccccc", "wwwwww", "wwv", "cccccc", "wwwwww", "wwv", "c", "w", "wwwww", "w"]
+    names = {1.0: "w", warm_start.VERDICT_WEIGHT: "v"}
+    parts = ["w", "wwwww", "wwwwww", "wwv", "wwwwww", "wwwwww", "wwv", "w", "w", "wwwww", "w"]
     #         <    4+6*5    =4+30=   34n    ,4*6+5   =24+5=   29y    </   <    4*6+5   </
     assert "".join(names[weight] for weight in weights) == "".join(parts)
 
