@@ -147,6 +147,29 @@ def reference_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fau
             yield Fault(f"--{name} has no effect without --sync_ref_model true", (name, "sync_ref_model"))
 
 
+def tuner_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
+    """What is trained, and the flags that only adapters read."""
+    if args.train_type == "lora":
+        if args.sync_ref_model:
+            yield Fault(
+                "--sync_ref_model true has nothing to move with --train_type lora: the reference is the model without "
+                "its adapters",
+                ("sync_ref_model", "train_type"),
+            )
+        if not args.target_modules:
+            yield Fault(
+                "--target_modules names no module to adapt: all-linear means every linear one", ("target_modules",)
+            )
+        return
+    unused = [name for name in ("lora_rank", "lora_alpha", "target_modules") if name in given]
+    if unused:
+        yield Fault(
+            f"{', '.join(f'--{name}' for name in unused)} {'has' if len(unused) == 1 else 'have'} no effect with "
+            f"--train_type {args.train_type}: use lora",
+            (*unused, "train_type"),
+        )
+
+
 def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
     """Names and weights of the reward functions."""
     if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_funcs):

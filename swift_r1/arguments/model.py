@@ -20,9 +20,14 @@ class ModelArguments:
     train_type: str = flag(
         "full",
         "which weights are trained",
-        choices=("full",),
-        not_yet=("lora", "qlora"),
+        choices=("full", "lora"),
+        not_yet=("qlora",),
         aliases=("tuner_type",),
         ms_swift="lora",
+    )
+    lora_rank: int = flag(8, "rank of the adapters of --train_type lora", at_least=1)
+    lora_alpha: int = flag(32, "the adapters' product is scaled by --lora_alpha / --lora_rank", at_least=1)
+    target_modules: list[str] = flag(
+        ["all-linear"], "names of the modules that get adapters; all-linear: every linear one but the output head"
     )
     gradient_checkpointing: bool = flag(True, "recompute activations in the backward pass: less memory, ~30 % slower")

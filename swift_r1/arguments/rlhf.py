@@ -44,6 +44,7 @@ class RlhfArguments(
         yield from checks.round_faults(self, given, world)
         yield from checks.loss_faults(self, given)
         yield from checks.reference_faults(self, given)
+        yield from checks.tuner_faults(self, given)
         yield from checks.schedule_faults(self, given)
         yield from checks.process_faults(self, given, world)
         yield from checks.evaluation_faults(self, given)

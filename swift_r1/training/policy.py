@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from swift_r1.errors import UsageError
 from swift_r1.training.attention import PackedRow, use_packed_attention
 from swift_r1.training.logprobs import LogitForm, TokenLogprobs, selective_logprobs_and_entropies
+from swift_r1.training.lora import LoraSettings, add_lora
 
 
 class ModelInputs(NamedTuple):
@@ -110,16 +111,14 @@ class Policy(nn.Module):
         chosen = hidden.flatten(0, 1).index_select(0, positions)
         return self.logprob_head(chosen, targets, temperature)
 
-    def named_weights(self) -> list[tuple[str, nn.Parameter]]:
-        """The model's parameters under their Hugging Face names, tied ones once."""
-        return list(self.model.named_parameters())
 
-
-def load_model(path: str | Path, dtype: str | None, gradient_checkpointing: bool) -> nn.Module:
-    """The causal LM in `path`, in `dtype` (None: as its config says).
+def load_model(
+    path: str | Path, dtype: str | None, gradient_checkpointing: bool, lora: LoraSettings | None = None
+) -> nn.Module:
+    """The causal LM in `path`, in `dtype` (None: as its config says), with `lora`'s adapters where given.
 
     Raises:
-        UsageError: if transformers cannot load it.
+        UsageError: if transformers cannot load it, or it has none of the modules to adapt.
     """
     from transformers import AutoModelForCausalLM
 
@@ -130,4 +129,6 @@ def load_model(path: str | Path, dtype: str | None, gradient_checkpointing: bool
     use_packed_attention(model)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    if lora is not None:
+        add_lora(model, lora)
     return model

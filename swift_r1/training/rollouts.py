@@ -18,6 +18,7 @@ from swift_r1.rollout.engines.transformers import TransformersEngine
 from swift_r1.rollout.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.distributed import Ranks
+from swift_r1.training.lora import policy_weights
 
 if TYPE_CHECKING:
     from swift_r1.rollout.client import RolloutClient
@@ -73,11 +74,12 @@ class ServerRollouts:
 
     def publish_weights(self) -> None:
         self.weight_version += 1
+        buckets = self.backend.weight_buckets(policy_weights(self.backend.model))
         if self.client is None:
-            for _bucket in self.backend.weight_buckets():
+            for _bucket in buckets:
                 pass
         else:
-            self.client.push_weights(self.weight_version, self.backend.weight_buckets())
+            self.client.push_weights(self.weight_version, buckets)
 
 
 class EmbeddedRollouts:

@@ -39,6 +39,7 @@ from swift_r1.training.checkpoints import remove_old_checkpoints, save_checkpoin
 from swift_r1.training.distributed import Ranks, join_ranks
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.loop import MainRank, Parts, Trainer
+from swift_r1.training.lora import LoraSettings, checkpoint_weights, trained_share
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
 from swift_r1.training.policy import load_model
 from swift_r1.training.probes import check_fused_head, choose_cut
@@ -140,8 +141,12 @@ def _main_rank(
 
 
 def _backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
+    lora = None
+    if args.train_type == "lora":
+        lora = LoraSettings(args.lora_rank, args.lora_alpha, tuple(args.target_modules))
+
     def load() -> nn.Module:
-        return load_model(args.model, args.torch_dtype, args.gradient_checkpointing)
+        return load_model(args.model, args.torch_dtype, args.gradient_checkpointing, lora)
 
     optimizer = OptimizerConfig(
         args.learning_rate,
@@ -167,6 +172,8 @@ def _backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
         backend = DeepSpeedBackend(load, dtype, optimizer, read_config(args.deepspeed), ranks)
     vocab_size = backend.model.config.get_text_config().vocab_size
     check_fused_head(backend, vocab_size, ranks.device)
+    if ranks.is_main and lora is not None:
+        logger.info("--train_type lora: %s", trained_share(backend.model))
     if ranks.is_main and args.loss_type == "cispo" and args.epsilon_high is None:
         logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
     return backend, vocab_size
@@ -209,8 +216,10 @@ def _learning_rate(args: RlhfArguments, plan: Plan) -> LearningRate:
 
 
 def _saver(args: RlhfArguments, run_dir: Path, backend: Backend, tokenizer: Any, ranks: Ranks) -> Callable[[int], None]:
+    saved = checkpoint_weights(backend.model)
+
     def save(step: int) -> None:
-        weights = {name: tensor for bucket in backend.weight_buckets() for name, tensor in bucket}
+        weights = {name: tensor for bucket in backend.weight_buckets(saved) for name, tensor in bucket}
 
         def write(folder: Path) -> None:
             backend.model.save_pretrained(folder, state_dict=weights)

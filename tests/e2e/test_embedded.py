@@ -65,6 +65,37 @@ def test_outputs_are_as_the_contract_says(rlhf, tiny_model):
     assert json.loads((run.folder / "args.json").read_text())["args"]["max_steps"] == 5
 
 
+def test_lora_trains_adapters_and_saves_them(rlhf, tiny_model):
+    from transformers import AutoModelForCausalLM
+
+    run = rlhf(
+        tiny_model,
+        train_type="lora",
+        lora_rank=4,
+        target_modules=["q_proj", "v_proj"],
+        beta=0.1,
+        max_steps=3,
+        learning_rate=0.01,
+    )
+    assert run.code == 0
+    assert "lora: " in run.errors and "parameters are trained" in run.errors
+    for line in run.steps:
+        assert line["rollout/logp_diff"] < 1e-3
+    assert run.steps[0]["kl"] == pytest.approx(0, abs=1e-6) and run.steps[-1]["kl"] > 1e-4
+    checkpoint = run.folder / "checkpoint-3"
+    assert {path.name for path in checkpoint.glob("*.safetensors")} == {"adapter_model.safetensors"}
+    assert json.loads((checkpoint / "adapter_config.json").read_text())["r"] == 4
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    trained = {name: p for name, p in model.named_parameters() if ".lora_B." in name}
+    assert {name.split(".")[-4] for name in trained} == {"q_proj", "v_proj"}
+    assert all(parameter.abs().max() > 1e-3 for parameter in trained.values())
+
+
+def test_an_unknown_target_module_is_named(rlhf, tiny_model):
+    run = rlhf(tiny_model, train_type="lora", target_modules=["nonsense"], max_steps=1)
+    assert run.code == 2 and "--target_modules nonsense" in run.errors
+
+
 def test_a_round_of_several_steps_reuses_its_completions(rlhf, tiny_model):
     """Two steps a round, two passes: the ratio leaves 1, and old log-probs are those from before the round."""
     run = rlhf(

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from swift_r1.algorithms import LossConfig
 from swift_r1.training.batching import Cut, round_batch
 from swift_r1.training.distributed import join_ranks
+from swift_r1.training.lora import LoraSettings, policy_weights
 from swift_r1.training.micro_batches import Form
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.policy import load_model
@@ -63,13 +64,16 @@ def main():
     parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--loss", type=json.loads, default={}, help="fields of LossConfig, and overlong_filter")
     parser.add_argument("--mix_after", type=int, help="the step after which the reference moves to the policy")
+    parser.add_argument("--lora_rank", type=int, default=0)
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args()
     ranks = join_ranks(60, distributed=args.backend != "local")
     optimizer = OptimizerConfig(args.rate, 0.1, 0.9, 0.95, 1e-8, 1.0)
 
     def load():
-        return load_model(args.model, args.dtype, gradient_checkpointing=False)
+        torch.manual_seed(0)
+        lora = LoraSettings(args.lora_rank, 16, ("all-linear",)) if args.lora_rank else None
+        return load_model(args.model, args.dtype, gradient_checkpointing=False, lora=lora)
 
     if args.backend == "local":
         from swift_r1.training.backends.local import LocalBackend
@@ -88,10 +92,12 @@ def main():
         steps.append(step_on(ragged_round(), backend, reference, config, cut, ranks, overlong_filter, args.rate))
         if len(steps) == args.mix_after:
             reference.mix_in_policy(0.6)
-    weights = {name: tensor for bucket in backend.weight_buckets() for name, tensor in bucket}
+    weights = {
+        name: tensor for bucket in backend.weight_buckets(policy_weights(backend.model)) for name, tensor in bucket
+    }
     generation = backend.generation_model()
     if ranks.is_main:
-        same = all(torch.equal(weights[name], value) for name, value in generation.named_parameters())
+        same = all(torch.equal(weights[w.name], w.value()) for w in policy_weights(generation))
         save_file({name: tensor.float() for name, tensor in weights.items()}, args.out.with_suffix(".safetensors"))
         args.out.write_text(json.dumps({"steps": steps, "generation_equals_weights": same}))
     ranks.close()

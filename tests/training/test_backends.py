@@ -30,8 +30,8 @@ def train(tiny_model, tmp_path_factory):
     """`train(backend, ranks, cuts, ...) -> (steps, weights)`, each case once; one optimizer step a cut."""
     results = {}
 
-    def run(backend, ranks=1, cuts="150 150 150", dtype="float32", loss=None, rate=1e-3, mix_after=None):
-        key = (backend, ranks, cuts, dtype, json.dumps(loss), rate, mix_after)
+    def run(backend, ranks=1, cuts="150 150 150", dtype="float32", loss=None, rate=1e-3, mix_after=None, lora_rank=0):
+        key = (backend, ranks, cuts, dtype, json.dumps(loss), rate, mix_after, lora_rank)
         if key not in results:
             out = tmp_path_factory.mktemp("backend") / "out.json"
             start = (
@@ -44,6 +44,7 @@ def train(tiny_model, tmp_path_factory):
                 *(f"--dtype={dtype}", f"--loss={json.dumps(loss or {})}", f"--out={out}", f"--rate={rate}"),
                 *("--cuts", *cuts.split()),
                 *([f"--mix_after={mix_after}"] if mix_after else []),
+                f"--lora_rank={lora_rank}",
             ]
             done = subprocess.run(words, capture_output=True, text=True, timeout=200, check=False)
             assert done.returncode == 0, done.stderr[-4000:]
@@ -82,6 +83,17 @@ def test_zero0_equals_one_process_with_everything_that_spans_ranks(train):
     reference = train("local", loss=EVERYTHING)
     assert 0 < reference[0][0]["rollout/weight_over_threshold"] < 1
     assert_same(train("zero0", ranks=2, cuts="40 150p 24s", loss=EVERYTHING), reference)
+
+
+def test_zero3_equals_one_process_with_adapters(train, tiny_model):
+    """The merged weights too; what has no adapter stays as it was."""
+    reference = train("local", lora_rank=4)
+    assert reference[0][1]["kl"] > 1e-6
+    assert_same(train("zero3", ranks=2, cuts="150 40s 70", lora_rank=4), reference)
+    start = load_file(tiny_model / "model.safetensors")
+    assert reference[1].keys() == start.keys()
+    for name, value in start.items():
+        assert torch.equal(reference[1][name], value) == ("proj" not in name), name
 
 
 def test_zero2_equals_one_process(train):

@@ -13,6 +13,7 @@ from swift_r1.errors import UsageError
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Cut, collate, cut_step, round_batch
 from swift_r1.training.distributed import Ranks
+from swift_r1.training.lora import LoraSettings, policy_weights
 from swift_r1.training.micro_batches import SHARED, Form
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.policy import load_model, use_packed_attention
@@ -40,7 +41,8 @@ class Frozen(LocalBackend):
     """Keeps its gradients and takes no step."""
 
     def step(self, learning_rate):
-        self.gradients = {name: parameter.grad.clone() for name, parameter in self.model.named_parameters()}
+        trained = {n: p for n, p in self.model.named_parameters() if p.requires_grad}
+        self.gradients = {name: parameter.grad.clone() for name, parameter in trained.items()}
         self.model.zero_grad()
         return torch.stack([gradient.norm() for gradient in self.gradients.values()]).norm().item()
 
@@ -64,28 +66,41 @@ def qwen3():
     return model
 
 
+def with_adapters(folder):
+    """Llama with adapters that are no longer the identity they start as."""
+    torch.manual_seed(4)
+    model = load_model(folder, "float32", gradient_checkpointing=False, lora=LoraSettings(4, 8, ("all-linear",)))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".lora_B." in name:
+                parameter.normal_(std=0.05)
+    return model
+
+
 @pytest.fixture(scope="module")
 def backends(tiny_model, tiny_model_untied):
-    """Llama, Qwen2 (with gradient checkpointing) and Qwen3, each with a reference policy that differs from it."""
+    """Llama, Qwen2 (with gradient checkpointing), Qwen3 and Llama with LoRA, each with a reference that differs."""
     models = {
         "llama": load_model(tiny_model, "float32", gradient_checkpointing=False),
         "qwen2": load_model(tiny_model_untied, "float32", gradient_checkpointing=True),
         "qwen3": qwen3(),
+        "lora": with_adapters(tiny_model),
     }
     pairs = {}
     for name, model in models.items():
         backend = Frozen(model, OptimizerConfig(1e-3, 0.1, 0.9, 0.95, 1e-8, 1.0))
         reference = backend.reference()
-        with torch.no_grad():
-            for number, parameter in enumerate(reference.policy.parameters()):
-                parameter.mul_(1 + 0.01 * (-1) ** number)
+        if name != "lora":
+            with torch.no_grad():
+                for number, parameter in enumerate(reference.policy.parameters()):
+                    parameter.mul_(1 + 0.01 * (-1) ** number)
         pairs[name] = backend, reference
     return pairs
 
 
 @pytest.mark.parametrize("overlong_filter", [False, True], ids=["all", "overlong filter"])
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("model", ["llama", "qwen2", "qwen3", "lora"])
 def test_cuts_packing_and_shared_prompts_change_neither_loss_nor_gradient(backends, model, loss, overlong_filter):
     backend, reference = backends[model]
     config = LOSSES[loss]
@@ -161,6 +176,24 @@ def test_an_extra_forward_pass_only_where_something_needs_it():
     assert needs_old_policy(LossConfig(), 2)
     assert needs_old_policy(LossConfig(beta=0.1, kl_in_reward=True), 1)
     assert needs_old_policy(LossConfig(top_entropy_quantile=0.9), 1)
+
+
+def test_adapters_off_is_the_model_as_loaded_and_merged_is_the_policy(backends, tiny_model):
+    backend, reference = backends["lora"]
+    units = [(sample,) for sample in range(worker.COMPLETIONS)]
+    inputs = collate(worker.ragged_round(), units, Form(), torch.device("cpu")).inputs
+    config = OptimizerConfig(1e-3, 0.1, 0.9, 0.95, 1e-8, 1.0)
+    plain = LocalBackend(load_model(tiny_model, "float32", gradient_checkpointing=False), config)
+    off = reference.logprobs(inputs, 0.9).logps
+    with torch.no_grad():
+        torch.testing.assert_close(off, plain.logprobs(inputs, 0.9).logps, rtol=1e-5, atol=1e-5)
+        trained = backend.logprobs(inputs, 0.9).logps
+        assert (trained - off).abs().mean() > 0.01
+        merged = {weight.name: weight.value() for weight in policy_weights(backend.model)}
+        plain.model.load_state_dict(merged, strict=False)
+        assert merged.keys() == dict(plain.model.named_parameters()).keys()
+        torch.testing.assert_close(plain.logprobs(inputs, 0.9).logps, trained, rtol=1e-5, atol=1e-5)
+    assert backend.logprobs(inputs, 0.9).logps.requires_grad  # switched on again
 
 
 def test_the_reference_moves_by_its_share(backends, tiny_model):

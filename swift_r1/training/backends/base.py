@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from swift_r1.training.logprobs import TokenLogprobs
+from swift_r1.training.lora import Weight, adapters_off
 from swift_r1.training.policy import ModelInputs
 
 WeightBucket = Sequence[tuple[str, Tensor]]
@@ -39,8 +40,8 @@ class Backend(Protocol):
         """Clips, updates, clears gradients (collective). Returns the global gradient norm before clipping."""
         ...
 
-    def weight_buckets(self) -> Iterator[WeightBucket]:
-        """The whole weights, bucket by bucket (collective: every rank must exhaust it).
+    def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[WeightBucket]:
+        """The whole values of `weights`, bucket by bucket (collective: every rank must exhaust it).
 
         A bucket is on the CPU and its own copy on the main rank, and empty elsewhere; only one bucket is
         gathered at a time.
@@ -52,7 +53,7 @@ class Backend(Protocol):
         ...
 
     def reference(self) -> ReferencePolicy:
-        """The frozen policy of the run's start (collective)."""
+        """The frozen policy of the run's start; with adapters the model without them (collective)."""
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -70,24 +71,37 @@ class ReferencePolicy(Protocol):
         ...
 
 
+class AdaptersOff:
+    """The reference of a policy with adapters: the same model with them switched off, so no second copy."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+
+    @torch.no_grad()
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
+        with adapters_off(self.backend.model):
+            return self.backend.logprobs(inputs, temperature)
+
+    def mix_in_policy(self, alpha: float) -> None:
+        raise NotImplementedError("--sync_ref_model needs a reference with weights of its own")
+
+
 @torch.no_grad()
 def mix_weights(target: Tensor, source: Tensor, alpha: float) -> None:
     """`target = alpha * source + (1 - alpha) * target` in place; added in float32."""
     target.copy_(torch.lerp(target.float(), source.float(), alpha))
 
 
-def bucketed(
-    weights: Sequence[tuple[str, nn.Parameter]], limit: int = BUCKET_BYTES
-) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    """Consecutive parameters whose whole sizes add up to at most `limit` bytes (a larger one goes alone)."""
-    bucket: list[tuple[str, nn.Parameter]] = []
+def bucketed(weights: Sequence[Weight], limit: int = BUCKET_BYTES) -> Iterator[list[Weight]]:
+    """Consecutive weights whose whole sizes add up to at most `limit` bytes (a larger one goes alone)."""
+    bucket: list[Weight] = []
     filled = 0
-    for name, parameter in weights:
-        size = getattr(parameter, "ds_numel", parameter.numel()) * parameter.element_size()
+    for weight in weights:
+        size = getattr(weight.base, "ds_numel", weight.base.numel()) * weight.base.element_size()
         if bucket and filled + size > limit:
             yield bucket
             bucket, filled = [], 0
-        bucket.append((name, parameter))
+        bucket.append(weight)
         filled += size
     if bucket:
         yield bucket

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import resources
 from pathlib import Path
@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from swift_r1.errors import UsageError
-from swift_r1.training.backends.base import WeightBucket, bucketed, mix_weights
+from swift_r1.training.backends.base import AdaptersOff, ReferencePolicy, WeightBucket, bucketed, mix_weights
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.logprobs import TokenLogprobs
+from swift_r1.training.lora import Weight, has_adapters, parameters_of, policy_weights
 from swift_r1.training.optimizer import OptimizerConfig, build_adamw, parameter_groups
 from swift_r1.training.policy import ModelInputs, Policy
 
@@ -126,12 +127,12 @@ class DeepSpeedBackend:
         self.engine.step()
         return float(self.engine.get_global_grad_norm())
 
-    def weight_buckets(self) -> Iterator[WeightBucket]:
-        for bucket in bucketed(self.policy.named_weights()):
-            with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket], enabled=self.stage == 3):
+    def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[WeightBucket]:
+        for bucket in bucketed(weights):
+            with deepspeed.zero.GatheredParameters(parameters_of(bucket), enabled=self.stage == 3):
                 whole = []
                 if self.ranks.is_main:
-                    whole = [(name, parameter.detach().to("cpu", copy=True)) for name, parameter in bucket]
+                    whole = [(weight.name, weight.value().to("cpu", copy=True)) for weight in bucket]
             yield whole
 
     def generation_model(self) -> nn.Module:
@@ -141,13 +142,15 @@ class DeepSpeedBackend:
         if self._copy_for_generation is None:
             self._copy_for_generation = _plain_like(self.model)
         targets = dict(self._copy_for_generation.named_parameters())
-        for bucket in bucketed(self.policy.named_weights()):
-            with deepspeed.zero.GatheredParameters([parameter for _, parameter in bucket]), torch.no_grad():
-                for name, parameter in bucket:
-                    targets[name].copy_(parameter)
+        for bucket in bucketed(policy_weights(self.model)):
+            with deepspeed.zero.GatheredParameters(parameters_of(bucket)), torch.no_grad():
+                for weight in bucket:
+                    targets[weight.name].copy_(weight.value())
         return self._copy_for_generation
 
-    def reference(self) -> DeepSpeedReference:
+    def reference(self) -> ReferencePolicy:
+        if has_adapters(self.model):
+            return AdaptersOff(self)
         with self._partitioned_loading():
             policy = Policy(self._load())
         return DeepSpeedReference(policy, self.policy, self.resolved, self.stage)
@@ -186,15 +189,15 @@ class DeepSpeedReference:
     def mix_in_policy(self, alpha: float) -> None:
         """Under ZeRO-3 the two are gathered bucket by bucket; what rank 0 computes is partitioned again."""
         gathered, partitioned = deepspeed.zero.GatheredParameters, self._stage == 3
-        targets = dict(self._frozen.named_weights())
-        for bucket in bucketed(self._trained.named_weights()):
-            own = [targets[name] for name, _ in bucket]
+        targets = dict(self._frozen.model.named_parameters())
+        for bucket in bucketed(policy_weights(self._trained.model)):
+            own = [targets[weight.name] for weight in bucket]
             with (
-                gathered([parameter for _, parameter in bucket], enabled=partitioned),
+                gathered(parameters_of(bucket), enabled=partitioned),
                 gathered(own, modifier_rank=0, enabled=partitioned),
             ):
-                for target, (_, source) in zip(own, bucket, strict=True):
-                    mix_weights(target, source, alpha)
+                for target, weight in zip(own, bucket, strict=True):
+                    mix_weights(target, weight.value(), alpha)
 
     @torch.no_grad()
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:

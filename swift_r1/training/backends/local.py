@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from swift_r1.training.backends.base import WeightBucket, bucketed, mix_weights
+from swift_r1.training.backends.base import AdaptersOff, ReferencePolicy, WeightBucket, bucketed, mix_weights
 from swift_r1.training.logprobs import TokenLogprobs
+from swift_r1.training.lora import Weight, has_adapters
 from swift_r1.training.optimizer import OptimizerConfig, build_adamw, parameter_groups
 from swift_r1.training.policy import ModelInputs, Policy
 
@@ -52,15 +53,15 @@ class LocalBackend:
                     parameter.copy_(master)
         return float(norm)
 
-    def weight_buckets(self) -> Iterator[WeightBucket]:
-        for bucket in bucketed(self.policy.named_weights()):
-            yield [(name, parameter.detach().to("cpu", copy=True)) for name, parameter in bucket]
+    def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[WeightBucket]:
+        for bucket in bucketed(weights):
+            yield [(weight.name, weight.value().to("cpu", copy=True)) for weight in bucket]
 
     def generation_model(self) -> nn.Module:
         return self.model
 
-    def reference(self) -> LocalReference:
-        return LocalReference(self.model)
+    def reference(self) -> ReferencePolicy:
+        return AdaptersOff(self) if has_adapters(self.model) else LocalReference(self.model)
 
     def describe(self) -> dict[str, Any]:
         masters = self._masters is not self._trained

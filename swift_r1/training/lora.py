@@ -1,0 +1,132 @@
+"""Low-rank adapters (LoRA, arXiv 2106.09685): what peft adds to the model, switched off, and merged.
+
+The adapters live inside the plain transformers model, so everything that takes a model takes one with adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from swift_r1.errors import UsageError
+
+if TYPE_CHECKING:
+    from peft.tuners.lora import LoraLayer
+
+ALL_LINEAR = "all-linear"
+_ADAPTER = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class LoraSettings:
+    """Fields are the flags `--lora_rank`, `--lora_alpha` and `--target_modules`."""
+
+    rank: int
+    alpha: int
+    target_modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One weight of the policy as every user of the model but the optimizer sees it.
+
+    Attributes:
+        name: its Hugging Face name, without adapters.
+        base: the model's own parameter.
+        layer: None, or peft's layer with the adapter to be merged: it knows `scaling * B A` in the base's layout.
+    """
+
+    name: str
+    base: nn.Parameter
+    layer: LoraLayer | None = None
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """What must be gathered before `value` under ZeRO-3."""
+        if self.layer is None:
+            return (self.base,)
+        return (self.base, self.layer.lora_A[_ADAPTER].weight, self.layer.lora_B[_ADAPTER].weight)
+
+    @torch.no_grad()
+    def value(self) -> Tensor:
+        """The weight with its adapter merged in float32, in the base's dtype; without one the parameter itself."""
+        if self.layer is None:
+            return self.base.detach()
+        return (self.base.float() + self.layer.get_delta_weight(_ADAPTER).float()).to(self.base.dtype)
+
+
+def add_lora(model: nn.Module, settings: LoraSettings) -> None:
+    """Freezes `model` and adds trainable adapters to it, in place; they start as the identity.
+
+    Raises:
+        UsageError: if the model has none of the target modules.
+    """
+    from peft import LoraConfig
+
+    modules = list(settings.target_modules)
+    config = LoraConfig(
+        r=settings.rank,
+        lora_alpha=settings.alpha,
+        target_modules=ALL_LINEAR if modules == [ALL_LINEAR] else modules,
+        task_type="CAUSAL_LM",
+    )
+    # Frozen first: peft leaves the parameters of modules without adapters as they are.
+    model.requires_grad_(False)
+    try:
+        model.add_adapter(config, _ADAPTER)
+    except ValueError as error:
+        raise UsageError(f"--target_modules {' '.join(modules)}: {str(error).splitlines()[0]}") from error
+
+
+def has_adapters(model: nn.Module) -> bool:
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+@contextmanager
+def adapters_off(model: nn.Module) -> Iterator[None]:
+    """The model as it was loaded, while this is open."""
+    model.disable_adapters()
+    try:
+        yield
+    finally:
+        model.enable_adapters()
+
+
+def policy_weights(model: nn.Module) -> list[Weight]:
+    """The model's weights under their Hugging Face names, tied ones once, each with its adapter."""
+    if not has_adapters(model):
+        return [Weight(name, parameter) for name, parameter in model.named_parameters()]
+    from peft.tuners.lora import LoraLayer
+
+    adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    weights = []
+    for name, parameter in model.named_parameters():
+        owner, _, kind = name.rpartition(".base_layer.")
+        if layer := adapted.get(owner):
+            weights.append(Weight(f"{owner}.{kind}", parameter, layer if kind == "weight" else None))
+        elif ".lora_" not in name:
+            weights.append(Weight(name, parameter))
+    return weights
+
+
+def checkpoint_weights(model: nn.Module) -> list[Weight]:
+    """What a checkpoint of `model` holds: its weights, or where it has adapters only those."""
+    if not has_adapters(model):
+        return policy_weights(model)
+    return [Weight(name, parameter) for name, parameter in model.named_parameters() if ".lora_" in name]
+
+
+def trained_share(model: nn.Module) -> str:
+    """For the log: how many of the model's parameters are trained."""
+    sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in model.parameters()]
+    trained, whole = sum(n for n, on in sizes if on), sum(n for n, _ in sizes)
+    return f"{trained:,} of {whole:,} parameters are trained ({trained / whole:.2%})"
+
+
+def parameters_of(weights: Sequence[Weight]) -> list[nn.Parameter]:
+    return [parameter for weight in weights for parameter in weight.parameters]
