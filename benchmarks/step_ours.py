@@ -11,6 +11,7 @@ from step_work import Clock, Work, peak_bytes, report
 from swift_r1.algorithms import LossConfig, group_advantages
 from swift_r1.rollout.engines.transformers import TransformersEngine
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.training import logprobs
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Cut, round_batch
 from swift_r1.training.distributed import Ranks
@@ -27,6 +28,8 @@ def main() -> None:
     model = load_model(work.model, "bfloat16", work.checkpointing).to(device)
     backend = LocalBackend(model, OptimizerConfig(1e-6, 0.0, 0.9, 0.999, 1e-8, 1.0))
     ranks, clock = Ranks(0, 1, device, None), Clock()
+    if "whole-logits" in side:
+        logprobs.LOGITS_BYTES = 2**60
     share = None if "padded" in side or "packed" in side else LEAST_SAVING
     cut = Cut(Form(packed="packed" in side), work.micro, work.generations, work.max_tokens, share)
     rewards = [float(number % 2) for number in range(len(work.completion_ids))]
@@ -41,10 +44,12 @@ def main() -> None:
     clock.wrap(backend, "logprobs", "forward")
     clock.wrap(backend, "backward", "backward")
     clock.wrap(backend, "step", "optimizer")
+    old = "old-forward" in side
     steps = []
     for _ in range(work.steps):
         started = time.perf_counter()
-        (micro_batches,) = before_training(deal_round(batch, 1, cut, ranks), backend, None, 1.0, old_policy=False)
+        dealt = deal_round(batch, 1, cut, ranks)
+        (micro_batches,) = before_training(dealt, backend, None, 1.0, old_policy=old)
         train_step(micro_batches, advantages, backend, LossConfig(), 1.0, 1e-6, ranks)
         steps.append(clock.take() | {"train": time.perf_counter() - started})
     peak, generate = peak_bytes(), None

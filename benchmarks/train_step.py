@@ -3,10 +3,13 @@
     python benchmarks/train_step.py                       # SmolLM2-135M: 4 prompts of 79 tokens x 8, 128 new tokens
     python benchmarks/train_step.py --sides ours ours-padded --prompt_tokens 512 --prompts 1
     python benchmarks/train_step.py --sides ours trl --generate
+    python benchmarks/train_step.py --sides ours --prompts 4 8 16      # growth: a table each
 
-Sides: `ours` (as `swift rlhf` comes), `ours-packed` and `ours-padded` (prompts computed for each completion), `trl` (as
-it comes), `trl-tuned` (with the environment that `swift` sets: allocator, threads), `ours-untuned` (without it). TRL
-gets a virtual environment of its own from benchmarks/requirements-trl.txt. Each side runs in a process of its own.
+Sides: `ours` (as `swift rlhf` comes), `trl` (as it comes), `trl-tuned` (with the environment that `swift` sets: allocator,
+threads); and ours with one measure less: `ours-untuned` (that environment), `ours-packed` (a prompt for each completion),
+`ours-padded` (that, and a row for each), `ours-whole-logits` (the head in one piece), `ours-old-forward` (a forward pass for
+the old log-probs). TRL gets a virtual environment of its own from benchmarks/requirements-trl.txt. Each side runs in a
+process of its own.
 
 `MFU`: 6 x parameters x (completion tokens + tokens of each prompt once) per second, over the rate of a plain bf16
 matrix product on the same machine.
@@ -35,17 +38,19 @@ from swift_r1.cli.environment import has_gpu, trainer_environment, usable_cpus
 HERE = Path(__file__).resolve().parent
 PARTS = ("forward", "backward", "optimizer", "train")
 LIMIT_S = 1800
-SIDES = ("ours", "ours-packed", "ours-padded", "ours-untuned", "trl", "trl-tuned")
+LESS = ("untuned", "packed", "padded", "whole-logits", "old-forward")
+SIDES = ("ours", *(f"ours-{less}" for less in LESS), "trl", "trl-tuned")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/smollm2-135m", help="`make smollm2` builds it")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=["ours", "trl", "trl-tuned"])
-    parser.add_argument("--prompts", type=int, default=4)
+    parser.add_argument("--prompts", type=int, nargs="+", default=[4], help="one table for each number")
     parser.add_argument("--prompt_tokens", type=int, default=79)
     parser.add_argument("--generations", type=int, default=8)
     parser.add_argument("--new_tokens", type=int, default=128)
+    parser.add_argument("--ragged", action="store_true", help="lengths from a quarter of --new_tokens up to all of it")
     parser.add_argument("--micro", type=int, default=8, help="completions a micro-batch")
     parser.add_argument("--max_tokens", type=int, help="ours: token budget of a micro-batch [that of --micro]")
     parser.add_argument("--checkpointing", action="store_true", help="ours: gradient checkpointing (TRL has it on)")
@@ -58,15 +63,31 @@ def main() -> int:
     console = Console(width=120)
     if any(side.startswith("trl") for side in args.sides):
         install_trl(args.trl_venv, console)
+    machine = {"machine": platform.processor() or platform.machine(), "cpus": len(usable_cpus())}
+    tables = {}
+    for prompts in args.prompts:
+        work = make_work(args, prompts)
+        results = measure(args, work, console)
+        console.print(table(results, work))
+        tables[prompts] = results
+    if args.out:
+        args.out.write_text(json.dumps(machine | {"results": tables}, indent=1) + "\n")
+    return 0
+
+
+def make_work(args: argparse.Namespace, prompts: int) -> Work:
     rng = random.Random(0)
 
     def tokens(count: int) -> list[int]:
         return [rng.randrange(1000, 40000) for _ in range(count)]
 
-    work = Work(
+    return Work(
         model=args.model,
-        prompt_ids=[tokens(args.prompt_tokens) for _ in range(args.prompts)],
-        completion_ids=[tokens(args.new_tokens) for _ in range(args.prompts * args.generations)],
+        prompt_ids=[tokens(args.prompt_tokens) for _ in range(prompts)],
+        completion_ids=[
+            tokens(rng.randint(args.new_tokens // 4, args.new_tokens) if args.ragged else args.new_tokens)
+            for _ in range(prompts * args.generations)
+        ],
         generations=args.generations,
         new_tokens=args.new_tokens,
         micro=args.micro,
@@ -75,6 +96,10 @@ def main() -> int:
         generate=args.generate,
         checkpointing=args.checkpointing,
     )
+
+
+def measure(args: argparse.Namespace, work: Work, console: Console) -> dict[str, list[dict]]:
+    """Each side's runs, alternating."""
     results: dict[str, list[dict]] = {side: [] for side in args.sides}
     with tempfile.TemporaryDirectory() as folder:
         work.write(Path(folder, "work.json"))
@@ -82,11 +107,7 @@ def main() -> int:
             for side in args.sides:
                 console.print(f"run {repeat + 1} of {args.repeats}: {side}")
                 results[side].append(run_side(side, Path(folder, "work.json"), args.trl_venv))
-    console.print(table(results, work))
-    if args.out:
-        machine = {"machine": platform.processor() or platform.machine(), "cpus": len(usable_cpus())}
-        args.out.write_text(json.dumps(machine | {"results": results}, indent=1) + "\n")
-    return 0
+    return results
 
 
 def install_trl(venv: Path, console: Console) -> None:

@@ -1,5 +1,8 @@
 """Fused log-probs against log_softmax + gather, values and gradients."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from transformers import (
@@ -13,7 +16,13 @@ from transformers import (
 
 from swift_r1.errors import UsageError
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.logprobs import PLAIN, LogitForm, selective_logprobs, selective_logprobs_and_entropies
+from swift_r1.training.logprobs import (
+    LOGITS_BYTES,
+    PLAIN,
+    LogitForm,
+    selective_logprobs,
+    selective_logprobs_and_entropies,
+)
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.probes import check_fused_head
 
@@ -126,6 +135,32 @@ def test_no_tensor_of_tokens_times_vocabulary_is_made():
         selective_logprobs(hidden, weight, targets, chunk_size=chunk).sum().backward()
     largest = max(event.cpu_memory_usage for event in profile.events())
     assert largest <= 4 * chunk * vocab * 2 < 4 * rows * vocab
+
+
+PEAK = """
+import resource, sys, torch
+from swift_r1.training.logprobs import selective_logprobs
+rows, width, vocab = 2048, 32, int(sys.argv[1])
+torch.set_num_threads(1)
+hidden, weight = torch.randn(rows, width, requires_grad=True), torch.randn(vocab, width, requires_grad=True)
+targets = torch.arange(rows)
+selective_logprobs(hidden[:1], weight, targets[:1]).sum().backward()  # libraries, and room for the gradients
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+selective_logprobs(hidden, weight, targets).sum().backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_memory_does_not_grow_with_the_vocabulary():
+    """Beyond weights and their gradients: 150,000 words against 50,000; whole logits would take three times as much."""
+    peaks = []
+    for vocab in ("50000", "150000"):
+        done = subprocess.run(
+            [sys.executable, "-c", PEAK, vocab], capture_output=True, text=True, timeout=120, check=True
+        )
+        peaks.append(int(done.stdout) * 1024)
+    assert peaks[1] < 1.5 * peaks[0], peaks
+    assert peaks[1] < 4 * LOGITS_BYTES, peaks
 
 
 @pytest.mark.parametrize(
