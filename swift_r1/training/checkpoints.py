@@ -11,6 +11,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+from safetensors import SafetensorError
+
+from swift_r1.errors import RunFailed
+
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
@@ -23,7 +27,7 @@ def save_checkpoint(run_dir: Path, step: int, write: Callable[[Path], None]) -> 
     """Makes `checkpoint-<step>` from what `write` puts into the folder it is given.
 
     Raises:
-        OSError: where the disk refuses; what was there before is untouched.
+        RunFailed: where the disk refuses; what was there before is untouched.
     """
     final = run_dir / f"checkpoint-{step}"
     temporary = run_dir / f"{_TEMPORARY}{final.name}"
@@ -42,9 +46,9 @@ def save_checkpoint(run_dir: Path, step: int, write: Callable[[Path], None]) -> 
             _remove(final)
         temporary.rename(final)
         _sync_folder(run_dir)
-    except OSError:
+    except (OSError, SafetensorError) as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        raise RunFailed(f"{final} cannot be saved: {error}; earlier checkpoints are untouched") from error
     return final
 
 

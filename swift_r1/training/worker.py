@@ -6,6 +6,7 @@ Kept light at import: the reward workers, started by spawn, import this module a
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from swift_r1.errors import EXIT_RUN_FAILED, EXIT_USAGE, SwiftError
 
@@ -24,6 +26,7 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_USAGE
     if "TORCHELASTIC_RUN_ID" in os.environ:
         _end_with_the_launcher()
+    content: dict[str, Any] = {}
     try:
         from swift_r1.arguments import RlhfArguments
         from swift_r1.training.run import run
@@ -35,6 +38,12 @@ def main(argv: Sequence[str]) -> int:
     except SwiftError as error:
         print(f"swift rlhf: {error}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            traceback.print_exc()
+        else:
+            print(f"swift rlhf: {error.strerror}: {error.filename or content.get('run_dir', argv[0])}", file=sys.stderr)
+        return EXIT_RUN_FAILED
     except Exception:  # noqa: BLE001  the last line of defence: reported whole, and a clear exit code
         traceback.print_exc()
         return EXIT_RUN_FAILED

@@ -4,7 +4,9 @@ import hashlib
 import json
 
 import pytest
+from safetensors import SafetensorError
 
+from swift_r1.errors import RunFailed
 from swift_r1.training.checkpoints import list_checkpoints, remove_old_checkpoints, save_checkpoint
 
 
@@ -23,17 +25,25 @@ def test_manifest_names_every_file_with_its_hash(tmp_path):
         assert entry == {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
 
 
-def test_a_failed_write_leaves_no_checkpoint_and_keeps_the_old_one(tmp_path):
+def write_text_to_a_full_disk(folder):
+    write_two_files(folder)
+    (folder / "full").symlink_to("/dev/full")
+    (folder / "full").write_text("x")
+
+
+def write_tensors_to_a_full_disk(folder):
+    write_two_files(folder)
+    raise SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)")
+
+
+@pytest.mark.parametrize("full_disk", [write_text_to_a_full_disk, write_tensors_to_a_full_disk])
+def test_a_failed_write_leaves_no_checkpoint_and_keeps_the_old_one(tmp_path, full_disk):
     old = save_checkpoint(tmp_path, 1, write_two_files)
 
-    def full_disk(folder):
-        write_two_files(folder)
-        raise OSError(28, "No space left on device")
-
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(RunFailed, match=r"checkpoint-2 cannot be saved: .*No space left"):
         save_checkpoint(tmp_path, 2, full_disk)
     assert list(tmp_path.iterdir()) == [old]
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(RunFailed, match="No space left"):
         save_checkpoint(tmp_path, 1, full_disk)
     assert (old / "weights").exists()
 
