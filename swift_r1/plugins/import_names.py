@@ -37,6 +37,9 @@ def _missing(instead: str, *names: str) -> dict[str, Entry]:
 
 
 _ORM = _of("swift_r1.rewards", "ORM", "AsyncORM", "orms")
+_BUILTIN = _of("swift_r1.rewards.builtin", "Format") | _of(
+    "swift_r1.rewards.shaping", "ReActFormat", "CosineReward", "RepetitionPenalty", "SoftOverlong"
+)
 _PRM = _of("swift_r1.plugins.reward_models", "PRM", "prms")
 _RM = _of("swift_r1.plugins.reward_models", "rm_plugins") | _missing(_REWARD_MODEL, "DefaultRMPlugin", "GenRMPlugin")
 _RM_PACKAGE = _of("swift_r1.plugins.reward_models", "rm_plugins")
@@ -71,7 +74,7 @@ IMPORT_NAMES: Mapping[str, Mapping[str, Entry]] = {
     "swift.utils": _UTILS,
     # version 4
     "swift.rewards": _ORM | _PRM | _RM_PACKAGE,
-    "swift.rewards.orm": _ORM,
+    "swift.rewards.orm": _ORM | _BUILTIN,
     "swift.rewards.prm": _PRM,
     "swift.rewards.rm_plugin": _RM,
     "swift.dataset": _DATASETS,
@@ -85,7 +88,7 @@ IMPORT_NAMES: Mapping[str, Mapping[str, Entry]] = {
     "swift.infer_engine.protocol": _PROTOCOL,
     # version 3
     "swift.plugin": _ORM | _PRM | _RM_PACKAGE | _TURNS | _ENV | _CONTEXT,
-    "swift.plugin.orm": _ORM,
+    "swift.plugin.orm": _ORM | _BUILTIN,
     "swift.plugin.prm": _PRM,
     "swift.plugin.rm_plugin": _RM,
     "swift.plugin.multi_turn": _TURNS,
