@@ -139,8 +139,8 @@ def _subsets(spec: DatasetSpec, meta: DatasetMeta) -> tuple[SubsetDataset, ...]:
     """The subsets that the value names; without names, the only one that is registered with a meaning of its own."""
     known = {str(one.name): one for one in meta.all_subsets}
     if not spec.subsets:
-        alone = next(iter(known.values())) if len(known) == 1 else None
-        return (alone,) if alone is not None and isinstance(meta.subsets[0], SubsetDataset) else ()
+        alone = len(known) == 1 and not isinstance(meta.subsets[0], str)
+        return tuple(known.values()) if alone else ()
     if "all" in spec.subsets:
         return tuple(one for one in known.values() if not one.is_weak_subset)
     unknown = [name for name in spec.subsets if name not in known]

@@ -5,7 +5,7 @@ and registries of `swift_r1`, so what the plugin registers is found here. `impor
 
 Only plugin code is served: a plugin file or a file in its folder, while it loads and while it runs (an import inside
 `__call__`, a worker process). The same import in other code finds what is installed, or nothing. Where ms-swift
-itself is installed its own modules come first, and only those that its version lacks are served from here.
+itself is installed its own modules come first; those that its version lacks are served from here, with its classes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from swift_r1.errors import UsageError
 from swift_r1.plugins.import_names import IMPORT_NAMES, Missing
-from swift_r1.plugins.ms_swift import is_installed
+from swift_r1.plugins.ms_swift import is_installed, its_own
 from swift_r1.plugins.stand_ins import stand_in
 
 _folders: set[Path] = set()  # of plugin files
@@ -82,6 +82,8 @@ class _Names(ModuleType):
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
         entry = IMPORT_NAMES[self.__name__].get(name)
+        if entry is not None and is_installed() and (real := its_own(name)) is not None:
+            return real
         if isinstance(entry, Missing):
             return _stand_in(f"{self.__name__}.{name}", entry.instead)
         if entry is not None:
