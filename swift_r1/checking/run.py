@@ -10,6 +10,7 @@ from typing import Any
 
 from swift_r1.arguments.check import CheckArguments
 from swift_r1.checking.rewards import RewardReport, check_rewards
+from swift_r1.cli.model_folder import is_local
 from swift_r1.cli.preflight import column_faults, reward_name_faults
 from swift_r1.data.loading import LoadedData, columns_of
 from swift_r1.data.prompts import PromptEncoder
@@ -140,7 +141,7 @@ def _tokenizer(model: str) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(model)
+        return AutoTokenizer.from_pretrained(model, local_files_only=is_local(model))
     except (OSError, ValueError) as error:
         raise UsageError(
             f"--model {model}: its tokenizer cannot be loaded: {' '.join(str(error).split())[:200]}"

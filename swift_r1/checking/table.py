@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from swift_r1.checking.run import CheckReport
 
@@ -28,22 +28,23 @@ def show(report: CheckReport, console: Console) -> None:
         tokens = "" if data.prompt_tokens is None else f", {data.prompt_tokens} tokens"
         columns = ", ".join(data.columns) or "none"
         console.print(f"dataset {escape(data.name)}: {data.rows} rows, columns {escape(columns)}; prompt{tokens}:")
-        console.print(escape(data.prompt), style="dim")
+        # Exactly as it is: not wrapped, nothing in it is markup.
+        console.print(data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False)
         for problem in data.problems:
-            console.print(f"  {escape(problem)}", style="yellow" if data.ok else "red")
+            console.print(f"  {escape(problem)}", style="yellow" if data.ok else "red", soft_wrap=True)
     if report.rewards:
         console.print(_rewards(report))
     for one in report.rewards:
         for problem in one.problems:
-            console.print(f"{escape(one.name)}: {escape(problem)}", style="yellow" if one.ok else "red")
+            console.print(f"{escape(one.name)}: {escape(problem)}", style="yellow" if one.ok else "red", soft_wrap=True)
     for fault in report.faults:
-        console.print(escape(fault), style="red")
+        console.print(escape(fault), style="red", soft_wrap=True)
     console.print("all good" if report.ok else "this would break a run", style="green" if report.ok else "red")
 
 
 def _rewards(report: CheckReport) -> Table:
     kinds = list(dict.fromkeys(kind for one in report.rewards for kind in one.values))
-    table = Table("reward", *kinds, "right > wrong", "ms a group")
+    table = Table(Column("reward", no_wrap=True), *kinds, "right > wrong", "ms a group")
     for one in report.rewards:
         values = [_shown(one.values.get(kind, ())) for kind in kinds]
         tells = {True: "yes", False: "no", None: "?"}[one.tells_right]

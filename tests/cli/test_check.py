@@ -187,6 +187,25 @@ def test_the_table_for_people_and_a_pasted_command(plugin: Path) -> None:
     assert swift("check", "--lerning_rate", "1", cwd=plugin.parent).returncode == 2
 
 
+def test_the_prompt_as_the_model_sees_it(plugin: Path) -> None:
+    """With a tokenizer made here; a long line stays one line, and what looks like markup stays."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
+    tokenizer.chat_template = "{% for m in messages %}[bold]{{ m.role }} : {{ m.content }}{% endfor %} :smile: go"
+    tokenizer.save_pretrained(plugin.parent / "model")
+    words = ("--dataset", "sums", "--reward_funcs", "right", "--model", "model", "--system", "word " * 60)
+    (data,) = check(plugin.parent, *words, code=0)["datasets"]
+    prompt = "[bold]system : " + "word " * 60 + "[bold]user : 1 + 1? :smile: go"
+    assert data["prompt"] == prompt
+    assert data["prompt_tokens"] == len(prompt.split())
+    done = swift("check", "--external_plugins", "plugin.py", *words, cwd=plugin.parent)
+    assert prompt in done.stdout.splitlines()
+
+
 def rlhf(folder: Path, *rewards: str) -> tuple[subprocess.CompletedProcess[str], float]:
     """Ends at the model, which is no model: everything before it is checked."""
     words = ["--rlhf_type", "grpo", "--external_plugins", "plugin.py", "--dataset", "sums", "--model", "./gone"]
