@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install test test-long demo demo-server smollm2 lint format typecheck clean clean-all
+.PHONY: help install test test-long test-ms-swift demo demo-server smollm2 lint format typecheck clean clean-all
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -22,6 +22,14 @@ test: install ## the tests, under 15 minutes; PYTEST_ARGS='-k rewards' to choose
 
 test-long: install ## the slow tests too, under 60 minutes
 	@$(ENV) $(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
+
+test-ms-swift: install ## plugins beside the real ms-swift 4.6.0, in .venv-ms-swift on top of .venv (3 minutes the first time)
+	@[ -x .venv-ms-swift/bin/python ] || $(PY) -m venv .venv-ms-swift
+	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	  "$$(.venv-ms-swift/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@.venv-ms-swift/bin/python -m pip install -q --disable-pip-version-check ms-swift==4.6.0 \
+	  "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')"
+	@$(ENV) .venv-ms-swift/bin/python -m pytest tests/plugins/test_beside_ms_swift.py $(PYTEST_ARGS)
 
 demo: install ## a small model made from scratch learns Countdown in one process
 	@$(PY) examples/countdown_demo/run.py $(DEMO_ARGS)

@@ -6,6 +6,7 @@ from itertools import groupby
 from pathlib import Path
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments
+from swift_r1.arguments.check import CheckArguments
 from swift_r1.arguments.fields import FlagSpec, flag_specs
 from swift_r1.cli.help import shown
 
@@ -27,12 +28,17 @@ def page() -> str:
             parts.append(f"### {group}\n\n| flag | default | what it does | ms-swift's default |\n|---|---|---|---|")
             parts += [_row(spec) for spec in members]
             parts.append("")
-    return "\n".join(parts)
+    parts.append("## `swift check`\n\nThe flags of `swift rlhf`, none of them required, and:\n")
+    parts.append("| flag | default | what it does | ms-swift's default |\n|---|---|---|---|")
+    parts += [_row(spec) for spec in flag_specs(CheckArguments).values() if spec.group == "Check"]
+    return "\n".join([*parts, ""])
 
 
 def _row(spec: FlagSpec) -> str:
     names = ", ".join(f"`--{name}`" for name in (spec.name, *spec.info.aliases))
-    default = "required" if spec.info.required else "" if spec.default in (None, [], {}) else f"`{shown(spec.default)}`"
+    default = (
+        "required" if spec.info.required else "" if spec.default in (None, "", [], {}) else f"`{shown(spec.default)}`"
+    )
     text = spec.info.help + (f"; one of {', '.join(spec.info.choices)}" if spec.info.choices else "")
     return f"| {names} | {default} | {text.replace('|', chr(92) + '|')} | {spec.info.ms_swift or ''} |"
 

@@ -18,6 +18,7 @@ _HOMES = {
         "MessagesPreprocessor",
         "ResponsePreprocessor",
         "RowPreprocessor",
+        "SubsetDataset",
         "register_dataset",
     ),
 }
@@ -32,6 +33,7 @@ __all__ = [
     "MessagesPreprocessor",
     "ResponsePreprocessor",
     "RowPreprocessor",
+    "SubsetDataset",
     "__version__",
     "orms",
     "register_dataset",
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
         MessagesPreprocessor,
         ResponsePreprocessor,
         RowPreprocessor,
+        SubsetDataset,
         register_dataset,
     )
     from swift_r1.rewards import ORM, AsyncORM, orms

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from swift_r1.arguments import checks
 from swift_r1.arguments.algorithm import DEFAULT_SCALE_REWARDS, AlgorithmArguments
+from swift_r1.arguments.builtin_rewards import BuiltinRewardArguments, builtin_reward_faults
 from swift_r1.arguments.data import DataArguments
 from swift_r1.arguments.fields import flag_specs
 from swift_r1.arguments.model import ModelArguments
@@ -30,6 +31,7 @@ class RlhfArguments(
     AlgorithmArguments,
     GenerationArguments,
     DataArguments,
+    BuiltinRewardArguments,
     RewardArguments,
     ModelArguments,
 ):
@@ -40,6 +42,7 @@ class RlhfArguments(
     def faults(self, given: frozenset[str], world: World) -> Iterator[Fault]:
         """What is wrong with the values taken together."""
         yield from checks.reward_faults(self, given)
+        yield from builtin_reward_faults(self, given)
         yield from checks.rollout_faults(self, given)
         yield from checks.round_faults(self, given, world)
         yield from checks.loss_faults(self, given)
@@ -64,6 +67,8 @@ class RlhfArguments(
             data_seed=self.seed if self.data_seed is None else self.data_seed,
             scale_rewards=self.scale_rewards or DEFAULT_SCALE_REWARDS[self.advantage_estimator],
             reward_weights=self.reward_weights or [1.0] * len(self.reward_funcs),
+            cosine_max_len=self.cosine_max_len or self.max_completion_length,
+            soft_max_length=self.soft_max_length or self.max_completion_length,
             eval_temperature=self.temperature if self.eval_temperature is None else self.eval_temperature,
             output_dir=self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}",
             report_to=[name for name in self.report_to if name != "none"],

@@ -19,9 +19,15 @@ def wants_help(words: Sequence[str]) -> bool:
     return any(word in HELP_FLAGS for word in words)
 
 
-def command_help(cls: type, usage: str, examples: str) -> str:
-    """Usage, examples, the flags by group with their defaults, and which defaults are not ms-swift's."""
+def command_help(cls: type, usage: str, examples: str, only: Sequence[str] | None = None) -> str:
+    """Usage, examples, the flags by group with their defaults, and which defaults are not ms-swift's.
+
+    Args:
+        only: the groups to show, in their order; all by default.
+    """
     specs = list(flag_specs(cls).values())
+    if only is not None:
+        specs = sorted((spec for spec in specs if spec.group in only), key=lambda spec: only.index(spec.group))
     parts = [usage, "", "Examples:", textwrap.indent(textwrap.dedent(examples).strip(), "  ")]
     for group, members in groupby(specs, key=lambda spec: spec.group):
         parts += ["", f"{group}:", *(_flag_lines(spec) for spec in members)]
@@ -40,7 +46,7 @@ def _flag_lines(spec: FlagSpec) -> str:
         text += f"; one of {', '.join(spec.info.choices)}"
     if spec.info.required:
         text += " [required]"
-    elif spec.default not in (None, [], {}):
+    elif spec.default not in (None, "", [], {}):
         text += f" [{shown(spec.default)}]"
     lines = textwrap.wrap(text, _WIDTH - _NAME_WIDTH)
     indent = " " * _NAME_WIDTH

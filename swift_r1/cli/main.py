@@ -15,9 +15,10 @@ from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, SwiftError, U
 COMMANDS = {
     "rlhf": "train a model with GRPO",
     "rollout": "serve a model's generations and take its weight updates",
+    "check": "try plugins, data and rewards before a model is loaded",
     "plugins": "list the rewards and datasets that are registered",
 }
-NOT_YET = ("check", "doctor", "eval", "merge-lora")
+NOT_YET = ("doctor", "eval", "merge-lora")
 _HELP_FLAGS = ("-h", "--help", "help")
 
 

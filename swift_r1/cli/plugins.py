@@ -1,9 +1,9 @@
-"""`swift plugins [file.py ...]`: the rewards and datasets that are registered, built in or by plugin files."""
+"""`swift plugins [file.py ...]`: everything that is registered, built in or by plugin files, with its one-line help."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from swift_r1.cli.help import wants_help
@@ -11,32 +11,42 @@ from swift_r1.errors import EXIT_OK, UsageError
 
 
 def run(words: Sequence[str]) -> int:
-    """Prints one line a reward and a dataset.
+    """Prints one line for each reward, dataset, scheduler and environment.
 
     Raises:
         UsageError: a flag (there are none), or a plugin file that does not load.
     """
     if wants_help(words):
-        print("swift plugins [plugin.py ...]: list the registered rewards and datasets, with those of plugin files")
+        print("swift plugins [plugin.py ...]: list what is registered, with what plugin files register")
         return EXIT_OK
     flags = [word for word in words if word.startswith("-")]
     if flags:
         raise UsageError(f"unknown flag {flags[0]}: only plugin files can be given")
     from swift_r1.data.registry import datasets
     from swift_r1.plugins import load_plugins
+    from swift_r1.plugins.rollouts import envs, multi_turns
     from swift_r1.rewards import orms
 
     load_plugins(words)
-    print("Rewards (--reward_funcs):")
-    for name, reward in sorted(orms.items()):
-        print(f"  {name:<24} {_summary(reward)}")
-    print("Datasets (--dataset):")
-    for name, meta in sorted(datasets.items()):
-        print(f"  {name:<24} {meta.help or ', '.join(meta.tags)}".rstrip())
+    _print("Rewards (--reward_funcs):", {name: summary(entry) for name, entry in orms.items()})
+    _print("Datasets (--dataset):", {name: meta.help or ", ".join(meta.tags) for name, meta in datasets.items()})
+    _print("Schedulers of several turns (not used yet):", {name: summary(entry) for name, entry in multi_turns.items()})
+    _print("Environments (not used yet):", {name: summary(entry) for name, entry in envs.items()})
     return EXIT_OK
 
 
-def _summary(reward: Any) -> str:
-    """First docstring line of the reward's own class or function, not one it inherits."""
-    text = reward.__doc__ if not inspect.isclass(reward) else reward.__dict__.get("__doc__")
-    return (text or "").strip().splitlines()[0] if text and text.strip() else ""
+def _print(title: str, lines: Mapping[str, str]) -> None:
+    if not lines and title.endswith("(not used yet):"):
+        return
+    print(title)
+    for name, text in sorted(lines.items()):
+        print(f"  {name:<24} {text}".rstrip())
+
+
+def summary(entry: Any) -> str:
+    """First docstring line of an entry's own class or function, not one it inherits."""
+    if inspect.isroutine(entry):
+        text = entry.__doc__
+    else:
+        text = (entry if inspect.isclass(entry) else type(entry)).__dict__.get("__doc__")
+    return next(iter((text or "").strip().splitlines()), "")

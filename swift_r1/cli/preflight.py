@@ -26,6 +26,7 @@ def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) 
     Raises:
         UsageError: every fault that could be found, one a line. Faults of plugins come alone: names depend on them.
     """
+    from swift_r1.checking.quick import quick_faults
     from swift_r1.data.loading import LoadedData, columns_of, load_rows
     from swift_r1.data.sources import open_sources
 
@@ -39,6 +40,8 @@ def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) 
         faults += error.faults
     if data is not None:
         faults += column_faults(args, columns_of(data))
+    if data is not None and not faults:
+        faults += quick_faults(args, data.train[0])
     faults += model_faults(args.model, environ)
     if faults or data is None:
         raise UsageError(*faults)

@@ -8,7 +8,7 @@ from swift_r1.data.preprocessors import (
     ResponsePreprocessor,
     RowPreprocessor,
 )
-from swift_r1.data.registry import DatasetMeta, register_dataset
+from swift_r1.data.registry import DatasetMeta, SubsetDataset, register_dataset
 
 __all__ = [
     "AlpacaPreprocessor",
@@ -17,6 +17,7 @@ __all__ = [
     "MessagesPreprocessor",
     "ResponsePreprocessor",
     "RowPreprocessor",
+    "SubsetDataset",
     "load_dataset",
     "register_dataset",
 ]

@@ -14,12 +14,14 @@ from swift_r1.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class RawRow:
-    """One row as the source has it. `where` is for people (`file:line`); `fault` says why `row` could not be read."""
+    """One row as the source has it. `where` is for people (`file:line`); `fault` says why `row` could not be read;
+    `subset` is the loader's subset that it came from."""
 
     index: int
     where: str
     row: dict[str, Any]
     fault: str | None = None
+    subset: str | None = None
 
 
 def read_file(path: str | Path) -> Iterator[RawRow]:

@@ -15,32 +15,65 @@ Loader = Callable[..., Iterable[Mapping[str, Any]]]
 
 
 @dataclass
-class DatasetMeta:
-    """One dataset, by ms-swift's names.
+class SubsetDataset:
+    """One subset of a dataset, with its own preprocessor where it needs one.
 
     Attributes:
-        dataset_name: the name for `--dataset`; without one, the ids and the path are its names.
+        name: the name for `--dataset name:subset` (default: `subset`).
+        subset: what the loader gets as `subset`.
+        split: kept for ms-swift; a local file or loader has no hub splits.
+        preprocess_func: instead of the dataset's.
+        is_weak_subset: left out of `--dataset name:all`.
+    """
+
+    name: str | None = None
+    subset: str = "default"
+    split: list[str] | None = None
+    preprocess_func: RowPreprocessor | Callable[[Row], Row | None] | None = None
+    is_weak_subset: bool = False
+
+    def __post_init__(self) -> None:
+        self.name = self.name or self.subset
+
+
+@dataclass
+class DatasetMeta:
+    """One dataset, by ms-swift's names and in its order.
+
+    Attributes:
         ms_dataset_id, hf_dataset_id: its ids on ModelScope and Hugging Face.
         dataset_path: a local file that holds it.
-        subsets: the names allowed in `--dataset name:subset`.
+        dataset_name: the name for `--dataset`; without one, the ids and the path are its names.
+        ms_revision, hf_revision, huge_dataset: kept for ms-swift; nothing is downloaded here.
+        subsets: what `--dataset name:subset` may name; a text stands for `SubsetDataset(subset=text)`.
         split: the hub splits to train on.
         preprocess_func: a `RowPreprocessor`, or any callable from one row (a dict) to a row with `messages`.
         loader: a callable that gives the raw rows. Of these keywords it gets those it names:
             `split` ("train" or "eval"; a loader that names it has a held-out set of its own), `count` (rows wanted
             at most, None for all: a loader that names it samples by itself), `seed`, `subset` (None if not given).
         tags, help: shown by `swift plugins`.
+        load_function: ms-swift v3's loader; it needs ms-swift's own objects, so using such a dataset is an error.
     """
 
-    dataset_name: str | None = None
     ms_dataset_id: str | None = None
     hf_dataset_id: str | None = None
     dataset_path: str | None = None
-    subsets: list[str] = field(default_factory=lambda: ["default"])
+    dataset_name: str | None = None
+    ms_revision: str | None = None
+    hf_revision: str | None = None
+    subsets: list[SubsetDataset | str] = field(default_factory=lambda: ["default"])
     split: list[str] = field(default_factory=lambda: ["train"])
     preprocess_func: RowPreprocessor | Callable[[Row], Row | None] = field(default_factory=AutoPreprocessor)
     loader: Loader | None = None
     tags: list[str] = field(default_factory=list)
     help: str | None = None
+    huge_dataset: bool = False
+    load_function: Callable[..., Any] | None = None
+
+    @property
+    def all_subsets(self) -> tuple[SubsetDataset, ...]:
+        """The subsets as objects, in order; ms-swift's own `SubsetDataset` objects are as good as ours."""
+        return tuple(SubsetDataset(subset=one) if isinstance(one, str) else one for one in self.subsets)  # type: ignore[misc]
 
     @property
     def name(self) -> str:
@@ -54,8 +87,9 @@ class DatasetMeta:
         return tuple(dict.fromkeys(name for name in candidates if name))
 
 
-# Shown name -> dataset, in order of registration.
+# Shown name -> dataset, in order of registration. ms-swift calls it DATASET_MAPPING.
 datasets: dict[str, DatasetMeta] = {}
+DATASET_MAPPING = datasets
 _origins: dict[str, str] = {}  # shown name -> file:line that registered it
 
 

@@ -62,7 +62,7 @@ def preprocessed(
             continue
         renamed = _renamed(raw, columns)
         try:
-            results = _as_list(preprocess_row(source.preprocess, renamed))
+            results = _as_list(preprocess_row(source.preprocess_of(raw), renamed))
             for result in results:
                 result["messages"] = prompt_messages(result)
         except UsageError:

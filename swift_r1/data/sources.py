@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from swift_r1.data.files import RawRow, read_file
 from swift_r1.data.preprocessors import AutoPreprocessor
-from swift_r1.data.registry import DatasetMeta, Loader, datasets, find_dataset
+from swift_r1.data.registry import DatasetMeta, Loader, SubsetDataset, datasets, find_dataset
 from swift_r1.data.syntax import DatasetSpec, parse_dataset
 from swift_r1.errors import UsageError
 
@@ -30,6 +30,7 @@ class Source:
         path: the file to read, where there is one.
         loader: the loader to call, where there is one.
         subsets: the subsets to load, one after the other; empty for "as the loader likes".
+        of_subset: preprocessors of the subsets that have their own, by what the loader gets as `subset`.
     """
 
     spec: DatasetSpec
@@ -39,6 +40,11 @@ class Source:
     path: str | None = None
     loader: Loader | None = None
     subsets: tuple[str, ...] = ()
+    of_subset: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def preprocess_of(self, row: RawRow) -> Callable[..., Any]:
+        """The preprocessor of a row: its subset's own, else the dataset's."""
+        return self.preprocess if row.subset is None else self.of_subset.get(row.subset, self.preprocess)
 
     @property
     def has_held_out(self) -> bool:
@@ -66,7 +72,7 @@ class Source:
             known = {"split": split, "count": count, "seed": seed, "subset": subset}
             try:
                 for row in self.loader(**{key: value for key, value in known.items() if key in wanted}):
-                    yield RawRow(index, f"{self.name} row {index}", dict(row))
+                    yield RawRow(index, f"{self.name} row {index}", dict(row), subset=subset)
                     index += 1
             except UsageError:
                 raise
@@ -105,23 +111,42 @@ def _open(spec: DatasetSpec, taken: set[str]) -> Source:
     subsets = _subsets(spec, meta)
     label = _unique(meta.name, taken)
     if meta.loader is not None:
-        return Source(spec, meta.name, label, meta.preprocess_func, loader=meta.loader, subsets=subsets)
+        return Source(
+            spec,
+            meta.name,
+            label,
+            meta.preprocess_func,
+            loader=meta.loader,
+            subsets=tuple(one.subset for one in subsets),
+            of_subset={one.subset: one.preprocess_func for one in subsets if one.preprocess_func is not None},
+        )
     if meta.dataset_path is not None:
         if spec.subsets:
             raise UsageError(f"--dataset {spec.raw}: a file has no subsets")
         return Source(spec, meta.name, label, meta.preprocess_func, path=meta.dataset_path)
+    if meta.load_function is not None:
+        raise UsageError(
+            f"--dataset {spec.raw}: {meta.name} has a load_function of ms-swift v3, which needs ms-swift's own "
+            "objects: give its DatasetMeta a loader= that yields rows, or dataset_path="
+        )
     raise UsageError(
         f"--dataset {spec.raw}: {meta.name} is on a hub, and this version cannot download it: "
         "register it with dataset_path= (a local file) or loader="
     )
 
 
-def _subsets(spec: DatasetSpec, meta: DatasetMeta) -> tuple[str, ...]:
-    wanted = tuple(meta.subsets) if "all" in spec.subsets else spec.subsets
-    unknown = [subset for subset in wanted if subset not in meta.subsets]
+def _subsets(spec: DatasetSpec, meta: DatasetMeta) -> tuple[SubsetDataset, ...]:
+    """The subsets that the value names; without names, the only one that is registered with a meaning of its own."""
+    known = {str(one.name): one for one in meta.all_subsets}
+    if not spec.subsets:
+        alone = len(known) == 1 and not isinstance(meta.subsets[0], str)
+        return tuple(known.values()) if alone else ()
+    if "all" in spec.subsets:
+        return tuple(one for one in known.values() if not one.is_weak_subset)
+    unknown = [name for name in spec.subsets if name not in known]
     if unknown:
-        raise UsageError(f"--dataset {spec.raw}: no subset {unknown[0]}; {meta.name} has {', '.join(meta.subsets)}")
-    return wanted
+        raise UsageError(f"--dataset {spec.raw}: no subset {unknown[0]}; {meta.name} has {', '.join(known)}")
+    return tuple(known[name] for name in spec.subsets)
 
 
 def _unique(name: str, taken: set[str]) -> str:

@@ -1,73 +1,55 @@
-"""The import names of ms-swift that plugin files use, served by this package.
+"""The import finder: `swift.*`, imported by plugin code, gives what this package has under ms-swift's names.
 
-`from swift.rewards import ORM, orms` (v4) or `from swift.plugin import ORM, orms` (v3) in a plugin gives
-the classes and registries of `swift_r1`, so what the plugin registers is found here. They are served in our own
-processes even where ms-swift is installed: its registries are not ours, and importing it takes many seconds.
-A name that we lack fails by name; nothing is imported before a plugin asks for it.
+`from swift.rewards import ORM, orms` (v4) or `from swift.plugin import ORM, orms` (v3) in a plugin gives the classes
+and registries of `swift_r1`, so what the plugin registers is found here. `import_names` is the table of names.
+
+Only plugin code is served: a plugin file or a file in its folder, while it loads and while it runs (an import inside
+`__call__`, a worker process). The same import in other code finds what is installed, or nothing. Where ms-swift
+itself is installed its own modules come first; those that its version lacks are served from here, with its classes.
 """
 
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cache
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from swift_r1.errors import UsageError
+from swift_r1.plugins.import_names import IMPORT_NAMES, Missing
+from swift_r1.plugins.ms_swift import is_installed, its_own
+from swift_r1.plugins.stand_ins import stand_in
 
-_REWARDS = {name: "swift_r1.rewards" for name in ("ORM", "AsyncORM", "orms")}
-_DATASETS = {
-    name: "swift_r1.data"
-    for name in (
-        "AlpacaPreprocessor",
-        "AutoPreprocessor",
-        "DatasetMeta",
-        "MessagesPreprocessor",
-        "ResponsePreprocessor",
-        "RowPreprocessor",
-        "register_dataset",
-    )
-}
-_LOGGER = {"get_logger": "swift_r1.plugins.compat"}
-
-# Module of ms-swift -> name in it -> module of ours that holds the name.
-IMPORT_NAMES: Mapping[str, Mapping[str, str]] = {
-    "swift": {},
-    "swift.rewards": _REWARDS,
-    "swift.rewards.orm": _REWARDS,
-    "swift.dataset": _DATASETS,
-    "swift.utils": _LOGGER,
-    # version 3
-    "swift.plugin": _REWARDS,
-    "swift.plugin.orm": _REWARDS,
-    "swift.llm": _DATASETS,
-    "swift.llm.dataset": _DATASETS,
-}
+_folders: set[Path] = set()  # of plugin files
 
 
-def get_logger(*_: Any, **__: Any) -> logging.Logger:
-    """ms-swift's `get_logger`: the logger of plugins. Its arguments (file, level) have no effect here."""
-    return logging.getLogger("swift_r1.plugin")
-
-
-def install_import_names() -> None:
-    """Serves `swift.*` from now on in this process; doing it twice changes nothing.
+@contextmanager
+def import_names_for(plugin: Path) -> Iterator[None]:
+    """Serves `swift.*` to the plugin's code from now on; the block is for loading it.
 
     Raises:
-        UsageError: the real ms-swift is imported in this process already, so its names are taken.
+        UsageError: another package named swift is imported in this process already, so its names are taken.
     """
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        return
     present = sys.modules.get("swift")
-    if present is not None:
+    if present is not None and not isinstance(present, _Names) and not is_installed():
         raise UsageError(
             f"another package named swift is imported in this process already ({present.__file__}): "
-            "its registries are not those of swift-r1, load plugins in a process of their own"
+            "it hides ms-swift's names; load plugins in a process of their own"
         )
-    sys.meta_path.insert(0, _Finder())
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(len(sys.meta_path) if is_installed() else 0, _Finder())
+    _folders.add(plugin.parent)
+    try:
+        yield
+    finally:
+        # Out of the way of other code; the plugin's next import is served again, with the same modules.
+        for name in [name for name, module in sys.modules.items() if isinstance(module, _Names)]:
+            del sys.modules[name]
 
 
 class _Finder:
@@ -76,20 +58,18 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != "swift" and not fullname.startswith("swift."):
+        if fullname.partition(".")[0] != "swift" or not _is_plugin_code(_importer()):
             return None
         if fullname not in IMPORT_NAMES:
-            known = ", ".join(name for name in IMPORT_NAMES if name != "swift")
             raise ModuleNotFoundError(
-                f"swift-r1 has no module {fullname}: of ms-swift's modules it offers {known}; "
-                "leave the import out or copy what you need into the plugin",
+                f"swift-r1 has no module {fullname} of ms-swift: leave the import out, or copy what you need into the "
+                f"plugin; it has {', '.join(name for name in IMPORT_NAMES if name != 'swift')}",
                 name=fullname,
             )
-        is_package = any(name.startswith(f"{fullname}.") for name in IMPORT_NAMES)
-        return ModuleSpec(fullname, self, is_package=is_package)  # type: ignore[arg-type]
+        return _spec(fullname)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        return _Names(spec.name, "Names of ms-swift, served by swift-r1.")
+        return _names(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
         """Nothing runs: `_Names` looks its names up when they are asked for."""
@@ -101,18 +81,60 @@ class _Names(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        names = IMPORT_NAMES[self.__name__]
-        if name in names:
-            return getattr(importlib.import_module(names[name]), name)
+        entry = IMPORT_NAMES[self.__name__].get(name)
+        if entry is not None and is_installed() and (real := its_own(name)) is not None:
+            return real
+        if isinstance(entry, Missing):
+            return _stand_in(f"{self.__name__}.{name}", entry.instead)
+        if entry is not None:
+            return getattr(importlib.import_module(entry), name)
         submodule = f"{self.__name__}.{name}"
         if submodule in IMPORT_NAMES:
-            return importlib.import_module(submodule)
+            return _names(submodule)
+        offered = ", ".join(sorted(IMPORT_NAMES[self.__name__])) or "no names"
         # ImportError, not AttributeError: `from x import y` replaces the text of the latter by its own.
         raise ImportError(
-            f"swift-r1 has no {submodule}: {self.__name__} offers {', '.join(sorted(names)) or 'no names'} here; "
-            "leave the import out or copy what you need into the plugin",
+            f"swift-r1 has no {submodule} of ms-swift: leave the import out, or copy what you need into the plugin; "
+            f"{self.__name__} has {offered} here",
             name=self.__name__,
         )
 
     def __dir__(self) -> list[str]:
         return sorted(IMPORT_NAMES[self.__name__])
+
+
+@cache
+def _names(fullname: str) -> _Names:
+    """One module object a name, however often it is imported."""
+    module = _Names(fullname, "Names of ms-swift, served by swift-r1.")
+    module.__spec__ = _spec(fullname)
+    return module
+
+
+@cache
+def _stand_in(name: str, instead: str) -> type:
+    return stand_in(name, instead)
+
+
+def _spec(fullname: str) -> ModuleSpec:
+    is_package = any(name.startswith(f"{fullname}.") for name in IMPORT_NAMES)
+    return ModuleSpec(fullname, _Finder(), is_package=is_package)  # type: ignore[arg-type]
+
+
+def _importer() -> str:
+    """The file whose code imports: the innermost frame that is not the import system's or this module's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name != __file__ and name != importlib.__file__ and not name.startswith("<frozen importlib"):
+            return name
+        frame = frame.f_back  # type: ignore[assignment]
+    return ""
+
+
+def _is_plugin_code(filename: str) -> bool:
+    path = Path(filename)
+    for folder in _folders:
+        if path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts:
+            return True
+    return False

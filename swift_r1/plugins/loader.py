@@ -13,18 +13,30 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from swift_r1.errors import SwiftError, UsageError
-from swift_r1.plugins.compat import install_import_names
+from swift_r1.plugins.compat import import_names_for
+from swift_r1.plugins.ms_swift import Registries
 
 _logger = logging.getLogger("swift_r1.plugins")
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedPlugin:
-    """One plugin file and the names it registered (or replaced), in order."""
+    """One plugin file and the names it registered (or replaced), in order.
+
+    Attributes:
+        path: as it was given.
+        orms, datasets, schedulers, envs: names in the registries of these kinds.
+        others: names in registries that nothing here reads (`prms`, `rm_plugins`, `context_managers`).
+        module: the loaded module, which may have a `gold(row)` for `swift check`.
+    """
 
     path: str
     orms: tuple[str, ...]
     datasets: tuple[str, ...]
+    schedulers: tuple[str, ...]
+    envs: tuple[str, ...]
+    others: tuple[str, ...]
+    module: ModuleType
 
 
 _LOADED: dict[Path, LoadedPlugin] = {}
@@ -39,7 +51,6 @@ def load_plugins(paths: Sequence[str]) -> list[LoadedPlugin]:
     Raises:
         UsageError: one line for each file that is missing or fails, with the plugin's file and line.
     """
-    install_import_names()
     loaded: list[LoadedPlugin] = []
     faults: list[str] = []
     for text in paths:
@@ -81,11 +92,13 @@ def _load(text: str, path: Path) -> LoadedPlugin:
         sys.path.append(folder)
     # The name depends on the path alone, so that worker processes find classes pickled by reference.
     name = f"swift_r1_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    before = _registered()
+    before, theirs = _registered(), Registries()
     module = _module(name, path)
     sys.modules[name] = module
     try:
-        module.__spec__.loader.exec_module(module)  # type: ignore[union-attr]
+        with import_names_for(path):
+            module.__spec__.loader.exec_module(module)  # type: ignore[union-attr]
+            theirs.adopt()
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise _PluginFailed(_failure(text, path, error)) from error
@@ -98,7 +111,15 @@ def _load(text: str, path: Path) -> LoadedPlugin:
         for key in names:
             if key in before[kind]:
                 _logger.warning("plugin %s replaces the %s %r that was registered before", text, kind, key)
-    _LOADED[path] = LoadedPlugin(text, changed["reward"], changed["dataset"])
+    _LOADED[path] = LoadedPlugin(
+        path=text,
+        orms=changed["reward"],
+        datasets=changed["dataset"],
+        schedulers=changed["scheduler"],
+        envs=changed["environment"],
+        others=(*changed["process reward"], *changed["reward model"], *changed["context manager"]),
+        module=module,
+    )
     return _LOADED[path]
 
 
@@ -110,9 +131,19 @@ def _module(name: str, path: Path) -> ModuleType:
 
 def _registered() -> dict[str, dict[str, Any]]:
     from swift_r1.data.registry import datasets
+    from swift_r1.plugins.reward_models import prms, rm_plugins
+    from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
     from swift_r1.rewards import orms
 
-    return {"reward": dict(orms), "dataset": dict(datasets)}
+    return {
+        "reward": dict(orms),
+        "dataset": dict(datasets),
+        "scheduler": dict(multi_turns),
+        "environment": dict(envs),
+        "process reward": dict(prms),
+        "reward model": dict(rm_plugins),
+        "context manager": dict(context_managers),
+    }
 
 
 def _failure(text: str, path: Path, error: BaseException) -> str:

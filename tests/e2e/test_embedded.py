@@ -111,13 +111,15 @@ def test_a_round_of_several_steps_reuses_its_completions(rlhf, tiny_model):
         assert line["rollout/logp_diff"] < 1e-3
 
 
-def test_a_reward_that_always_fails_ends_the_run_and_is_named(rlhf, tiny_model, tmp_path):
+def test_a_reward_that_keeps_failing_ends_the_run_and_is_named(rlhf, tiny_model, tmp_path):
     plugin = tmp_path / "broken.py"
     plugin.write_text(
         "from swift.rewards import ORM, orms\n"
         "class Broken(ORM):\n"
-        "    def __call__(self, completions, **kwargs):\n"
-        "        raise ValueError('no judge today')\n"
+        "    def __call__(self, completions, trainer_state, **kwargs):\n"
+        "        if trainer_state.global_step:  # the check at the start finds nothing\n"
+        "            raise ValueError('no judge today')\n"
+        "        return [0.0] * len(completions)\n"
         "orms['broken'] = Broken\n"
     )
     run = rlhf(

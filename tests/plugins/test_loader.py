@@ -1,7 +1,6 @@
 """Plugin files: what they register, in which order, and how their faults are told."""
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,16 +25,6 @@ class Length(ORM):
 orms["{name}_length"] = Length
 register_dataset(DatasetMeta(dataset_name="{name}_rows", preprocess_func=ResponsePreprocessor(), loader=lambda: []))
 """
-
-
-@pytest.fixture(autouse=True)
-def registries() -> Iterator[None]:
-    """Gives the registries back as they were."""
-    before = dict(orms), dict(datasets)
-    yield
-    for registry, content in zip((orms, datasets), before, strict=True):
-        registry.clear()
-        registry.update(content)
 
 
 def write(folder: Path, name: str, neighbour: str | None = None) -> Path:
@@ -95,7 +84,10 @@ def test_replacing_a_reward_is_said(tmp_path: Path, caplog: pytest.LogCaptureFix
         ("import sys\nsys.exit(3)\n", ":2: SystemExit: 3"),
         ("raise ValueError('two\\nlines')\n", ":1: ValueError: two lines"),
         ("import nothing_of_that_name\n", ":1: ModuleNotFoundError: No module named 'nothing_of_that_name'"),
-        ("\nfrom swift.rewards import Nope\n", ":2: ImportError: swift-r1 has no swift.rewards.Nope"),
+        (
+            "\nfrom swift.rewards import Nope\n",
+            ":2: ImportError: swift-r1 has no swift.rewards.Nope of ms-swift: leave the import out",
+        ),
     ],
 )
 def test_a_failing_plugin_is_one_line_with_its_place(tmp_path: Path, source: str, text: str) -> None:

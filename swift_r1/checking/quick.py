@@ -1,0 +1,83 @@
+"""The check at the start of every `swift rlhf`: silent, and never longer than its deadline.
+
+Only what is sure to break the run is a fault: a reward that cannot score any of the ordinary made-up completions, not
+even where a whole group is the same one. One that needs longer than the deadline is left alone: it may wait on a
+network.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any
+
+from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.checking.completions import made_up_batch, ordinary
+from swift_r1.rewards.types import RewardBatch
+from swift_r1.rewards.worker import Item, Outcome, call_reward, faults, start_worker
+
+SECONDS = 1.8
+
+
+def quick_faults(args: RlhfArguments, row: Mapping[str, Any]) -> list[str]:
+    """Why rewards of the run cannot work, one line each; [] also for those that did not answer in time."""
+    if args.max_invalid_reward_ratio >= 1:  # the user bears rewards that never work
+        return []
+    batch = made_up_batch([row], [ordinary(None)], args.max_completion_length)
+    deadline = time.monotonic() + SECONDS
+    context = multiprocessing.get_context("spawn")  # this process may have threads
+    mine, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_call_all, args=(theirs, args, batch), daemon=True)
+    process.start()
+    theirs.close()
+    found: list[str] = []
+    try:
+        while mine.poll(max(0.0, deadline - time.monotonic())):
+            fault = mine.recv()
+            if fault is None:
+                break
+            found.append(fault)
+    except EOFError:  # a reward ended the process; the run's workers bear that, and say so
+        return found
+    finally:
+        process.kill()
+        process.join()
+    return found
+
+
+def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch) -> None:
+    """In the process of its own: sends the fault of each reward, then None."""
+    with open(os.devnull, "w") as nowhere:  # what plugins print when they load was printed once already
+        os.dup2(nowhere.fileno(), 1)
+        os.dup2(nowhere.fileno(), 2)
+    start_worker(args, args.reward_funcs, args.external_plugins)
+    unbuilt = faults()
+    for fault in unbuilt:
+        answers.send(fault)
+    if not unbuilt:
+        for name in args.reward_funcs:
+            if (cause := _sure_cause(name, batch)) is not None:
+                answers.send(f"--reward_funcs {name} fails on every made-up completion (see `swift check`): {cause}")
+    answers.send(None)
+
+
+def _sure_cause(name: str, batch: RewardBatch) -> str | None:
+    """Why no completion gets a value from this reward; None where one does."""
+    outcome = _outcome(name, batch, list(range(len(batch.completions))))
+    if outcome.failure is not None and outcome.isolate:
+        # The exception may come from one odd completion: a group of each one alone tells.
+        outcomes = [_outcome(name, batch, [index] * 2) for index in range(len(batch.completions))]
+        return outcome.failure if all(one.failure is not None for one in outcomes) else None
+    if outcome.failure is not None:
+        return outcome.failure
+    all_invalid = outcome.invalid and len(outcome.invalid) == len(outcome.values)
+    return outcome.invalid[0].cause if all_invalid else None
+
+
+def _outcome(name: str, batch: RewardBatch, picks: Sequence[int]) -> Outcome:
+    columns = {key: [column[index] for index in picks] for key, column in batch.columns.items()}
+    item = Item([batch.completions[index] for index in picks], columns)
+    return call_reward(name, [item], batch.trainer_state, SECONDS)[0][0]

@@ -1,0 +1,185 @@
+"""Everything that `swift check` looks at, gathered in one report."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import Any
+
+from swift_r1.arguments.check import CheckArguments
+from swift_r1.checking.rewards import RewardReport, check_rewards
+from swift_r1.cli.model_folder import is_local
+from swift_r1.cli.preflight import column_faults, reward_name_faults
+from swift_r1.data.loading import LoadedData, columns_of
+from swift_r1.data.prompts import PromptEncoder
+from swift_r1.data.rows import Drops, Row, preprocessed
+from swift_r1.data.sources import Source, describe, open_sources
+from swift_r1.errors import UsageError
+from swift_r1.plugins import LoadedPlugin, load_plugins
+
+_MADE_UP_ROW: Row = {"messages": [{"role": "user", "content": "made up"}], "dataset": "made up", "prompt_id": "check:0"}
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetReport:
+    """The first rows of a dataset.
+
+    Attributes:
+        rows: how many could be preprocessed; `problems` says what was wrong with others.
+        columns: what rewards get beside the prompt.
+        prompt: the first row's, as the model sees it with `--model`, else its messages.
+        prompt_tokens: its length; None without a tokenizer.
+    """
+
+    name: str
+    ok: bool
+    rows: int
+    problems: tuple[str, ...]
+    columns: tuple[str, ...]
+    prompt: str
+    prompt_tokens: int | None
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """The whole of it. `faults` are what no single dataset or reward is to blame for, one line each."""
+
+    plugins: list[LoadedPlugin] = field(default_factory=list)
+    datasets: list[DatasetReport] = field(default_factory=list)
+    rewards: list[RewardReport] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Nothing found would break a run."""
+        return not self.faults and all(one.ok for one in (*self.datasets, *self.rewards))
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able; an invalid value is the text `invalid`, no opinion is null."""
+        return {
+            "ok": self.ok,
+            "faults": self.faults,
+            "plugins": [
+                {name: getattr(one, name) for name in ("path", "orms", "datasets", "schedulers", "envs", "others")}
+                for one in self.plugins
+            ],
+            "datasets": [
+                {name: getattr(one, name) for name in DatasetReport.__slots__}  # type: ignore[attr-defined]
+                for one in self.datasets
+            ],
+            "rewards": [
+                {
+                    "name": one.name,
+                    "ok": one.ok,
+                    "problems": one.problems,
+                    "values": {
+                        kind: ["invalid" if _is_invalid(value) else value for value in some]
+                        for kind, some in one.values.items()
+                    },
+                    "milliseconds": round(one.milliseconds, 3),
+                    "tells_right": one.tells_right,
+                }
+                for one in self.rewards
+            ],
+        }
+
+
+def run_checks(args: CheckArguments) -> CheckReport:
+    """Loads plugins and data, renders a prompt, calls the rewards. What is wrong is in the report."""
+    report = CheckReport()
+    try:
+        report.plugins = load_plugins(args.external_plugins)
+        names = args.reward_funcs or [name for plugin in report.plugins for name in plugin.orms]
+        args = replace(args, reward_funcs=names, reward_weights=args.reward_weights or [1.0] * len(names))
+        report.faults += reward_name_faults(args)
+        encoder = PromptEncoder(_tokenizer(args.model), args.system, args.max_length) if args.model else None
+        rows = [row for source in open_sources(args.dataset) for row in _rows(args, source, encoder, report)]
+        rows = rows if args.dataset else [_MADE_UP_ROW]
+        if rows and names:
+            report.faults += column_faults(args, columns_of(LoadedData(rows, [])))
+            golds = _golds(args, report.plugins, rows)
+            if not report.faults:
+                report.rewards = check_rewards(args, names, rows, golds)
+    except UsageError as error:
+        report.faults += error.faults
+    if report.rewards and all(one.tells_right is False for one in report.rewards):
+        report.faults.append("no reward gives the right answer more than a wrong one: there is nothing to learn from")
+    return report
+
+
+def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, report: CheckReport) -> list[Row]:
+    """The first rows of a dataset, which is reported on."""
+    drops = Drops()
+    raws = source.rows("train", args.num_rows if source.samples_itself else None, args.data_seed or 0)
+    try:
+        rows = list(islice(preprocessed(source, islice(raws, 100 + args.num_rows), args.columns, drops), args.num_rows))
+        prompt, tokens = _prompt(rows[0], encoder) if rows else ("", None)
+    except UsageError as error:
+        report.datasets.append(DatasetReport(source.name, False, 0, error.faults, (), "", None))
+        return []
+    problems = [f"row left out: {example}" for example in drops.examples]
+    if not rows:
+        problems.insert(0, f"none of the first {drops.seen} rows can be used")
+    columns = tuple(sorted({name for row in rows for name in row} - {"messages", "dataset", "prompt_id"}))
+    report.datasets.append(DatasetReport(source.name, bool(rows), len(rows), tuple(problems), columns, prompt, tokens))
+    return rows
+
+
+def _prompt(row: Row, encoder: PromptEncoder | None) -> tuple[str, int | None]:
+    if encoder is None:
+        return "\n".join(f"[{message['role']}] {message['content']}" for message in row["messages"]), None
+    text = encoder.render(row["messages"])
+    encoded = encoder.encode(row)
+    if encoded is None:
+        raise UsageError("the prompt of the first row is longer than --max_length")
+    return text, len(encoded.token_ids)
+
+
+def _tokenizer(model: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(model, local_files_only=is_local(model))
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"--model {model}: its tokenizer cannot be loaded: {' '.join(str(error).split())[:200]}"
+        ) from error
+
+
+def _golds(args: CheckArguments, plugins: Sequence[LoadedPlugin], rows: Sequence[Row]) -> list[str | None]:
+    """A right completion for each row: `--gold` filled in, else what the first plugin's `gold(row)` gives."""
+    if args.gold is not None:
+        return [_filled(args.gold, row) for row in rows]
+    function: Callable[[Mapping[str, Any]], Any] | None = next(
+        (gold for plugin in plugins if callable(gold := getattr(plugin.module, "gold", None))), None
+    )
+    if function is None:
+        return [None] * len(rows)
+    golds: list[str | None] = []
+    for row in rows:
+        try:
+            gold = function(dict(row))
+        except Exception as error:
+            raise UsageError(f"the plugin's gold(row) fails: {describe(error)}") from error
+        if not isinstance(gold, str):
+            raise UsageError(
+                f"the plugin's gold(row) returned a {type(gold).__name__}, not the text of a right completion"
+            )
+        golds.append(gold)
+    return golds
+
+
+def _filled(template: str, row: Row) -> str:
+    try:
+        return template.format_map(row)
+    except KeyError as error:
+        known = ", ".join(sorted(set(row) - {"messages", "dataset", "prompt_id"}))
+        raise UsageError(f"--gold names the column {error.args[0]}, and the data has {known or 'none'}") from error
+    except (ValueError, IndexError, AttributeError) as error:
+        raise UsageError(f"--gold {template!r} is no template with columns in braces: {error}") from error
+
+
+def _is_invalid(value: float | None) -> bool:
+    return value is not None and math.isnan(value)

@@ -1,0 +1,71 @@
+"""`swift check`: tries plugins, data and rewards without loading a model."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TextIO
+
+from swift_r1.arguments.check import CheckArguments
+from swift_r1.arguments.parser import parse_arguments
+from swift_r1.cli.help import command_help, wants_help
+from swift_r1.errors import EXIT_OK, EXIT_USAGE
+
+_USAGE = """swift check --external_plugins plugin.py --dataset D --reward_funcs R [--model M] [--flag value ...]
+
+Loads plugins, preprocesses rows, shows a prompt, and calls each reward with made-up completions: a right one (--gold),
+a wrong one, an empty one, a long one, garbage and hostile ones. No weights are loaded. The flags of a whole
+`swift rlhf` command may be given. Exit code 2 where something would break a run."""
+_EXAMPLES = """
+swift check --external_plugins plugins/countdown.py --dataset countdown --reward_funcs external_countdown format
+swift check --dataset sums.jsonl --external_plugins sums.py --gold '<answer>{solution}</answer>' --json
+"""
+_GROUPS = ("Check", "Plugins and rewards", "Built-in rewards", "Data")
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command.
+
+    Raises:
+        UsageError: bad flags. Everything else that is wrong is part of the report.
+    """
+    if wants_help(words):
+        print(command_help(CheckArguments, _USAGE, _EXAMPLES, _GROUPS))
+        return EXIT_OK
+    args = parse_arguments(CheckArguments, words)
+    # What plugins print, here or in their processes, must not get between the lines of the report.
+    with _standard_output_kept() as output:
+        from swift_r1.checking.run import run_checks
+
+        # The pool's warnings about invalid rewards are in the report.
+        logging.getLogger("swift_r1.rewards").setLevel(logging.ERROR)
+        report = run_checks(args)
+        if args.json:
+            json.dump(report.to_json(), output, ensure_ascii=False, allow_nan=False)
+            output.write("\n")
+        else:
+            from rich.console import Console
+
+            from swift_r1.checking.table import show
+
+            show(report, Console(file=output))
+    return EXIT_OK if report.ok else EXIT_USAGE
+
+
+@contextmanager
+def _standard_output_kept() -> Iterator[TextIO]:
+    """The real standard output; meanwhile what is written to it, by child processes too, goes to standard error."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with open(kept, "w", encoding="utf-8", closefd=False) as output:
+            yield output
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

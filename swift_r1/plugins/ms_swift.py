@@ -1,0 +1,112 @@
+"""Beside an installed ms-swift: plugins get its classes, and what they register in its registries is found here too."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
+from typing import Any
+
+from swift_r1.data.registry import DatasetMeta, SubsetDataset, datasets
+from swift_r1.plugins.reward_models import prms, rm_plugins
+from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
+from swift_r1.rewards import orms
+
+# Where version 4 has what version 3 has under other modules.
+_MODULES = (
+    *("swift.rewards", "swift.rewards.rm_plugin", "swift.rewards.orm", "swift.dataset", "swift.rollout"),
+    *("swift.infer_engine", "swift.infer_engine.protocol", "swift.template", "swift.utils"),
+)
+# Its registries, in the modules that make them, and ours.
+_REGISTRIES = (
+    ("swift.rewards.orm", "orms", orms),
+    ("swift.rewards.prm", "prms", prms),
+    ("swift.rewards.rm_plugin", "rm_plugins", rm_plugins),
+    ("swift.rollout.multi_turn", "multi_turns", multi_turns),
+    ("swift.rollout.gym_env", "envs", envs),
+    ("swift.rollout.gym_env", "context_managers", context_managers),
+)
+
+
+@cache
+def is_installed() -> bool:
+    """Whether the real ms-swift is installed (another package of that module name does not count)."""
+    try:
+        files = distribution("ms-swift").files or []
+    except PackageNotFoundError:
+        return False
+    return any(str(file) == "swift/cli/main.py" for file in files)
+
+
+def its_own(name: str) -> Any:
+    """What the installed ms-swift has under a name, wherever its version has it; None where it has nothing."""
+    for module in _MODULES:
+        found = getattr(importlib.import_module(module), name, None)
+        if found is not None:
+            return found
+    return None
+
+
+class Registries:
+    """Its registries as they were before a plugin ran; `adopt` takes over what came since.
+
+    Nothing of ms-swift is imported for this: what no plugin imported, no plugin registered in. Importing it takes
+    many seconds.
+    """
+
+    def __init__(self) -> None:
+        self._before = [dict(theirs) for theirs, _ in _pairs()]
+        self._datasets = dict(_registry("swift.dataset", "DATASET_MAPPING"))
+
+    def adopt(self) -> None:
+        """Registers here what is new there. What came with its import is left out."""
+        for before, (theirs, ours) in zip(self._before, _pairs(), strict=True):
+            new = {name: entry for name, entry in theirs.items() if before.get(name) is not entry}
+            ours.update({name: entry for name, entry in new.items() if not _is_its_own(entry)})
+        for key, meta in _registry("swift.dataset", "DATASET_MAPPING").items():
+            if self._datasets.get(key) is not meta and not _came_with_it(meta):
+                converted = _as_ours(meta)
+                datasets[converted.name] = converted
+
+
+def _pairs() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    for module, name, ours in _REGISTRIES:
+        yield _registry(module, name), ours
+
+
+def _registry(module: str, name: str) -> dict[Any, Any]:
+    if not is_installed():
+        return {}
+    return getattr(sys.modules.get(module), name, {})
+
+
+def _is_its_own(entry: Any) -> bool:
+    return str(getattr(entry, "__module__", "")).startswith("swift.")
+
+
+def _came_with_it(meta: Any) -> bool:
+    """One of its hundreds of hub datasets. A plugin's has data or code of its own, or could not be used here."""
+    return meta.dataset_path is None and _is_its_own(meta.loader) and _is_its_own(meta.preprocess_func)
+
+
+def _as_ours(meta: Any) -> DatasetMeta:
+    """Its `DatasetMeta` as ours. Preprocessors need no change: rows go through `columns` and `preprocess` alike."""
+    return DatasetMeta(
+        dataset_name=meta.dataset_name,
+        ms_dataset_id=meta.ms_dataset_id,
+        hf_dataset_id=meta.hf_dataset_id,
+        dataset_path=meta.dataset_path,
+        subsets=[
+            SubsetDataset(one.name, one.subset, one.split, one.preprocess_func, one.is_weak_subset)
+            if one.name != "default" or one.preprocess_func is not None
+            else "default"
+            for one in meta.subsets
+        ],
+        split=list(meta.split),
+        preprocess_func=meta.preprocess_func,
+        loader=None if _is_its_own(meta.loader) else meta.loader,
+        tags=list(meta.tags),
+        help=meta.help,
+    )

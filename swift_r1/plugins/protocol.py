@@ -1,0 +1,152 @@
+"""Requests and answers as ms-swift's plugins know them: plain records with its names, fields and defaults.
+
+They carry values between a plugin's own pieces (a scheduler, an environment, a client of a judge). Our own wire is
+`swift_r1.rollout.protocol`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+Messages = list[dict[str, Any]]
+Tool = dict[str, Any]
+
+
+def _random_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
+
+
+@dataclass
+class InferRequest:
+    """A conversation to continue. Media stay empty here: only text is generated."""
+
+    messages: Messages
+    images: list[Any] = field(default_factory=list)
+    audios: list[Any] = field(default_factory=list)
+    videos: list[Any] = field(default_factory=list)
+    tools: list[Tool] | None = None
+    objects: dict[str, Any] = field(default_factory=dict)
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def remove_response(messages: Messages) -> str | None:
+        """Takes the model's turn off the end of `messages`, in place, and returns its text; None if there is none."""
+        if messages and messages[-1]["role"] == "assistant":
+            return messages.pop()["content"]
+        return None
+
+
+@dataclass
+class RolloutInferRequest(InferRequest):
+    """A request of a rollout: `data_dict` has the row's other columns, `uuid` names the trajectory."""
+
+    data_dict: dict[str, Any] = field(default_factory=dict)
+    uuid: str | None = None
+
+
+@dataclass
+class RequestConfig:
+    """How to sample; None means the engine's default."""
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    num_beams: int = 1
+    stop: list[str] | None = field(default_factory=list)
+    seed: int | None = None
+    stream: bool = False
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    n: int = 1
+    best_of: int | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    length_penalty: float = 1.0
+    return_details: bool = False
+    structured_outputs_regex: str | None = None
+
+    def __post_init__(self) -> None:
+        self.stop = self.stop or []
+
+
+@dataclass
+class Function:
+    """A tool call's function; arguments that are no text become JSON."""
+
+    name: str
+    arguments: Any
+
+    def __post_init__(self) -> None:
+        text = self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments, ensure_ascii=False)
+        self.name, self.arguments = self.name.strip(), text.strip()
+
+
+@dataclass
+class ChatCompletionMessageToolCall:
+    """A tool call in a message."""
+
+    function: Function
+    type: str = "function"
+    id: str = field(default_factory=lambda: _random_id("toolcall"))
+
+
+@dataclass
+class ChatMessage:
+    """One message of an answer."""
+
+    role: str
+    content: Any
+    tool_calls: list[ChatCompletionMessageToolCall] | None = None
+    reasoning_content: str | None = None
+
+
+@dataclass
+class ChatCompletionResponseChoice:
+    """One of the answers; `token_ids` are the sampled ids where they are known."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: str | None
+    logprobs: dict[str, Any] | None = None
+    token_ids: list[int] | None = None
+
+
+@dataclass
+class UsageInfo:
+    """Tokens of one request."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+@dataclass
+class ChatCompletionResponse:
+    """A whole answer."""
+
+    model: str
+    choices: list[ChatCompletionResponseChoice]
+    usage: UsageInfo
+    id: str = field(default_factory=lambda: _random_id("chatcmpl"))
+    object: str = "chat.completion"
+    created: int = field(default_factory=lambda: int(time.time()))
+
+
+@dataclass
+class RolloutOutput:
+    """One trajectory: ids and loss mask of each turn (lists of equal lengths), and what the scheduler noted."""
+
+    response: ChatCompletionResponse
+    messages: Messages | None = None
+    response_token_ids: list[list[int]] = field(default_factory=list)
+    response_loss_mask: list[list[int]] = field(default_factory=list)
+    rollout_infos: dict[str, Any] = field(default_factory=dict)
+    rollout_logprobs: list[list[float]] = field(default_factory=list)

@@ -1,0 +1,232 @@
+"""`swift check` through the real command: what it finds, its JSON and its exit code; and the start of `swift rlhf`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPO = Path(__file__).resolve().parents[2]
+COUNTDOWN = str(REPO / "plugins" / "countdown.py")
+
+PLUGIN = '''
+import os, random, re, time
+from swift.dataset import DatasetMeta, ResponsePreprocessor, register_dataset
+from swift.rewards import ORM, orms
+from swift.rollout import MultiTurnScheduler, multi_turns
+
+print("noise while it loads")
+
+
+def load():
+    yield {"question": "1 + 1?", "solution": "2"}
+    yield {"solution": "3"}
+    yield {"question": "2 + 2?", "solution": "4"}
+
+
+def gold(row):
+    return f"<answer>{row['solution']}</answer>"
+
+
+class Right(ORM):
+    """1 if right"""
+
+    def __init__(self, args=None, **kwargs):
+        assert args.temperature == 1.0 and args.cosine_max_len == args.max_completion_length == 512
+
+    def __call__(self, completions, solution, **kwargs):
+        print("noise in a call")
+        assert len(completions) > 1
+        found = [re.findall(r"<answer>(.*?)</answer>", text)[:1] for text in completions]
+        return [float(one == [wanted]) for one, wanted in zip(found, solution)]
+
+
+def evaluates(completions, solution, **kwargs):
+    values = []
+    for text, wanted in zip(completions, solution):
+        found = re.search("<answer>(.*?)</answer>", text)
+        try:
+            values.append(float(eval(found.group(1)) == int(wanted)))
+        except Exception:
+            values.append(0.0)
+    return values
+
+
+def no_empty(completions, **kwargs):
+    return [float("nan") if not text else 1.0 for text in completions]
+
+
+def raises(completions, **kwargs):
+    return [1 / 0 for text in completions]
+
+
+orms |= {
+    "right": Right,
+    "evaluates": evaluates,
+    "same": lambda completions, **kwargs: [1.0] * len(completions),
+    "no_empty": no_empty,
+    "raises": raises,
+    "one_value": lambda completions, **kwargs: 1.0,
+    "moody": lambda completions, **kwargs: [random.random() for _ in completions],
+    "silent": lambda completions, **kwargs: [None] * len(completions),
+    "slow": lambda completions, **kwargs: time.sleep(3600),
+    "leaves": lambda completions, **kwargs: os._exit(3),
+    "needs": lambda completions, colour, **kwargs: [1.0] * len(completions),
+}
+register_dataset(DatasetMeta(dataset_name="sums", loader=load, preprocess_func=ResponsePreprocessor()))
+multi_turns["again"] = MultiTurnScheduler
+'''
+
+
+@pytest.fixture
+def plugin(tmp_path: Path) -> Path:
+    path = tmp_path / "plugin.py"
+    path.write_text(PLUGIN)
+    return path
+
+
+def swift(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "swift_r1", *words],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=120,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+    )
+
+
+def check(cwd: Path, *words: str, code: int) -> dict[str, Any]:
+    done = swift("check", "--external_plugins", "plugin.py", "--json", *words, cwd=cwd)
+    assert done.returncode == code, (done.stdout, done.stderr)
+    assert done.stdout.count("\n") == 1
+    found = json.loads(done.stdout)
+    assert found["ok"] is (code == 0)
+    return found
+
+
+def test_a_good_plugin(plugin: Path) -> None:
+    found = check(plugin.parent, "--dataset", "sums", "--reward_funcs", "right", code=0)
+    (data,) = found["datasets"]
+    assert (data["name"], data["ok"], data["rows"], data["columns"]) == ("sums", True, 2, ["solution"])
+    assert data["prompt"] == "[user] 1 + 1?"
+    assert "no prompt" in data["problems"][0]
+    (reward,) = found["rewards"]
+    assert (reward["name"], reward["ok"], reward["problems"], reward["tells_right"]) == ("right", True, [], True)
+    assert reward["values"]["right"] == [1.0, 1.0]  # from the plugin's gold(row)
+    assert {"wrong", "empty", "long", "garbage", "9**9**9", "brackets"} < set(reward["values"])
+    assert reward["values"]["wrong"] == [0.0, 0.0]
+    assert 0 < reward["milliseconds"] < 1000
+    assert found["plugins"][0]["schedulers"] == ["again"]
+
+
+def test_what_each_broken_reward_is_told(plugin: Path) -> None:
+    names = ["right", "evaluates", "same", "no_empty", "raises", "one_value", "moody", "silent"]
+    found = check(plugin.parent, "--dataset", "sums", "--reward_funcs", *names, code=2)
+    rewards = {reward["name"]: reward for reward in found["rewards"]}
+    assert list(rewards) == names
+    said = {name: "\n".join(reward["problems"]) for name, reward in rewards.items()}
+    assert [name for name in names if not rewards[name]["ok"]] == ["no_empty", "raises", "one_value"]
+    assert said["right"] == ""
+    assert said["evaluates"] == "9**9**9 (hostile): no answer within 1 s, worker killed"
+    assert rewards["evaluates"]["values"]["9**9**9"] == ["invalid"]
+    assert said["same"] == "does not give a right answer more than a wrong one"
+    assert "empty: nan is not a finite number" in said["no_empty"]
+    assert rewards["no_empty"]["values"]["empty"] == ["invalid", "invalid"]
+    assert "every completion: ZeroDivisionError" in said["raises"]
+    assert "returned one value (1.0) for 5 completions" in said["one_value"]
+    assert "not deterministic" in said["moody"]
+    assert "no opinion on any completion" in said["silent"]
+    assert rewards["silent"]["values"]["right"] == [None, None]
+
+
+def test_gold_on_the_command_line_and_nothing_to_learn_from(plugin: Path) -> None:
+    words = ("--dataset", "sums", "--reward_funcs", "right", "--gold")
+    found = check(plugin.parent, *words, "<answer>{solution}0</answer>", code=2)
+    assert found["faults"] == ["no reward gives the right answer more than a wrong one: there is nothing to learn from"]
+    found = check(plugin.parent, *words, "<answer>{answer}</answer>", code=2)
+    assert found["faults"] == ["--gold names the column answer, and the data has solution"]
+
+
+@pytest.mark.parametrize(
+    ("words", "fault"),
+    [
+        (["--reward_funcs", "rigth"], "--reward_funcs rigth: did you mean right?"),
+        (["--dataset", "sum"], "unknown dataset sum: "),
+        (["--dataset", "sums", "--reward_funcs", "needs"], "--reward_funcs needs needs the column colour"),
+        (
+            ["--reward_funcs", "right"],
+            "--reward_funcs right needs the column solution, which the data lacks (it has none)",
+        ),
+    ],
+)
+def test_faults(plugin: Path, words: list[str], fault: str) -> None:
+    found = check(plugin.parent, *words, code=2)
+    assert found["faults"][0].startswith(fault)
+
+
+def test_a_plugin_that_does_not_load_is_json_too(tmp_path: Path) -> None:
+    (tmp_path / "plugin.py").write_text("1 / 0\n")
+    assert check(tmp_path, code=2)["faults"] == ["plugin plugin.py:1: ZeroDivisionError: division by zero"]
+
+
+def test_the_table_for_people_and_a_pasted_command(plugin: Path) -> None:
+    words = ["--rlhf_type", "grpo", "--external_plugins", "plugin.py", "--dataset", "sums", "--learning_rate", "1e-6"]
+    done = swift("check", *words, "--reward_funcs", "right", "same", cwd=plugin.parent)
+    assert done.returncode == 0, done.stderr
+    assert "noise" not in done.stdout
+    for part in ("rewards right, evaluates", "[user] 1 + 1?", "same: does not give a right answer", "all good"):
+        assert part in done.stdout
+    assert swift("check", "--lerning_rate", "1", cwd=plugin.parent).returncode == 2
+
+
+def test_the_prompt_as_the_model_sees_it(plugin: Path) -> None:
+    """With a tokenizer made here; a long line stays one line, and what looks like markup stays."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    words = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="[UNK]")
+    tokenizer.chat_template = "{% for m in messages %}[bold]{{ m.role }} : {{ m.content }}{% endfor %} :smile: go"
+    tokenizer.save_pretrained(plugin.parent / "model")
+    words = ("--dataset", "sums", "--reward_funcs", "right", "--model", "model", "--system", "word " * 60)
+    (data,) = check(plugin.parent, *words, code=0)["datasets"]
+    prompt = "[bold]system : " + "word " * 60 + "[bold]user : 1 + 1? :smile: go"
+    assert data["prompt"] == prompt
+    assert data["prompt_tokens"] == len(prompt.split())
+    done = swift("check", "--external_plugins", "plugin.py", *words, cwd=plugin.parent)
+    assert prompt in done.stdout.splitlines()
+
+
+def rlhf(folder: Path, *rewards: str) -> tuple[subprocess.CompletedProcess[str], float]:
+    """Ends at the model, which is no model: everything before it is checked."""
+    words = ["--rlhf_type", "grpo", "--external_plugins", "plugin.py", "--dataset", "sums", "--model", "./gone"]
+    started = time.monotonic()
+    done = swift("rlhf", *words, "--per_device_train_batch_size", "8", "--reward_funcs", *rewards, cwd=folder)
+    assert done.returncode == 2
+    return done, time.monotonic() - started
+
+
+def test_rlhf_starts_with_it(plugin: Path) -> None:
+    done, _ = rlhf(plugin.parent, "right", "raises", "one_value", "no_empty")
+    faults = [line for line in done.stderr.splitlines() if "--reward_funcs" in line]
+    assert len(faults) == 2
+    assert "--reward_funcs raises fails on every made-up completion (see `swift check`): ZeroDivisionError" in faults[0]
+    assert "--reward_funcs one_value fails on every made-up completion" in faults[1]
+
+
+@pytest.mark.parametrize("name", ["right", "slow", "leaves"])
+def test_rlhf_is_silent_and_never_waits_for_a_reward(plugin: Path, name: str) -> None:
+    done, seconds = rlhf(plugin.parent, name)
+    assert [line for line in done.stderr.splitlines() if "reward" in line] == []
+    assert "./gone" in done.stderr
+    assert done.stdout.count("noise") == 1  # the plugin's own, when it loads here
+    assert seconds < 6  # 1.8 s at most for the rewards; the rest is Python starting on a busy machine

@@ -1,0 +1,72 @@
+"""What docs/plugins.md and docs/migrating.md show is what the code takes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from swift_r1.arguments import RlhfArguments, RolloutArguments
+from swift_r1.arguments.check import CheckArguments
+from swift_r1.arguments.fields import spellings
+from swift_r1.plugins.import_names import IMPORT_NAMES
+
+ROOT = Path(__file__).resolve().parents[2]
+PLUGINS = (ROOT / "docs" / "plugins.md").read_text()
+MIGRATING = (ROOT / "docs" / "migrating.md").read_text()
+KNOWN = {name for cls in (RlhfArguments, RolloutArguments, CheckArguments) for name in spellings(cls)}
+
+
+def test_the_plugin_on_the_page_passes_the_check(tmp_path: Path) -> None:
+    (block,) = re.findall(r"^```python\n(.*?)^```", PLUGINS, re.MULTILINE | re.DOTALL)
+    (tmp_path / "sums.py").write_text(block)
+    words = [
+        "check",
+        "--external_plugins",
+        "sums.py",
+        "--dataset",
+        "sums#20",
+        "--reward_funcs",
+        "last_number",
+        "--json",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "swift_r1", *words],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=60,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    (reward,) = json.loads(done.stdout)["rewards"]
+    assert reward["tells_right"] is True and reward["problems"] == []
+
+
+def test_the_imports_on_the_page_are_served() -> None:
+    table = PLUGINS.split("## What may be imported")[1].split("## swift check")[0]
+    served = {name for names in IMPORT_NAMES.values() for name in names}
+    modules = set(re.findall(r"`(swift\.[a-z_.]+)`", table))
+    assert modules and modules <= set(IMPORT_NAMES)
+    rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("| v") or line.startswith("| both")]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert len(named) > 20 and named <= served
+
+
+def test_every_flag_on_our_side_of_the_tables_exists() -> None:
+    ours = [line.split("|")[2] for line in MIGRATING.splitlines() if line.startswith("| ")]
+    flags = {flag for cell in ours for flag in re.findall(r"--([a-z_]+[a-z])(?![\w*])", cell)}
+    assert len(flags) > 30
+    assert flags <= KNOWN, flags - KNOWN
+    same = [line.split("|")[1] for line in MIGRATING.splitlines() if line.startswith("| ") and "| the same" in line]
+    unknown = {name for cell in same for name in re.findall(r"`(\w+)(?:=[^`]*)?`", cell)} - KNOWN
+    assert unknown == set()
+
+
+def test_every_flag_on_the_plugins_page_exists() -> None:
+    flags = set(re.findall(r"--([a-z_]+[a-z])(?![\w*])", PLUGINS))
+    assert flags <= KNOWN, flags - KNOWN
