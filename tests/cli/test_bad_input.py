@@ -95,7 +95,7 @@ def test_an_unknown_flag(good: dict[str, str], tmp_path: Path) -> None:
         (
             {"reward_funcs": "external_countdwn"},
             "--reward_funcs external_countdwn: did you mean external_countdown? there is no such reward function; "
-            "known are external_countdown, format",
+            "known are accuracy, ",
         ),
         ({"dataset": "cuntdown"}, "unknown dataset cuntdown: "),
         ({"dataset": "gone.jsonl"}, "--dataset gone.jsonl: file not found"),

@@ -11,45 +11,50 @@ import re
 import zlib
 from collections.abc import Callable
 from fractions import Fraction
-from math import comb, factorial
-from typing import Any
+from math import comb
 
-from mpmath.ctx_mp import MPContext
 from mpmath.libmp.libhyper import NoConvergence
+
+from swift_r1.rewards.graders.bounded import (
+    MAX_FACTORIAL,
+    Unreadable,
+    Value,
+    add,
+    bounded,
+    close,
+    divide,
+    factorial,
+    mp,
+    multiply,
+    power,
+    real,
+    root,
+)
 
 MAX_LENGTH = 400
 MAX_DEPTH = 40
-MAX_BITS = 20_000  # of an exact number
-MAX_EXPONENT = 5_000
-MAX_FACTORIAL = 300
 POINTS = (1, 2, 3)  # of variables; the first has positive values only, the others both signs
-
-_mp = MPContext()
-_mp.dps = 60
-_TOLERANCE = _mp.mpf(10) ** -48
-
-Value = Any  # a Fraction where exact, else an mpf or mpc of `_mp`
 
 _TOKEN = re.compile(
     r"\s+|(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)|(?P<command>\\[A-Za-z]+|\\[{}|])|(?P<symbol>[-+*/^_!()\[\]{}|'])"
     r"|(?P<letter>[A-Za-z])"
 )
 _FUNCTIONS: dict[str, Callable[[Value], Value]] = {
-    "\\sin": _mp.sin,
-    "\\cos": _mp.cos,
-    "\\tan": _mp.tan,
-    "\\cot": _mp.cot,
-    "\\sec": _mp.sec,
-    "\\csc": _mp.csc,
-    "\\arcsin": _mp.asin,
-    "\\arccos": _mp.acos,
-    "\\arctan": _mp.atan,
-    "\\sinh": _mp.sinh,
-    "\\cosh": _mp.cosh,
-    "\\tanh": _mp.tanh,
-    "\\ln": _mp.log,
-    "\\log": _mp.log,
-    "\\exp": _mp.exp,
+    "\\sin": mp.sin,
+    "\\cos": mp.cos,
+    "\\tan": mp.tan,
+    "\\cot": mp.cot,
+    "\\sec": mp.sec,
+    "\\csc": mp.csc,
+    "\\arcsin": mp.asin,
+    "\\arccos": mp.acos,
+    "\\arctan": mp.atan,
+    "\\sinh": mp.sinh,
+    "\\cosh": mp.cosh,
+    "\\tanh": mp.tanh,
+    "\\ln": mp.log,
+    "\\log": mp.log,
+    "\\exp": mp.exp,
 }
 # Written without the backslash, as plain text has them.
 _NAME = re.compile(
@@ -60,10 +65,6 @@ _GREEK = re.compile(
     r"|upsilon|(?:var)?phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega|hbar|ell)"
 )
 _ENDS = frozenset(("+", "-", ")", "]", "}", "\\}", "\\rfloor", "\\rceil", "|", "\\times", "*", "/", "\\div"))
-
-
-class Unreadable(ValueError):
-    """Not an expression that this reader knows, out of its bounds, or without a value (1/0)."""
 
 
 def values(text: str) -> tuple[Value, ...]:
@@ -91,29 +92,7 @@ def same(first: tuple[Value, ...], second: tuple[Value, ...]) -> bool:
     """Whether two expressions are equal: exactly where both are rational, else to 48 digits, at every point."""
     longest = max(len(first), len(second))
     first, second = (item * longest if len(item) == 1 else item for item in (first, second))
-    return all(map(_close, first, second))
-
-
-def _close(a: Value, b: Value) -> bool:
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return a == b
-    a, b = _real(a), _real(b)
-    return bool(abs(a - b) <= _TOLERANCE * max(abs(a), abs(b)))
-
-
-def _real(value: Value) -> Value:
-    if not isinstance(value, Fraction):
-        return value
-    return _mp.mpf(value.numerator) / value.denominator
-
-
-def _bounded(value: Value) -> Value:
-    if isinstance(value, Fraction):
-        if value.numerator.bit_length() + value.denominator.bit_length() > MAX_BITS:
-            raise Unreadable("number too large")
-    elif not _mp.isfinite(value) or (value and abs(_mp.mag(value)) > MAX_BITS):
-        raise Unreadable("number too large")
-    return value
+    return all(map(close, first, second))
 
 
 def _tokens(text: str) -> list[str]:
@@ -170,7 +149,7 @@ class _Reader:
         value = self._product()
         while self._next in ("+", "-"):
             operator = self._take()
-            value = _add(value, self._product(), 1 if operator == "+" else -1)
+            value = add(value, self._product(), 1 if operator == "+" else -1)
         self._depth -= 1
         return value
 
@@ -182,17 +161,17 @@ class _Reader:
         while self._next is not None and (self._next not in _ENDS or self._next in ("\\times", "*", "/", "\\div")):
             if self._next in ("\\times", "*"):
                 self._take()
-                value = _multiply(value, self._signed_power())
+                value = multiply(value, self._signed_power())
             elif self._next in ("/", "\\div"):
                 self._take()
-                value = _divide(value, self._signed_power())
+                value = divide(value, self._signed_power())
             else:
                 if self._next[0].isdigit() and self._tokens[self._at - 1][0].isdigit():
                     raise Unreadable("two numbers side by side")
                 value = self._mixed(value)
         if self._next == "|" and not self._bars:
-            value = _multiply(value, self._power())
-        return _multiply(Fraction(sign), value)
+            value = multiply(value, self._power())
+        return multiply(Fraction(sign), value)
 
     def _mixed(self, value: Value) -> Value:
         r"""A juxtaposed factor; after a whole number, `\frac12` makes a mixed number: 3\frac12 is 3.5."""
@@ -203,13 +182,13 @@ class _Reader:
         factor = self._power()
         digits = [token for token in self._tokens[start + 1 : self._at] if token not in "{}"]
         if is_mixed and all(token.isdigit() for token in digits):
-            return _add(value, factor, 1)
-        return _multiply(value, factor)
+            return add(value, factor, 1)
+        return multiply(value, factor)
 
     def _signed_power(self) -> Value:
         if self._next == "-":
             self._take()
-            return _multiply(Fraction(-1), self._power())
+            return multiply(Fraction(-1), self._power())
         return self._power()
 
     def _power(self) -> Value:
@@ -217,13 +196,13 @@ class _Reader:
         while self._next in ("!", "^", "'"):
             token = self._take()
             if token == "!":
-                value = _factorial(value)
+                value = factorial(value)
             elif token == "'":
                 raise Unreadable("derivative")
             elif self._degrees():
-                value = _multiply(value, _mp.pi / 180)
+                value = multiply(value, mp.pi / 180)
             else:
-                value = _raise(value, self._argument())
+                value = power(value, self._argument())
         return value
 
     def _degrees(self) -> bool:
@@ -285,9 +264,9 @@ class _Reader:
         if self._next == "_":
             name += self._subscript()
         if name == "e":
-            return +_mp.e
+            return +mp.e
         if name == "i":
-            return _mp.mpc(0, 1)
+            return mp.mpc(0, 1)
         # I(0) and u(t) are functions' values, not products: another name.
         if self._tokens[self._at : self._at + 1] == ["("] and self._tokens[self._at + 2 : self._at + 3] == [")"]:
             name += "".join(self._tokens[self._at : self._at + 3])
@@ -309,7 +288,7 @@ class _Reader:
 
     def _function(self, token: str) -> Value:
         function = _FUNCTIONS[token]
-        base = power = None
+        base = exponent = None
         if self._next == "_":
             if token != "\\log":
                 raise Unreadable("subscript of a function")
@@ -317,14 +296,14 @@ class _Reader:
             base = self._argument()
         if self._next == "^":
             self._take()
-            power = self._argument()
-        argument = _real(self._function_argument())
-        if power == -1 and token in ("\\sin", "\\cos", "\\tan"):
-            function, power = _FUNCTIONS[f"\\arc{token[1:]}"], None
-        value = _bounded(function(argument))
+            exponent = self._argument()
+        argument = real(self._function_argument())
+        if exponent == -1 and token in ("\\sin", "\\cos", "\\tan"):
+            function, exponent = _FUNCTIONS[f"\\arc{token[1:]}"], None
+        value = bounded(function(argument))
         if base is not None:
-            value = _divide(value, _mp.log(_real(base)))
-        return value if power is None else _raise(value, power)
+            value = divide(value, mp.log(real(base)))
+        return value if exponent is None else power(value, exponent)
 
     def _function_argument(self) -> Value:
         r"""A group; else what is juxtaposed: \sin 2x\cos x is \sin(2x) times \cos(x)."""
@@ -334,13 +313,13 @@ class _Reader:
         while self._next is not None and self._next not in _ENDS and self._next not in _FUNCTIONS:
             if self._next in ("(", "["):
                 break
-            value = _multiply(value, self._power())
+            value = multiply(value, self._power())
         return value
 
     def _command(self, token: str) -> Value:
         if token == "\\frac":
             numerator = self._argument()
-            return _divide(numerator, self._argument())
+            return divide(numerator, self._argument())
         if token == "\\binom":
             upper, lower = self._argument(), self._argument()
             whole = all(
@@ -355,9 +334,9 @@ class _Reader:
                 self._take()
                 index = self._sum()
                 self._expect("]")
-            return _root(self._argument(), index)
+            return root(self._argument(), index)
         if token == "\\pi":
-            return +_mp.pi
+            return +mp.pi
         if token in ("\\lfloor", "\\lceil"):
             value = self._sum()
             self._expect("\\rfloor" if token == "\\lfloor" else "\\rceil")
@@ -365,57 +344,3 @@ class _Reader:
                 raise Unreadable("rounding of a number that is not rational")
             return Fraction(value.__floor__() if token == "\\lfloor" else value.__ceil__())
         raise Unreadable(f"unexpected {token!r}")
-
-
-def _add(a: Value, b: Value, sign: int) -> Value:
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return _bounded(a + sign * b)
-    return _bounded(_real(a) + sign * _real(b))
-
-
-def _multiply(a: Value, b: Value) -> Value:
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return _bounded(a * b)
-    return _bounded(_real(a) * _real(b))
-
-
-def _divide(a: Value, b: Value) -> Value:
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return _bounded(a / b)
-    return _bounded(_real(a) / _real(b))
-
-
-def _raise(base: Value, exponent: Value) -> Value:
-    if isinstance(exponent, Fraction) and abs(exponent) > MAX_EXPONENT:
-        raise Unreadable("exponent too large")
-    if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
-        bits = base.numerator.bit_length() + base.denominator.bit_length()
-        if bits * abs(exponent.numerator) > MAX_BITS:
-            raise Unreadable("number too large")
-        return base**exponent.numerator
-    if isinstance(base, Fraction) and exponent == Fraction(1, 2):
-        return _root(base, Fraction(2))
-    base, exponent = _real(base), _real(exponent)
-    if base == 0:
-        if _mp.re(exponent) <= 0:
-            raise Unreadable("0 to a power that is not positive")
-        return Fraction(0)
-    if abs(exponent * _mp.log(base)) > MAX_BITS:
-        raise Unreadable("number too large")
-    return _bounded(base**exponent)
-
-
-def _root(value: Value, index: Value) -> Value:
-    if index == 3 and isinstance(value, Fraction) and value < 0:  # the real root
-        return -_raise(-value, Fraction(1, 3))
-    if not isinstance(index, Fraction) or index == 0:
-        raise Unreadable("root of an odd kind")
-    if index == 2:
-        return _bounded(_mp.sqrt(_real(value)))
-    return _raise(value, 1 / index)
-
-
-def _factorial(value: Value) -> Value:
-    if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= MAX_FACTORIAL:
-        raise Unreadable("factorial out of bounds")
-    return Fraction(factorial(int(value)))
