@@ -155,6 +155,10 @@ def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]
             "give one weight a function, in their order",
             ("reward_weights", "reward_funcs"),
         )
+    if args.reward_isolation == "inline":
+        for name in ("reward_num_workers", "reward_memory_limit", "reward_env"):
+            if name in given:
+                yield Fault(f"--{name} has no effect with --reward_isolation inline", ("reward_isolation", name))
     twice = sorted({name for name in args.reward_funcs if args.reward_funcs.count(name) > 1})
     if twice:
         yield Fault(f"--reward_funcs names {', '.join(twice)} twice: use --reward_weights to count one more")

@@ -1,12 +1,13 @@
-"""Stops a run whose rewards are broken: too large a share of invalid values, over the last steps."""
+"""Invalid rewards: written down row by row, and a run that has too large a share of them is stopped."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from swift_r1.errors import RunFailed
-from swift_r1.rewards.types import RewardBatch, RewardColumn
+from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
 
 WINDOW = 20  # steps
 
@@ -19,10 +20,11 @@ class InvalidRewardMonitor:
 
     Args:
         max_ratio: `--max_invalid_reward_ratio`.
+        write: takes the row of each invalid reward, the line of `invalid_rewards.jsonl`.
     """
 
-    def __init__(self, max_ratio: float) -> None:
-        self._max_ratio = max_ratio
+    def __init__(self, max_ratio: float, write: Callable[[Mapping[str, Any]], None] | None = None) -> None:
+        self._max_ratio, self._write = max_ratio, write
         self._steps: dict[str, deque[tuple[int, int]]] = {}
 
     def update(self, columns: Sequence[RewardColumn], batch: RewardBatch) -> None:
@@ -31,6 +33,10 @@ class InvalidRewardMonitor:
         Raises:
             RunFailed: a function is over the limit; the line has its name, the cause and an example.
         """
+        if self._write is not None:
+            for column in columns:
+                for bad in column.invalid:
+                    self._write(invalid_row(column.name, bad, batch))
         for column in columns:
             steps = self._steps.setdefault(column.name, deque(maxlen=WINDOW))
             steps.append((len(column.invalid), len(column.values)))
@@ -48,3 +54,11 @@ class InvalidRewardMonitor:
             f"--max_invalid_reward_ratio {self._max_ratio:g} of {WINDOW} steps allows; "
             f"cause: {example.cause}; for example on: {text!r}"
         )
+
+
+def invalid_row(name: str, bad: InvalidReward, batch: RewardBatch) -> dict[str, Any]:
+    """Which reward failed on what: the completion, and every column that the reward was given."""
+    columns = {key: column[bad.index] for key, column in batch.columns.items() if key != "response_token_ids"}
+    step = batch.trainer_state.get("global_step", -1) + 1
+    row = {"step": step, "reward": name, "kind": bad.kind, "cause": bad.cause}
+    return columns | row | {"completion": batch.completions[bad.index]}

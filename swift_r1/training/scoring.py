@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -118,7 +119,7 @@ def score(
 
 def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardColumn]) -> dict[str, float]:
     """`reward`, `reward_std` (mean of the groups' standard deviations), `frac_reward_zero_std`, and each
-    function's mean, std and invalid share under `rewards/<name>/`."""
+    function's mean, std, invalid share (in all and by kind) and seconds under `rewards/<name>/`."""
     groups: dict[int, list[float]] = {}
     for item in scored:
         groups.setdefault(item.group, [])
@@ -135,6 +136,9 @@ def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardC
         metrics[f"rewards/{column.name}/mean"] = _mean(known)
         metrics[f"rewards/{column.name}/std"] = _std(known)
         metrics[f"rewards/{column.name}/invalid"] = len(column.invalid) / len(column.values)
+        for kind, count in Counter(bad.kind for bad in column.invalid).items():
+            metrics[f"rewards/{column.name}/invalid/{kind}"] = count / len(column.values)
+        metrics[f"rewards/{column.name}/seconds"] = column.seconds
     return metrics
 
 

@@ -32,6 +32,8 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--top_p 0.9", ["--top_p 0.9 is refused", "biased"]),
         ("--top_k 50", ["--top_k 50 is refused", "leave it at -1"]),
         ("--reward_weights 1", ["--reward_weights has 1 values for 2 reward functions"]),
+        ("--reward_isolation inline --reward_num_workers 2", ["--reward_num_workers has no effect with"]),
+        ("--reward_isolation inline --reward_memory_limit 1", ["--reward_memory_limit has no effect with"]),
         ("--max_steps 0", ["--max_steps 0 trains nothing"]),
         ("--warmup_steps 5 --warmup_ratio 0.1", ["either --warmup_steps or --warmup_ratio"]),
         ("--lr_scheduler_type constant --warmup_steps 5", ["use constant_with_warmup"]),

@@ -22,6 +22,7 @@ from swift_r1.rewards.construct import build_reward, check_rewards
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
 from swift_r1.rewards.validate import WrongShape, checked
+from swift_r1.training.scoring import reward_metrics
 
 ARGS = SimpleNamespace(temperature=0.7, max_completion_length=100)
 
@@ -191,6 +192,26 @@ def test_monitor_names_function_cause_and_example() -> None:
         monitor.update([column("good", [1.0] * 4), broken], batch)
     with pytest.raises(RunFailed, match=r"reward bad .*cause: because; for example on: 'some completion'"):
         monitor.update([column("good", [1.0] * 4), broken], batch)
+
+
+def test_monitor_writes_a_row_for_each_invalid_reward() -> None:
+    rows: list = []
+    batch = RewardBatch(["a", "b"], {"target": [1, 2], "response_token_ids": [[1], [2]]}, 2, {"global_step": 4})
+    InvalidRewardMonitor(1.0, rows.append).update([column("bad", [1.0, math.nan]), column("good", [1.0, None])], batch)
+    row = {"target": 2, "step": 5, "reward": "bad", "kind": "value", "cause": "because", "completion": "b"}
+    assert rows == [row]
+    with pytest.raises(RunFailed):  # the rows of the step that ends the run are written too
+        InvalidRewardMonitor(0.0, rows.append).update([column("bad", [math.nan, math.nan])], batch)
+    assert len(rows) == 3
+
+
+def test_metrics_count_invalid_rewards_by_kind() -> None:
+    bad = tuple(InvalidReward(i, "x", kind) for i, kind in enumerate(("timeout", "timeout", "died")))
+    metrics = reward_metrics([], [RewardColumn("r", (math.nan, math.nan, math.nan, 1.0), bad, 2.5)])
+    assert metrics["rewards/r/invalid"] == 0.75
+    assert metrics["rewards/r/invalid/timeout"] == 0.5 and metrics["rewards/r/invalid/died"] == 0.25
+    assert "rewards/r/invalid/memory" not in metrics
+    assert metrics["rewards/r/seconds"] == 2.5
 
 
 def test_monitor_forgets_old_steps_and_bears_a_few() -> None:
