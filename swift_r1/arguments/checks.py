@@ -155,6 +155,22 @@ def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]
             "give one weight a function, in their order",
             ("reward_weights", "reward_funcs"),
         )
+    if args.truncated_reward is not None and args.missing_eos_penalty is not None:
+        yield Fault("give either --truncated_reward or --missing_eos_penalty, not both")
+    if args.multi_objective_aggregation == "normalize_then_sum":
+        for name in ("truncated_reward", "missing_eos_penalty"):
+            if getattr(args, name) is not None:
+                yield Fault(
+                    f"--{name} is on the scale of the rewards, which --multi_objective_aggregation "
+                    "normalize_then_sum takes away: leave one of them out",
+                    ("multi_objective_aggregation", name),
+                )
+        if "scale_rewards" in given and args.scale_rewards == "group":
+            yield Fault(
+                "--scale_rewards group would scale each group twice with --multi_objective_aggregation "
+                "normalize_then_sum: use batch (GDPO) or none",
+                ("scale_rewards", "multi_objective_aggregation"),
+            )
     if args.reward_isolation == "inline":
         for name in ("reward_num_workers", "reward_memory_limit", "reward_env"):
             if name in given:

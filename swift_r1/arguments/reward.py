@@ -14,6 +14,16 @@ class RewardArguments:
     external_plugins: list[str] = flag([], "Python files that register rewards and datasets")
     reward_funcs: list[str] = flag([], "names of reward functions; their weighted sum is the reward", required=True)
     reward_weights: list[float] | None = flag(None, "one weight a reward function (default: 1 each)")
+    renormalize_reward_weights: bool = flag(
+        False, "where a function returns None, let the other weights grow so that their sum stays"
+    )
+    multi_objective_aggregation: str = flag(
+        "sum_then_normalize",
+        "whether advantages are scaled after the rewards are summed, or each reward in its group before (GDPO)",
+        choices=("sum_then_normalize", "normalize_then_sum"),
+    )
+    truncated_reward: float | None = flag(None, "the reward of a truncated completion, whatever the functions say")
+    missing_eos_penalty: float | None = flag(None, "subtracted from the reward of a truncated completion", more_than=0)
     reward_timeout: float = flag(10.0, "seconds a reward call may take before its process is killed", more_than=0)
     reward_num_workers: int = flag(2, "processes that compute rewards", at_least=1)
     reward_isolation: str = flag(

@@ -61,13 +61,18 @@ class RlhfArguments(
             steps_per_generation=steps_per_generation,
             generation_batch_size=micro_batch * steps_per_generation,
             data_seed=self.seed if self.data_seed is None else self.data_seed,
-            scale_rewards=self.scale_rewards or DEFAULT_SCALE_REWARDS[self.advantage_estimator],
+            scale_rewards=self.scale_rewards or self._default_scale(),
             reward_weights=self.reward_weights or [1.0] * len(self.reward_funcs),
             eval_temperature=self.temperature if self.eval_temperature is None else self.eval_temperature,
             output_dir=self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}",
             report_to=[name for name in self.report_to if name != "none"],
             api_key=(self.api_key or environ.get(API_KEY_VARIABLE)) if self.use_vllm else None,
         )
+
+    def _default_scale(self) -> str:
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            return "batch"  # GDPO: the groups are normalised already
+        return DEFAULT_SCALE_REWARDS[self.advantage_estimator]
 
     def to_dict(self) -> dict[str, Any]:
         """All flags as JSON-able values, without the API key."""

@@ -34,6 +34,12 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--reward_weights 1", ["--reward_weights has 1 values for 2 reward functions"]),
         ("--reward_isolation inline --reward_num_workers 2", ["--reward_num_workers has no effect with"]),
         ("--reward_isolation inline --reward_memory_limit 1", ["--reward_memory_limit has no effect with"]),
+        ("--truncated_reward 0 --missing_eos_penalty 1", ["either --truncated_reward or --missing_eos_penalty"]),
+        (
+            "--multi_objective_aggregation normalize_then_sum --truncated_reward -1",
+            ["--truncated_reward is on the scale of the rewards"],
+        ),
+        ("--multi_objective_aggregation normalize_then_sum --scale_rewards group", ["use batch (GDPO) or none"]),
         ("--max_steps 0", ["--max_steps 0 trains nothing"]),
         ("--warmup_steps 5 --warmup_ratio 0.1", ["either --warmup_steps or --warmup_ratio"]),
         ("--lr_scheduler_type constant --warmup_steps 5", ["use constant_with_warmup"]),
