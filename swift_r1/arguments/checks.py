@@ -155,6 +155,12 @@ def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]
             "give one weight a function, in their order",
             ("reward_weights", "reward_funcs"),
         )
+    if args.reward_api is None and "api" in args.reward_funcs:
+        yield Fault("--reward_funcs api needs --reward_api URL", ("reward_funcs", "reward_api"))
+    elif args.reward_api is not None and "api" not in args.reward_funcs:
+        yield Fault("--reward_api has no effect without api among --reward_funcs", ("reward_funcs", "reward_api"))
+    elif args.reward_api is not None and not args.reward_api.startswith(("http://", "https://")):
+        yield Fault(f"--reward_api must begin with http:// or https://: {args.reward_api!r}")
     if args.truncated_reward is not None and args.missing_eos_penalty is not None:
         yield Fault("give either --truncated_reward or --missing_eos_penalty, not both")
     if args.multi_objective_aggregation == "normalize_then_sum":

@@ -26,6 +26,9 @@ class RewardArguments:
     missing_eos_penalty: float | None = flag(None, "subtracted from the reward of a truncated completion", more_than=0)
     reward_timeout: float = flag(10.0, "seconds a reward call may take before its process is killed", more_than=0)
     reward_num_workers: int = flag(2, "processes that compute rewards", at_least=1)
+    reward_api: str | None = flag(
+        None, "URL that the reward function `api` posts completions and columns to; token: SWIFT_REWARD_API_TOKEN"
+    )
     reward_isolation: str = flag(
         "process",
         "where rewards run: in processes that can be killed, or inline in the trainer (stateful or GPU rewards; "

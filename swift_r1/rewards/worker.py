@@ -19,6 +19,7 @@ from typing import Any
 from swift_r1.errors import UsageError
 from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, limit_memory
 from swift_r1.rewards.construct import Reward, build_reward, describe
+from swift_r1.rewards.remote import TOKEN_VARIABLE
 from swift_r1.rewards.types import InvalidReward
 from swift_r1.rewards.validate import WrongShape, checked
 
@@ -60,7 +61,7 @@ def start_worker(args: Any, names: Sequence[str], plugins: Sequence[str], mark: 
     for variable in _THREAD_VARIABLES:
         os.environ[variable] = "1"
     _end_noticeably()
-    confine(mark, args.reward_env)
+    confine(mark, [*args.reward_env, *([TOKEN_VARIABLE] if "api" in names else [])])
     # Ctrl-C and the launcher's SIGTERM reach the whole process group; the trainer decides when its workers end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -427,3 +427,39 @@ def test_workers_end_when_the_parent_is_killed(plugin: Path, tmp_path: Path) -> 
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=environ)
     worker = int(done.stdout)
     wait_gone(worker)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_soak(plugin: Path) -> None:
+    """2,000 batches, one in twenty hostile: memory and the number of processes stay what they were."""
+    me = psutil.Process()
+    hostile = [
+        "raise",
+        "exit3",
+        "segfault",
+        "sleep",
+        "allocate",
+        "child {note}",
+        "spin",
+        "quit",
+        "stubborn",
+        "fork {note}",
+    ]
+    memory, processes = [], []
+    with RewardPool(args(0.3), ["moody", "strange"], [str(plugin)]) as pool:
+        pool.wait_ready()
+        for number in range(2_000):
+            texts = [f"{'a' * (index % 7 + 1)}" for index in range(16)]
+            bad = number % 20 == 0
+            if bad:
+                texts[number // 20 % 16] = hostile[number // 20 % len(hostile)].format(note=os.devnull)
+            column = pool.score(batch(texts, 4))[0]
+            assert len(column.invalid) <= 1 and (bad or not column.invalid)
+            if number % 100 == 99:
+                children = me.children(recursive=True)
+                processes.append(len(children))
+                memory.append((me.memory_info().rss, max(child.memory_info().rss for child in children)))
+    assert max(processes) <= min(processes[3:]) + 1, processes
+    for parent, worker in memory[5:]:
+        assert parent < memory[4][0] + (32 << 20) and worker < memory[4][1] + (64 << 20), memory
