@@ -178,6 +178,32 @@ def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]
             "give one weight a function, in their order",
             ("reward_weights", "reward_funcs"),
         )
+    if args.reward_api is None and "api" in args.reward_funcs:
+        yield Fault("--reward_funcs api needs --reward_api URL", ("reward_funcs", "reward_api"))
+    elif args.reward_api is not None and "api" not in args.reward_funcs:
+        yield Fault("--reward_api has no effect without api among --reward_funcs", ("reward_funcs", "reward_api"))
+    elif args.reward_api is not None and not args.reward_api.startswith(("http://", "https://")):
+        yield Fault(f"--reward_api must begin with http:// or https://: {args.reward_api!r}")
+    if args.truncated_reward is not None and args.missing_eos_penalty is not None:
+        yield Fault("give either --truncated_reward or --missing_eos_penalty, not both")
+    if args.multi_objective_aggregation == "normalize_then_sum":
+        for name in ("truncated_reward", "missing_eos_penalty"):
+            if getattr(args, name) is not None:
+                yield Fault(
+                    f"--{name} is on the scale of the rewards, which --multi_objective_aggregation "
+                    "normalize_then_sum takes away: leave one of them out",
+                    ("multi_objective_aggregation", name),
+                )
+        if "scale_rewards" in given and args.scale_rewards == "group":
+            yield Fault(
+                "--scale_rewards group would scale each group twice with --multi_objective_aggregation "
+                "normalize_then_sum: use batch (GDPO) or none",
+                ("scale_rewards", "multi_objective_aggregation"),
+            )
+    if args.reward_isolation == "inline":
+        for name in ("reward_num_workers", "reward_memory_limit", "reward_env"):
+            if name in given:
+                yield Fault(f"--{name} has no effect with --reward_isolation inline", ("reward_isolation", name))
     twice = sorted({name for name in args.reward_funcs if args.reward_funcs.count(name) > 1})
     if twice:
         yield Fault(f"--reward_funcs names {', '.join(twice)} twice: use --reward_weights to count one more")

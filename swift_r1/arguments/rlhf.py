@@ -65,7 +65,7 @@ class RlhfArguments(
             steps_per_generation=steps_per_generation,
             generation_batch_size=micro_batch * steps_per_generation,
             data_seed=self.seed if self.data_seed is None else self.data_seed,
-            scale_rewards=self.scale_rewards or DEFAULT_SCALE_REWARDS[self.advantage_estimator],
+            scale_rewards=self.scale_rewards or self._default_scale(),
             reward_weights=self.reward_weights or [1.0] * len(self.reward_funcs),
             cosine_max_len=self.cosine_max_len or self.max_completion_length,
             soft_max_length=self.soft_max_length or self.max_completion_length,
@@ -74,6 +74,11 @@ class RlhfArguments(
             report_to=[name for name in self.report_to if name != "none"],
             api_key=(self.api_key or environ.get(API_KEY_VARIABLE)) if self.use_vllm else None,
         )
+
+    def _default_scale(self) -> str:
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            return "batch"  # GDPO: the groups are normalised already
+        return DEFAULT_SCALE_REWARDS[self.advantage_estimator]
 
     def to_dict(self) -> dict[str, Any]:
         """All flags as JSON-able values, without the API key."""

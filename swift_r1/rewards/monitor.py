@@ -1,14 +1,20 @@
-"""Stops a run whose rewards are broken: too large a share of invalid values, over the last steps."""
+"""Invalid rewards: written down row by row, and a run that has too large a share of them is stopped."""
 
 from __future__ import annotations
 
+import logging
+import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from swift_r1.errors import RunFailed
-from swift_r1.rewards.types import RewardBatch, RewardColumn
+from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
 
 WINDOW = 20  # steps
+CONSTANT_STEPS = 10  # with one and the same value, after which a reward is warned about
+
+_logger = logging.getLogger("swift_r1.rewards")
 
 
 class InvalidRewardMonitor:
@@ -19,11 +25,14 @@ class InvalidRewardMonitor:
 
     Args:
         max_ratio: `--max_invalid_reward_ratio`.
+        write: takes the row of each invalid reward, the line of `invalid_rewards.jsonl`.
     """
 
-    def __init__(self, max_ratio: float) -> None:
-        self._max_ratio = max_ratio
+    def __init__(self, max_ratio: float, write: Callable[[Mapping[str, Any]], None] | None = None) -> None:
+        self._max_ratio, self._write = max_ratio, write
         self._steps: dict[str, deque[tuple[int, int]]] = {}
+        self._constant: dict[str, tuple[float, set[int]]] = {}
+        self._warned: set[str] = set()
 
     def update(self, columns: Sequence[RewardColumn], batch: RewardBatch) -> None:
         """Takes the columns of one training step.
@@ -31,6 +40,12 @@ class InvalidRewardMonitor:
         Raises:
             RunFailed: a function is over the limit; the line has its name, the cause and an example.
         """
+        if self._write is not None:
+            for column in columns:
+                for bad in column.invalid:
+                    self._write(invalid_row(column.name, bad, batch))
+        for column in columns:
+            self._watch_constant(column, batch.trainer_state.get("global_step", 0))
         for column in columns:
             steps = self._steps.setdefault(column.name, deque(maxlen=WINDOW))
             steps.append((len(column.invalid), len(column.values)))
@@ -38,6 +53,19 @@ class InvalidRewardMonitor:
             expected = sum(count for _, count in steps) / len(steps) * WINDOW
             if column.invalid and invalid > self._max_ratio * expected:
                 raise RunFailed(self._message(column, batch, invalid, len(steps)))
+
+    def _watch_constant(self, column: RewardColumn, step: int) -> None:
+        """Warns once of a reward that has had one and the same value for 10 steps: it teaches nothing."""
+        known = {value for value in column.values if value is not None and not math.isnan(value)}
+        if len(known) > 1 or (known and column.name in self._constant and self._constant[column.name][0] not in known):
+            self._constant.pop(column.name, None)
+        if len(known) != 1:
+            return
+        value, steps = self._constant.setdefault(column.name, (known.pop(), set()))
+        steps.add(step)
+        if len(steps) >= CONSTANT_STEPS and column.name not in self._warned:
+            self._warned.add(column.name)
+            _logger.warning("reward %s was %g for every completion of %d steps", column.name, value, len(steps))
 
     def _message(self, column: RewardColumn, batch: RewardBatch, invalid: int, steps: int) -> str:
         example = column.invalid[0]
@@ -48,3 +76,11 @@ class InvalidRewardMonitor:
             f"--max_invalid_reward_ratio {self._max_ratio:g} of {WINDOW} steps allows; "
             f"cause: {example.cause}; for example on: {text!r}"
         )
+
+
+def invalid_row(name: str, bad: InvalidReward, batch: RewardBatch) -> dict[str, Any]:
+    """Which reward failed on what: the completion, and every column that the reward was given."""
+    columns = {key: column[bad.index] for key, column in batch.columns.items() if key != "response_token_ids"}
+    step = batch.trainer_state.get("global_step", -1) + 1
+    row = {"step": step, "reward": name, "kind": bad.kind, "cause": bad.cause}
+    return columns | row | {"completion": batch.completions[bad.index]}

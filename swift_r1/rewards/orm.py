@@ -37,4 +37,4 @@ class AsyncORM:
 # Name for `--reward_funcs` -> class, or plain function, or ready object. Plugins write into it.
 orms: dict[str, Callable[..., Any]] = {}
 
-from swift_r1.rewards import builtin  # noqa: E402, F401  registers the built-in rewards; needs ORM from above
+from swift_r1.rewards import builtin, remote, verifiable  # noqa: E402, F401  they register themselves; both need ORM

@@ -17,17 +17,19 @@ from __future__ import annotations
 import logging
 import math
 import multiprocessing
+import secrets
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 from pebble import CONSTS, ProcessExpired, ProcessFuture, ProcessPool
 
 from swift_r1.errors import RunFailed, UsageError
+from swift_r1.rewards.confine import MEMORY_EXIT, end_group, end_strays
 from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
 from swift_r1.rewards.worker import Item, Outcome, call_reward, faults, start_worker
 
@@ -41,7 +43,7 @@ CONSTS.term_timeout = 1  # seconds from SIGTERM to SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class Call:
     """One task for a worker: reward `name` on `items`; `key` is the caller's."""
 
     key: Any
@@ -54,8 +56,8 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
-    call: _Call
+class Answer:
+    call: Call
     outcomes: list[Outcome]
     seconds: float
 
@@ -93,7 +95,7 @@ class RewardPool:
     module of the program again: keep that light.
 
     Args:
-        args: the run's arguments, given to the rewards; `reward_timeout` and `reward_num_workers` are read from it.
+        args: the run's arguments, given to the rewards; the `reward_*` ones are read from it.
         names: registered names of the reward functions, in order.
         plugins: plugin files that the workers load.
     """
@@ -102,7 +104,9 @@ class RewardPool:
         self._names = tuple(names)
         self._timeout = float(args.reward_timeout)
         self._workers = int(args.reward_num_workers)
-        self._initargs = (args, self._names, tuple(plugins))
+        self._memory = float(args.reward_memory_limit)
+        self._mark = secrets.token_hex(8)
+        self._initargs = (args, self._names, tuple(plugins), self._mark)
         self._pool: ProcessPool | None = None
         self._ready: ProcessFuture[list[str]] | None = None
 
@@ -118,9 +122,11 @@ class RewardPool:
     def close(self) -> None:
         """Ends all workers, whatever they are doing."""
         if self._pool is not None:
+            workers = self._worker_ids()
             self._pool.stop()
             self._pool.join()
             self._pool = None
+            self._clean(workers, frozenset())
 
     def wait_ready(self) -> None:
         """Waits until a worker has loaded the plugins and built the rewards; the first `score` does so by itself.
@@ -156,7 +162,7 @@ class RewardPool:
         deadline = time.monotonic() + _SLACK_SECONDS + self._timeout * min(2 * count, 2 * _LONGEST_CALL)
         spent = dict.fromkeys(self._names, 0.0)
 
-        def run(calls: Sequence[_Call]) -> Iterator[_Answer]:
+        def run(calls: Sequence[Call]) -> Iterator[Answer]:
             for answer in self._run(calls, batch, deadline):
                 spent[answer.call.name] += answer.seconds
                 yield answer
@@ -170,25 +176,25 @@ class RewardPool:
                 results[answer.call.name, group] = outcome
                 if outcome.failure is not None and outcome.isolate and not alone:
                     failed.append((answer.call.name, group))
-        for answer in run([_Call(key, key[0], (groups[key[1]],)) for key in failed]):
+        for answer in run([Call(key, key[0], (groups[key[1]],)) for key in failed]):
             results[answer.call.key] = answer.outcomes[0]
         # 2: completion by completion
         failed = [key for key, outcome in results.items() if outcome.failure is not None and outcome.isolate]
         probes = [
-            _Call((key, index), key[0], (_single(groups[key[1]], index),))
+            Call((key, index), key[0], (_single(groups[key[1]], index),))
             for key in failed
             for index in range(batch.group_size)
         ]
-        blamed: dict[tuple[str, int], dict[int, str]] = {key: {} for key in failed}
+        blamed: dict[tuple[str, int], dict[int, Outcome]] = {key: {} for key in failed}
         for answer in run(probes):
             key, index = answer.call.key
             if answer.outcomes[0].failure is not None:
-                blamed[key][index] = answer.outcomes[0].failure
+                blamed[key][index] = answer.outcomes[0]
         # 3: the whole group without those to blame
         again = [
-            _Call(key, key[0], (_without(groups[key[1]], causes),))
+            Call(key, key[0], (_without(groups[key[1]], causes),))
             for key, causes in blamed.items()
-            if 0 < len(causes) < batch.group_size
+            if len(causes) < batch.group_size  # with none to blame, it may have been the worker, and gets its chance
         ]
         final = {answer.call.key: answer.outcomes[0] for answer in run(again)}
         for key, causes in blamed.items():
@@ -204,17 +210,34 @@ class RewardPool:
         )
         self._ready = self._pool.schedule(faults)
 
-    def _first_calls(self, name: str, groups: Sequence[Item]) -> Iterator[_Call]:
+    def _first_calls(self, name: str, groups: Sequence[Item]) -> Iterator[Call]:
         """Cuts the groups into calls: enough to keep the workers busy, each of a moderate size."""
         per_call = math.ceil(len(groups) / (self._workers * _CALLS_A_WORKER))
         per_call = max(1, min(per_call, _LONGEST_CALL // len(groups[0].completions)))
         for first in range(0, len(groups), per_call):
             indices = range(first, min(first + per_call, len(groups)))
-            yield _Call(tuple(indices), name, tuple(groups[index] for index in indices))
+            yield Call(tuple(indices), name, tuple(groups[index] for index in indices))
 
-    def _run(self, calls: Sequence[_Call], batch: RewardBatch, deadline: float) -> Iterator[_Answer]:
-        """Runs calls on the workers; every call gets an answer, in any order."""
-        aborted: list[_Call] = []
+    def _run(self, calls: Sequence[Call], batch: RewardBatch, deadline: float) -> Iterator[Answer]:
+        """Runs calls on the workers; every call gets an answer, in any order. What dead workers left ends too."""
+        before = self._worker_ids()
+        yield from self._run_all(calls, batch, deadline)
+        living = self._worker_ids()
+        if before - living:
+            self._clean(before - living, living)
+
+    def _worker_ids(self) -> frozenset[int]:
+        return frozenset(list(self._pool._pool_manager.worker_manager.workers)) if self._pool else frozenset()
+
+    def _clean(self, dead: frozenset[int], living: frozenset[int]) -> None:
+        for worker in dead:
+            end_group(worker)
+        strays = end_strays(self._mark, living)
+        if strays:
+            _logger.warning("ended %d processes that rewards left behind", len(strays))
+
+    def _run_all(self, calls: Sequence[Call], batch: RewardBatch, deadline: float) -> Iterator[Answer]:
+        aborted: list[Call] = []
         for call, answer in self._attempt(calls, batch, deadline):
             if answer is None:
                 aborted.append(call)
@@ -222,11 +245,11 @@ class RewardPool:
                 yield answer
         for call in aborted:  # alone in the pool, a call can only be hurt by itself
             ((_, answer),) = self._attempt([call], batch, deadline)
-            yield answer or _failed(call, "its worker process died")
+            yield answer or _failed(call, "its worker process died", "died")
 
     def _attempt(
-        self, calls: Sequence[_Call], batch: RewardBatch, deadline: float
-    ) -> Iterator[tuple[_Call, _Answer | None]]:
+        self, calls: Sequence[Call], batch: RewardBatch, deadline: float
+    ) -> Iterator[tuple[Call, Answer | None]]:
         """One try of each call. None is for one that the pool's breakdown ended, be the call to blame or not."""
         tasks = [self._schedule(call, batch) for call in calls]
         for call, task in zip(calls, tasks, strict=True):
@@ -234,18 +257,24 @@ class RewardPool:
                 outcomes, seconds = task.result(deadline)
             except TimeoutError:
                 if task.future.done():
-                    yield call, _failed(call, f"no answer within {task.limit:g} s, worker killed", task.limit)
+                    yield (
+                        call,
+                        _failed(call, f"no answer within {task.limit:g} s, worker killed", "timeout", task.limit),
+                    )
                 else:
                     task.future.cancel()
-                    yield call, _failed(call, "not reached before the deadline of the batch")
+                    yield call, _failed(call, "not reached before the deadline of the batch", "timeout")
             except ProcessExpired as error:
-                yield call, _failed(call, f"its worker process died (exit code {error.exitcode})")
+                if error.exitcode == MEMORY_EXIT:
+                    yield call, _failed(call, f"MemoryError: over --reward_memory_limit {self._memory:g} GiB", "memory")
+                else:
+                    yield call, _failed(call, f"its worker process died (exit code {error.exitcode})", "died")
             except (BrokenProcessPool, CancelledError):
                 yield call, None
             else:
-                yield call, _Answer(call, outcomes, seconds)
+                yield call, Answer(call, outcomes, seconds)
 
-    def _schedule(self, call: _Call, batch: RewardBatch) -> _Task:
+    def _schedule(self, call: Call, batch: RewardBatch) -> _Task:
         limit = self._timeout * min(call.size, _LONGEST_CALL)
         arguments = (call.name, call.items, dict(batch.trainer_state), limit)
         assert self._pool is not None, "the pool is closed"
@@ -269,7 +298,7 @@ class RewardPool:
             if outcome.failure is not None:
                 outcome = _settled(outcome, {}, size)
             values += outcome.values
-            invalid += [InvalidReward(group * size + bad.index, bad.cause) for bad in outcome.invalid]
+            invalid += [replace(bad, index=group * size + bad.index) for bad in outcome.invalid]
         if invalid:
             first = invalid[0]
             _logger.warning(
@@ -279,8 +308,8 @@ class RewardPool:
         return RewardColumn(name, tuple(values), tuple(invalid), seconds)
 
 
-def _failed(call: _Call, reason: str, seconds: float = 0.0) -> _Answer:
-    return _Answer(call, [Outcome(failure=reason, isolate=True)] * len(call.items), seconds)
+def _failed(call: Call, reason: str, kind: str, seconds: float = 0.0) -> Answer:
+    return Answer(call, [Outcome(failure=reason, isolate=True, kind=kind)] * len(call.items), seconds)
 
 
 def _groups(batch: RewardBatch) -> list[Item]:
@@ -303,7 +332,7 @@ def _single(group: Item, index: int) -> Item:
     return Item([group.completions[index]], {name: [column[index]] for name, column in group.columns.items()})
 
 
-def _without(group: Item, blamed: dict[int, str]) -> Item:
+def _without(group: Item, blamed: dict[int, Outcome]) -> Item:
     """The group with the completions to blame replaced by a copy of the first that is not."""
     good = next(index for index in range(len(group.completions)) if index not in blamed)
     picks = [good if index in blamed else index for index in range(len(group.completions))]
@@ -313,16 +342,18 @@ def _without(group: Item, blamed: dict[int, str]) -> Item:
     )
 
 
-def _settled(outcome: Outcome, blamed: dict[int, str], size: int) -> Outcome:
+def _settled(outcome: Outcome, blamed: dict[int, Outcome], size: int) -> Outcome:
     """The outcome of a group, with the completions to blame invalid; all are where the call failed."""
     values = outcome.values if outcome.failure is None else (math.nan,) * size
-    causes = {bad.index: bad.cause for bad in outcome.invalid}
+    invalid = {bad.index: bad for bad in outcome.invalid}
+    failures = dict(blamed)
     if outcome.failure is not None:
-        causes = dict.fromkeys(range(size), outcome.failure)
-    causes |= blamed
+        failures = dict.fromkeys(range(size), outcome) | failures
+    for index, failed in failures.items():
+        invalid[index] = InvalidReward(index, failed.failure or "failed", failed.kind)
     return Outcome(
-        values=tuple(math.nan if index in causes else value for index, value in enumerate(values)),
-        invalid=tuple(InvalidReward(index, causes[index]) for index in sorted(causes)),
+        values=tuple(math.nan if index in invalid else value for index, value in enumerate(values)),
+        invalid=tuple(invalid[index] for index in sorted(invalid)),
     )
 
 

@@ -27,10 +27,18 @@ class RewardBatch:
 
 @dataclass(frozen=True, slots=True)
 class InvalidReward:
-    """Why one completion has no usable reward from one function."""
+    """Why one completion has no usable reward from one function.
+
+    Attributes:
+        index: of the completion in the batch.
+        cause: one line.
+        kind: what `rewards/<name>/invalid/<kind>` counts: `value` (not a finite number), `shape` (not one value a
+            completion), `exception`, `timeout`, `died` (its worker process), `memory` (over its limit).
+    """
 
     index: int
     cause: str
+    kind: str = "value"
 
 
 @dataclass(frozen=True, slots=True)

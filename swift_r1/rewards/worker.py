@@ -17,7 +17,9 @@ from types import SimpleNamespace
 from typing import Any
 
 from swift_r1.errors import UsageError
+from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, limit_memory
 from swift_r1.rewards.construct import Reward, build_reward, describe
+from swift_r1.rewards.remote import TOKEN_VARIABLE
 from swift_r1.rewards.types import InvalidReward
 from swift_r1.rewards.validate import WrongShape, checked
 
@@ -40,23 +42,38 @@ class Item:
 class Outcome:
     """What one call gave: `values` and `invalid` as of `validate.checked`, or, where the call failed, why.
 
-    `isolate` tells that single completions may be to blame, so that it is worth looking for them.
+    `isolate` tells that single completions may be to blame, so that it is worth looking for them; `kind` is the
+    failure's, as of `InvalidReward`.
     """
 
     values: tuple[float | None, ...] = ()
     invalid: tuple[InvalidReward, ...] = ()
     failure: str | None = None
     isolate: bool = False
+    kind: str = "exception"
 
 
-def start_worker(args: Any, names: Sequence[str], plugins: Sequence[str]) -> None:
-    """Loads the plugins and builds the rewards; what fails is kept and reported by `faults`."""
+def start_worker(args: Any, names: Sequence[str], plugins: Sequence[str], mark: str) -> None:
+    """Loads the plugins and builds the rewards; what fails is kept and reported by `faults`.
+
+    `mark` is the pool's: this process's children carry it in their environment, so that none can outlive the pool.
+    """
     for variable in _THREAD_VARIABLES:
         os.environ[variable] = "1"
     _end_noticeably()
+    confine(mark, [*args.reward_env, *([TOKEN_VARIABLE] if "api" in names else [])])
     # Ctrl-C and the launcher's SIGTERM reach the whole process group; the trainer decides when its workers end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    load_rewards(args, names, plugins)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(1)
+    limit_memory(args.reward_memory_limit)
+
+
+def load_rewards(args: Any, names: Sequence[str], plugins: Sequence[str]) -> None:
+    """Builds the rewards of this process; what fails is kept and reported by `faults`."""
+    _rewards.clear()
     try:
         from swift_r1.plugins import load_plugins
 
@@ -69,8 +86,6 @@ def start_worker(args: Any, names: Sequence[str], plugins: Sequence[str]) -> Non
             _rewards[name] = build_reward(name, args)
         except UsageError as error:
             _rewards[name] = str(error)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(1)
 
 
 def faults() -> list[str]:
@@ -94,7 +109,7 @@ def call_reward(
         return [Outcome(failure=reward)] * len(items), 0.0
     state = {"trainer_state": SimpleNamespace(**trainer_state)}
     started = time.perf_counter()
-    with open(os.devnull, "w") as nowhere:
+    with open(os.devnull, "w") as nowhere, contained():
         # A C thread that needs no GIL: it ends even a process that spins inside a C function.
         faulthandler.dump_traceback_later(limit + _SELF_DESTRUCT_AFTER, exit=True, file=nowhere)
         try:
@@ -102,15 +117,34 @@ def call_reward(
                 outcomes = asyncio.run(_call_together(reward, items, state, limit))
             else:
                 outcomes = [_call(reward, item, state) for item in items]
+        except MemoryError:
+            # What is left of its memory may be too little for anything; a new worker starts afresh.
+            os._exit(MEMORY_EXIT)
         finally:
             faulthandler.cancel_dump_traceback_later()
     return outcomes, time.perf_counter() - started
+
+
+def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float) -> list[Outcome]:
+    """Calls one reward in this very process; only a coroutine can be stopped after `limit` seconds."""
+    reward = _rewards[name]
+    if isinstance(reward, str):
+        return [Outcome(failure=reward)] * len(items)
+    state = {"trainer_state": SimpleNamespace(**trainer_state)}
+    try:
+        if reward.is_async:
+            return asyncio.run(_call_together(reward, items, state, limit))
+        return [_call(reward, item, state) for item in items]
+    except MemoryError as error:
+        return [Outcome(failure=describe(error), isolate=True, kind="memory")] * len(items)
 
 
 def _call(reward: Reward, item: Item, state: Mapping[str, Any]) -> Outcome:
     try:
         returned = reward.call(item.completions, {**item.columns, **state})
         return _outcome(returned, item)
+    except (MemoryError, KeyboardInterrupt):
+        raise
     except BaseException as error:  # noqa: BLE001  a user's reward may raise anything, SystemExit too
         return Outcome(failure=describe(error), isolate=True)
 
@@ -122,8 +156,10 @@ async def _call_together(
         try:
             returned = await asyncio.wait_for(reward.call(item.completions, {**item.columns, **state}), limit)
             return _outcome(returned, item)
+        except MemoryError:
+            raise
         except TimeoutError:
-            return Outcome(failure=f"no answer within {limit:g} s", isolate=True)
+            return Outcome(failure=f"no answer within {limit:g} s", isolate=True, kind="timeout")
         except Exception as error:  # noqa: BLE001  a user's reward may raise anything
             return Outcome(failure=describe(error), isolate=True)
 
@@ -134,7 +170,7 @@ def _outcome(returned: Any, item: Item) -> Outcome:
     try:
         values, invalid = checked(returned, len(item.completions))
     except WrongShape as error:
-        return Outcome(failure=str(error))
+        return Outcome(failure=str(error), kind="shape")
     return Outcome(values, invalid)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from swift_r1.data.types import Prompt
+from swift_r1.rewards.combine import Composition
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
 from swift_r1.training.rollouts import OnDone, Rollouts, completion_seed
 from swift_r1.training.scoring import (
@@ -78,7 +79,9 @@ class Evaluator:
         if main is None:
             return None
         state = {"global_step": step, "max_steps": max_steps}
-        scored, columns, _batch = score(self.prompts, outputs, main.decode, main.scorer, weights, state)
+        scored, columns, _batch = score(
+            self.prompts, outputs, main.decode, main.scorer, Composition(tuple(weights)), state
+        )
         metrics: dict[str, float] = {}
         for dataset in sorted({item.prompt.dataset for item in scored}):
             chosen = [number for number, item in enumerate(scored) if item.prompt.dataset == dataset]

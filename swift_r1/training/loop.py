@@ -18,6 +18,7 @@ from torch import Tensor
 from swift_r1.algorithms import LossConfig, group_advantages, groups_without_signal
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.errors import RunFailed
+from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.types import RewardBatch, RewardColumn
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
 from swift_r1.tracking.recorder import Recorder
@@ -159,7 +160,7 @@ class Trainer:
             [item.prompt.token_ids for item in scored.trained],
             [item.completion.token_ids for item in scored.trained],
             [item.completion.logprobs for item in scored.trained],
-            [item.reward for item in scored.trained],
+            [item.objective for item in scored.trained],
             [item.completion.finish_reason == "length" for item in scored.trained],
         )
         if parts.ranks.world_size > 1:
@@ -195,14 +196,14 @@ class Trainer:
         assert outputs is not None
         with self.timed("reward"):
             state = {"global_step": self.outcome.steps, "max_steps": self.plan.total_steps}
-            weights = self.args.reward_weights or []
-            return score(prompts, outputs, main.decode, main.scorer, weights, state, first_group=first)
+            compose = Composition.from_flags(self.args)
+            return score(prompts, outputs, main.decode, main.scorer, compose, state, first_group=first)
 
     def without_signal(self, scored: ScoredRound | None) -> list[int]:
         """Which of the round's groups teach nothing, by place; every rank learns it, so that all go on alike."""
         found = None
         if scored is not None:
-            rewards = torch.tensor([item.reward for item in scored.trained])
+            rewards = torch.tensor([item.objective for item in scored.trained])
             silent = groups_without_signal(rewards, self.plan.num_generations)
             found = [silent.nonzero().flatten()]
             scored.without_signal = int(silent.sum())

@@ -24,13 +24,14 @@ from swift_r1.data.sampler import PromptSampler
 from swift_r1.data.types import Prompt
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
+from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.monitor import InvalidRewardMonitor
-from swift_r1.rewards.pool import RewardPool
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines.transformers import TransformersEngine
 from swift_r1.rollout.identity import tokenizer_hash
 from swift_r1.rollout.protocol import SamplingParams
 from swift_r1.tracking.console import RunConsole
+from swift_r1.tracking.jsonl import JsonLines
 from swift_r1.tracking.recorder import Recorder, RunRecorder, SilentRecorder
 from swift_r1.tracking.reporters import open_reporters
 from swift_r1.training.backends.base import Backend
@@ -59,7 +60,7 @@ def run(args: RlhfArguments, run_dir: Path, stop: StopRequest) -> int:
         tokenizer = _load_tokenizer(args.model)
         main_rank, held_out, sizes = None, [], None
         if ranks.is_main:
-            main_rank, held_out, num_rows = _main_rank(args, tokenizer, ranks.world_size, cleanup)
+            main_rank, held_out, num_rows = _main_rank(args, run_dir, tokenizer, ranks.world_size, cleanup)
             sizes = [torch.tensor([num_rows, len(held_out)])]
         num_rows, num_held_out = ranks.broadcast(sizes)[0].tolist()
         plan = make_plan(args, ranks.world_size, num_rows)
@@ -117,7 +118,7 @@ def run(args: RlhfArguments, run_dir: Path, stop: StopRequest) -> int:
 
 
 def _main_rank(
-    args: RlhfArguments, tokenizer: Any, world_size: int, cleanup: ExitStack
+    args: RlhfArguments, run_dir: Path, tokenizer: Any, world_size: int, cleanup: ExitStack
 ) -> tuple[MainRank, list[Prompt], int]:
     """Data and rewards; also the held-out prompts and the number of training rows."""
     load_plugins(args.external_plugins)
@@ -128,9 +129,10 @@ def _main_rank(
     plan = make_plan(args, world_size, len(rows))
     sampler = PromptSampler(len(rows), plan.prompts_per_round, args.dataset_shuffle, args.data_seed)
     prompts = PromptStream(rows, encoder, sampler, args.dataloader_num_workers)
-    pool = cleanup.enter_context(RewardPool(args, args.reward_funcs, args.external_plugins))
+    pool = cleanup.enter_context(rewards_for(args, args.reward_funcs, args.external_plugins))
     pool.wait_ready()
-    monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio)
+    invalid = cleanup.enter_context(JsonLines(run_dir / "invalid_rewards.jsonl"))
+    monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio, invalid.write)
     main_rank = MainRank(
         prompts=prompts,
         scorer=pool.score,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from swift_r1.data.types import Prompt
-from swift_r1.rewards.combine import combine
+from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
 from swift_r1.rollout.protocol import Completion, RolloutOutput
 
@@ -57,6 +58,7 @@ class ScoredCompletion:
         group: number of its prompt within the round; those of resampled prompts follow the first ones.
         rewards: each function's value by name; None for no opinion, NaN where invalid.
         reward: their weighted sum; NaN where no advantage can be computed from it.
+        objective: what the advantage is computed from; the reward but for `normalize_then_sum`.
     """
 
     request_id: str
@@ -66,6 +68,7 @@ class ScoredCompletion:
     text: str
     rewards: Mapping[str, float | None]
     reward: float
+    objective: float
 
 
 def score(
@@ -73,7 +76,7 @@ def score(
     outputs: Sequence[RolloutOutput],
     decode: Callable[[Sequence[int]], str],
     scorer: Scorer,
-    weights: Sequence[float],
+    compose: Composition,
     trainer_state: Mapping[str, int],
     first_group: int = 0,
 ) -> Scores:
@@ -100,7 +103,7 @@ def score(
     }
     batch = RewardBatch(texts, columns, len(outputs[0].completions), trainer_state)
     results = list(scorer(batch))
-    totals = combine(results, weights)
+    totals = compose(results, columns["is_truncated"], batch.group_size)
     scored = [
         ScoredCompletion(
             request_id,
@@ -109,7 +112,8 @@ def score(
             completion,
             text,
             {column.name: column.values[i] for column in results},
-            totals[i],
+            totals.rewards[i],
+            totals.objectives[i],
         )
         for i, ((group, prompt, request_id, completion), text) in enumerate(zip(pairs, texts, strict=True))
     ]
@@ -117,8 +121,9 @@ def score(
 
 
 def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardColumn]) -> dict[str, float]:
-    """`reward`, `reward_std` (mean of the groups' standard deviations), `frac_reward_zero_std`, and each
-    function's mean, std and invalid share under `rewards/<name>/`."""
+    """`reward`, `reward_std` (mean of the groups' standard deviations), `frac_reward_zero_std`,
+    `frac_groups_all_invalid` (groups without one usable reward, which teach nothing), and each function's mean, std,
+    invalid share (in all and by kind) and seconds under `rewards/<name>/`."""
     groups: dict[int, list[float]] = {}
     for item in scored:
         groups.setdefault(item.group, [])
@@ -129,12 +134,16 @@ def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardC
         "reward": _mean([value for values in groups.values() for value in values]),
         "reward_std": _mean(stds),
         "frac_reward_zero_std": _mean([float(std == 0.0) for std in stds]),
+        "frac_groups_all_invalid": _mean([float(not values) for values in groups.values()]),
     }
     for column in columns:
         known = [value for value in column.values if value is not None and not math.isnan(value)]
         metrics[f"rewards/{column.name}/mean"] = _mean(known)
         metrics[f"rewards/{column.name}/std"] = _std(known)
         metrics[f"rewards/{column.name}/invalid"] = len(column.invalid) / len(column.values)
+        for kind, count in Counter(bad.kind for bad in column.invalid).items():
+            metrics[f"rewards/{column.name}/invalid/{kind}"] = count / len(column.values)
+        metrics[f"rewards/{column.name}/seconds"] = column.seconds
     return metrics
 
 

@@ -32,6 +32,15 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--top_p 0.9", ["--top_p 0.9 is refused", "biased"]),
         ("--top_k 50", ["--top_k 50 is refused", "leave it at -1"]),
         ("--reward_weights 1", ["--reward_weights has 1 values for 2 reward functions"]),
+        ("--reward_isolation inline --reward_num_workers 2", ["--reward_num_workers has no effect with"]),
+        ("--reward_isolation inline --reward_memory_limit 1", ["--reward_memory_limit has no effect with"]),
+        ("--truncated_reward 0 --missing_eos_penalty 1", ["either --truncated_reward or --missing_eos_penalty"]),
+        (
+            "--multi_objective_aggregation normalize_then_sum --truncated_reward -1",
+            ["--truncated_reward is on the scale of the rewards"],
+        ),
+        ("--multi_objective_aggregation normalize_then_sum --scale_rewards group", ["use batch (GDPO) or none"]),
+        ("--reward_api http://h", ["--reward_api has no effect without api"]),
         ("--max_steps 0", ["--max_steps 0 trains nothing"]),
         ("--warmup_steps 5 --warmup_ratio 0.1", ["either --warmup_steps or --warmup_ratio"]),
         ("--lr_scheduler_type constant --warmup_steps 5", ["use constant_with_warmup"]),
@@ -160,3 +169,17 @@ def test_several_processes_need_deepspeed() -> None:
 )
 def test_the_environment_is_checked_too(environ: dict[str, str], part: str) -> None:
     assert part in faults("--deepspeed zero2", environ)[0]
+
+
+def test_the_reward_api_and_its_url_go_together() -> None:
+    def found(*words: str) -> tuple[str, ...]:
+        base = [*BASE[:-2], "a", "api", *BATCH, *words]
+        try:
+            parse_arguments(RlhfArguments, base, {})
+        except UsageError as error:
+            return error.faults
+        return ()
+
+    assert found("--reward_api", "http://127.0.0.1:8100/rewards") == ()
+    assert found() == ("--reward_funcs api needs --reward_api URL",)
+    assert "must begin with http://" in found("--reward_api", "h:1")[0]

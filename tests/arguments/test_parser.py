@@ -186,6 +186,8 @@ def test_defaults_that_depend_on_others() -> None:
 def test_the_scale_of_rewards_follows_the_estimator_unless_given(estimator: str, scale: str) -> None:
     assert parse("--advantage_estimator", estimator).scale_rewards == scale
     assert parse("--advantage_estimator", estimator, "--scale_rewards", "none").scale_rewards == "none"
+    gdpo = ("--advantage_estimator", estimator, "--multi_objective_aggregation", "normalize_then_sum")
+    assert parse(*gdpo).scale_rewards == "batch"
 
 
 def test_no_flag_of_ours_is_called_foreign() -> None:

@@ -7,6 +7,7 @@ import re
 import time
 from fractions import Fraction
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,11 +18,12 @@ from hypothesis import strategies as st
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rewards import ORM, AsyncORM, orms
 from swift_r1.rewards.builtin import is_formatted
-from swift_r1.rewards.combine import combine
+from swift_r1.rewards.combine import Composition, Totals
 from swift_r1.rewards.construct import build_reward, check_rewards
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
 from swift_r1.rewards.validate import WrongShape, checked
+from swift_r1.training.scoring import reward_metrics
 
 ARGS = SimpleNamespace(temperature=0.7, max_completion_length=100)
 
@@ -173,14 +175,67 @@ def column(name: str, values: list[float | None]) -> RewardColumn:
     return RewardColumn(name, tuple(values), tuple(InvalidReward(i, "because") for i in bad), 0.0)
 
 
+def total(
+    weights: list[float], *columns: RewardColumn, cut: tuple[bool, ...] = (), size: int = 1, **how: Any
+) -> Totals:
+    count = len(columns[0].values)
+    return Composition(tuple(weights), **how)(columns, cut or (False,) * count, size)
+
+
 def test_combine() -> None:
     first = column("a", [1.0, None, math.nan, None, 0.0])
     second = column("b", [2.0, 2.0, 2.0, None, None])
-    totals = combine([first, second], [1.0, 0.5])
-    assert totals[:2] == (2.0, 1.0)  # no opinion adds nothing, and the other weight stays
-    assert math.isnan(totals[2])  # invalid is not zero
-    assert math.isnan(totals[3])  # no opinion at all is not zero
-    assert totals[4] == 0.0
+    totals = total([1.0, 0.5], first, second)
+    assert totals.objectives is totals.rewards
+    assert totals.rewards[:2] == (2.0, 1.0)  # no opinion adds nothing, and the other weight stays
+    assert math.isnan(totals.rewards[2])  # invalid is not zero
+    assert math.isnan(totals.rewards[3])  # no opinion at all is not zero
+    assert totals.rewards[4] == 0.0
+    grown = total([1.0, 0.5], first, second, renormalize=True).rewards
+    assert grown[:2] == (2.0, 3.0)  # 0.5 became 1.5
+    assert math.isnan(grown[2]) and math.isnan(grown[3]) and grown[4] == 0.0
+
+
+def test_truncated_completions() -> None:
+    rewards = column("a", [1.0, 1.0, math.nan, 0.5])
+    cut = (True, False, True, True)
+    assert total([1.0], rewards, cut=cut, truncated_reward=-1.0).rewards == (-1.0, 1.0, -1.0, -1.0)
+    penalised = total([1.0], rewards, cut=cut, missing_eos_penalty=0.25).rewards
+    assert penalised[:2] + penalised[3:] == (0.75, 1.0, 0.25) and math.isnan(penalised[2])
+
+
+def test_normalize_then_sum() -> None:
+    """GDPO: rewards of very different scales weigh alike, and differences that cancel in the sum are kept."""
+    small = column("a", [0.0, 1.0, 0.0, 1.0, 1.0, 1.0])
+    large = column("b", [0.0, 0.0, 1000.0, 1000.0, math.nan, None])
+    totals = total([1.0, 0.5], small, large, size=2, aggregation="normalize_then_sum")
+    assert totals.rewards[:4] == (0.0, 1.0, 500.0, 501.0)
+    high = 0.5 / (math.sqrt(0.5) + 1e-4)
+    assert totals.objectives[:4] == pytest.approx((-high, high, -high, high))  # b is constant in both groups
+    assert math.isnan(totals.objectives[4]) and totals.objectives[5] == 0.0
+    both = total([1.0, 0.5], small, large, size=6, aggregation="normalize_then_sum").objectives
+    values = np.array([0.0, 0.0, 1000.0, 1000.0])
+    part = (values - 500) / (values.std(ddof=1) + 1e-4)
+    ones = np.array([0.0, 1.0, 0.0, 1.0, 1.0, 1.0])
+    mine = (ones - ones.mean()) / (ones.std(ddof=1) + 1e-4)
+    assert both[:4] == pytest.approx(mine[:4] + 0.5 * part)
+
+
+def test_a_constant_reward_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    monitor = InvalidRewardMonitor(1.0)
+    for step in range(30):
+        batch = RewardBatch(["a", "b"], {}, 2, {"global_step": step})
+        for _ in range(2):  # two calls a step count once
+            changing = column("changing", [float(step // 9)] * 2)
+            monitor.update([column("still", [0.5, None]), changing, column("spread", [0.0, 1.0])], batch)
+        assert len(caplog.records) == (step >= 9)
+    assert caplog.records[0].getMessage() == "reward still was 0.5 for every completion of 10 steps"
+
+
+def test_groups_without_any_usable_reward_are_counted() -> None:
+    item = SimpleNamespace
+    scored = [item(group=g, reward=r) for g, r in ((0, math.nan), (0, math.nan), (1, 1.0), (1, math.nan))]
+    assert reward_metrics(scored, [])["frac_groups_all_invalid"] == 0.5
 
 
 def test_monitor_names_function_cause_and_example() -> None:
@@ -191,6 +246,26 @@ def test_monitor_names_function_cause_and_example() -> None:
         monitor.update([column("good", [1.0] * 4), broken], batch)
     with pytest.raises(RunFailed, match=r"reward bad .*cause: because; for example on: 'some completion'"):
         monitor.update([column("good", [1.0] * 4), broken], batch)
+
+
+def test_monitor_writes_a_row_for_each_invalid_reward() -> None:
+    rows: list = []
+    batch = RewardBatch(["a", "b"], {"target": [1, 2], "response_token_ids": [[1], [2]]}, 2, {"global_step": 4})
+    InvalidRewardMonitor(1.0, rows.append).update([column("bad", [1.0, math.nan]), column("good", [1.0, None])], batch)
+    row = {"target": 2, "step": 5, "reward": "bad", "kind": "value", "cause": "because", "completion": "b"}
+    assert rows == [row]
+    with pytest.raises(RunFailed):  # the rows of the step that ends the run are written too
+        InvalidRewardMonitor(0.0, rows.append).update([column("bad", [math.nan, math.nan])], batch)
+    assert len(rows) == 3
+
+
+def test_metrics_count_invalid_rewards_by_kind() -> None:
+    bad = tuple(InvalidReward(i, "x", kind) for i, kind in enumerate(("timeout", "timeout", "died")))
+    metrics = reward_metrics([], [RewardColumn("r", (math.nan, math.nan, math.nan, 1.0), bad, 2.5)])
+    assert metrics["rewards/r/invalid"] == 0.75
+    assert metrics["rewards/r/invalid/timeout"] == 0.5 and metrics["rewards/r/invalid/died"] == 0.25
+    assert "rewards/r/invalid/memory" not in metrics
+    assert metrics["rewards/r/seconds"] == 2.5
 
 
 def test_monitor_forgets_old_steps_and_bears_a_few() -> None:

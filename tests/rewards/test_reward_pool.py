@@ -16,11 +16,12 @@ import psutil
 import pytest
 
 from swift_r1.errors import UsageError
+from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.pool import RewardPool
 from swift_r1.rewards.types import RewardBatch, RewardColumn
 
 PLUGIN = '''
-import asyncio, ctypes, os, signal, sys, threading, time
+import asyncio, ctypes, os, signal, subprocess, sys, threading, time
 from swift.rewards import ORM, AsyncORM, orms
 
 
@@ -62,12 +63,35 @@ class Moody(Length):
                 threading.Timer(0.2, os._exit, [5]).start()
             if word == "segfault":
                 ctypes.string_at(0)
+            if word == "allocate":
+                bytearray(100 << 30)
+            if word == "chatter":
+                for _ in range(1024):
+                    print("x" * (1 << 20))
+            if word == "thread":
+                threading.Thread(target=time.sleep, args=[3600], daemon=True).start()
+            if word in ("child", "session", "childsleep"):
+                found = subprocess.Popen(["sleep", "3600"], start_new_session=word == "session")
+                with open(text.split()[1], "w") as file:
+                    file.write(str(found.pid))
+                if word == "childsleep":
+                    time.sleep(3600)
+            if word == "fork" and not os.fork():
+                with open(text.split()[1], "w") as file:
+                    file.write(str(os.getpid()))
+                time.sleep(3600)
+            if word == "unpicklable":
+                class Local(Exception):
+                    def __reduce__(self):
+                        raise TypeError("never")
+                raise Local(threading.Lock())
         return super().__call__(completions, **kwargs)
 
 
 class Strange(ORM):
     def __call__(self, completions, **kwargs):
         odd = {"nan": float("nan"), "inf": float("inf"), "none": None, "text": "1.0", "list": [1.0], "true": True}
+        odd |= {"lambda": lambda: 1.0, "lock": threading.Lock()}
         return [odd.get(text, 0.5) for text in completions]
 
 
@@ -98,6 +122,33 @@ def plain(completions, target):
     return [float(text == t) for text, t in zip(completions, target)]
 
 
+class Grows(ORM):
+    """A leak: what is kept comes to the limit again and again."""
+
+    kept = []
+
+    def __call__(self, completions, **kwargs):
+        self.kept.append(bytearray(40 << 20))
+        return [1.0] * len(completions)
+
+
+class Environment(ORM):
+    """1 for each variable that can be seen."""
+
+    def __init__(self, args=None, **kwargs):
+        self.lock = threading.Lock()  # cannot be pickled, and need not be
+
+    def __call__(self, completions, **kwargs):
+        return [float(name in os.environ) for name in completions]
+
+
+def silent(completions, **kwargs):
+    return [None] * len(completions)
+
+
+orms["silent"] = silent
+orms["grows"] = Grows
+orms["environment"] = Environment
 orms["length"] = Length
 orms["moody"] = Moody
 orms["strange"] = Strange
@@ -126,8 +177,11 @@ def batch(completions: list[str], group_size: int) -> RewardBatch:
     return RewardBatch(completions, columns, group_size, {"global_step": 3, "max_steps": 10})
 
 
-def args(timeout: float = 1.0, workers: int = 2) -> SimpleNamespace:
-    return SimpleNamespace(reward_timeout=timeout, reward_num_workers=workers, scale=2.0)
+def args(timeout: float = 1.0, workers: int = 2, **others: object) -> SimpleNamespace:
+    limits = {"reward_memory_limit": 2.0, "reward_env": [], "reward_isolation": "process"}
+    return SimpleNamespace(
+        **{"reward_timeout": timeout, "reward_num_workers": workers, "scale": 2.0, **limits, **others}
+    )
 
 
 NAMES = ["length", "moody", "strange", "seen", "waiting", "plain", "scalar", "short", "single", "word"]
@@ -191,6 +245,8 @@ def test_values_columns_and_order(plugin: Path) -> None:
         ("spin", "no answer within 0.5 s, worker killed"),
         ("segfault", "died"),
         ("stubborn", "no answer within 0.5 s, worker killed"),
+        ("allocate", "over --reward_memory_limit 2 GiB"),
+        ("unpicklable", "Local: <unlocked"),
     ],
 )
 def test_one_bad_completion_costs_no_other(score, word: str, cause: str) -> None:
@@ -202,9 +258,76 @@ def test_one_bad_completion_costs_no_other(score, word: str, cause: str) -> None
     assert math.isnan(column.values[3])
     assert column.values[4:] == (1.0, 1.0, 1.0, 2.0)
     assert cause in causes(column)[3]
+    kinds = {"sleep": "timeout", "spin": "timeout", "stubborn": "timeout", "allocate": "memory"}
+    kinds |= dict.fromkeys(("exit0", "exit3", "segfault"), "died")
+    assert column.invalid[0].kind == kinds.get(word, "exception")
+
+
+def test_slow_on_one_completion_in_a_hundred(score) -> None:
+    completions = ["a"] * 57 + ["sleep"] + ["a"] * 42
+    column = score("moody", completions, 4)
+    assert list(causes(column)) == [57]
+    assert all(value == 2.0 for index, value in enumerate(column.values) if index // 4 != 14)
+
+
+def test_a_gigabyte_of_output_is_dropped(plugin: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    with RewardPool(args(10.0, 1), ["moody"], [str(plugin)]) as pool:
+        assert pool.score(batch(["chatter", "a"], 2))[0].invalid == ()
+        assert pool.score(batch(["thread", "a"], 2))[0].invalid == ()
+    out = capfd.readouterr().out
+    assert "more output of this reward call is dropped" in out
+    assert len(out) < 1 << 20
+
+
+@pytest.mark.parametrize("word", ["child", "session", "fork", "childsleep"])
+def test_processes_that_a_reward_leaves_are_ended(plugin: Path, tmp_path: Path, word: str) -> None:
+    note = tmp_path / "pid"
+    with RewardPool(args(1.0, 1), ["moody"], [str(plugin)]) as pool:
+        column = pool.score(batch([f"{word} {note}", "a"], 2))[0]
+        assert bool(column.invalid) == (word == "childsleep")
+        wait_gone(int(note.read_text()))
+        assert pool.score(batch(["aa", "a"], 2))[0].values == (2.0, 1.0)
+
+
+def test_a_leak_costs_workers_and_no_rewards(plugin: Path) -> None:
+    """Each worker lasts a few calls; then another takes its place, and the call is made again."""
+    with RewardPool(args(10.0, 1, reward_memory_limit=0.5), ["grows"], [str(plugin)]) as pool:
+        seen = set()
+        for _ in range(20):
+            assert pool.score(batch(["a", "b"], 2))[0].values == (1.0, 1.0)
+            seen |= pool._worker_ids()
+    assert len(seen) > 1
+
+
+def test_secrets_and_proxies_are_not_to_be_seen(plugin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ["HF_TOKEN", "WANDB_API_KEY", "https_proxy", "JUDGE_API_KEY", "PLAIN", "TOKENIZERS_PARALLELISM"]
+    for name in names:
+        monkeypatch.setenv(name, "x")
+    with RewardPool(args(reward_env=["JUDGE_API_KEY"]), ["environment"], [str(plugin)]) as pool:
+        assert pool.score(batch(names, 2))[0].values == (0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
+
+
+def test_inline(plugin: Path) -> None:
+    """The same values and faults, in this process; only what an exception can stop is stopped."""
+    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    names = ["length", "moody", "strange", "scalar", "silent"]
+    with rewards_for(args(reward_isolation="inline"), names, [str(plugin)]) as rewards:
+        rewards.wait_ready()
+        length, moody, strange, scalar, silent = rewards.score(batch(["aa", "raise", "quit a", "a"], 4))
+        assert {process.pid for process in psutil.Process().children(recursive=True)} == before
+    assert length.values == (2 * 2 / 6, 2 * 5 / 6, 2.0, 2 * 1 / 6)
+    assert moody.values[::3] == (2.0, 1.0)
+    assert causes(moody).keys() == {1, 2} and "KeyError" in causes(moody)[1] and "SystemExit" in causes(moody)[2]
+    assert strange.values == (0.5,) * 4 and silent.values == (None,) * 4
+    assert {bad.kind for bad in scalar.invalid} == {"shape"} and len(scalar.invalid) == 4
+    with rewards_for(args(reward_isolation="inline"), ["fromat"]) as rewards, pytest.raises(UsageError, match="format"):
+        rewards.wait_ready()
+    assert type(rewards_for(args(), ["format"])) is RewardPool
 
 
 def test_values_of_each_kind(score) -> None:
+    column = score("strange", ["lambda", "lock", "x", "x"], 4)
+    assert sorted(causes(column)) == [0, 1] and {bad.kind for bad in column.invalid} == {"value"}
     column = score("strange", ["nan", "inf", "none", "text", "list", "true", "x", "y"], 4)
     assert column.values[2] is None
     assert column.values[5:] == (1.0, 0.5, 0.5)
@@ -289,7 +412,9 @@ def test_workers_end_when_the_parent_is_killed(plugin: Path, tmp_path: Path) -> 
             from types import SimpleNamespace
             from swift_r1.rewards.pool import RewardPool
             if __name__ == "__main__":
-                args = SimpleNamespace(reward_timeout=5.0, reward_num_workers=1, scale=1.0)
+                args = SimpleNamespace(
+                    reward_timeout=5.0, reward_num_workers=1, reward_memory_limit=2.0, reward_env=[], scale=1.0
+                )
                 with RewardPool(args, ["length"], [{str(plugin)!r}]) as pool:
                     pool.wait_ready()
                     (worker,) = pool._pool._pool_manager.worker_manager.workers
@@ -302,3 +427,39 @@ def test_workers_end_when_the_parent_is_killed(plugin: Path, tmp_path: Path) -> 
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, env=environ)
     worker = int(done.stdout)
     wait_gone(worker)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_soak(plugin: Path) -> None:
+    """2,000 batches, one in twenty hostile: memory and the number of processes stay what they were."""
+    me = psutil.Process()
+    hostile = [
+        "raise",
+        "exit3",
+        "segfault",
+        "sleep",
+        "allocate",
+        "child {note}",
+        "spin",
+        "quit",
+        "stubborn",
+        "fork {note}",
+    ]
+    memory, processes = [], []
+    with RewardPool(args(0.3), ["moody", "strange"], [str(plugin)]) as pool:
+        pool.wait_ready()
+        for number in range(2_000):
+            texts = [f"{'a' * (index % 7 + 1)}" for index in range(16)]
+            bad = number % 20 == 0
+            if bad:
+                texts[number // 20 % 16] = hostile[number // 20 % len(hostile)].format(note=os.devnull)
+            column = pool.score(batch(texts, 4))[0]
+            assert len(column.invalid) <= 1 and (bad or not column.invalid)
+            if number % 100 == 99:
+                children = me.children(recursive=True)
+                processes.append(len(children))
+                memory.append((me.memory_info().rss, max(child.memory_info().rss for child in children)))
+    assert max(processes) <= min(processes[3:]) + 1, processes
+    for parent, worker in memory[5:]:
+        assert parent < memory[4][0] + (32 << 20) and worker < memory[4][1] + (64 << 20), memory

@@ -6,6 +6,7 @@ import pytest
 
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.data.types import Prompt
+from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.types import InvalidReward, RewardColumn
 from swift_r1.rollout.protocol import Completion, RolloutOutput
 from swift_r1.training.prompts import PromptStream
@@ -24,7 +25,7 @@ def scores(values, first_group):
     def scorer(batch):
         return [RewardColumn("a", tuple(values), (InvalidReward(3, "broke"),), 1.0)]
 
-    return score(prompts, outputs, str, scorer, [1.0], {}, first_group=first_group)
+    return score(prompts, outputs, str, scorer, Composition((1.0,)), {}, first_group=first_group)
 
 
 def test_fresh_groups_take_the_places_of_those_without_signal():

@@ -2,5 +2,7 @@
 
 from swift_r1.rewards.graders.countdown import grade_countdown
 from swift_r1.rewards.graders.grade import Grade
+from swift_r1.rewards.graders.gsm8k import grade_gsm8k
+from swift_r1.rewards.graders.math import grade_math
 
-__all__ = ["Grade", "grade_countdown"]
+__all__ = ["Grade", "grade_countdown", "grade_gsm8k", "grade_math"]

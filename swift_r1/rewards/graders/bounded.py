@@ -1,0 +1,99 @@
+"""Numbers of bounded size: exact fractions while everything is rational, else 60 digits, real or complex."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+from mpmath.ctx_mp import MPContext
+
+MAX_BITS = 20_000  # of an exact number
+MAX_EXPONENT = 5_000
+MAX_FACTORIAL = 300
+
+mp = MPContext()
+mp.dps = 60
+_TOLERANCE = mp.mpf(10) ** -48
+
+Value = Any  # a Fraction where exact, else an mpf or mpc of `mp`
+
+
+class Unreadable(ValueError):
+    """Not an expression that this reader knows, out of its bounds, or without a value (1/0)."""
+
+
+def close(a: Value, b: Value) -> bool:
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return a == b
+    a, b = real(a), real(b)
+    return bool(abs(a - b) <= _TOLERANCE * max(abs(a), abs(b)))
+
+
+def real(value: Value) -> Value:
+    if not isinstance(value, Fraction):
+        return value
+    return mp.mpf(value.numerator) / value.denominator
+
+
+def bounded(value: Value) -> Value:
+    if isinstance(value, Fraction):
+        if value.numerator.bit_length() + value.denominator.bit_length() > MAX_BITS:
+            raise Unreadable("number too large")
+    elif not mp.isfinite(value) or (value and abs(mp.mag(value)) > MAX_BITS):
+        raise Unreadable("number too large")
+    return value
+
+
+def add(a: Value, b: Value, sign: int) -> Value:
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return bounded(a + sign * b)
+    return bounded(real(a) + sign * real(b))
+
+
+def multiply(a: Value, b: Value) -> Value:
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return bounded(a * b)
+    return bounded(real(a) * real(b))
+
+
+def divide(a: Value, b: Value) -> Value:
+    if isinstance(a, Fraction) and isinstance(b, Fraction):
+        return bounded(a / b)
+    return bounded(real(a) / real(b))
+
+
+def power(base: Value, exponent: Value) -> Value:
+    if isinstance(exponent, Fraction) and abs(exponent) > MAX_EXPONENT:
+        raise Unreadable("exponent too large")
+    if isinstance(base, Fraction) and isinstance(exponent, Fraction) and exponent.denominator == 1:
+        bits = base.numerator.bit_length() + base.denominator.bit_length()
+        if bits * abs(exponent.numerator) > MAX_BITS:
+            raise Unreadable("number too large")
+        return base**exponent.numerator
+    if isinstance(base, Fraction) and exponent == Fraction(1, 2):
+        return root(base, Fraction(2))
+    base, exponent = real(base), real(exponent)
+    if base == 0:
+        if mp.re(exponent) <= 0:
+            raise Unreadable("0 to a power that is not positive")
+        return Fraction(0)
+    if abs(exponent * mp.log(base)) > MAX_BITS:
+        raise Unreadable("number too large")
+    return bounded(base**exponent)
+
+
+def root(value: Value, index: Value) -> Value:
+    if index == 3 and isinstance(value, Fraction) and value < 0:  # the real root
+        return -power(-value, Fraction(1, 3))
+    if not isinstance(index, Fraction) or index == 0:
+        raise Unreadable("root of an odd kind")
+    if index == 2:
+        return bounded(mp.sqrt(real(value)))
+    return power(value, 1 / index)
+
+
+def factorial(value: Value) -> Value:
+    if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= MAX_FACTORIAL:
+        raise Unreadable("factorial out of bounds")
+    return Fraction(math.factorial(int(value)))

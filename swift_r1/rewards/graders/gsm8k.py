@@ -1,0 +1,123 @@
+"""GSM8K: one number is the answer."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Literal
+
+from swift_r1.rewards.graders.grade import Grade
+from swift_r1.rewards.graders.latex import last_boxed
+from swift_r1.rewards.graders.tags import first_answer, last_answer
+
+MAX_DIGITS = 60
+MAX_SLOT = 2_000  # characters of an answer tag that are read
+
+# 1,234.5 or 1234. or .5; not a part of a word, of an exponent or of another number
+_NUMBER = re.compile(
+    r"(?<![\w.^])(?P<sign>(?:(?<![\w)%])[-+]\s?)?)\$?\s?(?P<late>(?<=\$)-)?"
+    r"(?P<digits>(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+)"
+    r"(?P<power>[eE][-+]?[0-9]{1,2}(?!\w))?"
+    r"(?:\s?/\s?(?P<over>[0-9]+)(?![\w.]))?"
+)
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac\s*\{\s*(-?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}")
+_OAT_NUMBER = re.compile(r"(?:(?<![0-9])-)?(?:[0-9]*\.[0-9]+|[0-9]+)")
+
+
+def grade_gsm8k(
+    completion: str,
+    gold: str | int | float,
+    mode: Literal["number", "oat", "r1rl"] = "number",
+    *,
+    strip_gold: bool = False,
+) -> Grade:
+    """Grades one completion: 1 for the right number, else 0.
+
+    Args:
+        completion: the model's text.
+        gold: the right number, as text or number; thousands commas allowed.
+        mode: how the answer is found and compared.
+            `number`: the last answer tag, else the last box, else after the last `####`, and there the first number
+            after the last `=`; else the last number of the text. Compared as exact numbers: `$18.00` is 18, `18.`
+            is 18, `1,234` is 1234; units and percent signs do not count.
+            `oat`: the last number of the text, commas removed from both sides, compared as text (18.0 is not 18).
+            `r1rl`: the first answer tag, all of it, commas removed, compared with the gold text.
+        strip_gold: `r1rl`: remove the commas of the gold answer too (without it, `1,234` can never be answered).
+
+    Raises:
+        ValueError: the mode is unknown, or the gold answer is not a number; never because of the completion.
+    """
+    if mode == "number":
+        return _grade_number(completion, _gold_number(gold))
+    text = str(gold).strip()
+    if mode == "oat":
+        numbers = _OAT_NUMBER.findall(completion.replace(",", ""))
+        return Grade(float(bool(numbers) and numbers[-1] == text.replace(",", "")), bool(numbers))
+    if mode == "r1rl":
+        answer = first_answer(completion)
+        if answer is None:
+            return Grade(0.0, False)
+        text = text.replace(",", "") if strip_gold else text
+        return Grade(float(answer.strip().replace(",", "") == text), True)
+    raise ValueError(f"unknown mode {mode!r}: number, oat or r1rl")
+
+
+def _grade_number(completion: str, gold: Fraction) -> Grade:
+    slot = _slot(completion)
+    if slot is not None:
+        found = _NUMBER.search(_plain(slot[:MAX_SLOT].rpartition("=")[2]))
+        return Grade(float(found is not None and _value(found) == gold), True)
+    # From the end, in growing pieces: the last number is all that is wanted of a long text.
+    for length in (200, len(completion)):
+        last = None
+        for last in _NUMBER.finditer(_plain(completion[-length:])):  # noqa: B007
+            pass
+        if last is not None and (last.start() > 20 or length >= len(completion)):
+            return Grade(float(_value(last) == gold), False)
+    return Grade(0.0, False)
+
+
+def _slot(completion: str) -> str | None:
+    answer = last_answer(completion)
+    if answer is not None:
+        boxed = last_boxed(answer) if "\\boxed" in answer else None
+        return answer if boxed is None else boxed
+    boxed = last_boxed(completion) if "\\boxed" in completion else None
+    if boxed is not None:
+        return boxed
+    _, mark, after = completion.rpartition("####")
+    return after.partition("\n")[0] if mark else None
+
+
+def _plain(text: str) -> str:
+    """LaTeX's spellings of signs, thousands and fractions as plain ones."""
+    text = text.replace("\u2212", "-")
+    if "\\" in text or "{" in text:
+        text = _LATEX_FRACTION.sub(r"\1/\2", text)
+        text = text.replace("{,}", ",").replace("\\!", "").replace("\\,", "").replace("\\$", "$")
+        text = text.replace("\\(", " ").replace("\\[", " ")
+    return text
+
+
+def _value(found: re.Match[str]) -> Fraction | None:
+    digits = found["digits"].replace(",", "")
+    over = found["over"]
+    if len(digits) > MAX_DIGITS or len(over or "") > MAX_DIGITS:
+        return None
+    value = Fraction(digits)
+    if found["power"]:
+        value *= Fraction(10) ** int(found["power"][1:])
+    if over is not None:
+        if int(over) == 0:
+            return None
+        value /= int(over)
+    return -value if "-" in (found["sign"] or "") or found["late"] else value
+
+
+def _gold_number(gold: str | int | float) -> Fraction:
+    text = _plain(str(gold)).strip().rstrip("%").strip()
+    found = _NUMBER.fullmatch(text)
+    value = None if found is None else _value(found)
+    if value is None:
+        raise ValueError(f"the gold answer is not a number: {gold!r}")
+    return value

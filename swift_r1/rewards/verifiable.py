@@ -1,0 +1,81 @@
+"""The graders as rewards, and ms-swift's `accuracy`."""
+
+from __future__ import annotations
+
+import re
+import threading
+from typing import Any
+
+from swift_r1.rewards.graders import grade_countdown, grade_gsm8k, grade_math
+from swift_r1.rewards.graders.math import EXPLOSIVE, LIBRARY_SECONDS
+from swift_r1.rewards.orm import ORM, orms
+
+# A named column says what the reward needs; that narrows `ORM`'s call, as in every plugin.
+_ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+
+
+class Countdown(ORM):
+    """`grade_countdown`; needs the columns `nums` and `target`."""
+
+    def __call__(self, completions: list[str], nums: Any, target: Any, **kwargs: Any) -> list[float | None]:  # type: ignore[override]
+        return [grade_countdown(*item).score for item in zip(completions, nums, target, strict=True)]
+
+
+class Gsm8k(ORM):
+    """`grade_gsm8k` comparing numbers; needs the column `solution`, the right number."""
+
+    def __call__(self, completions: list[str], solution: Any, **kwargs: Any) -> list[float | None]:  # type: ignore[override]
+        return [grade_gsm8k(*item).score for item in zip(completions, solution, strict=True)]
+
+
+class Math(ORM):
+    r"""`grade_math`, fast, on the last `\boxed{}`; needs the column `solution`, one answer or a list."""
+
+    def __call__(self, completions: list[str], solution: Any, **kwargs: Any) -> list[float | None]:  # type: ignore[override]
+        return [grade_math(*item).score for item in zip(completions, solution, strict=True)]
+
+
+class MathAccuracy(ORM):
+    r"""math_verify on the answer tag, or on the text where there is none: ms-swift's `accuracy`.
+
+    Needs the column `solution`. A solution that math_verify cannot read gives no opinion (None), where ms-swift's
+    gives 0: the completion is not to blame.
+    """
+
+    def __call__(self, completions: list[str], solution: Any, **kwargs: Any) -> list[float | None]:  # type: ignore[override]
+        return [_accuracy(*item) for item in zip(completions, solution, strict=True)]
+
+
+def _accuracy(completion: str, solution: Any) -> float | None:
+    from latex2sympy2_extended import NormalizationConfig
+    from math_verify import LatexExtractionConfig, parse, verify
+
+    # The library's time-outs are alarm signals, which only the main thread can have; workers run rewards in theirs.
+    limit = LIBRARY_SECONDS if threading.current_thread() is threading.main_thread() else None
+    always: dict[str, Any] = {"extraction_mode": "first_match", "parsing_timeout": limit, "raise_on_error": False}
+    right = _ANSWER.search(str(solution))
+    gold = parse(right[1].strip() if right else str(solution), **always)
+    if not gold:
+        return None
+    tagged = _ANSWER.search(completion)
+    text = tagged[1].strip() if tagged else completion
+    if EXPLOSIVE.search(text):
+        return 0.0
+    if tagged is not None:
+        answer = parse(text, **always)
+    else:
+        latex = LatexExtractionConfig(
+            normalization_config=NormalizationConfig(
+                basic_latex=True, units=True, malformed_operators=False, boxed="all"
+            ),
+            boxed_match_priority=0,
+            try_extract_without_anchor=False,
+        )
+        answer = parse(text, extraction_config=[latex], **always)
+    return float(bool(answer) and verify(gold, answer, timeout_seconds=limit, raise_on_error=False))
+
+
+orms["countdown"] = Countdown
+orms["gsm8k"] = Gsm8k
+orms["math"] = Math
+orms["accuracy"] = MathAccuracy

@@ -1,0 +1,80 @@
+"""Hostile rewards in a whole run: it goes on and says what was wrong, or ends with exit code 5 and says why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+HOSTILE = '''
+import os
+from swift.rewards import orms
+
+
+def dies_now_and_then(completions, trainer_state, **kwargs):
+    """Ends its process in the second step, whatever it is given."""
+    if trainer_state.global_step == 1:
+        os._exit(3)
+    return [0.5] * len(completions)
+
+
+def always_nan(completions, **kwargs):
+    return [float("nan")] * len(completions)
+
+
+orms["dies_now_and_then"] = dies_now_and_then
+orms["always_nan"] = always_nan
+'''
+
+
+@pytest.fixture
+def hostile(tmp_path: Path) -> Path:
+    path = tmp_path / "hostile.py"
+    path.write_text(HOSTILE)
+    return path
+
+
+def plugins(hostile: Path) -> list[Path]:
+    return [Path(__file__).parent / "digits_plugin.py", hostile]
+
+
+@pytest.mark.parametrize("aggregation", ["sum_then_normalize", "normalize_then_sum"])
+def test_the_run_goes_on(rlhf, tiny_model, hostile: Path, aggregation: str) -> None:
+    run = rlhf(
+        tiny_model,
+        external_plugins=plugins(hostile),
+        reward_funcs=["digits", "dies_now_and_then"],
+        multi_objective_aggregation=aggregation,
+        max_steps=3,
+        learning_rate=1e-3,
+        max_invalid_reward_ratio=1,
+    )
+    assert run.code == 0
+    shares = [step["rewards/dies_now_and_then/invalid"] for step in run.steps]
+    assert shares == [0.0, 1.0, 0.0]
+    assert run.steps[1]["rewards/dies_now_and_then/invalid/died"] == 1.0
+    assert run.steps[1]["frac_groups_all_invalid"] == 1.0 and run.steps[0]["frac_groups_all_invalid"] == 0.0
+    assert run.steps[0]["rewards/digits/seconds"] > 0 and run.steps[1]["rewards/digits/invalid"] == 0.0
+    rows = run.lines("invalid_rewards.jsonl")
+    assert len(rows) == 8
+    assert {(row["step"], row["reward"], row["kind"]) for row in rows} == {(2, "dies_now_and_then", "died")}
+    assert all("exit code 3" in row["cause"] and "completion" in row and "start" in row for row in rows)
+    advantages = [row["advantage"] for row in run.lines("completions.jsonl") if row["step"] == 2]
+    assert advantages == [0.0] * 8
+
+
+def test_too_many_invalid_rewards_end_the_run(rlhf, tiny_model, hostile: Path) -> None:
+    run = rlhf(
+        tiny_model,
+        external_plugins=plugins(hostile),
+        reward_funcs=["digits", "always_nan"],
+        reward_isolation="inline",
+        truncated_reward=-1,
+        max_steps=30,
+    )
+    assert run.code == 5
+    assert "reward always_nan was invalid" in run.errors and "nan is not a finite number" in run.errors
+    assert "for example on:" in run.errors
+    assert {row["kind"] for row in run.lines("invalid_rewards.jsonl")} == {"value"}
+    truncated = [row for row in run.lines("completions.jsonl") if row["finish_reason"] == "length"]
+    assert truncated and {row["reward"] for row in truncated} == {-1.0}

@@ -1,0 +1,281 @@
+"""The GSM8K and math graders: the known expectations, the evaluation sets, hostile text; and the rewards over them."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from swift_r1.rewards.construct import build_reward
+from swift_r1.rewards.graders import Grade, grade_gsm8k, grade_math
+from swift_r1.rewards.graders.value import Unreadable, values
+
+DATA = Path(os.environ.get("SWIFT_R1_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
+SETS = ("aime24", "amc23", "math500", "minerva", "olympiad_bench")
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no data at {DATA}: set SWIFT_R1_DATA")
+
+
+def boxed(answer: object) -> str:
+    return f"Hence \\boxed{{{answer}}}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "fast", "library"),
+    [
+        ("25", "025", 1, 1),
+        (r"\frac{2}{4}", r"\frac{1}{2}", 0, 1),
+        ("0.25", r"\frac14", 1, 1),
+        (r"12,\!345", "12345", 1, 1),
+        ("[1,2)", "(1,2)", 0, 0),
+        ("xyz=5", "5", 0, 1),
+        (r"50\%", "0.5", 0, 1),
+        (r"5\text{ cm}^2", "5", 1, 1),
+        ("2, 3", "3, 2", 0, 1),
+        ("2^{10}", "1024", 0, 1),
+        ("7", ["6", "7"], 1, 1),
+    ],
+)
+def test_known_expectations(answer: str, gold: object, fast: int, library: int) -> None:
+    assert grade_math(boxed(answer), gold) == Grade(float(fast), True)
+    assert grade_math(boxed(answer), gold, "math_verify") == Grade(float(library), True)
+
+
+@pytest.mark.parametrize("verifier", ["fast", "math_verify"])
+def test_an_open_box_is_no_answer(verifier: str) -> None:
+    assert grade_math(r"\boxed{4} and \boxed{unclosed", "4", verifier) == Grade(0.0, False)
+    assert grade_math("4", "4", verifier) == Grade(0.0, False)
+    assert grade_math(r"\boxed{1} then \boxed{\{4\}}", r"\{4\}", verifier) == Grade(1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        ("(x+1)^2", "x^2+2x+1", True),
+        (r"\frac1{\sqrt2}", r"\frac{\sqrt{2}}{2}", True),
+        ("0.333333333333333333333", r"\frac13", False),
+        (r"\frac{-1}{2}", r"-\frac12", True),
+        ("1/2", r"\dfrac{1}{2}", True),
+        (r"\sqrt{4}", "2", False),  # a whole number is to be written as one
+        (r"3 \times 10^{8}", "300000000", True),
+        ("142", 142.0, True),
+        ("7.0", "7", True),
+        ("x=5", "5", True),
+        ("y=5", "x=5", False),
+        (r"5\text{ cm}", r"5\text{ m}", False),
+        (r"90", r"90^\circ", True),
+        ("E", r"\text{(E)}", True),
+        (r"\text{East}", r"\text{east}", True),
+        (r"\{3,2\}", r"\{2,3\}", True),
+        ("(2,3)", "2,3", False),
+        (r"(1,2) \cup (3,4)", r"(3,4)\cup(1,2)", True),
+        (r"(-\infty,3]", r"(-\infty,3)", False),
+        (r"3 - 2\sqrt2 , 3 + 2\sqrt 2", r"3 + 2\sqrt2, 3 - 2\sqrt2", False),
+        (r"2\sqrt{2} \pm 3", r"\pm 3 + \sqrt 8", True),
+        ("3", "3 n", False),
+        ("I(0)e^{-t}", "I(0)e^{t}", False),
+        (r"\sqrt{x^2}", "x", False),
+        ("2^{1009}+1", "2^{1009}", False),
+        (r"2\sin x\cos x", r"\sin 2x", True),
+        ("1,011", "1011", True),
+        ("10,11", "1011", False),
+        (r"$\boxed{5}$", "$5$", True),
+        ("5", r"\boxed{5}", True),
+        ("", "5", False),
+    ],
+)
+def test_fast(answer: str, gold: object, right: bool) -> None:
+    assert grade_math(boxed(answer), gold) == Grade(float(right), True)
+
+
+@pytest.mark.parametrize(
+    ("text", "tag", "strict"),
+    [
+        ("<think>a</think> <answer>7</answer>", Grade(1.0, True), Grade(1.0, True)),
+        (r"<think>a</think> <answer>so \boxed{7}</answer>", Grade(1.0, True), Grade(1.0, True)),
+        ("<think>a</think>\n<answer>7</answer>", Grade(1.0, True), Grade(0.0, False)),
+        ("<answer>7</answer>", Grade(1.0, True), Grade(0.0, False)),
+        ("</think> <answer>6</answer> <answer>7</answer>", Grade(1.0, True), Grade(1.0, True)),
+        ("</think> <answer>7", Grade(0.0, False), Grade(0.0, False)),
+        (r"</think> <answer>\boxed{7</answer>", Grade(0.0, False), Grade(0.0, False)),
+        (r"\boxed{7}", Grade(0.0, False), Grade(0.0, False)),
+    ],
+)
+def test_answer_tags(text: str, tag: Grade, strict: Grade) -> None:
+    assert grade_math(text, "7", answer="tag") == tag
+    assert grade_math(text, "7", answer="tag_strict") == strict
+
+
+def test_bad_arguments_are_errors() -> None:
+    for call in (
+        lambda: grade_math("x", "5", verifier="slow"),
+        lambda: grade_math("x", "5", answer="tags"),
+        lambda: grade_math("x", []),
+        lambda: grade_math("x", None),
+        lambda: grade_math("x", " "),
+        lambda: grade_gsm8k("x", "many"),
+        lambda: grade_gsm8k("x", "5", mode="fast"),
+    ):
+        with pytest.raises(ValueError):
+            call()
+
+
+def _items() -> list:
+    return [
+        json.loads(line)["answer"]
+        for name in SETS
+        for line in (DATA / "math_eval" / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    ]
+
+
+# Neighbours in the sets whose answers differ as text and not in value.
+EQUAL_NEIGHBOURS = {
+    ("5", "x=5"),
+    ("100p^{\\frac{1}{2}}\n", "100p^{\\frac{1}{2}}\n"),
+    ("100 p^{\\frac{1}{2}}\n", "100p^{\\frac{1}{2}}\n"),
+}
+
+
+@needs_data
+@pytest.mark.data
+@pytest.mark.parametrize("verifier", ["fast", "math_verify"])
+def test_every_gold_answer_of_the_evaluation_sets(verifier: str) -> None:
+    """1 against itself; 0 against the next item's, where that is another value."""
+    items = _items()
+    assert len(items) == 1560
+    differing = 0
+    for item, following in zip(items, items[1:] + items[:1], strict=True):
+        accepted, others = (x if isinstance(x, list) else [x] for x in (item, following))
+        for answer in accepted:
+            assert grade_math(boxed(answer), item, verifier) == Grade(1.0, True), answer
+            equal = any(str(answer).strip("$\n") == str(other).strip("$\n") for other in others)
+            equal = equal or any((answer, other) in EQUAL_NEIGHBOURS for other in others)
+            assert grade_math(boxed(answer), following, verifier).score == float(equal), (answer, following)
+            differing += not equal
+    assert differing > 1600
+
+
+@pytest.mark.parametrize(
+    ("text", "gold", "right"),
+    [
+        ("It costs $18.00", "18", True),
+        ("it is 18.", 18, True),
+        ("<answer>1,234 dollars</answer>", "1234", True),
+        ("so 1234", "1,234", True),
+        ("it is 25%", "25", True),
+        ("<answer>25 \\%</answer>", "25%", True),
+        ("<answer>5 m^2</answer>", 5, True),
+        ("#### 5\nand 7 more words", "5", True),
+        (r"\boxed{1{,}234}", "1,234", True),
+        ("a loss: -$5", "-5", True),
+        ("10-5", "5", True),
+        ("0.1 + 0.2 = 0.3", 0.3, True),
+        ("0.30000000000000004", 0.3, False),
+        (r"<answer>$\frac{1}{2}$</answer>", "0.5", True),
+        ("<answer>3 + 4 = 7</answer>", "7", True),
+        ("<answer>6</answer> or 7", "7", False),
+        ("1,23", "123", False),
+        ("nothing", "0", False),
+        ("<answer></answer> 7", "7", False),
+        ("9" * 5000, "9", False),
+        ("1/0", "1", False),
+    ],
+)
+def test_gsm8k_numbers(text: str, gold: object, right: bool) -> None:
+    assert grade_gsm8k(text, gold).score == float(right)
+
+
+def test_gsm8k_modes() -> None:
+    assert grade_gsm8k("first 7, then 1,234", "1234", "oat") == Grade(1.0, True)
+    assert grade_gsm8k("18.00", "18", "oat") == Grade(0.0, True)
+    assert grade_gsm8k("none", "18", "oat") == Grade(0.0, False)
+    text = "<answer> 1,234 </answer> <answer>5</answer>"
+    assert grade_gsm8k(text, "1234", "r1rl") == Grade(1.0, True)
+    assert grade_gsm8k(text, "1,234", "r1rl") == Grade(0.0, True)
+    assert grade_gsm8k(text, "1,234", "r1rl", strip_gold=True) == Grade(1.0, True)
+    assert grade_gsm8k("1234", "1234", "r1rl") == Grade(0.0, False)
+    assert grade_gsm8k("so 18", "18").formatted is False
+    assert grade_gsm8k("#### 18", "18").formatted is True
+
+
+@needs_data
+@pytest.mark.data
+def test_gsm8k_solutions_are_right() -> None:
+    for line in (DATA / "gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        assert grade_gsm8k(row["solution"], row["answer"]) == Grade(1.0, True)
+        assert grade_gsm8k(f"The answer is {row['answer']}.", row["answer"]).score == 1.0
+
+
+BOMBS = [
+    "9^{9^{9^{9}}}",
+    "97^{98^{99}}",
+    "(((9^{999})^{999})^{999})^{999}",
+    "100000000!",
+    "3!!!!!!!!",
+    "(300!)!",
+    "10^{99999999999}",
+    "{" * 300 + "1" + "}" * 300,
+    "(" * 390 + "1" + ")" * 390,
+    "-" * 399 + "1",
+    r"\sqrt" * 70 + "2",
+    r"\frac" * 70 + "12",
+    r"\sin" * 90 + "x",
+    r"\exp(\exp(\exp(\exp(9))))",
+    "x^" * 150 + "x",
+    "|" * 300 + "1",
+    "1e999999",
+    "9" * 5000,
+    ",".join("1" * 900),
+    r"\binom{300}{150}" * 20,
+    "__import__('os').system('true')",
+    r"\text{" * 200,
+    r"\cup" * 90,
+    "1/0",
+    "0^{-1}",
+    r"\tan(\pi/2)",
+    "\x00\ud800",
+]
+
+
+@pytest.mark.parametrize("bomb", BOMBS, ids=lambda text: text[:20].encode("unicode_escape").decode())
+def test_bombs_are_wrong_at_once(bomb: str) -> None:
+    started = time.process_time()
+    for gold in ("5", "x^2", "(1,2)", r"\{1,2\}"):
+        assert grade_math(boxed(bomb), gold).score == 0.0
+        assert grade_gsm8k(bomb, "5").score in (0.0, 1.0)
+    assert time.process_time() - started < 0.5
+    assert grade_math(boxed(bomb), "5", "math_verify").score == 0.0
+    assert time.process_time() - started < 11  # the library has a time-out of its own
+
+
+def test_values_are_exact_and_bounded() -> None:
+    assert values(r"\frac{1}{3} + \frac16") == (Fraction(1, 2),)
+    assert values("3!/2^{2}") == (Fraction(3, 2),)
+    assert values(r"3\frac12") == (Fraction(7, 2),)
+    assert values(r"\lfloor 7/2 \rfloor") == (Fraction(3),)
+    assert len(values("x + 1")) == 3
+    for text in ("2^{99999}", "301!", "1/0", "1 2", "x'", r"\foo", "(1", "", "é"):
+        with pytest.raises(Unreadable):
+            values(text)
+
+
+def test_rewards_over_the_graders() -> None:
+    columns = {"nums": [[1, 2, 3], ["1", "2", "3"]], "target": [9, "6"], "solution": ["6", "9"]}
+    texts = ["<answer>(1 + 2) * 3</answer>", r"<answer>9</answer> \boxed{9}"]
+    assert build_reward("countdown").needs == ("nums", "target")
+    assert build_reward("countdown").call(texts, columns) == [1.0, 0.0]
+    for name in ("gsm8k", "math", "accuracy"):
+        assert build_reward(name).needs == ("solution",)
+    assert build_reward("gsm8k").call(texts, columns) == [0.0, 1.0]
+    assert build_reward("math").call(texts, columns) == [0.0, 1.0]
+    assert build_reward("accuracy").call(texts, columns) == [0.0, 1.0]
+
+
+def test_accuracy_is_math_verify_and_has_no_opinion_without_a_gold_answer() -> None:
+    texts = [r"so \boxed{\frac{2}{4}}", r"<answer>$2^{10}$</answer>", "no box", r"\boxed{9^{9^{9}}}", "5"]
+    solutions = [r"$\frac{1}{2}$", "<answer>$1024$</answer>", "$3$", "$3$", ""]
+    assert build_reward("accuracy").call(texts, {"solution": solutions}) == [1.0, 1.0, 0.0, 0.0, None]
