@@ -10,6 +10,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import Any
@@ -36,10 +37,12 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any]) -> list[str]:
     found: list[str] = []
     try:
         while mine.poll(max(0.0, deadline - time.monotonic())):
-            fault = mine.recv()
-            if fault is None:
+            kind, text = mine.recv()
+            if kind == "defect":
+                raise RuntimeError(f"the check of the rewards failed in its process:\n{text}")
+            if kind == "done":
                 break
-            found.append(fault)
+            found.append(text)
     except EOFError:  # a reward ended the process; the run's workers bear that, and say so
         return found
     finally:
@@ -49,19 +52,29 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any]) -> list[str]:
 
 
 def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch) -> None:
-    """In the process of its own: sends the fault of each reward, then None."""
+    """In the process of its own: sends ("fault", text) for each reward that has one, then ("done", "")."""
+    try:
+        _send_faults(answers, args, batch)
+    except Exception:
+        # What a reward raises is caught where it is called: this is a defect of ours, and not to be lost.
+        answers.send(("defect", traceback.format_exc()))
+        raise
+    answers.send(("done", ""))
+
+
+def _send_faults(answers: Connection, args: RlhfArguments, batch: RewardBatch) -> None:
     with open(os.devnull, "w") as nowhere:  # what plugins print when they load was printed once already
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
     start_worker(args, args.reward_funcs, args.external_plugins)
     unbuilt = faults()
     for fault in unbuilt:
-        answers.send(fault)
+        answers.send(("fault", fault))
     if not unbuilt:
         for name in args.reward_funcs:
             if (cause := _sure_cause(name, batch)) is not None:
-                answers.send(f"--reward_funcs {name} fails on every made-up completion (see `swift check`): {cause}")
-    answers.send(None)
+                text = f"--reward_funcs {name} fails on every made-up completion (see `swift check`): {cause}"
+                answers.send(("fault", text))
 
 
 def _sure_cause(name: str, batch: RewardBatch) -> str | None:
