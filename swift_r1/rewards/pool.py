@@ -19,7 +19,7 @@ import math
 import multiprocessing
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
@@ -39,6 +39,7 @@ START_SECONDS = 120.0  # for a worker to import the plugins
 _SLACK_SECONDS = 60.0  # of the batch deadline: for killing and replacing workers
 _LONGEST_CALL = 32  # completions that a call's time limit counts at most
 _CALLS_A_WORKER = 8
+_DEADLY = frozenset(("timeout", "died", "memory"))  # kinds of failures that end a worker
 CONSTS.term_timeout = 1  # seconds from SIGTERM to SIGKILL
 
 
@@ -70,15 +71,16 @@ class _Task:
     limit: float
     pool: ProcessPool
 
-    def result(self, deadline: float) -> Any:
-        """What the worker returned.
+    def result(self, deadline: float, observe: Callable[[], object]) -> Any:
+        """What the worker returned; `observe` is called while it is waited for.
 
         Raises:
             TimeoutError: the call took too long (the future is done then), or the deadline is over.
             BrokenProcessPool: the pool broke down, and perhaps forgot the call.
         """
         while True:
-            wait = min(1.0, max(0.0, deadline - time.monotonic()))
+            observe()
+            wait = min(0.2, max(0.0, deadline - time.monotonic()))
             try:
                 return self.future.result(timeout=wait)
             except TimeoutError:
@@ -105,6 +107,7 @@ class RewardPool:
         self._timeout = float(args.reward_timeout)
         self._workers = int(args.reward_num_workers)
         self._memory = float(args.reward_memory_limit)
+        self._seen: set[int] = set()
         self._mark = secrets.token_hex(8)
         self._initargs = (args, self._names, tuple(plugins), self._mark)
         self._pool: ProcessPool | None = None
@@ -122,11 +125,12 @@ class RewardPool:
     def close(self) -> None:
         """Ends all workers, whatever they are doing."""
         if self._pool is not None:
-            workers = self._worker_ids()
+            self._worker_ids()
             self._pool.stop()
             self._pool.join()
             self._pool = None
-            self._clean(workers, frozenset())
+            self._clean(frozenset(self._seen), frozenset())
+            self._seen.clear()
 
     def wait_ready(self) -> None:
         """Waits until a worker has loaded the plugins and built the rewards; the first `score` does so by itself.
@@ -220,14 +224,20 @@ class RewardPool:
 
     def _run(self, calls: Sequence[Call], batch: RewardBatch, deadline: float) -> Iterator[Answer]:
         """Runs calls on the workers; every call gets an answer, in any order. What dead workers left ends too."""
-        before = self._worker_ids()
-        yield from self._run_all(calls, batch, deadline)
-        living = self._worker_ids()
-        if before - living:
-            self._clean(before - living, living)
+        hurt = False
+        for answer in self._run_all(calls, batch, deadline):
+            hurt |= any(outcome.failure and outcome.kind in _DEADLY for outcome in answer.outcomes)
+            yield answer
+        if hurt:
+            living = self._worker_ids()
+            self._clean(frozenset(self._seen) - living, living)
+            self._seen &= living
 
     def _worker_ids(self) -> frozenset[int]:
-        return frozenset(list(self._pool._pool_manager.worker_manager.workers)) if self._pool else frozenset()
+        """Of the processes that are there now; all that were ever seen are remembered until they are cleaned up."""
+        living = frozenset(list(self._pool._pool_manager.worker_manager.workers)) if self._pool else frozenset()
+        self._seen |= living
+        return living
 
     def _clean(self, dead: frozenset[int], living: frozenset[int]) -> None:
         for worker in dead:
@@ -254,7 +264,7 @@ class RewardPool:
         tasks = [self._schedule(call, batch) for call in calls]
         for call, task in zip(calls, tasks, strict=True):
             try:
-                outcomes, seconds = task.result(deadline)
+                outcomes, seconds = task.result(deadline, self._worker_ids)
             except TimeoutError:
                 if task.future.done():
                     yield (
