@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import secrets
 import time
 import traceback
 from collections.abc import Mapping, Sequence
@@ -17,6 +18,7 @@ from typing import Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.checking.completions import made_up_batch, ordinary
+from swift_r1.rewards.confine import end_strays
 from swift_r1.rewards.types import RewardBatch
 from swift_r1.rewards.worker import Item, Outcome, call_reward, faults, start_worker
 
@@ -27,11 +29,14 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any]) -> list[str]:
     """Why rewards of the run cannot work, one line each; [] also for those that did not answer in time."""
     if args.max_invalid_reward_ratio >= 1:  # the user bears rewards that never work
         return []
+    if args.reward_isolation == "inline":  # it may need what only the trainer's process has
+        return []
     batch = made_up_batch([row], [ordinary(None)], args.max_completion_length)
     deadline = time.monotonic() + SECONDS
+    mark = secrets.token_hex(8)
     context = multiprocessing.get_context("spawn")  # this process may have threads
     mine, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_call_all, args=(theirs, args, batch), daemon=True)
+    process = context.Process(target=_call_all, args=(theirs, args, batch, mark), daemon=True)
     process.start()
     theirs.close()
     found: list[str] = []
@@ -48,13 +53,14 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any]) -> list[str]:
     finally:
         process.kill()
         process.join()
+        end_strays(mark, frozenset())
     return found
 
 
-def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch) -> None:
+def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch, mark: str) -> None:
     """In the process of its own: sends ("fault", text) for each reward that has one, then ("done", "")."""
     try:
-        _send_faults(answers, args, batch)
+        _send_faults(answers, args, batch, mark)
     except Exception:
         # What a reward raises is caught where it is called: this is a defect of ours, and not to be lost.
         answers.send(("defect", traceback.format_exc()))
@@ -62,11 +68,11 @@ def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch) -> N
     answers.send(("done", ""))
 
 
-def _send_faults(answers: Connection, args: RlhfArguments, batch: RewardBatch) -> None:
+def _send_faults(answers: Connection, args: RlhfArguments, batch: RewardBatch, mark: str) -> None:
     with open(os.devnull, "w") as nowhere:  # what plugins print when they load was printed once already
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    start_worker(args, args.reward_funcs, args.external_plugins)
+    start_worker(args, args.reward_funcs, args.external_plugins, mark)
     unbuilt = faults()
     for fault in unbuilt:
         answers.send(("fault", fault))
