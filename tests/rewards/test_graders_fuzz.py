@@ -189,7 +189,7 @@ def test_a_hundred_thousand_mutated_completions(grade: Callable[[str, random.Ran
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_hundred_thousand_mutated_completions_of_countdown() -> None:
-    assert no_wrong_one(100_000, 6) > 1_000
+    assert no_wrong_one(100_000, 6) > 500
 
 
 @pytest.mark.long
