@@ -22,7 +22,8 @@ from swift_r1.rewards.types import RewardBatch, RewardColumn
 from swift_r1.training.scoring import reward_metrics
 
 FILES = Path(__file__).parent / "files"
-ARGS = SimpleNamespace(temperature=0.5, max_completion_length=10, reward_timeout=2.0, reward_num_workers=1)
+_POOL = {"reward_timeout": 2.0, "reward_num_workers": 1, "reward_memory_limit": 2.0, "reward_env": []}
+ARGS = SimpleNamespace(temperature=0.5, max_completion_length=10, **_POOL)
 
 
 def load(name: str) -> LoadedPlugin:
