@@ -11,7 +11,7 @@ from step_work import Clock, Work, peak_bytes, report
 from swift_r1.algorithms import LossConfig, group_advantages
 from swift_r1.rollout.engines.transformers import TransformersEngine
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.training import logprobs
+from swift_r1.training import logprobs, policy
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Cut, round_batch
 from swift_r1.training.distributed import Ranks
@@ -25,6 +25,8 @@ from swift_r1.training.step import before_training, deal_round, train_step
 def main() -> None:
     side, work = sys.argv[1], Work.read(sys.argv[2])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if "unblocked" in side:
+        policy.use_block_functions = lambda _model: 0
     model = load_model(work.model, "bfloat16", work.checkpointing).to(device)
     backend = LocalBackend(model, OptimizerConfig(1e-6, 0.0, 0.9, 0.999, 1e-8, 1.0))
     ranks, clock = Ranks(0, 1, device, None), Clock()

@@ -6,8 +6,8 @@
     python benchmarks/train_step.py --sides ours --prompts 4 8 16      # growth: a table each
 
 Sides: `ours` (as `swift rlhf` comes), `trl` (as it comes), `trl-tuned` (with the environment that `swift` sets:
-allocator, threads); and ours with one measure less: `ours-untuned` (that environment), `ours-packed` (a prompt for each
-completion), `ours-padded` (that, and a row for each), `ours-whole-logits` (the head in one piece), `ours-old-forward`
+allocator, threads); and ours with one measure less: `ours-untuned` (that environment), `ours-unblocked` (RMSNorm and the
+MLP's product as transformers has them), `ours-packed` (a prompt for each completion), `ours-padded` (that, and a row for each), `ours-whole-logits` (the head in one piece), `ours-old-forward`
 (a forward pass for the old log-probs). TRL gets a virtual environment of its own from benchmarks/requirements-trl.txt.
 Each side runs in a process of its own.
 
@@ -38,7 +38,7 @@ from swift_r1.cli.environment import has_gpu, trainer_environment, usable_cpus
 HERE = Path(__file__).resolve().parent
 PARTS = ("forward", "backward", "optimizer", "train")
 LIMIT_S = 1800
-LESS = ("untuned", "packed", "padded", "whole-logits", "old-forward")
+LESS = ("untuned", "unblocked", "packed", "padded", "whole-logits", "old-forward")
 SIDES = ("ours", *(f"ours-{less}" for less in LESS), "trl", "trl-tuned")
 
 

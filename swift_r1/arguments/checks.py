@@ -172,6 +172,10 @@ def tuner_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
 
 def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
     """Names and weights of the reward functions."""
+    if not args.reward_funcs and not args.use_gym_env and args.command == "rlhf":
+        yield Fault(
+            "--reward_funcs is missing: names of reward functions; their weighted sum is the reward", ("reward_funcs",)
+        )
     if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_funcs):
         yield Fault(
             f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_funcs)} reward functions: "

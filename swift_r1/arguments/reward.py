@@ -12,7 +12,9 @@ class RewardArguments:
     """Plugins and rewards."""
 
     external_plugins: list[str] = flag([], "Python files that register rewards and datasets")
-    reward_funcs: list[str] = flag([], "names of reward functions; their weighted sum is the reward", required=True)
+    reward_funcs: list[str] = flag(
+        [], "names of reward functions; their weighted sum is the reward (needed, but for --use_gym_env true)"
+    )
     reward_weights: list[float] | None = flag(None, "one weight a reward function (default: 1 each)")
     renormalize_reward_weights: bool = flag(
         False, "where a function returns None, let the other weights grow so that their sum stays"

@@ -14,6 +14,7 @@ from swift_r1.arguments.builtin_rewards import BuiltinRewardArguments, builtin_r
 from swift_r1.arguments.data import DataArguments
 from swift_r1.arguments.fields import flag_specs
 from swift_r1.arguments.model import ModelArguments
+from swift_r1.arguments.multi_turn import GYM_SCHEDULER, MultiTurnArguments, multi_turn_faults
 from swift_r1.arguments.output import OutputArguments
 from swift_r1.arguments.parser import Fault, to_dict
 from swift_r1.arguments.reward import RewardArguments
@@ -29,6 +30,7 @@ class RlhfArguments(
     OutputArguments,
     TrainingArguments,
     AlgorithmArguments,
+    MultiTurnArguments,
     GenerationArguments,
     DataArguments,
     BuiltinRewardArguments,
@@ -44,6 +46,7 @@ class RlhfArguments(
         yield from checks.reward_faults(self, given)
         yield from builtin_reward_faults(self, given)
         yield from checks.rollout_faults(self, given)
+        yield from multi_turn_faults(self, given)
         yield from checks.round_faults(self, given, world)
         yield from checks.loss_faults(self, given)
         yield from checks.reference_faults(self, given)
@@ -60,13 +63,16 @@ class RlhfArguments(
             steps_per_generation = self.generation_batch_size // micro_batch
         else:
             steps_per_generation = self.steps_per_generation or self.gradient_accumulation_steps
+        rewards = self.reward_funcs or (["gym_reward"] if self.use_gym_env else [])
         return replace(
             self,
+            reward_funcs=rewards,
+            multi_turn_scheduler=self.multi_turn_scheduler or (GYM_SCHEDULER if self.use_gym_env else None),
             steps_per_generation=steps_per_generation,
             generation_batch_size=micro_batch * steps_per_generation,
             data_seed=self.seed if self.data_seed is None else self.data_seed,
             scale_rewards=self.scale_rewards or self._default_scale(),
-            reward_weights=self.reward_weights or [1.0] * len(self.reward_funcs),
+            reward_weights=self.reward_weights or [1.0] * len(rewards),
             cosine_max_len=self.cosine_max_len or self.max_completion_length,
             soft_max_length=self.soft_max_length or self.max_completion_length,
             eval_temperature=self.temperature if self.eval_temperature is None else self.eval_temperature,

@@ -80,5 +80,6 @@ def made_up_batch(rows: Sequence[Mapping[str, Any]], groups: Sequence[Sequence[M
         "finish_reason": ["length" if len(some) > longest else "stop" for some in ids],
         "is_truncated": [len(some) > longest for some in ids],
         "response_token_ids": [some[:longest] for some in ids],
+        "rollout_infos": [{"num_turns": 1, "total_reward": 0.0} for _ in pairs],
     }
     return RewardBatch([one.text for _, one in pairs], columns, len(groups[0]), {"global_step": 0, "max_steps": 1})

@@ -24,19 +24,23 @@ def run(words: Sequence[str]) -> int:
         raise UsageError(f"unknown flag {flags[0]}: only plugin files can be given")
     from swift_r1.data.registry import datasets
     from swift_r1.plugins import load_plugins
-    from swift_r1.plugins.rollouts import envs, multi_turns
+    from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
     from swift_r1.rewards import orms
 
     load_plugins(words)
     _print("Rewards (--reward_funcs):", {name: summary(entry) for name, entry in orms.items()})
     _print("Datasets (--dataset):", {name: meta.help or ", ".join(meta.tags) for name, meta in datasets.items()})
-    _print("Schedulers of several turns (not used yet):", {name: summary(entry) for name, entry in multi_turns.items()})
-    _print("Environments (not used yet):", {name: summary(entry) for name, entry in envs.items()})
+    _print(
+        "Schedulers of several turns (--multi_turn_scheduler):",
+        {name: summary(entry) for name, entry in multi_turns.items()},
+    )
+    _print("Environments (--gym_env):", {name: summary(entry) for name, entry in envs.items()})
+    _print("Context managers (--context_manager):", {name: summary(entry) for name, entry in context_managers.items()})
     return EXIT_OK
 
 
 def _print(title: str, lines: Mapping[str, str]) -> None:
-    if not lines and title.endswith("(not used yet):"):
+    if not lines:
         return
     print(title)
     for name, text in sorted(lines.items()):

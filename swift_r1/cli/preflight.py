@@ -31,7 +31,12 @@ def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) 
     from swift_r1.data.sources import open_sources
 
     load_plugins(args.external_plugins)
-    faults = [*reward_name_faults(args), *run_folder_faults(args, world), *deepspeed_file_faults(args)]
+    faults = [
+        *reward_name_faults(args),
+        *scheduler_name_faults(args),
+        *run_folder_faults(args, world),
+        *deepspeed_file_faults(args),
+    ]
     data: LoadedData | None = None
     try:
         open_sources([*args.dataset, *args.val_dataset])
@@ -64,6 +69,22 @@ def reward_name_faults(args: RlhfArguments) -> list[str]:
     return faults
 
 
+def scheduler_name_faults(args: RlhfArguments) -> list[str]:
+    """A scheduler, environment or context manager that nothing registered, with the ones there are."""
+    from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
+
+    named = (
+        ("multi_turn_scheduler", args.multi_turn_scheduler, multi_turns),
+        ("gym_env", args.gym_env, envs),
+        ("context_manager", args.context_manager, context_managers),
+    )
+    return [
+        f"--{flag} {name}: nothing of that name is registered; known are {', '.join(sorted(registry)) or 'none'}"
+        for flag, name, registry in named
+        if name is not None and name not in registry
+    ]
+
+
 def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
     """Columns that a reward asks for by name and that some rows lack."""
     from swift_r1.data.rows import RESERVED
@@ -71,10 +92,13 @@ def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
 
     own = sorted(columns - RESERVED - {"messages"})
     faults = []
+    if args.use_gym_env and args.gym_env is None and "env_config" not in columns:
+        faults.append("--use_gym_env true needs --gym_env, or a column env_config with a name")
+    given = RESERVED if args.multi_turn_scheduler else RESERVED - {"rollout_infos"}
     for name in args.reward_funcs:
         if name not in orms:
             continue
-        missing = sorted(required_columns(orms[name]) - columns - RESERVED - {"messages"})
+        missing = sorted(required_columns(orms[name]) - columns - given - {"messages"})
         if missing:
             faults.append(
                 f"--reward_funcs {name} needs the column{'s' * (len(missing) > 1)} {', '.join(missing)}, which the "

@@ -40,11 +40,15 @@ class PromptEncoder:
             self._with_system(messages), tokenize=False, add_generation_prompt=True
         )
 
+    def tokenize(self, text: str) -> tuple[int, ...]:
+        """Token ids of rendered text; nothing is put before or behind them."""
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
     def encode(self, row: Row) -> Prompt | None:
         """The prompt of a row of `load_rows`; None when it is longer than `max_length`."""
         messages = self._with_system(row["messages"])
         text = self.render(row["messages"])
-        token_ids = tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        token_ids = self.tokenize(text)
         if self._max_length is not None and len(token_ids) > self._max_length:
             return None
         columns = {key: value for key, value in row.items() if key not in RESERVED and key != "messages"}

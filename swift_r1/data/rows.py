@@ -18,7 +18,7 @@ Row = dict[str, Any]
 # What rewards get beside the dataset's columns; a column of such a name would be overwritten in silence.
 RESERVED = frozenset(
     ("completions", "dataset", "finish_reason", "is_truncated", "prompt_id", "request_id", "response_token_ids")
-) | {"trainer_state"}
+) | {"rollout_infos", "trainer_state"}
 _ROLES = frozenset(("system", "user", "assistant", "tool", "tool_call", "tool_response"))
 _SHOWN = 3
 

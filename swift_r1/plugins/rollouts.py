@@ -1,38 +1,80 @@
-"""What plugins derive from and register for rollouts of several turns.
+"""What plugins derive from and register for rollouts of several turns, and the loop over the turns.
 
-This version generates one turn. The classes and registries are here so that files with schedulers and environments
-load, and `swift plugins` and `swift check` list them; `--multi_turn_scheduler` is refused as a flag we lack.
+A scheduler drives one trajectory: it asks the model through `infer_engine.infer_async`, and decides what comes next.
+The engine that it is handed keeps the tokens (`swift_r1.training.multi_turn`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from copy import deepcopy
 from typing import Any
 
-from swift_r1.plugins.protocol import ChatCompletionResponseChoice, Messages, RolloutInferRequest
-from swift_r1.plugins.stand_ins import NotHere
+from swift_r1.plugins.protocol import (
+    ChatCompletionResponseChoice,
+    InferRequest,
+    Messages,
+    RolloutInferRequest,
+    RolloutOutput,
+)
 
 
 class RolloutScheduler:
-    """Drives one trajectory. Override `run`."""
+    """Drives one trajectory. Override `run`; one object serves all trajectories, so keep no state of one in it.
+
+    Args:
+        infer_engine: has `async infer_async(infer_request, request_config) -> ChatCompletionResponse`.
+        max_turns: `--max_turns`; None for no limit.
+        tokenizer: the model's, by keyword.
+    """
 
     def __init__(self, infer_engine: Any = None, max_turns: int | None = None, *args: Any, **kwargs: Any) -> None:
         self.infer_engine = infer_engine
         self.max_turns = max_turns
         self.tokenizer = kwargs.get("tokenizer")
 
-    async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> Any:
-        """Generates the trajectory of a request.
-
-        Raises:
-            NotHere: always, where a subclass does not override it.
-        """
-        raise NotHere("rollouts of several turns are not there yet in this version: train with one turn")
+    async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
+        """The whole trajectory of a request."""
+        raise NotImplementedError(f"{type(self).__name__} does not override run")
 
 
 class MultiTurnScheduler(RolloutScheduler):
     """Several turns: the model speaks, `check_finished` decides, `step` prepares the next turn."""
+
+    async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
+        """Turn after turn until `check_finished` says so or `max_turns` is reached.
+
+        `step` may give, beside `infer_request`: `response_token_ids` and `response_loss_mask` (this turn's tokens where
+        it changed them, and which are trained) and `rollout_infos` (collected, and given to the rewards).
+        """
+        request, infos = infer_request, {}
+        ids: list[list[int]] = []
+        masks: list[list[int]] = []
+        InferRequest.remove_response(request.messages)
+        turn = 1
+        while True:
+            response = await self.infer_engine.infer_async(request, request_config, **kwargs)
+            choice = response.choices[0]
+            last = request.messages[-1]
+            if last["role"] == "assistant":  # its turn goes on
+                last["content"] = (last["content"] or "") + choice.message.content
+            else:
+                request.messages.append({"role": "assistant", "content": choice.message.content})
+            at_end = self.max_turns is not None and turn >= self.max_turns
+            if self.check_finished(request, choice, turn) or at_end:
+                ids.append(list(choice.token_ids or []))
+                masks.append([1] * len(ids[-1]))
+                return RolloutOutput(response, request.messages, ids, masks, infos | {"num_turns": turn})
+            following = self.step(request, choice, turn)
+            request = following["infer_request"]
+            given = following.get("response_token_ids"), following.get("response_loss_mask")
+            if any(item is not None for item in given):
+                self.infer_engine.revise(*given)
+            ids.append(list(given[0] or choice.token_ids or []))
+            masks.append(list(given[1] or [1] * len(ids[-1])))
+            infos |= following.get("rollout_infos") or {}
+            turn += 1
 
     def check_finished(
         self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
@@ -69,7 +111,7 @@ class Env(ABC):
 
 
 class ContextManager(ABC):
-    """Edits the history before each turn of an environment."""
+    """Edits the history before each turn of an environment; it may add to its end, what the model saw stays."""
 
     def __init__(self, ctx_config: Any) -> None:
         self.ctx_config = ctx_config
@@ -82,3 +124,61 @@ class ContextManager(ABC):
 multi_turns: dict[str, Callable[..., Any]] = {}
 envs: dict[str, Callable[..., Any]] = {}
 context_managers: dict[str, Callable[..., Any]] = {}
+
+
+class GymScheduler(RolloutScheduler):
+    """Plays one episode of an environment (`--use_gym_env`); the reward `gym_reward` is the episode's total.
+
+    A row's columns `env_config` and `ctx_config` (dicts) are handed to the environment and the context manager; their
+    key `name` chooses another one than `--gym_env` and `--context_manager`.
+    """
+
+    def __init__(self, *args: Any, gym_env: str | None = None, context_manager: str | None = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.gym_env, self.context_manager = gym_env, context_manager
+
+    async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
+        """The episode: the environment's observations are the user's messages."""
+        columns = infer_request.data_dict
+        env = _made(envs, "environment", columns.get("env_config"), self.gym_env, "--gym_env")
+        manager = None
+        if self.context_manager or (columns.get("ctx_config") or {}).get("name"):
+            given = columns.get("ctx_config")
+            manager = _made(context_managers, "context manager", given, self.context_manager, "--context_manager")
+        try:
+            return await self._episode(env, manager, infer_request, request_config)
+        finally:
+            await env.close()
+
+    async def _episode(self, env: Any, manager: Any, request: RolloutInferRequest, config: Any) -> RolloutOutput:
+        observation, info, system = await env.reset(request)
+        messages: Messages = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": observation})
+        rewards: list[float] = []
+        infos = [info]
+        while True:
+            if manager is not None:
+                messages = manager.manage_context(messages, request.uuid)
+            request.messages = messages
+            response = await self.infer_engine.infer_async(request, config)
+            choice = response.choices[0]
+            messages.append({"role": "assistant", "content": choice.message.content})
+            observation, reward, over, info = await env.step(deepcopy(messages))
+            rewards.append(float(reward))
+            infos.append(info)
+            turns = len(rewards)
+            if over or choice.finish_reason == "length" or (self.max_turns is not None and turns >= self.max_turns):
+                totals = {"total_reward": sum(rewards), "step_rewards": rewards, "trajectory_info": infos}
+                return RolloutOutput(response, messages, rollout_infos={"num_turns": turns} | totals)
+            messages.append({"role": "user", "content": observation})
+
+
+def _made(registry: dict[str, Callable[..., Any]], what: str, config: Any, default: str | None, flag: str) -> Any:
+    name = (config or {}).get("name", default)
+    if name not in registry:
+        known = ", ".join(sorted(registry)) or "none"
+        raise KeyError(f"there is no {what} {name!r} ({flag}, or the row's config); registered are: {known}")
+    return registry[name](config or {})
+
+
+multi_turns["gym_scheduler"] = GymScheduler

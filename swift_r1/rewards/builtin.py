@@ -30,4 +30,14 @@ class Format(ORM):
         return [float(is_formatted(completion)) for completion in completions]
 
 
+class GymReward(ORM):
+    """The total reward of an environment's episode (--use_gym_env)."""
+
+    def __call__(
+        self, completions: list[str], rollout_infos: list[dict[str, Any]], **kwargs: Any
+    ) -> list[float | None]:
+        return [infos.get("total_reward") for infos in rollout_infos]
+
+
 orms["format"] = Format
+orms["gym_reward"] = GymReward

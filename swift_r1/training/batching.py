@@ -26,6 +26,8 @@ class RoundBatch:
         truncated: int64 `[N]`, 1 where the completion was cut at the length limit.
         rollout_logps: float32 `[sum of completion lengths]`, the engine's log-probs.
         rewards: float32 `[N]`, NaN where invalid.
+        loss_mask: int64 `[sum of completion lengths]`, 1 on tokens to train: those that the policy wrote.
+        prompt_numbers: int64 `[N]`, equal for completions of the same prompt tokens.
     """
 
     token_ids: Tensor
@@ -34,6 +36,8 @@ class RoundBatch:
     truncated: Tensor
     rollout_logps: Tensor
     rewards: Tensor
+    loss_mask: Tensor
+    prompt_numbers: Tensor
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -49,8 +53,10 @@ def round_batch(
     logprobs: Sequence[Sequence[float]],
     rewards: Sequence[float],
     truncated: Sequence[bool],
+    loss_masks: Sequence[Sequence[bool]] | None = None,
 ) -> RoundBatch:
-    """Puts `N` prompt / completion pairs, one after another, into flat tensors."""
+    """Puts `N` prompt / completion pairs, one after another, into flat tensors; without masks every token is trained."""
+    numbers: dict[tuple[int, ...], int] = {}
     flat = [token for pair in zip(prompts, completions, strict=True) for part in pair for token in part]
     return RoundBatch(
         token_ids=torch.tensor(flat, dtype=torch.long),
@@ -59,6 +65,11 @@ def round_batch(
         truncated=torch.tensor(truncated, dtype=torch.long),
         rollout_logps=torch.tensor([value for row in logprobs for value in row], dtype=torch.float32),
         rewards=torch.tensor(rewards, dtype=torch.float32),
+        loss_mask=torch.tensor(
+            [trained for mask in loss_masks or ([1] * len(row) for row in completions) for trained in mask],
+            dtype=torch.long,
+        ),
+        prompt_numbers=torch.tensor([numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]),
     )
 
 
@@ -90,7 +101,7 @@ def cut_step(batch: RoundBatch, samples: range, cut: Cut, ranks: Ranks) -> list[
     lengths = Lengths(
         batch.prompt_lengths[samples.start : samples.stop].tolist(),
         batch.completion_lengths[samples.start : samples.stop].tolist(),
-        [sample // cut.group_size for sample in samples],
+        _groups(batch.prompt_numbers[samples.start : samples.stop].tolist(), samples, cut.group_size),
     )
     budget = cut.max_tokens or cut.completions * lengths.longest()
     form, plan = cut.form, plan_micro_batches(lengths, cut.form, ranks.world_size, budget)
@@ -100,6 +111,13 @@ def cut_step(batch: RoundBatch, samples: range, cut: Cut, ranks: Ranks) -> list[
             form, plan = SHARED, shared
     numbered = [[tuple(samples[sample] for sample in unit) for unit in units] for units in plan[ranks.rank]]
     return [collate(batch, units, form, ranks.device, cut.own_attention) for units in numbered]
+
+
+def _groups(prompt_numbers: Sequence[int], samples: range, size: int) -> list[int]:
+    """For each completion a number, the same within a group where the prompt is the same too."""
+    numbers: dict[tuple[int, int], int] = {}
+    keys = ((sample // size, prompt) for sample, prompt in zip(samples, prompt_numbers, strict=True))
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 class _Rows(NamedTuple):
@@ -123,6 +141,7 @@ def collate(
     steps = torch.arange(int(lengths.max()))
     mask = steps < lengths[:, None]
     logp_starts = (batch.completion_lengths.cumsum(0) - batch.completion_lengths)[samples]
+    mask[mask.clone()] = batch.loss_mask[(logp_starts[:, None] + steps)[mask]].bool()
     rollout_logps = torch.zeros(mask.shape)
     rollout_logps[mask] = batch.rollout_logps[(logp_starts[:, None] + steps)[mask]]
     token_starts = (totals.cumsum(0) - batch.completion_lengths)[samples]

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from swift_r1.data.types import Prompt
 from swift_r1.rewards.combine import Composition
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.training.rollouts import OnDone, Rollouts, completion_seed
+from swift_r1.training.multi_turn import Turns
+from swift_r1.training.rollouts import OnDone, completion_seed
 from swift_r1.training.scoring import (
     ScoredCompletion,
     Scorer,
@@ -62,7 +63,7 @@ class Evaluator:
 
     def run(
         self,
-        rollouts: Rollouts,
+        turns: Turns,
         main: Judge | None,
         weights: Sequence[float],
         step: int,
@@ -75,7 +76,7 @@ class Evaluator:
         for start in range(0, self.num_prompts, self.chunk):
             part = self.prompts[start : start + self.chunk]
             requests = [self._request(prompt, step) for prompt in part] if main else None
-            outputs += rollouts.generate(requests, self.sampling, on_done) or []
+            outputs += turns.generate(part, requests, on_done) or []
         if main is None:
             return None
         state = {"global_step": step, "max_steps": max_steps}

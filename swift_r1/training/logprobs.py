@@ -6,12 +6,13 @@ the backward pass computes the chunk's logits again instead of keeping them.
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-LOGITS_BYTES = 128 * 2**20
+LOGITS_BYTES = 64 * 2**20
 """Float32 logits that one chunk may occupy, in bytes."""
 
 
@@ -37,9 +38,10 @@ class TokenLogprobs(NamedTuple):
     entropies: Tensor
 
 
-def default_chunk_size(vocab_size: int) -> int:
-    """Rows whose float32 logits fit into `LOGITS_BYTES`, at least one."""
-    return max(1, LOGITS_BYTES // (4 * vocab_size))
+def default_chunk_size(rows: int, vocab_size: int) -> int:
+    """Rows a chunk: equal ones, as few as keep the float32 logits of each within `LOGITS_BYTES` (or at one row)."""
+    chunks = math.ceil(rows / max(1, LOGITS_BYTES // (4 * vocab_size)))
+    return math.ceil(rows / max(1, chunks)) or 1
 
 
 def selective_logprobs(
@@ -91,7 +93,7 @@ def selective_logprobs_and_entropies(
         raise ValueError(f"targets {tuple(targets.shape)} must be [{hidden.shape[0]}]")
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    size = chunk_size or default_chunk_size(weight.shape[0])
+    size = chunk_size or default_chunk_size(len(hidden), weight.shape[0])
     return TokenLogprobs(*_SelectiveLogprobs.apply(hidden, weight, bias, targets, form, temperature, size))
 
 
@@ -125,11 +127,15 @@ class _SelectiveLogprobs(torch.autograd.Function):
         for start in range(0, rows, chunk_size):
             part = slice(start, start + chunk_size)
             logits = _chunk_logits(hidden[part], weight, bias, form, temperature)
-            lse[part] = logits.logsumexp(-1)
-            logps[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - lse[part]
-            # H = -sum p log p; from the shifted logits, since lse - sum p * logit would cancel.
-            logits -= lse[part, None]
-            entropies[part] = -torch.linalg.vecdot(logits.exp(), logits)
+            largest = logits.amax(-1, keepdim=True)
+            logits -= largest
+            weights = logits.exp()
+            total = weights.sum(-1)
+            log_total = total.log()
+            logps[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - log_total
+            # H = -sum p log p; of the shifted logits, so that both terms are positive and nothing cancels.
+            entropies[part] = log_total - torch.linalg.vecdot(weights, logits) / total
+            lse[part] = largest.squeeze(-1) + log_total
         ctx.save_for_backward(hidden, weight, bias, targets, lse)
         ctx.form, ctx.temperature, ctx.chunk_size = form, temperature, chunk_size
         ctx.mark_non_differentiable(entropies)

@@ -26,6 +26,7 @@ from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batching import Cut, RoundBatch, round_batch
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.evaluate import Evaluator
+from swift_r1.training.multi_turn import Turns
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.prompts import PromptStream
 from swift_r1.training.rollouts import Rollouts, completion_seed
@@ -35,6 +36,7 @@ from swift_r1.training.scoring import (
     Scores,
     completion_metrics,
     completion_row,
+    loss_mask,
     pooled_columns,
     reward_metrics,
     score,
@@ -71,6 +73,7 @@ class Parts:
     backend: Backend
     reference: ReferencePolicy | None
     rollouts: Rollouts
+    turns: Turns
     learning_rate: LearningRate
     sampling: SamplingParams
     cut: Cut
@@ -162,6 +165,7 @@ class Trainer:
             [item.completion.logprobs for item in scored.trained],
             [item.objective for item in scored.trained],
             [item.completion.finish_reason == "length" for item in scored.trained],
+            [loss_mask(item.completion) for item in scored.trained],
         )
         if parts.ranks.world_size > 1:
             parts.ranks.broadcast(batch.tensors())
@@ -189,7 +193,7 @@ class Trainer:
         ]
         recorder.phase("generating", count * self.plan.num_generations)
         with self.timed("generate"):
-            outputs = parts.rollouts.generate(requests if main else None, parts.sampling, recorder.phase_advance)
+            outputs = parts.turns.generate(prompts, requests if main else None, recorder.phase_advance)
         recorder.phase_end()
         if main is None:
             return None
@@ -306,7 +310,7 @@ class Trainer:
         assert parts.evaluator is not None
         parts.recorder.phase("evaluating", parts.evaluator.num_completions)
         evaluation = parts.evaluator.run(
-            parts.rollouts,
+            parts.turns,
             main,
             self.args.reward_weights or [],
             self.outcome.steps,
@@ -330,7 +334,7 @@ class Trainer:
         parts = ("generate", "reward", "train", "sync")
         times = {f"time/{name}": shared.get(name, 0.0) + own.get(name, 0.0) for name in parts}
         seconds = sum(times.values())
-        tokens = int(batch.completion_lengths.sum()) / self.plan.optimizer_steps_per_round
+        tokens = int(batch.loss_mask.sum()) / self.plan.optimizer_steps_per_round
         times |= {"time/step": seconds, "tokens_per_second": tokens / seconds}
         self.parts.recorder.step(self.outcome.steps, metrics | times, ends)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from swift_r1.errors import UsageError
 from swift_r1.training.attention import PackedRow, use_packed_attention
+from swift_r1.training.elementwise import use_block_functions
 from swift_r1.training.logprobs import LogitForm, TokenLogprobs, selective_logprobs_and_entropies
 from swift_r1.training.lora import LoraSettings, add_lora
 
@@ -22,8 +23,8 @@ class ModelInputs(NamedTuple):
 
     Attributes:
         token_ids: `[R, S]` int64, prompt then completion; `R` is `B`, or 1 where packed.
-        positions: `[K]` int64 into the flattened `[R * S]` hidden states: where each of the `K` completion
-            tokens is predicted.
+        positions: `[K]` int64 into the flattened `[R * S]` hidden states: where each of the `K` tokens that the policy
+            wrote is predicted.
         targets: `[K]` int64, the tokens predicted there.
         position_ids: None, or where packed `[1, S]` int64.
         packed_row: the packed row's groups for `packed_attention`; None where rows are not packed, or where the model's
@@ -42,7 +43,7 @@ class MicroBatch:
     """`B` completions that go through the model together.
 
     Attributes:
-        mask: `[B, T]` bool, True on completion tokens; `mask.sum() == K`, row-major in the order of `targets`.
+        mask: `[B, T]` bool, True on completion tokens that the policy wrote; `mask.sum() == K`, row-major in the order of `targets`.
         truncated: `[B]` bool, True where the completion was cut at the length limit.
         rollout_logps: `[B, T]` float32, the engine's log-probs.
         samples: `[B]` int64 on the CPU, which completions of the round these are.
@@ -127,6 +128,7 @@ def load_model(
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot load --model {path}: {str(error).splitlines()[0]}") from error
     use_packed_attention(model)
+    use_block_functions(model)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if lora is not None:

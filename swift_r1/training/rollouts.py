@@ -6,6 +6,7 @@ All methods are collective: every rank calls them, the main rank passes and rece
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -31,9 +32,10 @@ class Rollouts(Protocol):
     weight_version: int
     """Version of the weights that the next completions come from."""
 
-    def generate(
-        self, requests: Sequence[RolloutRequest] | None, sampling: SamplingParams, on_done: OnDone
-    ) -> list[RolloutOutput] | None:
+    max_model_length: int | None
+    """Longest prompt with completion in tokens, known on the main rank; None for no limit."""
+
+    def generate(self, requests: Sequence[RolloutRequest] | None, on_done: OnDone) -> list[RolloutOutput] | None:
         """Completions of all requests, in order, on the main rank."""
         ...
 
@@ -51,13 +53,17 @@ def completion_seed(run_seed: int, *where: object) -> int:
 class ServerRollouts:
     """A `swift rollout` server; only the main rank talks to it, all ranks gather the weights."""
 
-    def __init__(self, client: RolloutClient | None, backend: Backend, first_version: int) -> None:
-        self.client, self.backend = client, backend
+    def __init__(
+        self,
+        client: RolloutClient | None,
+        backend: Backend,
+        first_version: int,
+        max_model_length: int | None,
+    ) -> None:
+        self.client, self.backend, self.max_model_length = client, backend, max_model_length
         self.weight_version = first_version
 
-    def generate(
-        self, requests: Sequence[RolloutRequest] | None, sampling: SamplingParams, on_done: OnDone
-    ) -> list[RolloutOutput] | None:
+    def generate(self, requests: Sequence[RolloutRequest] | None, on_done: OnDone) -> list[RolloutOutput] | None:
         if self.client is None:
             return None
         assert requests is not None
@@ -87,17 +93,16 @@ class EmbeddedRollouts:
 
     def __init__(self, engine: TransformersEngine, backend: Backend, ranks: Ranks) -> None:
         self.engine, self.backend, self.ranks = engine, backend, ranks
+        self.max_model_length: int | None = getattr(engine.config, "max_position_embeddings", None)
         self.weight_version = 0
 
     def publish_weights(self) -> None:
         self.engine.model = self.backend.generation_model()
         self.weight_version += 1
 
-    def generate(
-        self, requests: Sequence[RolloutRequest] | None, sampling: SamplingParams, on_done: OnDone
-    ) -> list[RolloutOutput] | None:
+    def generate(self, requests: Sequence[RolloutRequest] | None, on_done: OnDone) -> list[RolloutOutput] | None:
         tensors = self.ranks.broadcast(_flatten_requests(requests) if requests is not None else None)
-        everyones = _restore_requests(tensors, sampling)
+        everyones = _restore_requests(tensors)
         mine = everyones[self.ranks.rank :: self.ranks.world_size]
         outputs = self.engine.generate(mine, self.weight_version, on_done)
         flat = _Completions.of([completion for output in outputs for completion in output.completions])
@@ -149,18 +154,22 @@ class _Completions:
 
 
 def _flatten_requests(requests: Sequence[RolloutRequest]) -> list[Tensor]:
-    """Prompt lengths, prompt tokens, completions a prompt, seeds."""
+    """Prompt lengths, prompt tokens, completions a prompt, seeds; which sampling, and the samplings as JSON."""
+    samplings = list(dict.fromkeys(request.sampling for request in requests))
     columns = (
         [len(request.prompt_token_ids) for request in requests],
         [token for request in requests for token in request.prompt_token_ids],
         [request.n for request in requests],
         [seed for request in requests for seed in request.seeds or ()],
+        [samplings.index(request.sampling) for request in requests],
+        json.dumps([sampling.model_dump() for sampling in samplings]).encode(),
     )
-    return [torch.tensor(column, dtype=torch.long) for column in columns]
+    return [torch.tensor(list(column), dtype=torch.long) for column in columns]
 
 
-def _restore_requests(tensors: Sequence[Tensor], sampling: SamplingParams) -> list[RolloutRequest]:
-    lengths, tokens, counts, seeds = tensors
+def _restore_requests(tensors: Sequence[Tensor]) -> list[RolloutRequest]:
+    lengths, tokens, counts, seeds, which, samplings = tensors
+    known = [SamplingParams(**values) for values in json.loads(bytes(samplings.tolist()))]
     prompts, seeds_of = tokens.split(lengths.tolist()), seeds.split(counts.tolist())
     return [
         RolloutRequest(
@@ -168,7 +177,7 @@ def _restore_requests(tensors: Sequence[Tensor], sampling: SamplingParams) -> li
             prompt_token_ids=tuple(prompt.tolist()),
             n=len(own),
             seeds=tuple(own.tolist()),
-            sampling=sampling,
+            sampling=known[sampling],
         )
-        for number, (prompt, own) in enumerate(zip(prompts, seeds_of, strict=True))
+        for number, (prompt, own, sampling) in enumerate(zip(prompts, seeds_of, which.tolist(), strict=True))
     ]

@@ -24,6 +24,7 @@ from swift_r1.data.sampler import PromptSampler
 from swift_r1.data.types import Prompt
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
+from swift_r1.plugins.rollouts import multi_turns
 from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rollout.client import RolloutClient
@@ -41,12 +42,14 @@ from swift_r1.training.distributed import Ranks, join_ranks
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.loop import MainRank, Parts, Trainer
 from swift_r1.training.lora import LoraSettings, checkpoint_weights, trained_share
+from swift_r1.training.multi_turn import MultiTurn, OneTurn, Stage, Turns
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
 from swift_r1.training.policy import load_model
 from swift_r1.training.probes import check_fused_head, choose_cut
 from swift_r1.training.prompts import PromptStream
 from swift_r1.training.rollouts import EmbeddedRollouts, Rollouts, ServerRollouts
 from swift_r1.training.stopping import StopRequest
+from swift_r1.training.turn_engine import Limits, Opening, TurnEngine
 
 logger = logging.getLogger("swift_r1.training")
 
@@ -74,6 +77,13 @@ def run(args: RlhfArguments, run_dir: Path, stop: StopRequest) -> int:
             stop=tuple(args.stop_words),
             stop_token_ids=ends,
         )
+        turns: Turns = OneTurn(rollouts)
+        if args.multi_turn_scheduler is not None:
+            stage = None
+            if ranks.is_main:
+                stage = _stage(args, tokenizer, ends, rollouts.max_model_length)
+                cleanup.callback(stage.close)
+            turns = MultiTurn(rollouts, ranks, stage)
         run_id = uuid.uuid4().hex[:12]
         evaluator = None
         if num_held_out:
@@ -101,6 +111,7 @@ def run(args: RlhfArguments, run_dir: Path, stop: StopRequest) -> int:
                 backend=backend,
                 reference=backend.reference() if args.beta > 0 else None,
                 rollouts=rollouts,
+                turns=turns,
                 learning_rate=_learning_rate(args, plan),
                 sampling=sampling,
                 cut=choose_cut(args, backend, vocab_size, ranks),
@@ -193,7 +204,7 @@ def _rollouts(
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
         return EmbeddedRollouts(TransformersEngine(backend.generation_model(), tokenizer, ends, pad), backend, ranks)
-    client, version = None, torch.zeros(1, dtype=torch.long)
+    client, version, longest = None, torch.zeros(1, dtype=torch.long), None
     if ranks.is_main:
         client = cleanup.enter_context(RolloutClient(str(args.rollout_base_url), args.api_key))
         info = client.wait_until_ready(args.vllm_server_timeout)
@@ -207,8 +218,27 @@ def _rollouts(
                 "the rollout server takes %d tokens, less than --max_length %d + --max_completion_length %d",
                 *(info.max_model_len, args.max_length, args.max_completion_length),
             )
-        version[0] = info.weight_version
-    return ServerRollouts(client, backend, int(ranks.broadcast([version] if ranks.is_main else None)[0]))
+        version[0], longest = info.weight_version, info.max_model_len
+    return ServerRollouts(client, backend, int(ranks.broadcast([version] if ranks.is_main else None)[0]), longest)
+
+
+def _stage(args: RlhfArguments, tokenizer: Any, ends: tuple[int, ...], model_length: int | None) -> Stage:
+    """The scheduler of several turns, and what it asks the model through."""
+    encoder = PromptEncoder(tokenizer, args.system)
+    stage = Stage(str(args.multi_turn_scheduler), args.multi_turn_timeout)
+    engine = TurnEngine(
+        Opening(encoder, ends),
+        lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
+        Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns),
+        stage.notify,
+    )
+    gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.use_gym_env else {}
+    stage.use(
+        multi_turns[args.multi_turn_scheduler](
+            infer_engine=engine, max_turns=args.max_turns, tokenizer=tokenizer, **gym
+        )
+    )
+    return stage
 
 
 def _learning_rate(args: RlhfArguments, plan: Plan) -> LearningRate:

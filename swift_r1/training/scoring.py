@@ -12,6 +12,7 @@ from swift_r1.data.types import Prompt
 from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
 from swift_r1.rollout.protocol import Completion, RolloutOutput
+from swift_r1.training.multi_turn import Trajectory
 
 
 class Scores(NamedTuple):
@@ -83,16 +84,21 @@ def score(
     """Scores all given completions in one call a function; groups stay together and in order, and are numbered from
     `first_group`."""
     pairs = [
-        (group, prompt, output.request_id, completion)
+        (group, completion.prompt if isinstance(completion, Trajectory) else prompt, output.request_id, completion)
         for group, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), start=first_group)
         for completion in output.completions
     ]
-    texts = [decode(completion.token_ids) for *_, completion in pairs]
+    texts = [
+        completion.text if isinstance(completion, Trajectory) else decode(completion.token_ids)
+        for *_, completion in pairs
+    ]
     columns = {name: [prompt.columns.get(name) for _, prompt, *_ in pairs] for name in _column_names(prompts)}
     columns |= {
         "messages": [
-            [*map(dict, prompt.messages), {"role": "assistant", "content": text}]
-            for (_, prompt, *_), text in zip(pairs, texts, strict=True)
+            completion.messages
+            if isinstance(completion, Trajectory)
+            else [*map(dict, prompt.messages), {"role": "assistant", "content": text}]
+            for (_, prompt, _, completion), text in zip(pairs, texts, strict=True)
         ],
         "prompt_id": [prompt.prompt_id for _, prompt, *_ in pairs],
         "request_id": [request_id for _, _, request_id, _ in pairs],
@@ -101,6 +107,8 @@ def score(
         "is_truncated": [completion.finish_reason == "length" for *_, completion in pairs],
         "response_token_ids": [list(completion.token_ids) for *_, completion in pairs],
     }
+    if all(isinstance(completion, Trajectory) for *_, completion in pairs):
+        columns["rollout_infos"] = [completion.infos for *_, completion in pairs]
     batch = RewardBatch(texts, columns, len(outputs[0].completions), trainer_state)
     results = list(scorer(batch))
     totals = compose(results, columns["is_truncated"], batch.group_size)
@@ -147,9 +155,24 @@ def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardC
     return metrics
 
 
+def loss_mask(completion: Completion) -> Sequence[bool]:
+    """One a token, True where the policy wrote it and it is to be trained."""
+    return completion.loss_mask if isinstance(completion, Trajectory) else (True,) * len(completion.token_ids)
+
+
 def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
+    """Lengths in tokens and the share that was cut off; of several turns also their number, and the share of the tokens
+    that is trained."""
     lengths = [len(item.completion.token_ids) for item in scored]
-    return {
+    turns = [item.completion.turns for item in scored if isinstance(item.completion, Trajectory)]
+    several = {}
+    if turns:
+        several = {
+            "multi_turn/mean_turns": _mean(turns),
+            "multi_turn/max_turns": float(max(turns)),
+            "multi_turn/trained_tokens": sum(sum(loss_mask(item.completion)) for item in scored) / sum(lengths),
+        }
+    return several | {
         "completions/mean_length": _mean(lengths),
         "completions/max_length": float(max(lengths)),
         "completions/clipped_ratio": _mean([float(item.completion.finish_reason == "length") for item in scored]),
@@ -172,6 +195,7 @@ def pooled_columns(parts: Sequence[Scores]) -> list[RewardColumn]:
 
 def completion_row(item: ScoredCompletion, step: int, advantage: float | None, dropped: bool = False) -> dict[str, Any]:
     """The line of `completions.jsonl`; one that was generated but not trained on says `"dropped": true`."""
+    played = item.completion
     return {
         "step": step,
         "prompt_id": item.prompt.prompt_id,
@@ -184,6 +208,7 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
         "advantage": advantage,
         "finish_reason": item.completion.finish_reason,
         "weight_version": item.completion.weight_version,
+        **({"turns": played.turns, "messages": played.messages} if isinstance(played, Trajectory) else {}),
         **({"dropped": True} if dropped else {}),
         **item.prompt.columns,
     }

@@ -33,6 +33,9 @@ class LocalBackend:
             self._masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self._trained]
             for parameter, master in zip(self._trained, self._masters, strict=True):
                 parameter.register_post_accumulate_grad_hook(_move_gradient_to(master))
+        for master in self._masters:
+            # For good: made and freed between activations, they leave holes that the allocator cannot fill.
+            master.grad = torch.zeros_like(master)
         self.optimizer = build_adamw(parameter_groups(self._masters, config.weight_decay), config)
 
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
@@ -46,7 +49,7 @@ class LocalBackend:
             group["lr"] = learning_rate
         norm = torch.nn.utils.clip_grad_norm_(self._masters, self.config.max_grad_norm)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=False)
         if self._masters is not self._trained:
             with torch.no_grad():
                 for parameter, master in zip(self._trained, self._masters, strict=True):
@@ -90,12 +93,8 @@ class LocalReference:
 
 def _move_gradient_to(master: nn.Parameter) -> Any:
     def move(parameter: Tensor) -> None:
-        gradient = parameter.grad
-        assert gradient is not None
-        if master.grad is None:
-            master.grad = gradient.float()
-        else:
-            master.grad += gradient
+        assert parameter.grad is not None and master.grad is not None
+        master.grad += parameter.grad
         parameter.grad = None
 
     return move

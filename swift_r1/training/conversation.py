@@ -1,0 +1,179 @@
+"""The tokens of one trajectory of several turns, as the model read and wrote them: they only ever grow.
+
+What a turn adds is tokenised once, and never what is there already: the text of a token sequence need not tokenise to
+that sequence, and log-probs of other tokens than the sampled ones are wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Protocol
+
+_STANDS_FOR = "swift-r1-turn-5d1e7c"  # a turn's text where only what the template puts behind it is wanted
+
+
+class TurnFault(ValueError):
+    """What a scheduler asked for cannot be carried in tokens."""
+
+
+class Renderer(Protocol):
+    """The chat template: the text of a conversation up to and with the start of the model's next turn."""
+
+    def __call__(self, messages: Sequence[Mapping[str, Any]]) -> str: ...
+
+
+class Conversation:
+    """A trajectory's tokens.
+
+    Args:
+        prompt_token_ids: the prompt of the first turn.
+        messages: what it was made from.
+        render, tokenize: the chat template, and text to ids without special tokens added.
+        ends: ids of the tokens that end a turn.
+
+    Attributes:
+        token_ids: everything after the prompt.
+        logprobs: the engine's for tokens that the model wrote, 0 for others.
+        loss_mask: True on tokens to train: those that the model wrote, but for what the scheduler leaves out.
+        messages: the conversation as the model last saw it, with its last turn.
+        turns: how many the model has written.
+        text: of the last one.
+    """
+
+    def __init__(
+        self,
+        prompt_token_ids: Sequence[int],
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        render: Renderer,
+        tokenize: Callable[[str], Sequence[int]],
+        ends: Collection[int],
+    ) -> None:
+        self.prompt_token_ids = tuple(prompt_token_ids)
+        self.messages = deepcopy([dict(message) for message in messages])
+        self.token_ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.loss_mask: list[bool] = []
+        self.turns = 0
+        self.text = ""
+        self._render, self._tokenize, self._ends = render, tokenize, frozenset(ends)
+        self._spans: list[slice] = []  # of the turns' tokens
+        self._revised = False  # the last turn's tokens are no longer those that its text came from
+        self._sampled_to = 0
+
+    @property
+    def sampled_length(self) -> int:
+        """Tokens up to the last one that the model wrote: nothing behind it was answered."""
+        return self._sampled_to
+
+    def follow(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Adds what stands in `messages` behind the model's last turn, up to the start of its next one.
+
+        The last turn's own text may have grown at its end. Where nothing follows it, the model goes on with that turn.
+
+        Raises:
+            TurnFault: anything before has changed.
+        """
+        place = len(self.messages) - 1
+        if len(messages) <= place:
+            raise TurnFault(f"{len(self.messages)} messages were there, now {len(messages)}: the past cannot change")
+        for number, (was, now) in enumerate(zip(self.messages[:place], messages, strict=False)):
+            if (was["role"], was["content"]) != (now["role"], now["content"]):
+                raise TurnFault(f"message {number} ({was['role']}) has changed: the past cannot change")
+        last, rest = messages[place], messages[place + 1 :]
+        content = last["content"] or ""
+        if last["role"] != "assistant" or not (self._revised or content.startswith(self.text)):
+            raise TurnFault(
+                f"message {place} is no longer what the model wrote: only its end can grow (to change its tokens, "
+                "return response_token_ids)"
+            )
+        added = "" if self._revised else content[len(self.text) :]
+        if added or not rest:
+            self._take_end_back()
+        tail = self._behind(messages[:place], added, rest) if rest else added
+        ids = list(self._tokenize(tail)) if tail else []
+        if ids and self.token_ids and ids[0] == self.token_ids[-1] and ids[0] in self._ends:
+            del ids[0]  # the model ended its turn itself
+        self._extend(ids, [0.0] * len(ids), trained=False)
+        self.messages = deepcopy([dict(message) for message in messages])
+
+    def answer(self, token_ids: Sequence[int], logprobs: Sequence[float], text: str) -> None:
+        """Adds a turn of the model's, special tokens left out of its text."""
+        self._revised = False
+        self._spans.append(slice(len(self.token_ids), len(self.token_ids) + len(token_ids)))
+        self._extend(token_ids, logprobs, trained=True)
+        self.turns += 1
+        if self.messages[-1]["role"] == "assistant":
+            self.messages[-1]["content"] = text = self.messages[-1]["content"] + text
+        else:
+            self.messages.append({"role": "assistant", "content": text})
+        self.text = text
+
+    def revise(self, token_ids: Sequence[int] | None, loss_mask: Sequence[int] | None) -> None:
+        """Puts `token_ids` in the place of the last turn's, and trains those with a 1 in `loss_mask`.
+
+        Without a mask, the tokens that the turn began with are trained, as far as they are the same.
+
+        Raises:
+            TurnFault: the lengths differ, or a token is to be trained that the model did not write.
+        """
+        start = self._spans[-1].start
+        written, logprobs = self.token_ids[start:], self.logprobs[start:]
+        wanted = written if token_ids is None else list(token_ids)
+        same = 0
+        while same < min(len(written), len(wanted)) and written[same] == wanted[same]:
+            same += 1
+        mask = [place < same for place in range(len(wanted))] if loss_mask is None else [bool(one) for one in loss_mask]
+        if len(mask) != len(wanted):
+            raise TurnFault(f"response_loss_mask has {len(mask)} values for {len(wanted)} tokens")
+        if any(mask[same:]):
+            place = same + mask[same:].index(True)
+            raise TurnFault(f"response_loss_mask trains token {place} of the turn, which the model did not write there")
+        self._revised = self._revised or wanted != written
+        self.token_ids[start:] = wanted
+        self.logprobs[start:] = [*logprobs[:same], *[0.0] * (len(wanted) - same)]
+        self.loss_mask[start:] = mask
+        self._sampled_to = start + same
+        self._spans[-1] = slice(start, len(self.token_ids))
+
+    def check_turns(self, token_ids: Sequence[Sequence[int]], loss_mask: Sequence[Sequence[int]]) -> None:
+        """Compares what a scheduler returned at its end, a list a turn; a 0 of its mask leaves a token out.
+
+        Raises:
+            TurnFault: these are not the trajectory's turns.
+        """
+        for what, rows in (("response_token_ids", token_ids), ("response_loss_mask", loss_mask)):
+            if rows and len(rows) != self.turns:
+                raise TurnFault(f"{what} has {len(rows)} turns, the model wrote {self.turns}")
+        for turn, (span, ids) in enumerate(zip(self._spans, token_ids, strict=False), start=1):
+            if list(ids[: span.stop - span.start]) != self.token_ids[span]:
+                raise TurnFault(f"response_token_ids of turn {turn} are not the tokens that the model wrote")
+        for turn, (span, mask) in enumerate(zip(self._spans, loss_mask, strict=False), start=1):
+            length = span.stop - span.start
+            if len(mask) not in (length, length + 1):  # one more where the turn's end token was taken back
+                raise TurnFault(f"response_loss_mask of turn {turn} has {len(mask)} values for {length} tokens")
+            self.loss_mask[span] = [was and bool(now) for was, now in zip(self.loss_mask[span], mask, strict=False)]
+
+    def _extend(self, token_ids: Sequence[int], logprobs: Sequence[float], *, trained: bool) -> None:
+        self.token_ids += token_ids
+        self.logprobs += logprobs
+        self.loss_mask += [trained] * len(token_ids)
+        if trained and token_ids:
+            self._sampled_to = len(self.token_ids)
+
+    def _take_end_back(self) -> None:
+        """The turn goes on behind its end token: that token leaves."""
+        if self.token_ids and self.token_ids[-1] in self._ends:
+            for values in (self.token_ids, self.logprobs, self.loss_mask):
+                del values[-1]  # type: ignore[attr-defined]
+            self._sampled_to = min(self._sampled_to, len(self.token_ids))
+            self._spans[-1] = slice(self._spans[-1].start, len(self.token_ids))
+
+    def _behind(self, before: Sequence[Mapping[str, Any]], added: str, rest: Sequence[Mapping[str, Any]]) -> str:
+        turn = {"role": "assistant", "content": _STANDS_FOR + added}
+        text = self._render([*before, turn, *rest])
+        _, found, behind = text.rpartition(_STANDS_FOR)
+        if not found:
+            raise TurnFault("the chat template leaves the model's last turn out")
+        return behind

@@ -1,0 +1,150 @@
+"""RMSNorm and the gated MLP's product on a CPU, in pieces that stay in its cache.
+
+What transformers writes as half a dozen operations over the whole activation is memory traffic here, and leaves float32
+copies for the backward pass. These two functions keep their 16-bit inputs only and work row block by row block; the
+formulas and where they round are transformers'. On other devices a model stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import MethodType, SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+_BLOCK_ELEMENTS = 1 << 18
+"""Of a block: one megabyte in float32, so that a handful of such tensors fits the second-level cache."""
+
+
+def use_block_functions(model: nn.Module) -> int:
+    """Gives the model's RMSNorms and SiLU-gated MLPs these functions; returns how many modules.
+
+    A module is changed where its class computes the same: one with another formula (`1 + weight`, another gate) is left
+    alone.
+    """
+    verdicts: dict[type, bool] = {}
+    changed = 0
+    for module in model.modules():
+        kind = type(module)
+        if _is_norm(module):
+            verdicts.setdefault(kind, _norms_alike(kind))
+            forward: Callable[[Any, Tensor], Tensor] = _norm_forward
+        elif _is_gated_mlp(module):
+            if kind not in verdicts:
+                verdicts[kind] = _mlps_alike(kind, module.act_fn)
+            forward = _mlp_forward
+        else:
+            continue
+        if verdicts[kind]:
+            module.forward = MethodType(forward, module)  # type: ignore[method-assign]
+            changed += 1
+    return changed
+
+
+def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
+    """`weight * hidden / rms(hidden)` over the last dimension, in float32 inside (Zhang & Sennrich 2019, eq. 4)."""
+    return _RmsNorm.apply(hidden, weight, epsilon)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """`silu(gate) * up` (Shazeer 2020, eq. 6), of equal shapes; only the two inputs are kept for the backward pass."""
+    return _SwiGlu.apply(gate, up)
+
+
+class _RmsNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:  # type: ignore[override]
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        scale = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float32)
+        scale.square_().div_(rows.shape[-1]).add_(epsilon).rsqrt_()
+        out = torch.empty_like(rows)
+        for block in _blocks(rows):
+            torch.mul((rows[block] * scale[block]).to(rows.dtype), weight, out=out[block])
+        ctx.save_for_backward(hidden, weight, scale)
+        return out.view(hidden.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        hidden, weight, scale = ctx.saved_tensors
+        rows, grads = hidden.reshape(-1, hidden.shape[-1]), grad.reshape(-1, hidden.shape[-1])
+        to_hidden = torch.empty_like(rows)
+        to_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        for block in _blocks(rows):
+            normed = rows[block] * scale[block]
+            to_weight += (normed * grads[block]).sum(0)
+            inner = (grads[block] * weight).float()
+            inner -= normed * (inner * normed).mean(-1, keepdim=True)
+            to_hidden[block] = inner.mul_(scale[block])
+        return to_hidden.view(hidden.shape), to_weight.to(weight.dtype), None
+
+
+class _SwiGlu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.save_for_backward(gate, up)
+        gates, ups = gate.reshape(-1, gate.shape[-1]), up.reshape(-1, up.shape[-1])
+        out = torch.empty_like(gates)
+        for block in _blocks(gates):
+            torch.mul(silu(gates[block]), ups[block], out=out[block])
+        return out.view(gate.shape)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        width = grad.shape[-1]
+        grads, gates, ups = (states.reshape(-1, width) for states in (grad, *ctx.saved_tensors))
+        to_gate, to_up = torch.empty_like(gates), torch.empty_like(ups)
+        for block in _blocks(gates):
+            torch.mul(silu(gates[block]), grads[block], out=to_up[block])
+            to_gate[block] = torch.ops.aten.silu_backward(grads[block] * ups[block], gates[block])
+        return to_gate.view(grad.shape), to_up.view(grad.shape)
+
+
+def _blocks(rows: Tensor) -> Iterator[slice]:
+    size = max(1, _BLOCK_ELEMENTS // rows.shape[-1])
+    return (slice(start, start + size) for start in range(0, len(rows), size))
+
+
+def _norm_forward(self: Any, hidden: Tensor) -> Tensor:
+    if hidden.device.type != "cpu" or hidden.dtype != self.weight.dtype:
+        return type(self).forward(self, hidden)
+    return rms_norm(hidden, self.weight, self.variance_epsilon)
+
+
+def _mlp_forward(self: Any, hidden: Tensor) -> Tensor:
+    if hidden.device.type != "cpu":
+        return type(self).forward(self, hidden)
+    return self.down_proj(swiglu(self.gate_proj(hidden), self.up_proj(hidden)))
+
+
+def _is_norm(module: nn.Module) -> bool:
+    return hasattr(module, "variance_epsilon") and isinstance(getattr(module, "weight", None), nn.Parameter)
+
+
+def _is_gated_mlp(module: nn.Module) -> bool:
+    return all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn"))
+
+
+def _norms_alike(kind: type) -> bool:
+    """Whether the class's own forward is `rms_norm`, on a stand-in: real weights may be partitioned (ZeRO-3)."""
+    hidden, weight = torch.linspace(-3, 2, 64).view(4, 16), torch.linspace(0.5, 1.5, 16)
+    return _alike(kind, SimpleNamespace(weight=weight, variance_epsilon=1e-3), hidden, rms_norm(hidden, weight, 1e-3))
+
+
+def _mlps_alike(kind: type, act_fn: Any) -> bool:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = {name: nn.Linear(16, 16, bias=False) for name in ("gate_proj", "up_proj", "down_proj")}
+    module = SimpleNamespace(act_fn=act_fn, **layers)
+    hidden = torch.linspace(-3, 2, 64).view(4, 16)
+    return _alike(kind, module, hidden, _mlp_forward(module, hidden))
+
+
+def _alike(kind: Any, module: Any, hidden: Tensor, expected: Tensor) -> bool:
+    try:
+        own = kind.forward(module, hidden)
+    except AttributeError:  # it uses more than the stand-in has
+        return False
+    return bool(torch.allclose(own, expected, rtol=1e-5, atol=1e-6))

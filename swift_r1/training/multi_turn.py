@@ -1,0 +1,262 @@
+"""Completions for the loop, of one turn or of several.
+
+Schedulers of several turns run in a thread of their own, and all trajectories of a round go on together: a scheduler's
+`infer_async` waits until every other trajectory waits too or has ended, then the turns of all are generated in one call
+of the engine, on all ranks. So batches, and with seeds the tokens, do not depend on how long a scheduler thinks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from copy import deepcopy
+from typing import Any, Protocol, TypeVar
+
+import torch
+from pydantic import InstanceOf
+
+from swift_r1.data.types import Prompt
+from swift_r1.errors import RunFailed
+from swift_r1.plugins.protocol import RequestConfig, RolloutInferRequest, RolloutOutput
+from swift_r1.plugins.rollouts import RolloutScheduler
+from swift_r1.rewards.construct import describe
+from swift_r1.rollout import protocol as wire
+from swift_r1.training.conversation import TurnFault
+from swift_r1.training.distributed import Ranks
+from swift_r1.training.rollouts import OnDone, Rollouts
+from swift_r1.training.turn_engine import Play, playing
+
+T = TypeVar("T")
+
+
+class Trajectory(wire.Completion):
+    """A completion of several turns; its tokens are all that follow the prompt, those of the messages between too.
+
+    Attributes:
+        loss_mask: one a token, True where it is trained; log-probs are 0 where the model did not write it.
+        prompt: the prompt of the first turn, with its tokens (an environment makes its own).
+        messages: the whole conversation.
+        text: the model's last turn.
+        turns: of the model.
+        infos: what the scheduler noted; `num_turns` at least.
+    """
+
+    loss_mask: tuple[bool, ...]
+    prompt: InstanceOf[Prompt]
+    messages: list[dict[str, Any]]
+    text: str
+    turns: int
+    infos: dict[str, Any]
+
+
+class Turns(Protocol):
+    """What the loop and the evaluation ask for completions."""
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        requests: Sequence[wire.RolloutRequest] | None,
+        on_done: OnDone,
+    ) -> list[wire.RolloutOutput] | None:
+        """Completions of all requests, in order, on the main rank. Collective; the others pass no requests."""
+        ...
+
+
+class OneTurn:
+    """A completion is what the engine gives."""
+
+    def __init__(self, rollouts: Rollouts) -> None:
+        self.rollouts = rollouts
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        requests: Sequence[wire.RolloutRequest] | None,
+        on_done: OnDone,
+    ) -> list[wire.RolloutOutput] | None:
+        return self.rollouts.generate(requests, on_done)
+
+
+class MultiTurn:
+    """A completion is a `Trajectory`; `stage` is None on all but the main rank."""
+
+    def __init__(self, rollouts: Rollouts, ranks: Ranks, stage: Stage | None) -> None:
+        self.rollouts, self.ranks, self.stage = rollouts, ranks, stage
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        requests: Sequence[wire.RolloutRequest] | None,
+        on_done: OnDone,
+    ) -> list[wire.RolloutOutput] | None:
+        if self.stage is not None:
+            assert requests is not None
+            self.stage.begin(prompts, requests)
+        while True:
+            asked = self.stage.asked(on_done) if self.stage else None
+            count = self.ranks.broadcast(None if asked is None else [torch.tensor([len(asked)])])[0]
+            if not int(count):
+                break
+            outputs = self.rollouts.generate(asked, lambda _count: None)
+            if self.stage is not None:
+                assert outputs is not None
+                self.stage.answer([output.completions[0] for output in outputs])
+        if self.stage is None:
+            return None
+        assert requests is not None
+        done = iter(self.stage.trajectories())
+        return [
+            wire.RolloutOutput(request_id=one.request_id, completions=tuple(next(done) for _ in range(one.n)))
+            for one in requests
+        ]
+
+
+class Stage:
+    """Where schedulers run: an event loop in a thread, so that a scheduler that hangs is noticed.
+
+    Args:
+        name: of the scheduler, for messages.
+        timeout: seconds that schedulers may take between two turns of the model.
+    """
+
+    def __init__(self, name: str, timeout: float) -> None:
+        self._name, self._timeout = name, timeout
+        self._scheduler: RolloutScheduler | None = None
+        self._plays: list[Play] = []
+        self._tasks: list[asyncio.Task[Trajectory]] = []
+        self._ended = 0
+        self._changed = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="schedulers", daemon=True).start()
+
+    def notify(self) -> None:
+        """A trajectory has begun to wait, or has ended."""
+        self._changed.set()
+
+    def use(self, scheduler: RolloutScheduler) -> None:
+        self._scheduler = scheduler
+
+    def begin(self, prompts: Sequence[Prompt], requests: Sequence[wire.RolloutRequest]) -> None:
+        """Starts the trajectories of all requests."""
+        self._plays = [
+            Play(
+                prompt,
+                request.model_copy(
+                    update={
+                        "request_id": f"{request.request_id}/{index}",
+                        "n": 1,
+                        "seeds": request.seeds and request.seeds[index : index + 1],
+                    }
+                ),
+            )
+            for prompt, request in zip(prompts, requests, strict=True)
+            for index in range(request.n)
+        ]
+        self._ended = 0
+        self._call(self._start(), "their start")
+
+    def asked(self, on_done: OnDone) -> list[wire.RolloutRequest]:
+        """The turns that trajectories wait for, once all wait or have ended; none when all have.
+
+        Raises:
+            RunFailed: a scheduler failed, or needed more than its time.
+        """
+        self._call(self._settle(), "the next turn")
+        ended = sum(task.done() for task in self._tasks)
+        on_done(ended - self._ended)
+        self._ended = ended
+        return [play.asked for play in self._plays if play.asked is not None]
+
+    def answer(self, completions: Sequence[wire.Completion]) -> None:
+        """Goes on with the trajectories that waited, in the order of `asked`."""
+        waiting = [play.answer for play in self._plays if play.answer is not None]
+
+        async def resume() -> None:
+            for answer, completion in zip(waiting, completions, strict=True):
+                answer.set_result(completion)
+
+        self._call(resume(), "the answers")
+
+    def trajectories(self) -> list[Trajectory]:
+        return [task.result() for task in self._tasks]
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+
+    # In the loop's thread
+
+    async def _start(self) -> None:
+        self._tasks = [asyncio.create_task(self._play(play)) for play in self._plays]
+        for task in self._tasks:
+            task.add_done_callback(lambda _task: self.notify())
+
+    async def _settle(self) -> None:
+        while any(play.answer is None or play.answer.done() for play in self._running()):
+            self._changed.clear()
+            await self._changed.wait()
+
+    def _running(self) -> list[Play]:
+        return [play for play, task in zip(self._plays, self._tasks, strict=True) if not task.done()]
+
+    async def _play(self, play: Play) -> Trajectory:
+        assert self._scheduler is not None
+        playing.set(play)
+        sampling = play.request.sampling
+        request = RolloutInferRequest(
+            messages=deepcopy([dict(message) for message in play.prompt.messages]),
+            data_dict=deepcopy(dict(play.prompt.columns)),
+            uuid=play.request.request_id,
+        )
+        config = RequestConfig(
+            max_tokens=sampling.max_tokens, temperature=sampling.temperature, stop=list(sampling.stop), logprobs=True
+        )
+        try:
+            output = await self._scheduler.run(request, config)
+        except SystemExit as error:  # it would end the thread, and the run would wait for it
+            raise TurnFault(f"it left with SystemExit({error.code})") from error
+        return _trajectory(play, output)
+
+    def _call(self, work: Coroutine[Any, Any, T], waited_for: str) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            result = future.result(self._timeout)
+        except TimeoutError as error:
+            slow = [p.request.request_id for p in self._running() if p.answer is None or p.answer.done()]
+            raise RunFailed(
+                f"--multi_turn_scheduler {self._name}: {len(slow)} trajectories (the first is {slow[0] if slow else '?'}) "
+                f"kept {waited_for} waiting for more than --multi_turn_timeout {self._timeout:g} s"
+            ) from error
+        for task, play in zip(self._tasks, self._plays, strict=True):
+            if task.done() and (failure := task.exception()) is not None:
+                raise RunFailed(
+                    f"--multi_turn_scheduler {self._name} failed in {play.request.request_id}: {describe(failure)}"
+                ) from failure
+        return result
+
+
+def _trajectory(play: Play, output: Any) -> Trajectory:
+    """The completion that a played trajectory is.
+
+    Raises:
+        TurnFault: the scheduler gave no trajectory, or one of other tokens than the model's.
+    """
+    conversation = play.conversation
+    if not isinstance(output, RolloutOutput):
+        raise TurnFault(f"run gave {type(output).__name__}, not one RolloutOutput")
+    if conversation is None or not conversation.sampled_length:
+        raise TurnFault("the trajectory ended without a turn of the model")
+    conversation.check_turns(output.response_token_ids, output.response_loss_mask)
+    end = conversation.sampled_length
+    return Trajectory(
+        token_ids=tuple(conversation.token_ids[:end]),
+        logprobs=tuple(conversation.logprobs[:end]),
+        finish_reason=play.finish_reason,
+        weight_version=play.weight_version,
+        loss_mask=tuple(conversation.loss_mask[:end]),
+        prompt=play.prompt,
+        messages=output.messages or conversation.messages,
+        text=conversation.text,
+        turns=conversation.turns,
+        infos={"num_turns": conversation.turns} | output.rollout_infos,
+    )

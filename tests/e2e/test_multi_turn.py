@@ -1,0 +1,104 @@
+"""Several turns through both engines: tokens carried, only the model's own trained, and schedulers that misbehave."""
+
+import re
+import time
+from pathlib import Path
+
+import pytest
+
+PLUGIN = Path(__file__).parent / "turns_plugin.py"
+FLAGS = {"external_plugins": PLUGIN, "dataset": "starts#50", "reward_funcs": "seen", "max_completion_length": 6}
+
+
+def check_trajectories(run, turns):
+    """The trainer's log-probs of the trained tokens are the engine's: tokens, positions and masks fit together."""
+    assert run.code == 0
+    for line in run.steps:
+        assert line["rollout/logp_diff"] < 2e-3
+        assert line["multi_turn/mean_turns"] == line["multi_turn/max_turns"] == turns
+        assert 0 < line["multi_turn/trained_tokens"] < 1
+    return run.lines("completions.jsonl")
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_embedded(rlhf, tiny_model, processes):
+    parallel = {"deepspeed": "zero3", "per_device_train_batch_size": 4} if processes == 2 else {}
+    more = {"max_steps": 2, "learning_rate": 1e-2, "eval_steps": 2, "eval_limit": 2, "split_dataset_ratio": 0.1}
+    flags = FLAGS | parallel | more
+    run = rlhf(tiny_model, processes, multi_turn_scheduler="again", max_turns=4, **flags)
+    rows = check_trajectories(run, 4)
+    assert len(rows) == 16
+    for row in rows:
+        # The second turn's text goes on as the third, the fourth answers "again 3".
+        assert [message["role"] for message in row["messages"]] == ["user", "assistant"] * 3
+        assert [message["content"] for message in row["messages"][2::2]] == ["again 1", "again 3"]
+        assert " Wait," in row["messages"][3]["content"] and row["turns"] == 4
+        assert row["reward"] == pytest.approx(1 + 0.04 + 0.3)
+    evaluation = run.lines("eval_completions.jsonl")
+    assert evaluation and all(row["turns"] == 4 for row in evaluation)
+
+
+def test_server(rlhf, tiny_model, rollout_server):
+    url = rollout_server(tiny_model, torch_dtype="float32")
+    server = {"use_vllm": "true", "vllm_server_base_url": url, "deepspeed": "zero3", "per_device_train_batch_size": 4}
+    run = rlhf(tiny_model, 2, multi_turn_scheduler="again", max_turns=3, max_steps=2, **FLAGS | server)
+    check_trajectories(run, 3)
+
+
+def test_an_environment_makes_prompts_and_rewards(rlhf, tiny_model):
+    gym = {"use_gym_env": "true", "gym_env": "count_digits", "context_manager": "adds", "max_steps": 2}
+    run = rlhf(
+        tiny_model,
+        **{name: value for name, value in FLAGS.items() if name != "reward_funcs"} | gym,
+        reward_funcs=["gym_reward"],
+    )
+    for row in check_trajectories(run, 2):
+        talk = row["messages"]
+        assert [message["role"] for message in talk] == ["system", "user", "assistant", "user", "assistant"]
+        assert talk[1]["content"] == f"digits for {row['start']} (go)" and talk[3]["content"] == "turn 1 (go)"
+        assert "You say digits." in row["prompt"] and row["prompt"].endswith("assistant\n")
+        said = [talk[2]["content"], talk[4]["content"]]
+        assert row["reward"] == pytest.approx(sum(sum(c.isdigit() for c in t) / max(1, len(t)) for t in said))
+
+
+def test_all_turns_together_keep_to_the_limit(rlhf, tiny_model):
+    scope = {"completion_length_limit_scope": "total", "max_completion_length": 60}
+    run = rlhf(tiny_model, multi_turn_scheduler="again", max_turns=30, max_steps=1, **FLAGS | scope)
+    assert run.code == 0
+    assert run.steps[0]["completions/max_length"] <= 60
+    rows = run.lines("completions.jsonl")
+    assert any(row["finish_reason"] == "length" for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "message"),
+    [
+        ("fails", "fails failed in .*: ConnectionError: the search engine is away .*turns_plugin.py"),
+        ("forgets", "forgets failed in .*TurnFault: message 0 .user. has changed: the past cannot change"),
+        ("hangs", "hangs: 8 trajectories .* waiting for more than --multi_turn_timeout 2 s"),
+    ],
+)
+def test_a_scheduler_that_misbehaves_ends_the_run_and_is_named(rlhf, tiny_model, scheduler, message):
+    started = time.monotonic()
+    run = rlhf(tiny_model, multi_turn_scheduler=scheduler, multi_turn_timeout=2, max_steps=1, **FLAGS)
+    assert run.code == 5
+    assert re.search(message, run.errors)
+    assert time.monotonic() - started < 55  # the sleeping scheduler did not hold the process
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            {"multi_turn_scheduler": "agian"},
+            "--multi_turn_scheduler agian: nothing of that name is registered; known are",
+        ),
+        ({"max_turns": 3}, "--max_turns has no effect without --multi_turn_scheduler or --use_gym_env true"),
+        ({"gym_env": "count_digits"}, "--gym_env has no effect without --use_gym_env true"),
+        ({"use_gym_env": "true"}, "--use_gym_env true needs --gym_env, or a column env_config with a name"),
+        ({}, "seen needs the column rollout_infos"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(rlhf, tiny_model, flags, message):
+    run = rlhf(tiny_model, max_steps=1, **FLAGS | flags)
+    assert run.code == 2 and message in run.errors

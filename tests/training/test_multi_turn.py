@@ -1,0 +1,239 @@
+"""Trajectories of several turns from a real engine to the trainer's log-probs."""
+
+import pytest
+import torch
+
+from swift_r1.data.prompts import PromptEncoder
+from swift_r1.errors import RunFailed
+from swift_r1.plugins.protocol import RequestConfig
+from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler
+from swift_r1.rollout.engines.transformers import TransformersEngine
+from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.training.backends.local import LocalBackend
+from swift_r1.training.batching import Cut, collate, cut_step, round_batch
+from swift_r1.training.distributed import Ranks
+from swift_r1.training.micro_batches import Form
+from swift_r1.training.multi_turn import MultiTurn, Stage
+from swift_r1.training.optimizer import OptimizerConfig
+from swift_r1.training.policy import load_model
+from swift_r1.training.rollouts import EmbeddedRollouts
+from swift_r1.training.turn_engine import Limits, Opening, TurnEngine
+
+RANKS = Ranks(0, 1, torch.device("cpu"), None)
+
+
+class HalfOfATurn(MultiTurnScheduler):
+    """Three turns; of the first, only the second half is trained, the second gets two words more."""
+
+    def check_finished(self, infer_request, response_choice, current_turn):
+        return current_turn == 3
+
+    def step(self, infer_request, response_choice, current_turn):
+        ids = response_choice.token_ids
+        if current_turn == 1:
+            infer_request.messages.append({"role": "user", "content": f"more of {infer_request.data_dict['what']}"})
+            return {
+                "infer_request": infer_request,
+                "response_loss_mask": [int(i >= len(ids) // 2) for i in range(len(ids))],
+            }
+        tip = self.tokenizer(" a tip", add_special_tokens=False)["input_ids"]
+        infer_request.messages[-1]["content"] += " a tip"
+        return {"infer_request": infer_request, "response_token_ids": [*ids[:2], *tip]}
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+@pytest.fixture(scope="module")
+def rollouts(tiny_model, tokenizer):
+    backend = LocalBackend(load_model(tiny_model, "float32", False), OptimizerConfig(0, 0, 0.9, 0.999, 1e-8, 1))
+    engine = TransformersEngine(backend.model, tokenizer, [tokenizer.eos_token_id], tokenizer.pad_token_id)
+    return EmbeddedRollouts(engine, backend, RANKS)
+
+
+@pytest.fixture
+def play(rollouts, tokenizer):
+    """`play(scheduler class, n=4, max_tokens=8, timeout=20, **limits) -> trajectories` of two prompts."""
+    stages = []
+
+    def run(kind, n=4, max_tokens=8, timeout=20.0, model_length=1024, total=False, turns=None):
+        stage = Stage("test", timeout)
+        stages.append(stage)
+        encoder = PromptEncoder(tokenizer)
+        limits = Limits(model_length, total, turns)
+        engine = TurnEngine(
+            Opening(encoder, (tokenizer.eos_token_id,)),
+            lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
+            limits,
+            stage.notify,
+        )
+        stage.use(kind(infer_engine=engine, max_turns=turns, tokenizer=tokenizer))
+        rows = [
+            {"messages": [{"role": "user", "content": f"say {what}"}], "what": what, "prompt_id": what, "dataset": "d"}
+            for what in ("one", "fourteen")
+        ]
+        prompts = [encoder.encode(row) for row in rows]
+        requests = [
+            RolloutRequest(
+                request_id=prompt.prompt_id,
+                prompt_token_ids=prompt.token_ids,
+                n=n,
+                seeds=tuple(range(n)),
+                sampling=SamplingParams(max_tokens=max_tokens),
+            )
+            for prompt in prompts
+        ]
+        done = []
+        outputs = MultiTurn(rollouts, RANKS, stage).generate(prompts, requests, done.append)
+        assert sum(done) == 2 * n
+        assert [output.request_id for output in outputs] == ["one", "fourteen"]
+        return [completion for output in outputs for completion in output.completions]
+
+    yield run
+    for stage in stages:
+        stage.close()
+
+
+def batch_of(played):
+    return round_batch(
+        [one.prompt.token_ids for one in played],
+        [one.token_ids for one in played],
+        [one.logprobs for one in played],
+        [0.0] * len(played),
+        [False] * len(played),
+        [one.loss_mask for one in played],
+    )
+
+
+@pytest.mark.parametrize("form", [Form(), Form(packed=True), Form(packed=True, shared=True)])
+def test_the_trainer_computes_the_engines_logprobs_of_the_trained_tokens(play, rollouts, tokenizer, form):
+    played = play(HalfOfATurn)
+    micro = collate(batch_of(played), [tuple(range(4)), tuple(range(4, 8))], form, RANKS.device)
+    logps = micro.unflatten(rollouts.backend.logprobs(micro.inputs, 1.0).logps)
+    assert micro.mask.sum(1).tolist() == [sum(one.loss_mask) for one in played]
+    torch.testing.assert_close(logps, micro.rollout_logps, rtol=0, atol=1e-4)
+    for one in played:
+        text = tokenizer.decode(one.token_ids)
+        assert f"<|im_start|>user\nmore of {one.prompt.columns['what']}<|im_end|>\n<|im_start|>assistant\n" in text
+        assert " a tip" in text and " a tip" not in tokenizer.decode(
+            [token for token, trained in zip(one.token_ids, one.loss_mask, strict=True) if trained]
+        )
+        assert one.turns == 3 and one.infos == {"num_turns": 3}
+        assert [message["role"] for message in one.messages] == ["user", "assistant", "user", "assistant"]
+
+
+def test_the_same_seeds_give_the_same_trajectories(play):
+    first, again = play(HalfOfATurn), play(HalfOfATurn)
+    assert [one.token_ids for one in first] == [one.token_ids for one in again]
+    assert len({one.token_ids for one in first}) == len(first)
+
+
+class OwnPrompt(RolloutScheduler):
+    """Begins with a prompt of its own, another for every second trajectory."""
+
+    async def run(self, infer_request, request_config, **kwargs):
+        from swift_r1.plugins.protocol import RolloutOutput
+
+        odd = int(infer_request.uuid.rpartition("/")[2]) % 2
+        infer_request.messages = [{"role": "user", "content": f"odd {odd}"}]
+        response = await self.infer_engine.infer_async(infer_request, RequestConfig(max_tokens=3))
+        said = response.choices[0]
+        assert response.usage.completion_tokens == len(said.token_ids) <= 3
+        assert len(said.logprobs["content"]) == len(said.token_ids)
+        infer_request.messages.append({"role": "assistant", "content": said.message.content})
+        masks = [[0] * (len(said.token_ids) - 1) + [1]]
+        return RolloutOutput(response, infer_request.messages, [said.token_ids], masks, {"odd": odd})
+
+
+def test_prompts_are_shared_only_where_they_are_the_same(play, rollouts):
+    played = play(OwnPrompt)
+    assert all(one.prompt.text.count(f"odd {one.infos['odd']}") == 1 for one in played)
+    assert [sum(one.loss_mask) for one in played] == [1] * 8
+    batch = batch_of(played)
+    cut = Cut(Form(), completions=8, group_size=4, share_from=0.0)
+    for micro in cut_step(batch, range(8), cut, RANKS):
+        logps = micro.unflatten(rollouts.backend.logprobs(micro.inputs, 1.0).logps)
+        torch.testing.assert_close(logps, micro.rollout_logps, rtol=0, atol=1e-4)
+
+
+class Endless(HalfOfATurn):
+    def check_finished(self, infer_request, response_choice, current_turn):
+        return MultiTurnScheduler.check_finished(self, infer_request, response_choice, current_turn)
+
+    def step(self, infer_request, response_choice, current_turn):
+        infer_request.messages.append({"role": "user", "content": "on"})
+        return {"infer_request": infer_request}
+
+
+@pytest.mark.parametrize(
+    ("limits", "longest", "with_prompt"),
+    [({"total": True, "max_tokens": 90}, 90, False), ({"model_length": 150, "max_tokens": 40}, 150, True)],
+    ids=["all turns together", "the engine's context"],
+)
+def test_a_trajectory_ends_where_no_more_tokens_fit(play, limits, longest, with_prompt):
+    played = play(Endless, **limits)
+    lengths = [len(one.token_ids) + with_prompt * len(one.prompt.token_ids) for one in played]
+    assert max(lengths) <= longest
+    assert all(one.finish_reason == "length" and one.loss_mask[-1] for one in played)
+    assert any(one.turns > 1 for one in played)
+
+
+class Twice(HalfOfATurn):
+    async def run(self, infer_request, request_config, **kwargs):
+        import asyncio
+
+        await asyncio.gather(*(self.infer_engine.infer_async(infer_request, request_config) for _ in range(2)))
+
+
+class Hotter(HalfOfATurn):
+    async def run(self, infer_request, request_config, **kwargs):
+        await self.infer_engine.infer_async(infer_request, RequestConfig(temperature=2.0))
+
+
+class Silent(RolloutScheduler):
+    async def run(self, infer_request, request_config, **kwargs):
+        from swift_r1.plugins.protocol import RolloutOutput
+
+        return RolloutOutput(None)
+
+
+class Several(HalfOfATurn):
+    async def run(self, infer_request, request_config, **kwargs):
+        return [await super().run(infer_request, request_config)]
+
+
+class Leaves(RolloutScheduler):
+    async def run(self, infer_request, request_config, **kwargs):
+        raise SystemExit(3)
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        (Twice, "two turns of one trajectory were asked for at once"),
+        (Hotter, "a scheduler cannot change temperature to 2.0"),
+        (Silent, "the trajectory ended without a turn of the model"),
+        (Several, "run gave list, not one RolloutOutput"),
+        (Leaves, r"it left with SystemExit\(3\)"),
+    ],
+)
+def test_what_a_scheduler_must_not_do_is_said(play, kind, why):
+    with pytest.raises(RunFailed, match=why):
+        play(kind)
+
+
+def test_a_scheduler_that_goes_beyond_max_turns_is_told(play):
+    class Goes(Endless):
+        async def run(self, infer_request, request_config, **kwargs):
+            self.max_turns = None
+            return await super().run(infer_request, request_config)
+
+        def check_finished(self, *args):
+            return False
+
+    with pytest.raises(RunFailed, match="turn 3 was asked for, --max_turns is 2"):
+        play(Goes, turns=2)
