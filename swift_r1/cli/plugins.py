@@ -31,7 +31,7 @@ def run(words: Sequence[str]) -> int:
     _print("Rewards (--reward_funcs):", {name: summary(entry) for name, entry in orms.items()})
     _print("Datasets (--dataset):", {name: meta.help or ", ".join(meta.tags) for name, meta in datasets.items()})
     _print(
-        "Schedulers of several turns (--multi_turn_scheduler):",
+        "Schedulers (--multi_turn_scheduler):",
         {name: summary(entry) for name, entry in multi_turns.items()},
     )
     _print("Environments (--gym_env):", {name: summary(entry) for name, entry in envs.items()})

@@ -224,8 +224,8 @@ class Stage:
         except TimeoutError as error:
             slow = [p.request.request_id for p in self._running() if p.answer is None or p.answer.done()]
             raise RunFailed(
-                f"--multi_turn_scheduler {self._name}: {len(slow)} trajectories (the first is {slow[0] if slow else '?'}) "
-                f"kept {waited_for} waiting for more than --multi_turn_timeout {self._timeout:g} s"
+                f"--multi_turn_scheduler {self._name}: {len(slow)} trajectories (the first is "
+                f"{slow[0] if slow else '?'}) kept {waited_for} waiting for more than --multi_turn_timeout {self._timeout:g} s"
             ) from error
         for task, play in zip(self._tasks, self._plays, strict=True):
             if task.done() and (failure := task.exception()) is not None:

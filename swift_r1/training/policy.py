@@ -43,7 +43,8 @@ class MicroBatch:
     """`B` completions that go through the model together.
 
     Attributes:
-        mask: `[B, T]` bool, True on completion tokens that the policy wrote; `mask.sum() == K`, row-major in the order of `targets`.
+        mask: `[B, T]` bool, True on completion tokens that the policy wrote; `mask.sum() == K`, row-major in the order
+            of `targets`.
         truncated: `[B]` bool, True where the completion was cut at the length limit.
         rollout_logps: `[B, T]` float32, the engine's log-probs.
         samples: `[B]` int64 on the CPU, which completions of the round these are.

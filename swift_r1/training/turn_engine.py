@@ -1,4 +1,4 @@
-"""What a scheduler of several turns has as `infer_engine`: it keeps each trajectory's tokens and waits for its turns."""
+"""What a scheduler of several turns has as `infer_engine`: it keeps each trajectory's tokens, and waits for turns."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ class TurnEngine:
         conversation.revise(token_ids, loss_mask)
 
     def _sampling(self, play: Play, config: RequestConfig | None) -> wire.SamplingParams:
-        """The run's; a scheduler may ask for fewer tokens and further stop strings. `max_tokens` may come out below 1."""
+        """The run's; a scheduler may ask for fewer tokens and further stop strings. `max_tokens` may be below 1."""
         sampling, conversation = play.request.sampling, play.conversation
         assert conversation is not None
         room = [sampling.max_tokens - (len(conversation.token_ids) if self._limits.total else 0)]
