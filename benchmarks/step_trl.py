@@ -62,6 +62,7 @@ def main() -> None:
             logging_strategy="no",
             disable_tqdm=True,
             shuffle_dataset=False,
+            gradient_checkpointing="kept" not in sys.argv[1],
             model_init_kwargs={"dtype": "bfloat16"},
             generation_kwargs={"min_new_tokens": work.new_tokens},
         )

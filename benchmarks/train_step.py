@@ -8,8 +8,8 @@
 Sides: `ours` (as `swift rlhf` comes), `trl` (as it comes), `trl-tuned` (with the environment that `swift` sets:
 allocator, threads); and ours with one measure less: `ours-untuned` (that environment), `ours-unblocked` (RMSNorm and
 the MLP's product as transformers has them), `ours-packed` (a prompt for each completion), `ours-padded` (that, and a row
-for each), `ours-whole-logits` (the head in one piece), `ours-old-forward` (a forward pass for the old log-probs). TRL gets a virtual environment of its own from benchmarks/requirements-trl.txt.
-Each side runs in a process of its own.
+for each), `ours-whole-logits` (the head in one piece), `ours-old-forward` (a forward pass for the old log-probs). TRL's with `-kept` keep activations instead of computing them again.
+TRL gets a virtual environment of its own from benchmarks/requirements-trl.txt. Each side runs in a process of its own.
 
 `MFU`: 6 x parameters x (completion tokens + tokens of each prompt once) per second, over the rate of a plain bf16
 matrix product on the same machine.
@@ -39,7 +39,7 @@ HERE = Path(__file__).resolve().parent
 PARTS = ("forward", "backward", "optimizer", "train")
 LIMIT_S = 1800
 LESS = ("untuned", "unblocked", "packed", "padded", "whole-logits", "old-forward")
-SIDES = ("ours", *(f"ours-{less}" for less in LESS), "trl", "trl-tuned")
+SIDES = ("ours", *(f"ours-{less}" for less in LESS), "trl", "trl-tuned", "trl-kept", "trl-tuned-kept")
 
 
 def main() -> int:
@@ -126,7 +126,7 @@ def run_side(side: str, work: Path, trl_venv: Path) -> dict:
     peer = side.startswith("trl")
     python = trl_venv / "bin" / "python" if peer else sys.executable
     environment = dict(os.environ)
-    if side == "trl-tuned" or (not peer and "untuned" not in side):
+    if side.startswith("trl-tuned") or (not peer and "untuned" not in side):
         world, gpu = World(), has_gpu(os.environ)
         environment = trainer_environment(os.environ, world, offline=True, cpus=usable_cpus(), gpu=gpu).applied_to(
             environment

@@ -11,7 +11,7 @@ from typing import Any
 from swift_r1.arguments.check import CheckArguments
 from swift_r1.checking.rewards import RewardReport, check_rewards
 from swift_r1.cli.model_folder import is_local
-from swift_r1.cli.preflight import column_faults, reward_name_faults
+from swift_r1.cli.preflight import column_faults, reward_name_faults, scheduler_name_faults
 from swift_r1.data.loading import LoadedData, columns_of
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.data.rows import Drops, Row, preprocessed
@@ -93,7 +93,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
         report.plugins = load_plugins(args.external_plugins)
         names = args.reward_funcs or [name for plugin in report.plugins for name in plugin.orms]
         args = replace(args, reward_funcs=names, reward_weights=args.reward_weights or [1.0] * len(names))
-        report.faults += reward_name_faults(args)
+        report.faults += [*reward_name_faults(args), *scheduler_name_faults(args)]
         encoder = PromptEncoder(_tokenizer(args.model), args.system, args.max_length) if args.model else None
         rows = [row for source in open_sources(args.dataset) for row in _rows(args, source, encoder, report)]
         rows = rows if args.dataset else [_MADE_UP_ROW]
@@ -104,7 +104,8 @@ def run_checks(args: CheckArguments) -> CheckReport:
                 report.rewards = check_rewards(args, names, rows, golds)
     except UsageError as error:
         report.faults += error.faults
-    if report.rewards and all(one.tells_right is False for one in report.rewards):
+    judged = [one for one in report.rewards if one.name != "gym_reward"]  # it judges episodes, not completions
+    if judged and all(one.tells_right is False for one in judged):
         report.faults.append("no reward gives the right answer more than a wrong one: there is nothing to learn from")
     return report
 

@@ -83,6 +83,9 @@ def packed_attention(
         middle = group.start + group.prompt_length
         end = middle + len(group.places)
         prompt = [states[group.start : middle] for states in (query, key, value)]
+        if group.completions:
+            # A copy: what is kept of the prompt for the backward pass would keep the whole row's states with it.
+            prompt = [states.clone() for states in prompt]
         parts.append(_causal(*prompt, scaling))
         if group.completions:
             own = [states[middle:end] for states in (query, key, value)]

@@ -55,7 +55,7 @@ def round_batch(
     truncated: Sequence[bool],
     loss_masks: Sequence[Sequence[bool]] | None = None,
 ) -> RoundBatch:
-    """Puts `N` prompt / completion pairs, one after another, into flat tensors; without masks all tokens are trained."""
+    """Puts `N` prompt / completion pairs, one after another, into flat tensors; no masks: all tokens are trained."""
     numbers: dict[tuple[int, ...], int] = {}
     flat = [token for pair in zip(prompts, completions, strict=True) for part in pair for token in part]
     return RoundBatch(

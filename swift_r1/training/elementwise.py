@@ -58,7 +58,8 @@ class _RmsNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:  # type: ignore[override]
         rows = hidden.reshape(-1, hidden.shape[-1])
-        scale = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float32)
+        wide = torch.promote_types(rows.dtype, torch.float32)
+        scale = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=wide)
         scale.square_().div_(rows.shape[-1]).add_(epsilon).rsqrt_()
         out = torch.empty_like(rows)
         for block in _blocks(rows):
@@ -71,11 +72,11 @@ class _RmsNorm(torch.autograd.Function):
         hidden, weight, scale = ctx.saved_tensors
         rows, grads = hidden.reshape(-1, hidden.shape[-1]), grad.reshape(-1, hidden.shape[-1])
         to_hidden = torch.empty_like(rows)
-        to_weight = torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+        to_weight = torch.zeros(weight.shape, dtype=scale.dtype, device=weight.device)
         for block in _blocks(rows):
             normed = rows[block] * scale[block]
             to_weight += (normed * grads[block]).sum(0)
-            inner = (grads[block] * weight).float()
+            inner = (grads[block] * weight).to(scale.dtype)
             inner -= normed * (inner * normed).mean(-1, keepdim=True)
             to_hidden[block] = inner.mul_(scale[block])
         return to_hidden.view(hidden.shape), to_weight.to(weight.dtype), None

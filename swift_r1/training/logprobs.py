@@ -7,12 +7,14 @@ the backward pass computes the chunk's logits again instead of keeping them.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 LOGITS_BYTES = 64 * 2**20
+_WORDS = 8192
 """Float32 logits that one chunk may occupy, in bytes."""
 
 
@@ -97,6 +99,11 @@ def selective_logprobs_and_entropies(
     return TokenLogprobs(*_SelectiveLogprobs.apply(hidden, weight, bias, targets, form, temperature, size))
 
 
+def _word_blocks(weight: Tensor) -> Iterator[slice]:
+    """Parts of the vocabulary whose products stay small beside the whole gradient."""
+    return (slice(start, start + _WORDS) for start in range(0, len(weight), _WORDS))
+
+
 def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, form: LogitForm, temperature: float) -> Tensor:
     logits = (hidden @ weight.t()).float()
     if bias is not None:
@@ -168,7 +175,8 @@ class _SelectiveLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[part] = low @ weight
             if grad_weight is not None:
-                grad_weight += low.t() @ hidden[part]
+                for words in _word_blocks(weight):
+                    grad_weight[words] += low[:, words].t() @ hidden[part]
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),

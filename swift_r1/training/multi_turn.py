@@ -154,7 +154,7 @@ class Stage:
             for index in range(request.n)
         ]
         self._ended = 0
-        self._call(self._start(), "their start")
+        self._call(self._start(), "the start")
 
     def asked(self, on_done: OnDone) -> list[wire.RolloutRequest]:
         """The turns that trajectories wait for, once all wait or have ended; none when all have.
@@ -224,14 +224,15 @@ class Stage:
         except TimeoutError as error:
             slow = [p.request.request_id for p in self._running() if p.answer is None or p.answer.done()]
             raise RunFailed(
-                f"--multi_turn_scheduler {self._name}: {len(slow)} trajectories (the first is "
-                f"{slow[0] if slow else '?'}) kept {waited_for} waiting for more than --multi_turn_timeout {self._timeout:g} s"
+                f"--multi_turn_scheduler {self._name}: {waited_for} waits for {len(slow)} trajectories (the first is "
+                f"{slow[0] if slow else '?'}) longer than --multi_turn_timeout {self._timeout:g} s"
             ) from error
-        for task, play in zip(self._tasks, self._plays, strict=True):
-            if task.done() and (failure := task.exception()) is not None:
-                raise RunFailed(
-                    f"--multi_turn_scheduler {self._name} failed in {play.request.request_id}: {describe(failure)}"
-                ) from failure
+        ended = [(play, task) for play, task in zip(self._plays, self._tasks, strict=True) if task.done()]
+        failures = [(play, failure) for play, task in ended if (failure := task.exception()) is not None]
+        for play, failure in failures:
+            raise RunFailed(
+                f"--multi_turn_scheduler {self._name} failed in {play.request.request_id}: {describe(failure)}"
+            ) from failure
         return result
 
 
