@@ -6,10 +6,11 @@
     python benchmarks/train_step.py --sides ours --prompts 4 8 16      # growth: a table each
 
 Sides: `ours` (as `swift rlhf` comes), `trl` (as it comes), `trl-tuned` (with the environment that `swift` sets:
-allocator, threads); and ours with one measure less: `ours-untuned` (that environment), `ours-unblocked` (RMSNorm and
-the MLP's product as transformers has them), `ours-packed` (a prompt for each completion), `ours-padded` (that, and a row
-for each), `ours-whole-logits` (the head in one piece), `ours-old-forward` (a forward pass for the old log-probs). TRL's with `-kept` keep activations instead of computing them again.
-TRL gets a virtual environment of its own from benchmarks/requirements-trl.txt. Each side runs in a process of its own.
+allocator, threads), both with `-kept` (activations are kept, not computed again); and ours with one measure less:
+`ours-untuned` (that environment), `ours-unblocked` (RMSNorm and the MLP's product as transformers has them),
+`ours-packed` (a prompt for each completion), `ours-padded` (that, and a row for each), `ours-whole-logits` (the head in
+one piece), `ours-old-forward` (a forward pass for the old log-probs). TRL gets a virtual environment of its own from
+benchmarks/requirements-trl.txt. Each side runs in a process of its own.
 
 `MFU`: 6 x parameters x (completion tokens + tokens of each prompt once) per second, over the rate of a plain bf16
 matrix product on the same machine.

@@ -131,7 +131,8 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         "data": f"{', '.join(args.dataset)}: {plan.dataset_size:,} prompts, {plan.epochs:.3g} epochs",
         "processes": f"{plan.world_size} ({args.deepspeed or 'plain torch'})",
         "a round": f"{plan.prompts_per_round} prompts x {plan.num_generations} completions"
-        f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens",
+        f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens"
+        f"{' a turn' if args.multi_turn_scheduler and args.completion_length_limit_scope == 'per_round' else ''}",
         "an optimizer step": f"{micro} x {args.gradient_accumulation_steps} accumulation steps"
         f" = {plan.completions_per_optimizer_step} completions",
         "steps a round": f"{plan.micro_batches_per_round} batches / {args.gradient_accumulation_steps} accumulated"
@@ -139,6 +140,10 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         "in all": f"{plan.rounds:,} rounds, {plan.total_steps:,} optimizer steps,"
         f" {plan.warmup_steps:,} of them warm-up",
     }
+    if args.multi_turn_scheduler:
+        most = f"at most {args.max_turns}" if args.max_turns else "as many as it wants"
+        environment = f", environment {args.gym_env or 'by row'}" if args.use_gym_env else ""
+        rows["turns"] = f"{most}, driven by {args.multi_turn_scheduler}{environment}"
     if plan.max_tokens_per_micro_batch:
         rows["a micro-batch"] = f"at most {plan.max_tokens_per_micro_batch:,} tokens, prompts included"
     for name, text in rows.items():

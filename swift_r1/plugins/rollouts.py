@@ -43,7 +43,7 @@ class MultiTurnScheduler(RolloutScheduler):
     """Several turns: the model speaks, `check_finished` decides, `step` prepares the next turn."""
 
     async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
-        """Turn after turn until `check_finished` says so or `max_turns` is reached.
+        """Turn after turn until `check_finished` says so, `max_turns` is reached or no more tokens fit.
 
         `step` may give, beside `infer_request`: `response_token_ids` and `response_loss_mask` (this turn's tokens where
         it changed them, and which are trained) and `rollout_infos` (collected, and given to the rewards).
@@ -61,7 +61,7 @@ class MultiTurnScheduler(RolloutScheduler):
                 last["content"] = (last["content"] or "") + choice.message.content
             else:
                 request.messages.append({"role": "assistant", "content": choice.message.content})
-            at_end = self.max_turns is not None and turn >= self.max_turns
+            at_end = not choice.token_ids or (self.max_turns is not None and turn >= self.max_turns)
             if self.check_finished(request, choice, turn) or at_end:
                 ids.append(list(choice.token_ids or []))
                 masks.append([1] * len(ids[-1]))
@@ -167,7 +167,7 @@ class GymScheduler(RolloutScheduler):
             rewards.append(float(reward))
             infos.append(info)
             turns = len(rewards)
-            if over or choice.finish_reason == "length" or (self.max_turns is not None and turns >= self.max_turns):
+            if over or not choice.token_ids or (self.max_turns is not None and turns >= self.max_turns):
                 totals = {"total_reward": sum(rewards), "step_rewards": rewards, "trajectory_info": infos}
                 return RolloutOutput(response, messages, rollout_infos={"num_turns": turns} | totals)
             messages.append({"role": "user", "content": observation})

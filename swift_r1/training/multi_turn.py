@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any, Protocol, TypeVar
 
@@ -154,7 +155,7 @@ class Stage:
             for index in range(request.n)
         ]
         self._ended = 0
-        self._call(self._start(), "the start")
+        self._call(self._start())
 
     def asked(self, on_done: OnDone) -> list[wire.RolloutRequest]:
         """The turns that trajectories wait for, once all wait or have ended; none when all have.
@@ -162,7 +163,7 @@ class Stage:
         Raises:
             RunFailed: a scheduler failed, or needed more than its time.
         """
-        self._call(self._settle(), "the next turn")
+        self._call(self._settle())
         ended = sum(task.done() for task in self._tasks)
         on_done(ended - self._ended)
         self._ended = ended
@@ -176,12 +177,15 @@ class Stage:
             for answer, completion in zip(waiting, completions, strict=True):
                 answer.set_result(completion)
 
-        self._call(resume(), "the answers")
+        self._call(resume())
 
     def trajectories(self) -> list[Trajectory]:
         return [task.result() for task in self._tasks]
 
     def close(self) -> None:
+        """Ends what still runs. A scheduler that hangs is left to its thread, which ends with the process."""
+        with suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(1.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     # In the loop's thread
@@ -190,6 +194,11 @@ class Stage:
         self._tasks = [asyncio.create_task(self._play(play)) for play in self._plays]
         for task in self._tasks:
             task.add_done_callback(lambda _task: self.notify())
+
+    async def _end(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _settle(self) -> None:
         while any(play.answer is None or play.answer.done() for play in self._running()):
@@ -217,14 +226,14 @@ class Stage:
             raise TurnFault(f"it left with SystemExit({error.code})") from error
         return _trajectory(play, output)
 
-    def _call(self, work: Coroutine[Any, Any, T], waited_for: str) -> T:
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             result = future.result(self._timeout)
         except TimeoutError as error:
             slow = [p.request.request_id for p in self._running() if p.answer is None or p.answer.done()]
             raise RunFailed(
-                f"--multi_turn_scheduler {self._name}: {waited_for} waits for {len(slow)} trajectories (the first is "
+                f"--multi_turn_scheduler {self._name}: the next turn waits for {len(slow)} trajectories (the first is "
                 f"{slow[0] if slow else '?'}) longer than --multi_turn_timeout {self._timeout:g} s"
             ) from error
         ended = [(play, task) for play, task in zip(self._plays, self._tasks, strict=True) if task.done()]

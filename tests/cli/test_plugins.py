@@ -27,7 +27,8 @@ def test_the_built_in_ones(tmp_path: Path) -> None:
     lines = {line.split()[0]: line.split(maxsplit=1)[1] for line in done.stdout.splitlines() if line.startswith("  ")}
     assert {"format", "react_format", "cosine", "repetition", "soft_overlong"} <= set(lines)
     assert all(len(text) > 20 for text in lines.values())
-    assert "Schedulers" not in done.stdout
+    assert lines["gym_scheduler"].startswith("Plays one episode of an environment")
+    assert "Environments" not in done.stdout
 
 
 def test_those_of_plugin_files(tmp_path: Path) -> None:
