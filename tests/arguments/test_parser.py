@@ -101,9 +101,9 @@ def test_what_is_missing_is_named() -> None:
         parse_arguments(RlhfArguments, [], {})
     assert [fault.split()[0] for fault in caught.value.faults] == [
         "--model",
-        "--reward_funcs",
         "--dataset",
         "--rlhf_type",
+        "--reward_funcs",
         "a",
     ]
 

@@ -1,12 +1,16 @@
 """Trajectories of several turns from a real engine to the trainer's log-probs."""
 
+from functools import partial
+from pathlib import Path
+
 import pytest
 import torch
 
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.errors import RunFailed
+from swift_r1.plugins import load_plugins
 from swift_r1.plugins.protocol import RequestConfig
-from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler
+from swift_r1.plugins.rollouts import GymScheduler, MultiTurnScheduler, RolloutScheduler, multi_turns
 from swift_r1.rollout.engines.transformers import TransformersEngine
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
 from swift_r1.training.backends.local import LocalBackend
@@ -19,6 +23,7 @@ from swift_r1.training.policy import load_model
 from swift_r1.training.rollouts import EmbeddedRollouts
 from swift_r1.training.turn_engine import Limits, Opening, TurnEngine
 
+FILES = Path(__file__).parent.parent / "plugins" / "files"
 RANKS = Ranks(0, 1, torch.device("cpu"), None)
 
 
@@ -73,7 +78,13 @@ def play(rollouts, tokenizer):
         )
         stage.use(kind(infer_engine=engine, max_turns=turns, tokenizer=tokenizer))
         rows = [
-            {"messages": [{"role": "user", "content": f"say {what}"}], "what": what, "prompt_id": what, "dataset": "d"}
+            {
+                "messages": [{"role": "user", "content": f"say {what}"}],
+                "what": what,
+                "number": 7,
+                "prompt_id": what,
+                "dataset": "d",
+            }
             for what in ("one", "fourteen")
         ]
         prompts = [encoder.encode(row) for row in rows]
@@ -180,6 +191,34 @@ def test_a_trajectory_ends_where_no_more_tokens_fit(play, limits, longest, with_
     assert max(lengths) <= longest
     assert all(one.finish_reason == "length" and one.loss_mask[-1] for one in played)
     assert all(one.turns > 1 for one in played)
+
+
+def test_a_plugin_files_scheduler_plays(play):
+    load_plugins([str(FILES / "multi_turn.py")])
+    played = play(multi_turns["ask_again"], n=8, max_tokens=150, turns=3)
+    assert {one.turns for one in played} <= {1, 2, 3} and any(one.turns > 1 for one in played)
+    for one in played:
+        asked = [message["content"] for message in one.messages[2::2]]
+        assert asked == ["again"] * (one.turns - 1)
+
+
+def test_a_plugin_files_environment_plays(play):
+    load_plugins([str(FILES / "env.py")])
+    played = play(partial(GymScheduler, gym_env="guess"), turns=2)
+    for one in played:
+        assert [message["content"] for message in one.messages[:2]] == ["You guess.", "Guess a number."]
+        assert one.prompt.text.startswith("<|im_start|>system\nYou guess.<|im_end|>")
+        assert one.turns == 2 and one.messages[3] == {"role": "user", "content": "Wrong."}
+        assert one.infos == {
+            "num_turns": 2,
+            "total_reward": 0.0,
+            "step_rewards": [0.0, 0.0],
+            "trajectory_info": [{}, {}, {}],
+        }
+    with pytest.raises(RunFailed, match="3 messages were there, now 2: the past cannot change"):
+        play(partial(GymScheduler, gym_env="guess", context_manager="last_turns"), turns=3)
+    with pytest.raises(RunFailed, match=r"there is no environment 'gess' .*registered are: .*guess"):
+        play(partial(GymScheduler, gym_env="gess"))
 
 
 class Twice(HalfOfATurn):
