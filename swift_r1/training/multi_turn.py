@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -19,8 +20,8 @@ from pydantic import InstanceOf
 
 from swift_r1.data.types import Prompt
 from swift_r1.errors import RunFailed
-from swift_r1.plugins.protocol import RequestConfig, RolloutInferRequest, RolloutOutput
-from swift_r1.plugins.rollouts import RolloutScheduler
+from swift_r1.plugins.protocol import RequestConfig, RolloutInferRequest
+from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler
 from swift_r1.rewards.construct import describe
 from swift_r1.rollout import protocol as wire
 from swift_r1.training.conversation import TurnFault
@@ -221,7 +222,7 @@ class Stage:
             max_tokens=sampling.max_tokens, temperature=sampling.temperature, stop=list(sampling.stop), logprobs=True
         )
         try:
-            output = await self._scheduler.run(request, config)
+            output = await _run_of(self._scheduler)(request, config)
         except SystemExit as error:  # it would end the thread, and the run would wait for it
             raise TurnFault(f"it left with SystemExit({error.code})") from error
         return _trajectory(play, output)
@@ -245,6 +246,13 @@ class Stage:
         return result
 
 
+def _run_of(scheduler: Any) -> Callable[..., Awaitable[Any]]:
+    """A scheduler's `run`. The real ms-swift's loop over the turns keeps tokens of its own; ours leaves them to the engine
+    and asks a scheduler the same questions."""
+    inherited = type(scheduler).run.__module__.startswith("swift.") and hasattr(scheduler, "step")
+    return partial(MultiTurnScheduler.run, scheduler) if inherited else scheduler.run
+
+
 def _trajectory(play: Play, output: Any) -> Trajectory:
     """The completion that a played trajectory is.
 
@@ -252,11 +260,11 @@ def _trajectory(play: Play, output: Any) -> Trajectory:
         TurnFault: the scheduler gave no trajectory, or one of other tokens than the model's.
     """
     conversation = play.conversation
-    if not isinstance(output, RolloutOutput):
+    if not hasattr(output, "rollout_infos"):  # ms-swift's own class has the same fields
         raise TurnFault(f"run gave {type(output).__name__}, not one RolloutOutput")
     if conversation is None or not conversation.sampled_length:
         raise TurnFault("the trajectory ended without a turn of the model")
-    conversation.check_turns(output.response_token_ids, output.response_loss_mask)
+    conversation.check_turns(output.response_token_ids or [], output.response_loss_mask or [])
     end = conversation.sampled_length
     return Trajectory(
         token_ids=tuple(conversation.token_ids[:end]),
@@ -268,5 +276,5 @@ def _trajectory(play: Play, output: Any) -> Trajectory:
         messages=output.messages or conversation.messages,
         text=conversation.text,
         turns=conversation.turns,
-        infos={"num_turns": conversation.turns} | output.rollout_infos,
+        infos={"num_turns": conversation.turns} | (output.rollout_infos or {}),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -127,3 +128,28 @@ for name in ("format", "react_format", "repetition", "soft_overlong", "cosine"):
 """,
         tmp_path,
     )
+
+
+def test_schedulers_and_environments_of_its_classes_play(tmp_path: Path, tiny_model: Path) -> None:
+    plugin = REPO / "tests" / "e2e" / "turns_plugin.py"
+    common = [
+        *("--rlhf_type", "grpo", "--model", tiny_model, "--external_plugins", plugin, "--dataset", "starts#50"),
+        *("--per_device_train_batch_size", "8", "--num_generations", "4", "--max_completion_length", "6"),
+        *("--max_steps", "1", "--max_turns", "2", "--report_to", "none", "--add_version", "false"),
+    ]
+    kinds = {
+        "turns": ["--multi_turn_scheduler", "again", "--reward_funcs", "seen"],
+        "env": ["--use_gym_env", "true", "--gym_env", "count_digits", "--context_manager", "adds"],
+    }
+    for name, flags in kinds.items():
+        folder = tmp_path / name
+        command = [sys.executable, "-m", "swift_r1", "rlhf", *common, *flags, "--output_dir", folder]
+        environment = {**os.environ, "PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, env=environment, timeout=280, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        rows = [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
+        assert len(rows) == 8 and all(row["turns"] == 2 for row in rows)
+        steps = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
+        assert all(line["rollout/logp_diff"] < 2e-3 for line in steps)
