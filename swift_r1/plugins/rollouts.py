@@ -42,6 +42,15 @@ class RolloutScheduler:
 class MultiTurnScheduler(RolloutScheduler):
     """Several turns: the model speaks, `check_finished` decides, `step` prepares the next turn."""
 
+    async def on_trajectory_start(self, requests: list[RolloutInferRequest]) -> None:
+        """Called before the first turn, with one request; it may change its messages."""
+
+    async def on_turn_end(
+        self, infer_request: RolloutInferRequest, response_choice: ChatCompletionResponseChoice, current_turn: int
+    ) -> dict[str, Any]:
+        """Called after each turn: gives `rollout_infos` to keep, and `done` to decide in `check_finished`'s place."""
+        return {}
+
     async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
         """Turn after turn until `check_finished` says so, `max_turns` is reached or no more tokens fit.
 
@@ -51,6 +60,7 @@ class MultiTurnScheduler(RolloutScheduler):
         request, infos = infer_request, {}
         ids: list[list[int]] = []
         masks: list[list[int]] = []
+        await self.on_trajectory_start([request])
         InferRequest.remove_response(request.messages)
         turn = 1
         while True:
@@ -62,7 +72,10 @@ class MultiTurnScheduler(RolloutScheduler):
             else:
                 request.messages.append({"role": "assistant", "content": choice.message.content})
             at_end = not choice.token_ids or (self.max_turns is not None and turn >= self.max_turns)
-            if self.check_finished(request, choice, turn) or at_end:
+            told = await self.on_turn_end(request, choice, turn) or {}
+            infos |= told.get("rollout_infos") or {}
+            finished = told["done"] if "done" in told else self.check_finished(request, choice, turn)
+            if finished or at_end:
                 ids.append(list(choice.token_ids or []))
                 masks.append([1] * len(ids[-1]))
                 return RolloutOutput(response, request.messages, ids, masks, infos | {"num_turns": turn})

@@ -247,8 +247,7 @@ class Stage:
 
 
 def _run_of(scheduler: Any) -> Callable[..., Awaitable[Any]]:
-    """A scheduler's `run`. The real ms-swift's loop over the turns keeps tokens of its own; ours leaves them to the engine
-    and asks a scheduler the same questions."""
+    """A scheduler's `run`; but ours where it is the real ms-swift's loop over the turns, which keeps tokens itself."""
     inherited = type(scheduler).run.__module__.startswith("swift.") and hasattr(scheduler, "step")
     return partial(MultiTurnScheduler.run, scheduler) if inherited else scheduler.run
 

@@ -3,9 +3,10 @@
 import time
 
 from swift.dataset import DatasetMeta, ResponsePreprocessor, register_dataset
+from swift.plugin.context_manager import ContextManager, context_managers
 from swift.rewards import ORM, orms
 from swift.rollout import MultiTurnScheduler, RolloutScheduler, multi_turns
-from swift.rollout.gym_env import ContextManager, Env, context_managers, envs
+from swift.rollout.gym_env import Env, envs
 
 
 class Again(MultiTurnScheduler):

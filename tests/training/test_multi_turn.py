@@ -171,6 +171,27 @@ def test_prompts_are_shared_only_where_they_are_the_same(play, rollouts):
         torch.testing.assert_close(logps, micro.rollout_logps, rtol=0, atol=1e-4)
 
 
+class Hooks(HalfOfATurn):
+    """Version 4.6's hooks: another question at the start, and the end after the second turn."""
+
+    async def on_trajectory_start(self, requests):
+        (request,) = requests
+        request.messages[-1]["content"] = "another question"
+
+    async def on_turn_end(self, infer_request, response_choice, current_turn):
+        assert infer_request.messages[-1]["content"] == response_choice.message.content
+        return {"done": current_turn == 2, "rollout_infos": {f"seen {current_turn}": len(infer_request.messages)}}
+
+    def check_finished(self, infer_request, response_choice, current_turn):
+        raise AssertionError("done decides")
+
+
+def test_hooks_around_turns(play):
+    for one in play(Hooks):
+        assert one.messages[0]["content"] == "another question" and "another question" in one.prompt.text
+        assert one.infos == {"num_turns": 2, "seen 1": 2, "seen 2": 4}
+
+
 class Endless(HalfOfATurn):
     def check_finished(self, infer_request, response_choice, current_turn):
         return not response_choice.token_ids  # no room
