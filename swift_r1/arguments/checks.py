@@ -176,9 +176,9 @@ def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]
         yield Fault(
             "--reward_funcs is missing: names of reward functions; their weighted sum is the reward", ("reward_funcs",)
         )
-    if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_funcs):
+    if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_names):
         yield Fault(
-            f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_funcs)} reward functions: "
+            f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_names)} reward functions: "
             "give one weight a function, in their order",
             ("reward_weights", "reward_funcs"),
         )

@@ -39,7 +39,8 @@ class Trajectory(wire.Completion):
         loss_mask: one a token, True where it is trained; log-probs are 0 where the model did not write it.
         prompt: the prompt of the first turn, with its tokens (an environment makes its own).
         messages: the whole conversation.
-        text: the model's last turn.
+        text: the last message: the model's last turn, as the scheduler left it.
+        turn_token_ids: of each turn of the model.
         turns: of the model.
         infos: what the scheduler noted; `num_turns` at least.
     """
@@ -49,6 +50,7 @@ class Trajectory(wire.Completion):
     messages: list[dict[str, Any]]
     text: str
     turns: int
+    turn_token_ids: tuple[tuple[int, ...], ...]
     infos: dict[str, Any]
 
 
@@ -238,7 +240,7 @@ class Stage:
                 f"{slow[0] if slow else '?'}) longer than --multi_turn_timeout {self._timeout:g} s"
             ) from error
         ended = [(play, task) for play, task in zip(self._plays, self._tasks, strict=True) if task.done()]
-        failures = [(play, failure) for play, task in ended if (failure := task.exception()) is not None]
+        failures = [(play, failure) for play, task in ended if (failure := _failure(task)) is not None]
         for play, failure in failures:
             raise RunFailed(
                 f"--multi_turn_scheduler {self._name} failed in {play.request.request_id}: {describe(failure)}"
@@ -246,10 +248,15 @@ class Stage:
         return result
 
 
+def _failure(task: asyncio.Task[Any]) -> BaseException | None:
+    return asyncio.CancelledError("a task inside was cancelled") if task.cancelled() else task.exception()
+
+
 def _run_of(scheduler: Any) -> Callable[..., Awaitable[Any]]:
     """A scheduler's `run`; but ours where it is the real ms-swift's loop over the turns, which keeps tokens itself."""
-    inherited = type(scheduler).run.__module__.startswith("swift.") and hasattr(scheduler, "step")
-    return partial(MultiTurnScheduler.run, scheduler) if inherited else scheduler.run
+    run = type(scheduler).run
+    theirs = run.__module__.startswith("swift.") and run.__qualname__ == "MultiTurnScheduler.run"
+    return partial(MultiTurnScheduler.run, scheduler) if theirs else scheduler.run
 
 
 def _trajectory(play: Play, output: Any) -> Trajectory:
@@ -265,6 +272,8 @@ def _trajectory(play: Play, output: Any) -> Trajectory:
         raise TurnFault("the trajectory ended without a turn of the model")
     conversation.check_turns(output.response_token_ids or [], output.response_loss_mask or [])
     end = conversation.sampled_length
+    messages = output.messages or conversation.messages
+    text = messages[-1]["content"] if messages[-1]["role"] == "assistant" else conversation.text
     return Trajectory(
         token_ids=tuple(conversation.token_ids[:end]),
         logprobs=tuple(conversation.logprobs[:end]),
@@ -272,8 +281,9 @@ def _trajectory(play: Play, output: Any) -> Trajectory:
         weight_version=play.weight_version,
         loss_mask=tuple(conversation.loss_mask[:end]),
         prompt=play.prompt,
-        messages=output.messages or conversation.messages,
-        text=conversation.text,
+        messages=messages,
+        text=text,
         turns=conversation.turns,
+        turn_token_ids=conversation.turn_token_ids,
         infos={"num_turns": conversation.turns} | (output.rollout_infos or {}),
     )

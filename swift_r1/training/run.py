@@ -229,7 +229,7 @@ def _stage(args: RlhfArguments, tokenizer: Any, ends: tuple[int, ...], model_len
     engine = TurnEngine(
         Opening(encoder, ends),
         lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
-        Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns),
+        Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature),
         stage.notify,
     )
     gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.use_gym_env else {}

@@ -105,7 +105,7 @@ def score(
         "dataset": [prompt.dataset for _, prompt, *_ in pairs],
         "finish_reason": [completion.finish_reason for *_, completion in pairs],
         "is_truncated": [completion.finish_reason == "length" for *_, completion in pairs],
-        "response_token_ids": [list(completion.token_ids) for *_, completion in pairs],
+        "response_token_ids": [_written_ids(completion) for *_, completion in pairs],
     }
     if all(isinstance(completion, Trajectory) for *_, completion in pairs):
         columns["rollout_infos"] = [completion.infos for *_, completion in pairs]
@@ -153,6 +153,13 @@ def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardC
             metrics[f"rewards/{column.name}/invalid/{kind}"] = count / len(column.values)
         metrics[f"rewards/{column.name}/seconds"] = column.seconds
     return metrics
+
+
+def _written_ids(completion: Completion) -> list[Any]:
+    """The tokens that the policy wrote; of several turns a list each."""
+    if isinstance(completion, Trajectory):
+        return list(map(list, completion.turn_token_ids))
+    return list(completion.token_ids)
 
 
 def loss_mask(completion: Completion) -> Sequence[bool]:

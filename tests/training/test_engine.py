@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from swift_r1.errors import UsageError
-from swift_r1.rollout.engines.transformers import TransformersEngine
+from swift_r1.rollout.engines.transformers import TransformersEngine, _Row
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
 
 EOS, PAD, VOCAB = 1, 0, 40
@@ -131,3 +131,20 @@ def test_an_architecture_without_full_attention_is_refused(model):
     sliding.config = config
     with pytest.raises(UsageError, match="sliding_attention"):
         engine(sliding)
+
+
+def test_requests_of_different_lengths_are_decoded_together(model):
+    """Each as it is alone: turns of one round have different room left."""
+    asked = [
+        request.model_copy(update={"sampling": request.sampling.model_copy(update={"max_tokens": limit})})
+        for request, limit in zip(requests([5, 9, 7], ignore_eos=True), (3, 24, 11), strict=True)
+    ]
+    waves = list(engine(model)._waves(asked, [_Row(number, 0, 0) for number in range(3)]))
+    assert len(waves) == 1
+    told = []
+    together = engine(model).generate(asked, 0, told.append)
+    assert sum(told) == 9
+    for request, output, limit in zip(asked, together, (3, 24, 11), strict=True):
+        (alone,) = engine(model).generate([request], 0)
+        assert [one.token_ids for one in output.completions] == [one.token_ids for one in alone.completions]
+        assert {(len(one.token_ids), one.finish_reason) for one in output.completions} == {(limit, "length")}

@@ -103,10 +103,9 @@ class TransformersEngine:
         ]
 
     def _waves(self, requests: Sequence[RolloutRequest], rows: list[_Row]) -> Iterator[list[_Row]]:
-        """Rows that are decoded together: same sampling, similar prompt length, a cache that fits."""
-        order = sorted(
-            range(len(requests)), key=lambda r: (repr(requests[r].sampling), len(requests[r].prompt_token_ids))
-        )
+        """Rows that are decoded together: same sampling but for `max_tokens`, similar prompts, a cache that fits."""
+        kinds = [request.sampling.model_copy(update={"max_tokens": 1}) for request in requests]
+        order = sorted(range(len(requests)), key=lambda r: (repr(kinds[r]), len(requests[r].prompt_token_ids)))
         rank = {request: position for position, request in enumerate(order)}
         rows = sorted(rows, key=lambda row: rank[row.request])
         heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
@@ -117,7 +116,7 @@ class TransformersEngine:
             request = requests[row.request]
             length = len(request.prompt_token_ids) + request.sampling.max_tokens
             full = (len(wave) + 1) * length * bytes_a_token > _CACHE_BYTES
-            if wave and (full or requests[wave[0].request].sampling != request.sampling):
+            if wave and (full or kinds[wave[0].request] != kinds[row.request]):
                 yield wave
                 wave = []
             wave.append(row)
@@ -128,27 +127,28 @@ class TransformersEngine:
         device = self.model.device
         sampling = requests[wave[0].request].sampling
         ends = self._end_tokens(sampling).to(device)
-        uniforms = uniform_streams([row.seed for row in wave], sampling.max_tokens).to(device)
-        written = torch.zeros(len(wave), sampling.max_tokens, dtype=torch.long, device=device)
-        logprobs = torch.zeros(len(wave), sampling.max_tokens, device=device)
-        lengths = torch.full((len(wave),), sampling.max_tokens, device=device)
+        lengths = torch.tensor([requests[row.request].sampling.max_tokens for row in wave], device=device)
+        limits, longest = lengths.clone(), int(lengths.max())
+        uniforms = uniform_streams([row.seed for row in wave], longest).to(device)
+        written = torch.zeros(len(wave), longest, dtype=torch.long, device=device)
+        logprobs = torch.zeros(len(wave), longest, device=device)
         stopped = torch.zeros(len(wave), dtype=torch.bool, device=device)
         # `rows` are the completions still in the batch; ended ones leave it when enough have gathered.
         rows = torch.arange(len(wave), device=device)
         logits, state = self._read_prompts([requests[row.request].prompt_token_ids for row in wave])
-        for step in range(sampling.max_tokens):
+        for step in range(longest):
             tokens, chosen = sample(logits, uniforms[rows, step], sampling)
             written[rows, step], logprobs[rows, step] = tokens, chosen
             ended = torch.isin(tokens, ends)
             if sampling.stop:
                 ended |= self._hits_stop_string(written[rows, : step + 1], sampling.stop)
-            new = rows[ended & ~stopped[rows]]
+            new = rows[ended & ~stopped[rows] & (step < limits[rows])]
             stopped[new], lengths[new] = True, step + 1
             if len(new):
                 on_done(len(new))
-            alive = ~stopped[rows]
+            alive = ~stopped[rows] & (step + 1 < limits[rows])
             count = int(alive.sum())
-            if count == 0 or step + 1 == sampling.max_tokens:
+            if count == 0:
                 break
             if count < _COMPACT_BELOW * len(rows):
                 keep = alive.nonzero().squeeze(-1)
