@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+import socketserver
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -118,6 +120,22 @@ class Waiting(AsyncORM):
         return await asyncio.gather(*map(one, completions))
 
 
+class Keeps(AsyncORM):
+    """Holds what belongs to one event loop: a connection and a lock; gives the number of its call."""
+
+    def __init__(self, args=None, **kwargs):
+        self.connection, self.lock = None, asyncio.Lock()
+
+    async def __call__(self, completions, target, **kwargs):
+        async with self.lock:
+            await asyncio.sleep(0)
+            if self.connection is None:
+                self.connection = await asyncio.open_connection("127.0.0.1", int(target[0]))
+            reader, writer = self.connection
+            writer.write(b"call" + bytes([10]))
+            return [float(await reader.readline())] * len(completions)
+
+
 def plain(completions, target):
     return [float(text == t) for text, t in zip(completions, target)]
 
@@ -146,6 +164,7 @@ def silent(completions, **kwargs):
     return [None] * len(completions)
 
 
+orms["keeps"] = Keeps
 orms["silent"] = silent
 orms["grows"] = Grows
 orms["environment"] = Environment
@@ -358,6 +377,73 @@ def test_async_rewards_run_together_and_fail_apart(score) -> None:
     assert [column.values[index] for index in (0, 1, 3, 5)] == [1.0, 2.0, 1.0, 3.0]
     assert set(causes(column)) == {2, 4}
     assert "async fault" in causes(column)[4]
+
+
+def test_coroutines_of_a_worker_share_one_loop_for_all_calls(plugin: Path) -> None:
+    """A connection made in the first call is good in the third, and the server saw no other."""
+    connections: list[int] = []
+
+    class Counts(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            connections.append(1)
+            for calls, _line in enumerate(self.rfile, start=1):
+                self.wfile.write(f"{calls}\n".encode())
+
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+
+    with Server(("127.0.0.1", 0), Counts) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        port = str(server.server_address[1])
+        for isolation in ("process", "inline"):
+            connections.clear()
+            with rewards_for(args(20.0, 1, reward_isolation=isolation), ["keeps"], [str(plugin)]) as rewards:
+                calls = [rewards.score(batch([port, port] * 2, 2))[0] for _ in range(3)]
+            assert [column.invalid for column in calls] == [()] * 3
+            # Two groups a call, side by side, on one connection that the lock guards.
+            assert [sorted(column.values) for column in calls] == [[n, n, n + 1, n + 1] for n in (1.0, 3.0, 5.0)]
+            assert len(connections) == 1
+        server.shutdown()
+
+
+def test_a_late_coroutine_ends_alone(plugin: Path) -> None:
+    """It has a time-out of its own: its worker is not killed, and keeps what it has."""
+    with RewardPool(args(0.5, 1), ["waiting"], [str(plugin)]) as pool:
+        assert pool.score(batch(["a", "bb"], 2))[0].values == (1.0, 2.0)
+        before = pool._worker_ids()
+        column = pool.score(batch(["a", "stuck", "b", "ccc"], 2))[0]
+        assert column.values[0] == 1.0 and column.values[2:] == (1.0, 3.0)
+        assert causes(column) == {1: "no answer within 0.5 s"} and column.invalid[0].kind == "timeout"
+        assert pool._worker_ids() == before
+
+
+def test_groups_added_while_the_pool_breaks_down_are_scored(plugin: Path) -> None:
+    """The only worker dies with no call running, which takes pebble's whole pool down between two groups."""
+    with RewardPool(args(workers=1), ["moody"], [str(plugin)]) as pool:
+        pool.wait_ready()
+        (worker,) = pool._worker_ids()
+        broken = pool._pool
+        open_batch = pool.open({"global_step": 1, "max_steps": 2})
+        open_batch.add(2, batch(["later", "a"], 2))
+        wait_gone(worker)
+        deadline = time.monotonic() + 60
+        while broken.active:
+            assert time.monotonic() < deadline, "pebble does not notice that its worker is gone"
+            time.sleep(0.05)
+        open_batch.add(0, batch(["aa", "a"], 2))
+        open_batch.add(1, batch(["a", "raise"], 2))
+        whole, (column,) = open_batch.result()
+    assert whole.completions == ["aa", "a", "a", "raise", "later", "a"]
+    assert list(causes(column)) == [3] and column.values[:3] == (2.0, 1.0, 2.0)
+    assert column.values[4:] == (2.0, 0.4)
+
+
+def test_a_group_that_was_not_added_is_said(plugin: Path) -> None:
+    with rewards_for(args(reward_isolation="inline"), ["length"], [str(plugin)]) as rewards:
+        open_batch = rewards.open({})
+        open_batch.add(1, batch(["a", "b"], 2))
+        with pytest.raises(ValueError, match="group 0 of the batch was not added"):
+            open_batch.result()
 
 
 def test_all_completions_bad(score) -> None:
