@@ -24,6 +24,7 @@ from swift_r1.rewards.calls import LONGEST_CALL, Answer, Call, failed
 from swift_r1.rewards.confine import MEMORY_EXIT, end_group, end_strays
 from swift_r1.rewards.open_batch import OpenBatch
 from swift_r1.rewards.types import RewardBatch, RewardColumn
+from swift_r1.rewards.watchdog import Watchdog
 from swift_r1.rewards.worker import Readiness, call_reward, readiness, start_worker
 
 _logger = logging.getLogger("swift_r1.rewards")
@@ -83,6 +84,7 @@ class RewardPool:
         self._seen: set[int] = set()
         self._mark = secrets.token_hex(8)
         self._initargs = (args, self._names, tuple(plugins), self._mark)
+        self._watchdog: Watchdog | None = None
         self._asynchronous: frozenset[str] = frozenset()
         self._pool: ProcessPool | None = None
         self._ready: ProcessFuture[Readiness] | None = None
@@ -105,6 +107,9 @@ class RewardPool:
             self._pool = None
             self._clean(frozenset(self._seen), frozenset())
             self._seen.clear()
+        if self._watchdog is not None:
+            self._watchdog.close()
+            self._watchdog = None
 
     def wait_ready(self) -> None:
         """Waits until a worker has loaded the plugins and built the rewards; the first `score` does so by itself.
@@ -174,10 +179,11 @@ class RewardPool:
             self._seen &= living
 
     def _start(self) -> None:
+        self._watchdog = Watchdog(self._mark)
         self._pool = ProcessPool(
             max_workers=self._workers,
             initializer=start_worker,
-            initargs=self._initargs,
+            initargs=(*self._initargs, self._watchdog.address),
             context=multiprocessing.get_context("spawn"),  # type: ignore[arg-type]
         )
         self._ready = self._pool.schedule(readiness)
@@ -228,8 +234,10 @@ class RewardPool:
         return Answer(call, outcomes, seconds)
 
     def _submit(self, call: Call, state: Mapping[str, int]) -> Submitted:
-        """Raises RuntimeError where the pool has broken down."""
-        assert self._pool is not None, "the pool is closed"
+        """Raises RuntimeError where the pool has broken down, or nobody watches it."""
+        assert self._pool is not None and self._watchdog is not None, "the pool is closed"
+        if not self._watchdog.alive:
+            raise RuntimeError("their watchdog was killed")
         limit = self._timeout * min(call.size, LONGEST_CALL)
         grace = _ASYNC_GRACE_SECONDS if call.name in self._asynchronous else 0.0
         arguments = (call.name, call.items, dict(state), limit)
@@ -239,8 +247,8 @@ class RewardPool:
     def _submit_surely(self, call: Call, state: Mapping[str, int]) -> Submitted:
         try:
             return self._submit(call, state)
-        except RuntimeError:  # it broke down: a worker died between two calls, or before it told which call it has
-            _logger.warning("the reward workers broke down, and are started again")
+        except RuntimeError as error:  # mostly a worker died between two calls, or before it told which call it has
+            _logger.warning("the reward workers broke down (%s), and are started again", error)
             self.close()
             self._start()
             return self._submit(call, state)

@@ -17,11 +17,13 @@ from types import SimpleNamespace
 from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, limit_memory
+from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, end_with_parent, limit_memory
 from swift_r1.rewards.construct import Reward, build_reward, describe
+from swift_r1.rewards.output import Output
 from swift_r1.rewards.remote import TOKEN_VARIABLE
 from swift_r1.rewards.types import InvalidReward
 from swift_r1.rewards.validate import WrongShape, checked
+from swift_r1.rewards.watchdog import put_under_watch
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _SELF_DESTRUCT_AFTER = 10.0  # seconds over its limit at which a worker ends itself, its parent being gone
@@ -29,6 +31,7 @@ _SELF_DESTRUCT_AFTER = 10.0  # seconds over its limit at which a worker ends its
 # This process's rewards by name; a text says why one could not be built.
 _rewards: dict[str, Reward | str] = {}
 _runner: asyncio.Runner | None = None
+_output: Output | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +65,23 @@ class Readiness:
     asynchronous: frozenset[str]
 
 
-def start_worker(args: Any, names: Sequence[str], plugins: Sequence[str], mark: str) -> None:
+def start_worker(
+    args: Any, names: Sequence[str], plugins: Sequence[str], mark: str, watchdog: str | None = None
+) -> None:
     """Loads the plugins and builds the rewards; what fails is kept and reported by `faults`.
 
     `mark` is the pool's: this process's children carry it in their environment, so that none can outlive the pool.
+    `watchdog` is the address of the process that ends this one with its parent; without one the kernel does, which
+    leaves its children alive.
+
+    Raises:
+        OSError: the watchdog is gone.
     """
+    global _output
+    if watchdog is None:
+        end_with_parent()
+    else:
+        _output = put_under_watch(watchdog)
     for variable in _THREAD_VARIABLES:
         os.environ[variable] = "1"
     _end_noticeably()
@@ -136,7 +151,13 @@ def call_reward(
             os._exit(MEMORY_EXIT)
         finally:
             faulthandler.cancel_dump_traceback_later()
-    return outcomes, time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    if _output is not None:
+        try:
+            _output.end_call()
+        except OSError:  # the watchdog was killed, or the reward closed what is not its own: a new worker has both
+            os._exit(1)
+    return outcomes, seconds
 
 
 def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float) -> list[Outcome]:
