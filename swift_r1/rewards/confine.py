@@ -1,24 +1,20 @@
-"""What a reward worker process may do to its surroundings: memory, output, environment, children. Linux."""
+"""What a reward worker process may do to its surroundings: memory, environment, children. Linux."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import io
 import os
 import re
 import resource
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
 
 import psutil
 
 MEMORY_EXIT = 77  # exit code of a worker that went over its memory limit
 MARK = "SWIFT_R1_REWARD_POOL"
-OUTPUT_A_CALL = 64 << 10  # bytes a call may print; the rest is dropped
 
 # Variables that a reward has no business with, unless --reward_env names them.
 _SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY|_PROXY", re.IGNORECASE)
@@ -27,7 +23,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def confine(mark: str, kept: Sequence[str]) -> None:
-    """Strips secrets and proxies from `os.environ`, makes this process end with its parent and lead its own group.
+    """Strips secrets and proxies from `os.environ`, makes this process lead its own group and adopt what its
+    descendants leave behind.
 
     Args:
         mark: put into the environment that children inherit, with this process's id.
@@ -38,10 +35,12 @@ def confine(mark: str, kept: Sequence[str]) -> None:
     os.environ[MARK] = f"{mark}:{os.getpid()}"
     os.setpgid(0, 0)
     # Processes that a reward's own children leave behind become children of this one, and are found.
-    for option, value in ((_PR_SET_PDEATHSIG, signal.SIGKILL), (_PR_SET_CHILD_SUBREAPER, 1)):
-        if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), f"prctl({option})")
-    sys.stdout, sys.stderr = (_text(number) for number in (1, 2))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent() -> None:
+    """Makes the kernel kill this process when the one that started it ends; its own children live on."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def limit_memory(gib: float) -> None:
@@ -58,9 +57,7 @@ def limit_memory(gib: float) -> None:
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """Around one call: what it prints is bounded, and the processes that it started end with it."""
-    for stream in _capped.values():
-        stream.left = OUTPUT_A_CALL
+    """Around one call: the processes that it started end with it."""
     before = _children()
     try:
         yield
@@ -105,42 +102,14 @@ def end_group(worker: int) -> None:
         os.killpg(worker, signal.SIGKILL)
 
 
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
 def _children() -> frozenset[int]:
     found: set[int] = set()
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             found |= {int(pid) for pid in Path(f"/proc/self/task/{thread}/children").read_text().split()}
     return frozenset(found)
-
-
-class _Capped(io.RawIOBase):
-    """A file descriptor that takes only so many bytes a call, and swallows the rest."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self._number, self.left = number, OUTPUT_A_CALL
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._number
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]
-        size = len(data)
-        if self.left > 0:
-            os.write(self._number, bytes(data[: self.left]))
-            if size >= self.left:
-                os.write(self._number, b"\n[more output of this reward call is dropped]\n")
-            self.left -= size
-        return size
-
-
-_capped: dict[int, _Capped] = {}
-
-
-def _text(number: int) -> io.TextIOWrapper:
-    raw = _capped[number] = _Capped(number)
-    return io.TextIOWrapper(
-        io.BufferedWriter(cast(io.RawIOBase, raw)), encoding="utf-8", errors="replace", line_buffering=True
-    )

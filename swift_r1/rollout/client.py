@@ -102,18 +102,20 @@ class RolloutClient:
             time.sleep(min(_POLL_S, left))
 
     def generate(
-        self, requests: Sequence[wire.RolloutRequest], on_done: Callable[[int], None] | None = None
+        self,
+        requests: Sequence[wire.RolloutRequest],
+        on_answer: Callable[[wire.RolloutOutput], None] = lambda _output: None,
     ) -> list[wire.RolloutOutput]:
         """Completions of all requests, in order, each request on its own way to the server.
 
-        `on_done` is told how many more completions have ended. The first failure cancels the other requests, here
-        and in the engine.
+        `on_answer` gets each output as it comes; it must not wait. The first failure, its own too, cancels the other
+        requests, here and in the engine.
 
         Raises:
             ServerUnreachable: if the connection broke or no answer came in time.
             RunFailed: if the server refused a request.
         """
-        return asyncio.run(self._generate(requests, on_done or (lambda _count: None)))
+        return asyncio.run(self._generate(requests, on_answer))
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> wire.ScoreResponse:
         """The server's log-probs of given tokens: `L - 1` for a sequence of `L`, natural log, after temperature."""
@@ -170,7 +172,7 @@ class RolloutClient:
             logger.warning("the update to weight version %d could not be called off: %s", version, error)
 
     async def _generate(
-        self, requests: Sequence[wire.RolloutRequest], on_done: Callable[[int], None]
+        self, requests: Sequence[wire.RolloutRequest], on_answer: Callable[[wire.RolloutOutput], None]
     ) -> list[wire.RolloutOutput]:
         slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
         async with httpx.AsyncClient(**self._options) as http:
@@ -183,7 +185,7 @@ class RolloutClient:
                     except httpx.HTTPError as error:
                         raise self._unreachable(error, "the completions of a prompt") from error
                 output = self._parse(response, wire.RolloutResponse).outputs[0]
-                on_done(len(output.completions))
+                on_answer(output)
                 return output
 
             tasks = [asyncio.create_task(one(request)) for request in requests]

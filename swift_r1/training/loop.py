@@ -17,6 +17,7 @@ from torch import Tensor
 
 from swift_r1.algorithms import LossConfig, group_advantages, groups_without_signal
 from swift_r1.arguments import Plan, RlhfArguments
+from swift_r1.data.types import Prompt
 from swift_r1.errors import RunFailed
 from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.types import RewardBatch, RewardColumn
@@ -29,17 +30,17 @@ from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.multi_turn import Turns
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.prompts import PromptStream
-from swift_r1.training.rollouts import Rollouts, completion_seed
+from swift_r1.training.rollouts import Rollouts, completion_seed, ignore_output
 from swift_r1.training.scoring import (
+    OpenRewards,
     ScoredRound,
-    Scorer,
     Scores,
+    Scoring,
     completion_metrics,
     completion_row,
     loss_mask,
     pooled_columns,
     reward_metrics,
-    score,
 )
 from swift_r1.training.step import (
     TrainingBatch,
@@ -58,7 +59,7 @@ class MainRank:
     """What only the main rank has: the prompts and the rewards."""
 
     prompts: PromptStream
-    scorer: Scorer
+    open_rewards: OpenRewards
     watch_rewards: Callable[[Sequence[RewardColumn], RewardBatch], None]
     decode: Callable[[Sequence[int]], str]
 
@@ -174,6 +175,7 @@ class Trainer:
     def sample(self, count: int, first: int) -> Scores | None:
         """Completions of the next `count` prompts and their rewards, on the main rank.
 
+        Rewards are computed while other completions are still generated; `time/reward` is what is left of that.
         `first` is how many prompts this round has asked for already.
         """
         parts, main, recorder = self.parts, self.parts.main, self.parts.recorder
@@ -191,17 +193,34 @@ class Trainer:
             )
             for position, prompt in enumerate(prompts, start=first)
         ]
+        scoring = self.scoring(prompts, requests, first) if main else None
         recorder.phase("generating", count * self.plan.num_generations)
         with self.timed("generate"):
-            outputs = parts.turns.generate(prompts, requests if main else None, recorder.phase_advance)
+            parts.turns.generate(
+                prompts,
+                requests if main else None,
+                recorder.phase_advance,
+                scoring.add if scoring else ignore_output,
+            )
         recorder.phase_end()
-        if main is None:
+        if scoring is None:
             return None
-        assert outputs is not None
         with self.timed("reward"):
-            state = {"global_step": self.outcome.steps, "max_steps": self.plan.total_steps}
-            compose = Composition.from_flags(self.args)
-            return score(prompts, outputs, main.decode, main.scorer, compose, state, first_group=first)
+            return scoring.result()
+
+    def scoring(self, prompts: Sequence[Prompt], requests: Sequence[RolloutRequest], first: int) -> Scoring:
+        """Takes completions of these prompts as they come, and has their rewards at the end."""
+        main = self.parts.main
+        assert main is not None
+        return Scoring(
+            prompts,
+            [request.request_id for request in requests],
+            main.decode,
+            main.open_rewards,
+            Composition.from_flags(self.args),
+            {"global_step": self.outcome.steps, "max_steps": self.plan.total_steps},
+            first_group=first,
+        )
 
     def without_signal(self, scored: ScoredRound | None) -> list[int]:
         """Which of the round's groups teach nothing, by place; every rank learns it, so that all go on alike."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
@@ -26,7 +26,7 @@ from swift_r1.rewards.construct import describe
 from swift_r1.rollout import protocol as wire
 from swift_r1.training.conversation import TurnFault
 from swift_r1.training.distributed import Ranks
-from swift_r1.training.rollouts import OnDone, Rollouts
+from swift_r1.training.rollouts import OnDone, OnOutput, Rollouts, ignore_output
 from swift_r1.training.turn_engine import Play, playing
 
 T = TypeVar("T")
@@ -62,8 +62,12 @@ class Turns(Protocol):
         prompts: Sequence[Prompt],
         requests: Sequence[wire.RolloutRequest] | None,
         on_done: OnDone,
+        on_output: OnOutput,
     ) -> list[wire.RolloutOutput] | None:
-        """Completions of all requests, in order, on the main rank. Collective; the others pass no requests."""
+        """Completions of all requests, in order, on the main rank. Collective; the others pass no requests.
+
+        `on_output` is given each request's as soon as they are there, in any order.
+        """
         ...
 
 
@@ -78,8 +82,9 @@ class OneTurn:
         prompts: Sequence[Prompt],
         requests: Sequence[wire.RolloutRequest] | None,
         on_done: OnDone,
+        on_output: OnOutput,
     ) -> list[wire.RolloutOutput] | None:
-        return self.rollouts.generate(requests, on_done)
+        return self.rollouts.generate(requests, on_done, on_output)
 
 
 class MultiTurn:
@@ -93,27 +98,28 @@ class MultiTurn:
         prompts: Sequence[Prompt],
         requests: Sequence[wire.RolloutRequest] | None,
         on_done: OnDone,
+        on_output: OnOutput,
     ) -> list[wire.RolloutOutput] | None:
+        ended: dict[int, wire.RolloutOutput] = {}
         if self.stage is not None:
             assert requests is not None
             self.stage.begin(prompts, requests)
         while True:
-            asked = self.stage.asked(on_done) if self.stage else None
+            asked = None
+            if self.stage is not None and requests is not None:
+                asked = self.stage.asked(on_done)
+                for number, output in self.stage.outputs(requests):
+                    if number not in ended:
+                        ended[number] = output
+                        on_output(output)
             count = self.ranks.broadcast(None if asked is None else [torch.tensor([len(asked)])])[0]
             if not int(count):
                 break
-            outputs = self.rollouts.generate(asked, lambda _count: None)
+            outputs = self.rollouts.generate(asked, lambda _count: None, ignore_output)
             if self.stage is not None:
                 assert outputs is not None
                 self.stage.answer([output.completions[0] for output in outputs])
-        if self.stage is None:
-            return None
-        assert requests is not None
-        done = iter(self.stage.trajectories())
-        return [
-            wire.RolloutOutput(request_id=one.request_id, completions=tuple(next(done) for _ in range(one.n)))
-            for one in requests
-        ]
+        return None if requests is None else [ended[number] for number in range(len(requests))]
 
 
 class Stage:
@@ -182,8 +188,14 @@ class Stage:
 
         self._call(resume())
 
-    def trajectories(self) -> list[Trajectory]:
-        return [task.result() for task in self._tasks]
+    def outputs(self, requests: Sequence[wire.RolloutRequest]) -> Iterator[tuple[int, wire.RolloutOutput]]:
+        """The number and the trajectories of each request all of whose trajectories have ended."""
+        tasks = iter(self._tasks)
+        for number, request in enumerate(requests):
+            own = [next(tasks) for _ in range(request.n)]
+            if all(task.done() for task in own):
+                trajectories = tuple(task.result() for task in own)
+                yield number, wire.RolloutOutput(request_id=request.request_id, completions=trajectories)
 
     def close(self) -> None:
         """Ends what still runs. A scheduler that hangs is left to its thread, which ends with the process."""

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
     from swift_r1.rollout.client import RolloutClient
 
 OnDone = Callable[[int], None]
+"""Told how many more completions have ended."""
+
+OnOutput = Callable[[RolloutOutput], None]
+"""Given each request's completions as soon as all of them are there, on the main rank; must not wait."""
+
 _FINISH_REASONS = ("stop", "length", "abort")
 
 
@@ -35,13 +40,19 @@ class Rollouts(Protocol):
     max_model_length: int | None
     """Longest prompt with completion in tokens, known on the main rank; None for no limit."""
 
-    def generate(self, requests: Sequence[RolloutRequest] | None, on_done: OnDone) -> list[RolloutOutput] | None:
+    def generate(
+        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
+    ) -> list[RolloutOutput] | None:
         """Completions of all requests, in order, on the main rank."""
         ...
 
     def publish_weights(self) -> None:
         """From here on completions come from the trainer's current weights."""
         ...
+
+
+def ignore_output(_output: RolloutOutput) -> None:
+    """The `OnOutput` of one who waits for all of them."""
 
 
 def completion_seed(run_seed: int, *where: object) -> int:
@@ -63,12 +74,14 @@ class ServerRollouts:
         self.client, self.backend, self.max_model_length = client, backend, max_model_length
         self.weight_version = first_version
 
-    def generate(self, requests: Sequence[RolloutRequest] | None, on_done: OnDone) -> list[RolloutOutput] | None:
+    def generate(
+        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
+    ) -> list[RolloutOutput] | None:
         if self.client is None:
             return None
         assert requests is not None
-        outputs = self.client.generate(requests, on_done)
-        for output in outputs:
+
+        def answered(output: RolloutOutput) -> None:
             for completion in output.completions:
                 if completion.finish_reason == "abort" or completion.weight_version != self.weight_version:
                     raise RunFailed(
@@ -76,7 +89,10 @@ class ServerRollouts:
                         f"({completion.finish_reason}) where {self.weight_version} was published: "
                         "another trainer may be writing to it"
                     )
-        return outputs
+            on_done(len(output.completions))
+            on_output(output)
+
+        return self.client.generate(requests, answered)
 
     def publish_weights(self) -> None:
         self.weight_version += 1
@@ -100,11 +116,20 @@ class EmbeddedRollouts:
         self.engine.model = self.backend.generation_model()
         self.weight_version += 1
 
-    def generate(self, requests: Sequence[RolloutRequest] | None, on_done: OnDone) -> list[RolloutOutput] | None:
+    def generate(
+        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
+    ) -> list[RolloutOutput] | None:
+        """As of `Rollouts`; the completions of the other ranks are given to `on_output` at the end."""
         tensors = self.ranks.broadcast(_flatten_requests(requests) if requests is not None else None)
         everyones = _restore_requests(tensors)
         mine = everyones[self.ranks.rank :: self.ranks.world_size]
-        outputs = self.engine.generate(mine, self.weight_version, on_done)
+        own = list(requests or ())[self.ranks.rank :: self.ranks.world_size]
+
+        def ended(number: int, output: RolloutOutput) -> None:
+            if own:
+                on_output(RolloutOutput(request_id=own[number].request_id, completions=output.completions))
+
+        outputs = self.engine.generate(mine, self.weight_version, on_done, ended)
         flat = _Completions.of([completion for output in outputs for completion in output.completions])
         gathered = [self.ranks.gather(tensor) for tensor in (flat.lengths, flat.reasons, flat.tokens, flat.logprobs)]
         if requests is None:
@@ -116,7 +141,9 @@ class EmbeddedRollouts:
             for number in range(rank, len(requests), self.ranks.world_size):
                 request = requests[number]
                 taken, completions = completions[: request.n], completions[request.n :]
-                restored[number] = RolloutOutput(request_id=request.request_id, completions=tuple(taken))
+                restored[number] = output = RolloutOutput(request_id=request.request_id, completions=tuple(taken))
+                if rank != self.ranks.rank:
+                    on_output(output)
         return [output for output in restored if output is not None]
 
 

@@ -146,7 +146,7 @@ def _main_rank(
     monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio, invalid.write)
     main_rank = MainRank(
         prompts=prompts,
-        scorer=pool.score,
+        open_rewards=pool.open,
         watch_rewards=monitor.update,
         decode=lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
     )

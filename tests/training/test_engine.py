@@ -116,6 +116,25 @@ def test_greedy_top_k_and_stop_strings(model):
     assert stopped.completions[0].finish_reason == "stop"
 
 
+def test_outputs_are_given_as_soon_as_a_prompt_has_all_of_its_completions(model):
+    asked = requests([4, 9, 6], n=2, max_tokens=5, ignore_eos=True)
+    asked += requests([7], n=2, max_tokens=9, ignore_eos=True)
+    done, given = [], []
+
+    def take(number, output):
+        given.append((sum(done), number, output))
+
+    outputs = engine(model).generate(asked, 0, done.append, take)
+    assert sorted((number, output) for _, number, output in given) == list(enumerate(outputs))
+    # The longer ones are not waited for: when the others are given, six completions of eight have ended.
+    assert [ended for ended, number, _ in given if number < 3] == [6, 6, 6]
+    stopping = requests([4, 9, 6, 5, 8], stop_token_ids=tuple(range(2, 8)))
+    lengths = [max(len(one.token_ids) for one in output.completions) for output in engine(model).generate(stopping, 0)]
+    order = []
+    engine(model).generate(stopping, 0, on_output=lambda number, _output: order.append(number))
+    assert len(set(lengths)) > 2 and [lengths[number] for number in order] == sorted(lengths)
+
+
 def test_training_mode_and_attention_are_put_back(model):
     model.train()
     engine(model).generate(requests([4]), 0)

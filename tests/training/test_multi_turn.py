@@ -100,7 +100,9 @@ def play(rollouts, tokenizer):
             for prompt in prompts
         ]
         done = []
-        outputs = MultiTurn(rollouts, RANKS, stage).generate(prompts, requests, done.append)
+        given = []
+        outputs = MultiTurn(rollouts, RANKS, stage).generate(prompts, requests, done.append, given.append)
+        assert sorted(given, key=lambda output: output.request_id, reverse=True) == outputs
         assert sum(done) == 2 * n
         assert [output.request_id for output in outputs] == ["one", "fourteen"]
         return [completion for output in outputs for completion in output.completions]
