@@ -8,6 +8,7 @@ import os
 import re
 import resource
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,6 +20,7 @@ MARK = "SWIFT_R1_REWARD_POOL"
 # Variables that a reward has no business with, unless --reward_env names them.
 _SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY|_PROXY", re.IGNORECASE)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_END_SECONDS = 10.0  # for what was killed to be gone
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -76,6 +78,24 @@ def end_tree(pid: int) -> None:
         process.wait(5)
 
 
+def end_whole(workers: Sequence[int]) -> None:
+    """Kills workers and all that is below them: it stops them first, so that they go on adopting what their
+    descendants leave, and nothing can slip away between two looks."""
+    for pid in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + _END_SECONDS
+    while (below := _below(workers)) and time.monotonic() < deadline:
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(0.01)
+    for pid in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        end_group(pid)
+
+
 def end_strays(mark: str, living: frozenset[int]) -> list[int]:
     """Kills what workers of the pool `mark` started and left; those of `living` workers are left alone.
 
@@ -100,6 +120,18 @@ def end_group(worker: int) -> None:
     """Kills what is left of a dead worker's process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(worker, signal.SIGKILL)
+
+
+def _below(workers: Sequence[int]) -> list[psutil.Process]:
+    """What runs below the workers; the dead, which a stopped worker does not collect, left out."""
+    found: list[psutil.Process] = []
+    for pid in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if process.status() != psutil.STATUS_ZOMBIE:
+                        found.append(process)
+    return found
 
 
 def _prctl(option: int, value: int) -> None:

@@ -7,21 +7,21 @@ them); the worker that is over it is killed and replaced. What a failed call doe
 from __future__ import annotations
 
 import logging
-import multiprocessing
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
+from multiprocessing.context import SpawnContext, SpawnProcess
 from types import TracebackType
 from typing import Any, Self
 
-from pebble import CONSTS, ProcessExpired, ProcessFuture, ProcessPool
+from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rewards.calls import LONGEST_CALL, Answer, Call, failed
-from swift_r1.rewards.confine import MEMORY_EXIT, end_group, end_strays
+from swift_r1.rewards.confine import MEMORY_EXIT, end_group, end_strays, end_whole
 from swift_r1.rewards.open_batch import OpenBatch
 from swift_r1.rewards.types import RewardBatch, RewardColumn
 from swift_r1.rewards.watchdog import Watchdog
@@ -33,7 +33,6 @@ START_SECONDS = 120.0  # for a worker to import the plugins
 _CALLS_A_WORKER = 8
 _ASYNC_GRACE_SECONDS = 2.0  # for a worker to end a late coroutine by itself, before it is killed
 _DEADLY = frozenset(("timeout", "died", "memory"))  # kinds of failures that end a worker
-CONSTS.term_timeout = 1  # seconds from SIGTERM to SIGKILL
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +61,17 @@ class Submitted:
                     raise
                 if not self.pool.active:
                     raise BrokenProcessPool("the pool is gone") from None
+
+
+class _Worker(SpawnProcess):
+    def terminate(self) -> None:
+        """Ends the worker, which ignores SIGTERM, and whatever it has started."""
+        if self.pid is not None and self.is_alive():
+            end_whole([self.pid])
+
+
+class _Workers(SpawnContext):
+    Process = _Worker
 
 
 class RewardPool:
@@ -184,7 +194,7 @@ class RewardPool:
             max_workers=self._workers,
             initializer=start_worker,
             initargs=(*self._initargs, self._watchdog.address),
-            context=multiprocessing.get_context("spawn"),  # type: ignore[arg-type]
+            context=_Workers(),  # type: ignore[arg-type]
         )
         self._ready = self._pool.schedule(readiness)
 

@@ -17,7 +17,6 @@ import contextlib
 import multiprocessing
 import os
 import selectors
-import signal
 import socket
 import struct
 import sys
@@ -25,9 +24,7 @@ import threading
 import time
 from multiprocessing.connection import Connection
 
-import psutil
-
-from swift_r1.rewards.confine import end_group, end_strays
+from swift_r1.rewards.confine import end_group, end_strays, end_whole
 from swift_r1.rewards.output import Output, show
 
 _REGISTER_SECONDS = 60.0  # for the watchdog's own start, on a busy machine
@@ -146,30 +143,7 @@ def _taken(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
 
 def _end_all(workers: list[int], mark: str) -> None:
     """Ends the workers with all that is below them, then what carries the pool's mark and has no worker any more."""
-    for pid in workers:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)
+    end_whole(workers)
     deadline = time.monotonic() + _END_SECONDS
-    while (below := _below(workers)) and time.monotonic() < deadline:
-        for process in below:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        time.sleep(0.01)
-    for pid in workers:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-        end_group(pid)
     while end_strays(mark, frozenset()) and time.monotonic() < deadline:
         time.sleep(0.05)
-
-
-def _below(workers: list[int]) -> list[psutil.Process]:
-    """What runs below the workers; the dead, which a stopped worker does not collect, left out."""
-    found: list[psutil.Process] = []
-    for pid in workers:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            for process in psutil.Process(pid).children(recursive=True):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    if process.status() != psutil.STATUS_ZOMBIE:
-                        found.append(process)
-    return found

@@ -549,7 +549,7 @@ from swift.rewards import orms
 
 
 def started(folder, name, **how):
-    child = subprocess.Popen(["sleep", "3600"], **how)
+    child = subprocess.Popen(["sleep", "200"], **how)
     with open(f"{folder}/{name}.part", "w") as file:
         file.write(str(child.pid))
     os.rename(f"{folder}/{name}.part", f"{folder}/{name}")
@@ -586,7 +586,7 @@ def test_nothing_survives_a_trainer_that_is_killed(tmp_path: Path) -> None:
             from swift_r1.rewards.types import RewardBatch
             if __name__ == "__main__":
                 args = SimpleNamespace(
-                    reward_timeout=3600.0, reward_num_workers=1, reward_memory_limit=2.0, reward_env=[]
+                    reward_timeout=150.0, reward_num_workers=1, reward_memory_limit=2.0, reward_env=[]
                 )
                 pool = RewardPool(args, ["hides"], [{str(plugin)!r}]).__enter__()
                 threading.Thread(target=pool.score, args=[RewardBatch([{str(folder)!r}], {{}}, 1)], daemon=True).start()
@@ -599,14 +599,25 @@ def test_nothing_survives_a_trainer_that_is_killed(tmp_path: Path) -> None:
         )
     )
     environ = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    names = ("child", "session", "unmarked", "orphan")
     with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True, env=environ) as parent:
         line = parent.stdout.readline()  # not all of it: what is left behind would hold the pipe
         assert parent.wait(120) == -signal.SIGKILL
-    hidden = [int((folder / name).read_text()) for name in ("child", "session", "unmarked", "orphan")]
     ours = json.loads(line)
     assert len(ours) == 2
-    for pid in (*hidden, *ours):
+    for pid in (*(int((folder / name).read_text()) for name in names), *ours):
         wait_gone(pid)
+
+
+def test_nothing_survives_a_call_that_is_late(tmp_path: Path) -> None:
+    plugin, folder = tmp_path / "hides.py", tmp_path / "notes"
+    folder.mkdir()
+    plugin.write_text(HIDDEN)
+    with RewardPool(args(3.0, 1), ["hides"], [str(plugin)]) as pool:
+        column = pool.score(batch([str(folder)], 1))[0]
+        assert [bad.kind for bad in column.invalid] == ["timeout"]
+        for name in ("child", "session", "unmarked", "orphan"):
+            wait_gone(int((folder / name).read_text()))
 
 
 def test_a_watchdog_that_was_killed_is_replaced(plugin: Path) -> None:
