@@ -31,6 +31,15 @@ _CONCURRENT_REQUESTS = 256
 _POLL_S = 0.5
 _REPORT_EVERY_S = 5.0
 _CONNECT_S = 10.0
+_HEALTH_EVERY_S = 2.0
+
+
+class ServerRefused(RunFailed):
+    """The server answered with another `status` than 200; the message has its sentence."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class RolloutClient:
@@ -41,6 +50,7 @@ class RolloutClient:
         api_key: sent as bearer token.
         owner: who holds the lease on the weights, shown to others; default `host:pid`.
         request_timeout_s: longest wait for the answer to one request (a generation, a commit).
+        silence_s: seconds without an answer from `/health` after which generations are no longer waited for.
         lease_ttl_s: seconds of silence after which the server takes the lease back.
     """
 
@@ -50,10 +60,12 @@ class RolloutClient:
         api_key: str | None = None,
         owner: str | None = None,
         request_timeout_s: float = 1800.0,
+        silence_s: float = 60.0,
         lease_ttl_s: float = 600.0,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.owner = owner or f"{socket.gethostname()}:{os.getpid()}"
+        self._silence_s = silence_s
         self._lease_ttl_s = lease_ttl_s
         # Proxies of the environment are for the internet, not for the server beside us.
         self._options = {
@@ -84,20 +96,65 @@ class RolloutClient:
             ServerUnreachable: after `deadline_s` seconds, with what was last seen.
             UsageError: at once, if the server wants another API key.
         """
+        return self._wait(deadline_s, lambda: self._why_not_ready() or self.info(), report, _nothing)
+
+    def wait_until_back(
+        self,
+        deadline_s: float,
+        fault: Callable[[wire.ServerInfo], str | None],
+        wants_push: Callable[[wire.ServerInfo], bool],
+        report: Callable[[str], None] = logger.info,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> wire.ServerInfo:
+        """Waits for a server that was lost: until one without a fault answers, and is ready or wants to be pushed to.
+
+        Args:
+            fault: what is wrong with a server; it is waited for as if it were not there.
+            wants_push: a server that need not be ready, since new weights will make it so.
+            while_waiting: called every few seconds.
+
+        Raises:
+            ServerUnreachable: after `deadline_s` seconds, with what was last seen.
+        """
+
+        def look() -> wire.ServerInfo | str:
+            try:
+                info = self.info()
+            except ServerUnreachable as error:
+                return f"no answer ({error.__cause__ or error})"
+            except ServerRefused as error:
+                return str(error)
+            if (why := fault(info)) is not None:
+                return why
+            return info if wants_push(info) else self._why_not_ready() or info
+
+        return self._wait(deadline_s, look, report, while_waiting)
+
+    def _wait(
+        self,
+        deadline_s: float,
+        look: Callable[[], wire.ServerInfo | str],
+        report: Callable[[str], None],
+        while_waiting: Callable[[], None],
+    ) -> wire.ServerInfo:
         end = time.monotonic() + deadline_s
         next_report = time.monotonic()
         while True:
-            why = self._why_not_ready()
-            if why is None:
-                return self.info()
+            try:
+                seen = look()
+            except ServerUnreachable as error:  # it went away between two questions
+                seen = str(error)
+            if isinstance(seen, wire.ServerInfo):
+                return seen
             left = end - time.monotonic()
             if left <= 0:
                 raise ServerUnreachable(
-                    f"the rollout server at {self.base_url} was not ready within {deadline_s:g} s: {why}; "
+                    f"the rollout server at {self.base_url} was not ready within {deadline_s:g} s: {seen}; "
                     "start it with `swift rollout`, or check host and port"
                 )
             if time.monotonic() >= next_report:
-                report(f"waiting for the rollout server at {self.base_url}: {why}; {left:.0f} s left")
+                report(f"waiting for the rollout server at {self.base_url}: {seen}; {left:.0f} s left")
+                while_waiting()
                 next_report = time.monotonic() + _REPORT_EVERY_S
             time.sleep(min(_POLL_S, left))
 
@@ -105,17 +162,18 @@ class RolloutClient:
         self,
         requests: Sequence[wire.RolloutRequest],
         on_answer: Callable[[wire.RolloutOutput], None] = lambda _output: None,
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> list[wire.RolloutOutput]:
         """Completions of all requests, in order, each request on its own way to the server.
 
-        `on_answer` gets each output as it comes; it must not wait. The first failure, its own too, cancels the other
-        requests, here and in the engine.
+        `on_answer` gets each output as it comes, and must not wait; `while_waiting` is called every few seconds. The
+        first failure, theirs too, cancels the other requests, here and in the engine.
 
         Raises:
-            ServerUnreachable: if the connection broke or no answer came in time.
-            RunFailed: if the server refused a request.
+            ServerUnreachable: if the connection broke, no answer came in time, or the server fell silent.
+            ServerRefused: if the server refused a request.
         """
-        return asyncio.run(self._generate(requests, on_answer))
+        return asyncio.run(self._generate(requests, on_answer, while_waiting))
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> wire.ScoreResponse:
         """The server's log-probs of given tokens: `L - 1` for a sequence of `L`, natural log, after temperature."""
@@ -131,7 +189,7 @@ class RolloutClient:
                 time, as it is sent. After a failure it is not taken further.
 
         Raises:
-            RunFailed: if the server refused; it then serves the old version, or says that it is not ready.
+            ServerRefused: if the server refused; it then serves the old version, or says that it is not ready.
             ServerUnreachable: if the connection broke.
         """
         lease = self._call(
@@ -168,11 +226,14 @@ class RolloutClient:
         try:
             self._call("POST", "/v1/weights/abort", wire.UpdateStatus, wire.UpdateAbort(version=version), headers)
             self._call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, headers)
-        except (RunFailed, ServerUnreachable) as error:
+        except (ServerRefused, ServerUnreachable) as error:
             logger.warning("the update to weight version %d could not be called off: %s", version, error)
 
     async def _generate(
-        self, requests: Sequence[wire.RolloutRequest], on_answer: Callable[[wire.RolloutOutput], None]
+        self,
+        requests: Sequence[wire.RolloutRequest],
+        on_answer: Callable[[wire.RolloutOutput], None],
+        while_waiting: Callable[[], None],
     ) -> list[wire.RolloutOutput]:
         slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
         async with httpx.AsyncClient(**self._options) as http:
@@ -189,12 +250,35 @@ class RolloutClient:
                 return output
 
             tasks = [asyncio.create_task(one(request)) for request in requests]
+            everything = asyncio.gather(*tasks)
+            watch = asyncio.create_task(self._watch(while_waiting))
             try:
-                return list(await asyncio.gather(*tasks))
+                await asyncio.wait({everything, watch}, return_when=asyncio.FIRST_COMPLETED)
+                if not everything.done():
+                    watch.result()
+                return list(await everything)
             finally:
-                for task in tasks:
+                for task in (watch, *tasks):
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.gather(watch, everything, *tasks, return_exceptions=True)
+
+    async def _watch(self, while_waiting: Callable[[], None]) -> None:
+        """Ends with ServerUnreachable once `/health` has not answered for `silence_s`.
+
+        A server that was stopped, or is cut off, keeps connections open: nothing else would tell before the
+        requests' own deadline. It has a connection of its own: those of the requests may all be in use.
+        """
+        heard = time.monotonic()
+        async with httpx.AsyncClient(**self._options) as http:
+            while True:
+                await asyncio.sleep(_HEALTH_EVERY_S)
+                while_waiting()
+                try:
+                    await http.get("/health", timeout=min(_CONNECT_S, self._silence_s))
+                    heard = time.monotonic()
+                except httpx.HTTPError as error:
+                    if time.monotonic() - heard > self._silence_s:
+                        raise self._unreachable(error, "completions") from error
 
     def _call(
         self,
@@ -219,7 +303,10 @@ class RolloutClient:
     def _parse(self, response: httpx.Response, answer: type[Answer]) -> Answer:
         if response.status_code == 200:
             return answer.model_validate_json(response.content)
-        raise RunFailed(f"the rollout server at {self.base_url} answered {response.status_code}: {_why(response)}")
+        raise ServerRefused(
+            response.status_code,
+            f"the rollout server at {self.base_url} answered {response.status_code}: {_why(response)}",
+        )
 
     def _why_not_ready(self) -> str | None:
         try:
@@ -237,6 +324,9 @@ class RolloutClient:
 
 
 _JSON = {"Content-Type": "application/json"}
+
+
+def _nothing() -> None: ...
 
 
 def _why(response: httpx.Response) -> str:

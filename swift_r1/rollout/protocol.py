@@ -86,14 +86,20 @@ class RolloutResponse(Wire):
 
 
 class ServerInfo(Wire):
-    """Answer of `GET /info`: enough for a trainer to know that it talks to the right server."""
+    """Answer of `GET /info`: enough for a trainer to know that it talks to the right server.
 
+    `instance` is another one at each start of a server. `broken` says why it holds no whole version (a full push
+    repairs that), None where it does.
+    """
+
+    instance: str
     model: str
     engine: str
     engine_version: str
     vocab_size: int
     tokenizer_hash: str
     weight_version: int
+    broken: str | None
     max_model_len: int
     max_n: int
     dtype: str

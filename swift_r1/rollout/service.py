@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
@@ -47,18 +48,21 @@ class RolloutService:
         # Held by whoever changes the engine (new weights, another score temperature).
         self._exclusive = asyncio.Lock()
         self._commit: asyncio.Task[None] | None = None
+        self._instance = secrets.token_hex(8)
 
     # Answers
 
     def info(self) -> wire.ServerInfo:
         known = self.engine.info
         return wire.ServerInfo(
+            instance=self._instance,
             model=self.config.served_model_name or self.config.model,
             engine=known.name,
             engine_version=known.version,
             vocab_size=known.vocab_size,
             tokenizer_hash=known.tokenizer_hash,
             weight_version=self.updates.version,
+            broken=self.updates.broken,
             max_model_len=known.max_model_len,
             max_n=self.config.max_n,
             dtype=known.dtype,
@@ -222,6 +226,7 @@ class RolloutService:
                 raise Refused(500, self.updates.broken or "") from error
             else:
                 self.updates.loaded()
+                self.memory.forget_finished()
             finally:
                 await self._sync_gate()
 
