@@ -29,6 +29,11 @@ class ServerArguments:
         None, "key that clients must show (better: the environment variable SWIFT_API_KEY)", secret=True
     )
     served_model_name: str | None = flag(None, "the model's name in /v1/models (default: --model)")
+    update_policy: str = flag(
+        "wait",
+        "what a weight update does with running generations: wait for them, abort them (503), keep them going",
+        choices=("wait", "abort", "keep"),
+    )
     update_timeout: float = flag(
         120.0, "seconds without progress after which an unfinished weight update is given up", more_than=0
     )

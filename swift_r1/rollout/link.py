@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.rollout.client import RolloutClient, ServerRefused
@@ -137,6 +137,26 @@ class ServerLink:
         """A new version is served: whatever was lost before was worth waiting for."""
         self._losses = 0
 
+    def score(self, sequences: Sequence[Sequence[int]], version: int) -> list[list[float]]:
+        """The engine's log-probs of given tokens under weight `version`, at temperature 1.
+
+        Raises:
+            ServerLost: it went away meanwhile, or holds other weights by now.
+            ServerUnreachable: lost again and again.
+            RunFailed: it refused the sequences.
+        """
+        try:
+            answer = self._client.score(sequences)
+        except ServerUnreachable as error:
+            self._lost(error)
+        except ServerRefused as error:
+            if error.status != _NOT_NOW:
+                raise
+            self._lost(error)
+        if answer.weight_version != version:
+            self._lost(OtherWeights(f"the rollout server holds weight version {answer.weight_version}, not {version}"))
+        return [list(row) for row in answer.logprobs]
+
     def reconnect(self, version: int, while_waiting: Callable[[], None]) -> int | None:
         """Waits for the server, at most `timeout_s`; a line every few seconds says why.
 
@@ -181,7 +201,7 @@ class ServerLink:
             logger.info("no word from the rollout server after it refused an update: %s", error)
             return True
 
-    def _lost(self, error: SwiftError) -> None:
+    def _lost(self, error: SwiftError) -> NoReturn:
         self._losses += 1
         refused = isinstance(error, ServerRefused) and error.status != _NOT_NOW
         if self._losses >= (_MAX_REFUSALS if refused else _MAX_LOSSES):
@@ -193,7 +213,8 @@ class ServerLink:
 
 def _check_versions(output: RolloutOutput, version: int) -> None:
     for completion in output.completions:
-        if completion.finish_reason == "abort" or completion.weight_version != version:
+        newest = completion.newest_weight_version
+        if completion.finish_reason == "abort" or {completion.weight_version, newest or version} != {version}:
             raise OtherWeights(
                 f"the rollout server answered with weight version {completion.weight_version} "
                 f"({completion.finish_reason}) where {version} was published: another trainer may be writing to it"

@@ -68,12 +68,17 @@ class RolloutBatch(Wire):
 
 class Completion(Wire):
     """One completion: `T` tokens, `T` log-probs (natural log, after temperature), and the weight version
-    that wrote them. `token_ids` holds the stop token where there was one."""
+    that wrote them. `token_ids` holds the stop token where there was one.
+
+    Where an update came meanwhile (`--update_policy keep`) all tokens were written by versions from `weight_version` to
+    `newest_weight_version`; None otherwise.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     weight_version: int
+    newest_weight_version: int | None = None
 
 
 class RolloutOutput(Wire):

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.config import ServerConfig
@@ -48,6 +48,8 @@ class RolloutService:
         # Held by whoever changes the engine (new weights, another score temperature).
         self._exclusive = asyncio.Lock()
         self._commit: asyncio.Task[None] | None = None
+        # Generations under way, and why they were stopped where they were.
+        self._running: dict[asyncio.Future[Any], str | None] = {}
         self._instance = secrets.token_hex(8)
 
     # Answers
@@ -99,9 +101,13 @@ class RolloutService:
                     "can be scored",
                 )
         if request.temperature == 1.0:
-            async with self.gate.shared(self.config.update_timeout):
-                version = self.updates.version
-                rows = await _all([self.engine.score(sequence) for sequence in request.sequences])
+            while True:
+                async with self.gate.shared(self.config.update_timeout):
+                    version = self.updates.version
+                    rows = await _all([self.engine.score(sequence) for sequence in request.sequences])
+                    # Where updates do not wait, one may have come meanwhile.
+                    if self.updates.newest_version == version:
+                        break
         else:
             version, rows = await self._score_at(request.temperature, request.sequences)
         return wire.ScoreResponse(logprobs=tuple(rows), weight_version=version)
@@ -138,7 +144,7 @@ class RolloutService:
         return self.status()
 
     async def commit(self, token: str | None, request: wire.UpdateCommit) -> wire.UpdateStatus:
-        """Loads the staged version into the engine once the running rollouts have finished.
+        """Loads the staged version into the engine; `--update_policy` says what becomes of running rollouts.
 
         Raises:
             Refused: as UpdateMachine says; 503 if rollouts did not finish in time (the update stays open); 500 if
@@ -148,7 +154,10 @@ class RolloutService:
         async with self._gate_follows():
             if self.updates.already_committed(token, request.version, request.content_hash):
                 return self.status()
-            await self.gate.drained(self.config.update_timeout, f"the update to version {request.version}")
+            if self.config.update_policy == "abort":
+                self._abort_running(f"the update to weight version {request.version} stopped it; ask again")
+            if self.config.update_policy != "keep":
+                await self.gate.drained(self.config.update_timeout, f"the update to version {request.version}")
             buckets = self.updates.start_loading(token, request.version, request.buckets, request.content_hash)
             # A task of its own: a trainer that hangs up must not leave the engine half loaded.
             self._commit = asyncio.create_task(self._load(buckets))
@@ -178,9 +187,10 @@ class RolloutService:
         async with self.gate.shared(self.config.update_timeout):
             version = self.updates.version
             seeds: Sequence[int | None] = request.seeds or (None,) * request.n
-            done = await _all(
+            done = await self._abortable(
                 [self.engine.generate(request.prompt_token_ids, request.sampling, seed) for seed in seeds]
             )
+            newest = self.updates.newest_version
             return wire.RolloutOutput(
                 request_id=request.request_id,
                 completions=tuple(
@@ -189,10 +199,29 @@ class RolloutService:
                         logprobs=one.logprobs,
                         finish_reason=one.finish_reason,
                         weight_version=version,
+                        newest_weight_version=newest if newest != version else None,
                     )
                     for one in done
                 ),
             )
+
+    async def _abortable(self, work: Sequence[Awaitable[T]]) -> list[T]:
+        """The results; Refused (503) where an update stopped the work."""
+        task = asyncio.ensure_future(_all(work))
+        self._running[task] = None
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if (why := self._running[task]) is not None:
+                raise Refused(503, why, 1) from None
+            raise
+        finally:
+            del self._running[task]
+
+    def _abort_running(self, why: str) -> None:
+        for task in self._running:
+            self._running[task] = why
+            task.cancel()
 
     async def _score_at(
         self, temperature: float, sequences: Sequence[Sequence[int]]

@@ -47,6 +47,10 @@ class Rollouts(Protocol):
         """From here on completions come from the trainer's current weights."""
         ...
 
+    def take_metrics(self) -> dict[str, float]:
+        """What there is to log since the last call."""
+        ...
+
 
 def ignore_output(_output: RolloutOutput) -> None:
     """The `OnOutput` of one who waits for all of them."""
@@ -69,6 +73,9 @@ class EmbeddedRollouts:
     def publish_weights(self) -> None:
         self.engine.model = self.backend.generation_model()
         self.weight_version += 1
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
 
     def generate(
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput

@@ -213,7 +213,7 @@ def _rollouts(
         expected = Expected(args.model, tokenizer_hash(tokenizer), vocab_size, longest)
         link = ServerLink(client, expected, args.vllm_server_timeout)
         version = [torch.tensor([link.first.weight_version])]
-    return ServerRollouts(link, backend, ranks, int(ranks.broadcast(version)[0]))
+    return ServerRollouts(link, backend, ranks, int(ranks.broadcast(version)[0]), args.weight_check_steps)
 
 
 def _stage(args: RlhfArguments, tokenizer: Any, ends: tuple[int, ...], model_length: int | None) -> Stage:

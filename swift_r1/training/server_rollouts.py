@@ -8,6 +8,7 @@ broadcast tells the others how it ended.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,6 +20,7 @@ from swift_r1.training.backends.base import Backend
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.lora import policy_weights
 from swift_r1.training.rollouts import OnDone, OnOutput
+from swift_r1.training.weight_check import mean_difference, own_logprobs, probe_sequences, tolerance
 
 logger = logging.getLogger("swift_r1.training.rollouts")
 
@@ -33,12 +35,17 @@ class ServerRollouts:
     Args:
         link: on the main rank, None elsewhere.
         first_version: of the weights that the server holds now.
+        check_steps: updates between two checks that the engine uses what it was sent; 0 for none.
     """
 
-    def __init__(self, link: ServerLink | None, backend: Backend, ranks: Ranks, first_version: int) -> None:
+    def __init__(
+        self, link: ServerLink | None, backend: Backend, ranks: Ranks, first_version: int, check_steps: int = 0
+    ) -> None:
         self.link, self.backend, self.ranks = link, backend, ranks
         self.weight_version = first_version
         self.max_model_length = link.first.max_model_len if link is not None else None
+        self._check_steps, self._updates = check_steps, 0
+        self._metrics: dict[str, float] = {}
 
     def generate(
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
@@ -68,12 +75,67 @@ class ServerRollouts:
         return None if requests is None else [answers[request.request_id] for request in asked]
 
     def publish_weights(self) -> None:
-        """Raises as `generate` does."""
+        """Also checks, after the first update and every `check_steps` updates, that the engine uses them.
+
+        Raises as `generate` does.
+        """
         self.weight_version += 1
         if self._push() == _LOST:
             self._restore()
         if self.link is not None:
             self.link.pushed()
+        self._updates += 1
+        if self._check_steps and (self._updates == 1 or self._updates % self._check_steps == 0):
+            self._check_weights()
+
+    def take_metrics(self) -> dict[str, float]:
+        taken, self._metrics = self._metrics, {}
+        return taken
+
+    def _check_weights(self) -> None:
+        """Compares the engine's log-probs with the trainer's; one full push is tried as a repair.
+
+        Raises:
+            RunFailed: they differ by more than rounding after it too.
+        """
+        difference, allowed = self._difference()
+        self._metrics["rollout/weight_check"] = difference
+        if difference <= allowed:
+            return
+        what = f"the engine's log-probs differ from the trainer's by {difference:.3g} nats on average"
+        if self.link is not None:
+            logger.warning(
+                "%s after weight version %d (rounding explains %g): pushing all weights once more",
+                *(what, self.weight_version, allowed),
+            )
+        self.weight_version += 1
+        if self._push() == _LOST:
+            self._restore()
+        again, allowed = self._difference()
+        if again > allowed:
+            raise RunFailed(
+                f"{what}, and by {again:.3g} after a full push (rounding explains {allowed:g}): "
+                "the engine does not use the weights that it was sent"
+            )
+
+    def _difference(self) -> tuple[float, float]:
+        """The mean difference of log-probs, and what of it rounding explains; the same on every rank."""
+        vocab_size = self.backend.model.config.get_text_config().vocab_size
+        sequences = probe_sequences(vocab_size)
+        own = own_logprobs(self.backend, sequences, self.ranks.device)
+        found = None
+
+        def compare(link: ServerLink) -> None:
+            nonlocal found
+            own_dtype = str(self.backend.model.dtype).removeprefix("torch.")
+            difference = mean_difference(link.score(sequences, self.weight_version), own)
+            found = [torch.tensor([difference, tolerance(own_dtype, link.first.dtype)], dtype=torch.float32)]
+
+        while self._attempt(compare) == _LOST:
+            self._restore()
+        difference, allowed = self.ranks.broadcast(found)[0].tolist()
+        # What is not a number is no agreement.
+        return (difference if math.isfinite(difference) else math.inf), allowed
 
     def _restore(self) -> None:
         """Waits for the server and brings it to the weights of this moment."""

@@ -238,6 +238,34 @@ def test_a_failed_load_is_not_ready_until_a_full_push(
     assert difference(client, model) < 2e-3
 
 
+@pytest.mark.long
+def test_kept_generations_go_on_over_an_update(launch_server: Callable[..., Any], tiny_model: Path) -> None:
+    """`--update_policy keep` with vLLM: running completions end with newer weights, later ones know only the new."""
+    server = launch_server(tiny_model, torch_dtype="float32", update_policy="keep")
+    model = shake(load(tiny_model), 8)
+    long = wire.RolloutRequest(
+        request_id="long",
+        prompt_token_ids=(1, 2, 3),
+        n=64,
+        sampling=wire.SamplingParams(max_tokens=900, ignore_eos=True),
+    )
+    spans: list[tuple[int, int | None]] = []
+    with RolloutClient(server.url) as client, RolloutClient(server.url, owner="trainer") as trainer:
+
+        def generate() -> None:
+            for one in client.generate([long])[0].completions:
+                spans.append((one.weight_version, one.newest_weight_version))
+
+        thread = threading.Thread(target=generate)
+        thread.start()
+        while trainer.info().weight_version == 0:
+            push(trainer, model)
+        assert not spans
+        assert difference(trainer, model) < 2e-3
+        thread.join(200)
+        assert spans == [(0, 1)] * 64
+
+
 @pytest.fixture(scope="module")
 def second_server(launch_server: Callable[..., Any], tiny_model_untied: Path) -> Any:
     """Another architecture, an output head of its own, an API key. The last test kills it."""

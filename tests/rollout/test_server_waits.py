@@ -4,24 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
-import uvicorn
 
 from swift_r1.errors import RunFailed
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.config import ServerConfig
+from swift_r1.rollout.client import RolloutClient, ServerRefused
 from swift_r1.rollout.engines.base import EngineInfo, Generated
-from swift_r1.rollout.lifecycle import Lifecycle
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.rollout.routes import create_app
 
 EXPECTED = {"w": (2,)}
 WAIT_S = 20
+Serve = Callable[..., str]
 
 
 class StandingEngine:
@@ -61,32 +58,15 @@ def engine() -> StandingEngine:
 
 
 @pytest.fixture
-def url(engine: StandingEngine) -> Iterator[str]:
+def serve(serve_engine: Serve, engine: StandingEngine) -> Iterator[Serve]:
     """A server over the standing engine, whose waits end after half a second."""
-    lifecycle = Lifecycle(ServerConfig(model="none", update_timeout=0.5), lambda: (engine, EXPECTED))
-    server = uvicorn.Server(uvicorn.Config(create_app(lifecycle, None), port=0, log_level="error"))
-    listening = threading.Event()
-    addresses: list[str] = []
-
-    async def serve() -> None:
-        life = asyncio.create_task(lifecycle.run())
-        http = asyncio.create_task(server.serve())
-        while not server.started or lifecycle.service is None:
-            await asyncio.sleep(0.01)
-        host, port = server.servers[0].sockets[0].getsockname()[:2]
-        addresses.append(f"http://{host}:{port}")
-        listening.set()
-        await http
-        life.cancel()
-        lifecycle.close()
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    assert listening.wait(WAIT_S)
-    yield addresses[0]
+    yield lambda **flags: serve_engine(engine, EXPECTED, **{"update_timeout": 0.5} | flags)
     engine.may_end.set()
-    server.should_exit = True
-    thread.join(WAIT_S)
+
+
+@pytest.fixture
+def url(serve: Serve) -> str:
+    return serve()
 
 
 def request(name: str = "r") -> RolloutRequest:
@@ -148,3 +128,46 @@ def test_an_update_called_off_by_a_failing_trainer_leaves_the_version(url: str, 
         assert client.info().weight_version == 0
         with RolloutClient(url, owner="another") as other:
             assert other.push_weights(1, [[("w", torch.ones(2))]]).weight_version == 1
+
+
+def test_policy_abort_stops_running_rollouts_with_a_word(serve: Serve, engine: StandingEngine) -> None:
+    url = serve(update_policy="abort", update_timeout=WAIT_S)
+    refusals: list[ServerRefused] = []
+    with RolloutClient(url) as client, RolloutClient(url) as trainer:
+
+        def generate() -> None:
+            with pytest.raises(ServerRefused) as refusal:
+                client.generate([request()])
+            refusals.append(refusal.value)
+
+        running = threading.Thread(target=generate)
+        running.start()
+        assert engine.started.wait(WAIT_S)
+        assert trainer.push_weights(1, [[("w", torch.ones(2))]]).weight_version == 1
+        running.join(WAIT_S)
+        assert [refusal.status for refusal in refusals] == [503]
+        assert "the update to weight version 1 stopped it; ask again" in str(refusals[0])
+        engine.may_end.set()
+        assert trainer.generate([request()])[0].completions[0].weight_version == 1
+
+
+def test_policy_keep_tells_the_versions_that_a_completion_spans(serve: Serve, engine: StandingEngine) -> None:
+    url = serve(update_policy="keep")
+    versions: list[tuple[int, int | None]] = []
+    with RolloutClient(url) as client, RolloutClient(url) as trainer:
+
+        def generate() -> None:
+            [output] = client.generate([request()])
+            versions.append((output.completions[0].weight_version, output.completions[0].newest_weight_version))
+
+        running = threading.Thread(target=generate)
+        running.start()
+        assert engine.started.wait(WAIT_S)
+        for version in (1, 2):
+            assert trainer.push_weights(version, [[("w", torch.ones(2))]]).weight_version == version
+        assert not versions
+        engine.may_end.set()
+        running.join(WAIT_S)
+        assert versions == [(0, 2)]
+        [output] = trainer.generate([request("next")])
+        assert (output.completions[0].weight_version, output.completions[0].newest_weight_version) == (2, None)

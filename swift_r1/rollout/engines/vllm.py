@@ -42,6 +42,7 @@ class VllmEngine:
 
         self._llm = llm
         self._timeout = timeout
+        self._loads = 0
         config = llm.vllm_config.model_config
         tokenizer = llm.get_tokenizer()
         self.info = EngineInfo(
@@ -100,8 +101,11 @@ class VllmEngine:
     async def load_weights(self, files: Sequence[Path]) -> None:
         counts = await self._on_workers("swift_load_weights", [str(file) for file in files])
         logger.info("engine loaded %s tensors from %d buckets", counts[0], len(files))
+        # Salted by the load, no cached prefix of older weights is found again; the reset only frees its memory, and is
+        # refused while requests run.
+        self._loads += 1
         if not await asyncio.wait_for(self._llm.reset_prefix_cache(), self._timeout):
-            raise RuntimeError("the prefix cache of the old weights could not be cleared")
+            logger.info("requests are running: the prefix cache of the old weights stays until it is needed")
 
     def shutdown(self) -> None:
         self._llm.shutdown()
@@ -113,7 +117,8 @@ class VllmEngine:
         last = None
         try:
             # A name of its own for each engine request: a repeated one must not meet its cancelled twin.
-            async for output in self._llm.generate(tokens_input(list(tokens)), params, request_id=uuid.uuid4().hex):
+            prompt = tokens_input(list(tokens), cache_salt=str(self._loads))
+            async for output in self._llm.generate(prompt, params, request_id=uuid.uuid4().hex):
                 last = output
         except EngineDeadError as error:
             raise EngineDead("the engine died while it generated") from error
