@@ -23,8 +23,8 @@ class ServerConfig:
             `kv_cache_memory_bytes` of `vllm_engine_kwargs`, 2 GiB unless given.
         vllm_engine_kwargs: any further argument of vLLM's engine; it wins over ours.
         served_model_name: the name in `/info`; `None` is `model`.
-        update_policy: what a commit does with running generations: `wait` for them, `abort` them, or `keep` them going on
-            the new weights.
+        update_policy: what a commit does with running generations: `wait` for them, `abort` them, or `keep` them going
+            on the new weights.
         update_timeout: seconds that an open update may stand still, and that any wait for an update may take.
         max_n: most completions a request may ask for.
     """

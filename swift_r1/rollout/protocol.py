@@ -27,6 +27,7 @@ DIGEST_HEADER = "X-Swift-Bucket-SHA256"
 
 FinishReason = Literal["stop", "length", "abort"]
 TokenId = Annotated[int, Field(ge=0)]
+TOP_K_LIMIT = 2**31
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -42,9 +43,9 @@ class SamplingParams(Wire):
     temperature 1. The model's end tokens (generation config included) end a completion unless `ignore_eos`."""
 
     max_tokens: int = Field(gt=0)
-    temperature: float = Field(default=1.0, ge=0.0)
+    temperature: float = Field(default=1.0, ge=0.0, le=1000.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=-1, ge=-1)
+    top_k: int = Field(default=-1, ge=-1, lt=TOP_K_LIMIT)
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[TokenId, ...] = ()
     ignore_eos: bool = False
@@ -149,7 +150,7 @@ class ScoreRequest(Wire):
     """Body of `POST /v1/score`: log-probs of given tokens under the served weights (the weight probe)."""
 
     sequences: tuple[tuple[TokenId, ...], ...] = Field(min_length=1, max_length=256)
-    temperature: float = Field(default=1.0, gt=0.0)
+    temperature: float = Field(default=1.0, ge=1e-3, le=1000.0)
 
 
 class ScoreResponse(Wire):

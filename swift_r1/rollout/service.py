@@ -14,7 +14,9 @@ from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.config import ServerConfig
 from swift_r1.rollout.engines.base import Engine
 from swift_r1.rollout.gate import Gate
+from swift_r1.rollout.limits import check_request, check_tokens
 from swift_r1.rollout.memory import RequestMemory
+from swift_r1.rollout.metrics import ServerMetrics
 from swift_r1.rollout.refusals import EngineDead, Refused
 from swift_r1.rollout.weights.expected import Shapes
 from swift_r1.rollout.weights.header import FLOAT_BYTES
@@ -37,7 +39,7 @@ class RolloutService:
         expected: names and shapes of the model's weights.
     """
 
-    def __init__(self, config: ServerConfig, engine: Engine, expected: Shapes) -> None:
+    def __init__(self, config: ServerConfig, engine: Engine, expected: Shapes, metrics: ServerMetrics) -> None:
         self.config = config
         self.engine = engine
         self.gate = Gate()
@@ -52,13 +54,23 @@ class RolloutService:
         self._running: dict[asyncio.Future[Any], str | None] = {}
         self._instance = secrets.token_hex(8)
 
+        self.started = int(time.time())
+        self.metrics = metrics
+        self.metrics.gauge("swift_weight_version", "Version of the served weights", lambda: self.updates.version)
+        self.metrics.gauge("swift_running_requests", "Requests in the engine", lambda: self.gate.running)
+        self.metrics.gauge("swift_ready", "1 while generations are let in", lambda: self.gate.why_closed is None)
+
+    @property
+    def model_name(self) -> str:
+        return self.config.served_model_name or self.config.model
+
     # Answers
 
     def info(self) -> wire.ServerInfo:
         known = self.engine.info
         return wire.ServerInfo(
             instance=self._instance,
-            model=self.config.served_model_name or self.config.model,
+            model=self.model_name,
             engine=known.name,
             engine_version=known.version,
             vocab_size=known.vocab_size,
@@ -86,14 +98,14 @@ class RolloutService:
             EngineDead: the engine's process ended.
         """
         for request in batch.requests:
-            self._check_request(request)
+            check_request(request, self.engine.info, self.config.max_n)
         outputs = await _all([self.memory.answer(request, self._generate) for request in batch.requests])
         return wire.RolloutResponse(outputs=tuple(outputs))
 
     async def score(self, request: wire.ScoreRequest) -> wire.ScoreResponse:
         """Log-probs of given tokens; at a temperature other than 1 it has the engine for itself meanwhile."""
         for number, sequence in enumerate(request.sequences):
-            self._check_tokens(f"sequence {number}", sequence)
+            check_tokens(f"sequence {number}", sequence, self.engine.info.vocab_size)
             if not 2 <= len(sequence) < self.engine.info.max_model_len:
                 raise Refused(
                     422,
@@ -162,7 +174,9 @@ class RolloutService:
             # A task of its own: a trainer that hangs up must not leave the engine half loaded.
             self._commit = asyncio.create_task(self._load(buckets))
             await asyncio.shield(self._commit)
-        return self.status(time.monotonic() - started)
+        seconds = time.monotonic() - started
+        self.metrics.updated(seconds)
+        return self.status(seconds)
 
     async def abort(self, token: str | None, request: wire.UpdateAbort) -> wire.UpdateStatus:
         async with self._gate_follows():
@@ -181,17 +195,26 @@ class RolloutService:
         self.staging.close()
         self.engine.shutdown()
 
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[int]:
+        """Runs the body as a generation; gives the weight version that it begins with.
+
+        Raises:
+            Refused: 503 where it was not let in.
+        """
+        async with self.gate.shared(self.config.update_timeout):
+            yield self.updates.version
+
     # Inside
 
     async def _generate(self, request: wire.RolloutRequest) -> wire.RolloutOutput:
-        async with self.gate.shared(self.config.update_timeout):
-            version = self.updates.version
+        async with self.admitted() as version:
             seeds: Sequence[int | None] = request.seeds or (None,) * request.n
-            done = await self._abortable(
+            done = await self.abortable(
                 [self.engine.generate(request.prompt_token_ids, request.sampling, seed) for seed in seeds]
             )
             newest = self.updates.newest_version
-            return wire.RolloutOutput(
+            output = wire.RolloutOutput(
                 request_id=request.request_id,
                 completions=tuple(
                     wire.Completion(
@@ -204,8 +227,10 @@ class RolloutService:
                     for one in done
                 ),
             )
+            self.metrics.completed(output)
+            return output
 
-    async def _abortable(self, work: Sequence[Awaitable[T]]) -> list[T]:
+    async def abortable(self, work: Sequence[Awaitable[T]]) -> list[T]:
         """The results; Refused (503) where an update stopped the work."""
         task = asyncio.ensure_future(_all(work))
         self._running[task] = None
@@ -248,10 +273,12 @@ class RolloutService:
                 await self.engine.load_weights([bucket.path for bucket in buckets])
             except EngineDead:
                 self.updates.failed("the engine died")
+                self.metrics.update_failed()
                 raise
             except Exception as error:
                 logger.exception("loading weight version %s failed", version)
                 self.updates.failed(_one_line(error))
+                self.metrics.update_failed()
                 raise Refused(500, self.updates.broken or "") from error
             else:
                 self.updates.loaded()
@@ -274,25 +301,6 @@ class RolloutService:
         else:
             await self.gate.close(_UPDATE, f"the update to weight version {pending} by {self.updates.owner}")
         await self.gate.set_broken(self.updates.broken)
-
-    def _check_request(self, request: wire.RolloutRequest) -> None:
-        name, limit = f"request {request.request_id!r}", self.engine.info.max_model_len
-        self._check_tokens(name, request.prompt_token_ids)
-        self._check_tokens(f"stop_token_ids of {name}", request.sampling.stop_token_ids)
-        if request.n > self.config.max_n:
-            raise Refused(422, f"{name} asks for n = {request.n}, this server gives at most {self.config.max_n}")
-        if request.seeds is not None and len(request.seeds) != request.n:
-            raise Refused(422, f"{name} has {len(request.seeds)} seeds for n = {request.n} completions")
-        prompt, new = len(request.prompt_token_ids), request.sampling.max_tokens
-        if prompt + new > limit:
-            raise Refused(422, f"{name} is too long: {prompt} prompt + {new} new tokens, max_model_len is {limit}")
-        if any(not text for text in request.sampling.stop):
-            raise Refused(422, f"{name} has an empty stop string")
-
-    def _check_tokens(self, name: str, tokens: Sequence[int]) -> None:
-        size = self.engine.info.vocab_size
-        if tokens and max(tokens) >= size:
-            raise Refused(422, f"{name} has token {max(tokens)}, the vocabulary ends at {size - 1}")
 
 
 async def _all(work: Sequence[Awaitable[T]]) -> list[T]:

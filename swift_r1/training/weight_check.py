@@ -1,7 +1,7 @@
 """Whether the engine uses the weights that it was sent: its log-probs of fixed tokens against the trainer's own.
 
-Hashes prove that bytes arrived. They say nothing of what the engine does with them afterwards: repacked copies, tied heads
-and quantised layers can stay at an old version without an error.
+Hashes prove that bytes arrived. They say nothing of what the engine does with them afterwards: repacked copies, tied
+heads and quantised layers can stay at an old version without an error.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ _SEQUENCES, _LENGTH = 4, 48
 _STEP = 7919  # a prime: the tokens are spread over the vocabulary and do not repeat soon
 
 TOLERANCE, TOLERANCE_16_BIT = 0.01, 0.2
-"""Largest mean difference (nats) between two engines' log-probs that rounding explains. In bf16 SmolLM2 differs by 0.075
-from itself in float32 on these tokens; an output head that stayed behind by a few updates made it 0.25."""
+"""Largest mean difference (nats) between two engines' log-probs that rounding explains. In bf16 SmolLM2 differs by
+0.075 from itself in float32 on these tokens; an output head that stayed behind by a few updates made it 0.25."""
 
 
 def probe_sequences(vocab_size: int) -> list[tuple[int, ...]]:

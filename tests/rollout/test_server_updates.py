@@ -258,8 +258,10 @@ def test_kept_generations_go_on_over_an_update(launch_server: Callable[..., Any]
 
         thread = threading.Thread(target=generate)
         thread.start()
-        while trainer.info().weight_version == 0:
-            push(trainer, model)
+        with httpx.Client(base_url=server.url, trust_env=False) as http:
+            while "swift_running_requests 1.0" not in http.get("/metrics").text:
+                assert thread.is_alive()
+        push(trainer, model)
         assert not spans
         assert difference(trainer, model) < 2e-3
         thread.join(200)

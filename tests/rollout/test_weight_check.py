@@ -86,7 +86,7 @@ def test_an_engine_that_kept_an_old_weight_is_repaired_by_one_full_push(rollouts
 def test_an_engine_that_never_takes_it_is_refused(rollouts: ServerRollouts, engine: Any) -> None:
     learn(rollouts)
     engine.forgets = 9
-    with pytest.raises(RunFailed, match="after a full push .*does not use the weights that it was sent"):
+    with pytest.raises(RunFailed, match=r"after a full push .*does not use the weights that it was sent"):
         rollouts.publish_weights()
 
 
