@@ -146,14 +146,17 @@ def start_server(folder: Path, model: Path, **args: Any) -> ServerProcess:
     return ServerProcess(f"http://127.0.0.1:{port}", port, process, log)
 
 
-def start_tiny_server(folder: Path, model: Path, port: int | None = None) -> ServerProcess:
-    """Starts `tests/tiny_server.py`, without waiting for it: HTTP and updates of the real server, up in seconds."""
+def start_tiny_server(folder: Path, model: Path, port: int | None = None, **config: Any) -> ServerProcess:
+    """Starts `tests/tiny_server.py`, without waiting for it: HTTP and updates of the real server, up in seconds.
+
+    `config` are fields of its ServerConfig.
+    """
     port = port or free_port()
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "server.log"
     with log.open("ab") as out:
         process = subprocess.Popen(
-            [sys.executable, str(REPO / "tests" / "tiny_server.py"), str(model), str(port)],
+            [sys.executable, str(REPO / "tests" / "tiny_server.py"), str(model), str(port), json.dumps(config)],
             cwd=REPO,
             env=os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},
             stdout=out,
@@ -192,6 +195,20 @@ def launch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
         return server
 
     yield launch
+    for server in running:
+        server.stop()
+
+
+@pytest.fixture
+def start_tiny(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """`start_tiny(model, **config) -> ServerProcess`, one of the test's own."""
+    running: list[ServerProcess] = []
+
+    def start(model: Path, **config: Any) -> ServerProcess:
+        running.append(start_tiny_server(tmp_path / f"tiny-{len(running)}", model, **config))
+        return running[-1]
+
+    yield start
     for server in running:
         server.stop()
 

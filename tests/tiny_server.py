@@ -1,4 +1,4 @@
-"""`python tests/tiny_server.py MODEL PORT`: the real server process over a small engine that starts in seconds.
+"""`python tests/tiny_server.py MODEL PORT [CONFIG_JSON]`: the real server over a small engine that starts in seconds.
 
 HTTP, weight updates and signals are those of `swift rollout`; the engine is transformers in this process instead of
 vLLM, so that tests can afford to kill it often.
@@ -7,6 +7,7 @@ vLLM, so that tests can afford to kill it often.
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import sys
 import threading
@@ -67,13 +68,13 @@ class TinyEngine:
     def shutdown(self) -> None: ...
 
 
-def main(folder: str, port: int) -> int:
+def main(folder: str, port: int, more: str = "{}") -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(1)
     server.load_engine = lambda config: (TinyEngine(config.model), expected_weights(config.model))
-    config = ServerConfig(model=folder, port=port, update_timeout=20)
+    config = ServerConfig(**{"model": folder, "port": port, "update_timeout": 20} | json.loads(more))
     return asyncio.run(server.serve(config, server.bind(config.host, port)))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2])))
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))

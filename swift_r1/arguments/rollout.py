@@ -19,6 +19,12 @@ class GenerationArguments:
     vllm_server_timeout: float = flag(
         240.0, "seconds to wait for the server, at the start and each time it is lost", more_than=0
     )
+    weight_transport: str = flag(
+        "auto",
+        "how weights go to the server: auto takes shared memory where it is on this host",
+        choices=("auto", "shm", "http"),
+        not_yet=("nccl",),
+    )
     weight_check_steps: int = flag(
         10, "weight updates between two comparisons of the server's log-probs with the trainer's; 0: none", at_least=0
     )

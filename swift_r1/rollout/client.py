@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -18,7 +19,17 @@ from pydantic import BaseModel
 
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
 from swift_r1.rollout import protocol as wire
-from swift_r1.rollout.weights.hashing import bucket_digest, content_hash
+from swift_r1.rollout.weights.hashing import content_hash, parts_digest
+from swift_r1.rollout.weights.transport import (
+    AUTO,
+    HTTP,
+    SHM,
+    chunks_of,
+    incoming,
+    overlapped,
+    usable_folder,
+    write_file,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -74,8 +85,11 @@ class RolloutClient:
             "timeout": httpx.Timeout(request_timeout_s, connect=_CONNECT_S),
             "limits": httpx.Limits(max_connections=_CONCURRENT_REQUESTS),
             "trust_env": False,
+            # The system's certificates, or those that SSL_CERT_FILE names.
+            "verify": ssl.create_default_context() if self.base_url.startswith("https:") else True,
         }
         self._http = httpx.Client(**self._options)
+        self._transport: str | None = None
 
     def __enter__(self) -> RolloutClient:
         return self
@@ -180,13 +194,18 @@ class RolloutClient:
         body = wire.ScoreRequest(sequences=tuple(tuple(one) for one in sequences), temperature=temperature)
         return self._call("POST", "/v1/score", wire.ScoreResponse, body)
 
-    def push_weights(self, version: int, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]]) -> wire.UpdateStatus:
+    def push_weights(
+        self, version: int, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]], transport: str = AUTO
+    ) -> wire.UpdateStatus:
         """Sends a whole version of the weights; returns once the server serves it.
+
+        A bucket is sent while the next one is taken from `buckets`.
 
         Args:
             version: higher than the served one.
-            buckets: named tensors (Hugging Face state-dict names, a tied head left out), taken one bucket at a
-                time, as it is sent. After a failure it is not taken further.
+            buckets: named tensors (Hugging Face state-dict names, a tied head left out), taken one at a time; they
+                must not change before this returns. After a failure none is taken.
+            transport: `http`, `shm`, or `auto`: through shared memory if the server is on this host.
 
         Raises:
             ServerRefused: if the server refused; it then serves the old version, or says that it is not ready.
@@ -200,8 +219,10 @@ class RolloutClient:
         )
         headers = {wire.LEASE_HEADER: lease.token}
         try:
-            self._call("POST", "/v1/weights/begin", wire.UpdateStatus, wire.UpdateBegin(version=version), headers)
-            digests = [self._send(version, index, bucket, headers) for index, bucket in enumerate(buckets)]
+            begin = wire.UpdateBegin(version=version)
+            begun = self._call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, headers)
+            send = self._sender(transport, begun.folder, version, headers)
+            digests = overlapped(buckets, send)
             commit = wire.UpdateCommit(version=version, buckets=len(digests), content_hash=content_hash(digests))
             status = self._call("POST", "/v1/weights/commit", wire.UpdateStatus, commit, headers)
         except BaseException:
@@ -210,16 +231,39 @@ class RolloutClient:
         self._call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, headers)
         return status
 
-    def _send(
-        self, version: int, index: int, bucket: Sequence[tuple[str, torch.Tensor]], headers: dict[str, str]
-    ) -> str:
-        from swift_r1.rollout.weights.push import to_bytes
+    def _sender(
+        self, transport: str, folder: str | None, version: int, headers: dict[str, str]
+    ) -> Callable[[int, Sequence[tuple[str, torch.Tensor]]], str]:
+        """A function that sends one bucket and returns its digest."""
+        from swift_r1.rollout.weights.push import parts_of
 
-        body = to_bytes(bucket)
-        digest = bucket_digest(body)
-        about = {wire.VERSION_HEADER: str(version), wire.BUCKET_HEADER: str(index), wire.DIGEST_HEADER: digest}
-        self._call("PUT", "/v1/weights/bucket", wire.UpdateStatus, body, headers | about)
-        return digest
+        shared = usable_folder(folder) if transport != HTTP else None
+        if transport == SHM and shared is None:
+            raise RunFailed(
+                f"--weight_transport shm: the rollout server at {self.base_url} is on another host, runs as another "
+                "user, or has too little shared memory; use http"
+            )
+        chosen = SHM if shared is not None else HTTP
+        if chosen != self._transport:
+            self._transport = chosen
+            logger.info("weights go to the rollout server by %s", chosen)
+
+        def by_file(index: int, bucket: Sequence[tuple[str, torch.Tensor]]) -> str:
+            assert shared is not None
+            digest = write_file(incoming(shared, index), parts_of(bucket))
+            body = wire.BucketFile(version=version, index=index, digest=digest)
+            self._call("POST", "/v1/weights/file", wire.UpdateStatus, body, headers)
+            return digest
+
+        def by_http(index: int, bucket: Sequence[tuple[str, torch.Tensor]]) -> str:
+            parts = parts_of(bucket)
+            digest = parts_digest(parts)
+            about = {wire.VERSION_HEADER: str(version), wire.BUCKET_HEADER: str(index), wire.DIGEST_HEADER: digest}
+            about["Content-Length"] = str(sum(len(part) for part in parts))
+            self._call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers | about)
+            return digest
+
+        return by_file if chosen == SHM else by_http
 
     def _give_up(self, version: int, headers: dict[str, str]) -> None:
         """Best effort: without it the server waits for the lease to expire."""
@@ -285,7 +329,7 @@ class RolloutClient:
         method: str,
         path: str,
         answer: type[Answer],
-        body: BaseModel | bytes | None = None,
+        body: BaseModel | Iterable[bytes] | None = None,
         headers: dict[str, str] | None = None,
     ) -> Answer:
         json = isinstance(body, BaseModel)

@@ -1,12 +1,60 @@
-"""What the model and the server can take of a request that is well formed."""
+"""What the model and the server can take of a request, well formed or not."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+from fastapi import HTTPException
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.engines.base import EngineInfo
 from swift_r1.rollout.refusals import Refused
+
+MAX_BODY_BYTES = 64 << 20
+MAX_HEADER_BYTES = 32 << 10
+BUCKET_PATH = "/v1/weights/bucket"
+
+
+class LimitSizes:
+    """Refuses large headers (431) and bodies (413) before they are read; buckets of weights have a limit of their own.
+
+    Args:
+        answer: makes the answer from a status and a sentence.
+    """
+
+    def __init__(self, app: ASGIApp, answer: Callable[[int, str, str], Response]) -> None:
+        self._app, self._answer = app, answer
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, headers = scope["path"], scope["headers"]
+        if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+            refusal = self._answer(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes", path)
+            await refusal(scope, receive, send)
+            return
+        too_large = f"the body is larger than {MAX_BODY_BYTES} bytes"
+        promised = next((value for name, value in headers if name == b"content-length"), b"0")
+        if path == BUCKET_PATH:
+            await self._app(scope, receive, send)
+            return
+        if promised.isdigit() and int(promised[:20]) > MAX_BODY_BYTES:
+            await self._answer(413, too_large, path)(scope, receive, send)
+            return
+        read = 0
+
+        async def counted() -> Message:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > MAX_BODY_BYTES:
+                raise HTTPException(413, too_large)  # what FastAPI lets through while it reads a body
+            return message
+
+        await self._app(scope, counted, send)
 
 
 def check_request(request: wire.RolloutRequest, info: EngineInfo, max_n: int) -> None:

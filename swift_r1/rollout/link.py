@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.rollout.client import RolloutClient, ServerRefused
 from swift_r1.rollout.protocol import RolloutOutput, RolloutRequest, ServerInfo
+from swift_r1.rollout.weights.transport import AUTO
 
 if TYPE_CHECKING:
     import torch
@@ -61,14 +62,15 @@ class ServerLink:
 
     Args:
         timeout_s: longest wait for the server, at the start and after each loss (`--vllm_server_timeout`).
+        transport: `--weight_transport`.
 
     Raises:
         ServerUnreachable: no server within `timeout_s`.
         UsageError: the server is not for this run.
     """
 
-    def __init__(self, client: RolloutClient, expected: Expected, timeout_s: float) -> None:
-        self._client, self._expected, self._timeout_s = client, expected, timeout_s
+    def __init__(self, client: RolloutClient, expected: Expected, timeout_s: float, transport: str = AUTO) -> None:
+        self._client, self._expected, self._timeout_s, self._transport = client, expected, timeout_s, transport
         self.first = client.wait_until_ready(timeout_s)
         if (fault := expected.fault(self.first)) is not None:
             raise UsageError(fault)
@@ -125,7 +127,7 @@ class ServerLink:
         try:
             if self._client.info().instance != self._instance:
                 raise ServerUnreachable("the rollout server was replaced")
-            self._client.push_weights(version, buckets)
+            self._client.push_weights(version, buckets, self._transport)
         except ServerUnreachable as error:
             self._lost(error)
         except ServerRefused as error:
@@ -189,6 +191,8 @@ class ServerLink:
         """A server that came back must be as the first one: same model, tokenizer, and room for every completion."""
         if info.model != self.first.model:
             return f"it serves {info.model} now, and served {self.first.model} before"
+        if info.dtype != self.first.dtype:
+            return f"it computes in {info.dtype} now, and did in {self.first.dtype} before (--torch_dtype)"
         needed = min(self._expected.max_tokens or self.first.max_model_len, self.first.max_model_len)
         if info.max_model_len < needed:
             return f"it takes only {info.max_model_len} tokens now (--max_model_len), this run needs {needed}"

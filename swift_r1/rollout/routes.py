@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.lifecycle import Lifecycle
+from swift_r1.rollout.limits import LimitSizes
 from swift_r1.rollout.metrics import CountAnswers
 from swift_r1.rollout.openai.answers import error as openai_error
 from swift_r1.rollout.openai.routes import PATHS as OPENAI_PATHS
@@ -40,6 +41,7 @@ def create_app(lifecycle: Lifecycle, api_key: str | None) -> FastAPI:
     _add_weights(app, lifecycle)
     add_openai(app, lifecycle, _unless_gone)
     # The last one added is the first to see a request.
+    app.add_middleware(LimitSizes, answer=lambda status, sentence, path: _error(status, sentence, path=path))
     app.add_middleware(CountAnswers, metrics=lifecycle.metrics)
     if api_key is not None:
         app.add_middleware(_RequireKey, api_key=api_key)
@@ -102,6 +104,10 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
         lease: LeaseToken = None,
     ) -> Response:
         return _json(await service().bucket(lease, version, index, digest, request.stream()))
+
+    @app.post("/v1/weights/file", response_model=wire.UpdateStatus)
+    async def file(body: wire.BucketFile, lease: LeaseToken = None) -> Response:
+        return _json(await service().file(lease, body))
 
     @app.post("/v1/weights/commit", response_model=wire.UpdateStatus)
     async def commit(body: wire.UpdateCommit, lease: LeaseToken = None) -> Response:

@@ -50,6 +50,7 @@ class RolloutService:
         # Held by whoever changes the engine (new weights, another score temperature).
         self._exclusive = asyncio.Lock()
         self._commit: asyncio.Task[None] | None = None
+        self._pending = 0
         # Generations under way, and why they were stopped where they were.
         self._running: dict[asyncio.Future[Any], str | None] = {}
         self._instance = secrets.token_hex(8)
@@ -139,7 +140,7 @@ class RolloutService:
     async def begin(self, token: str | None, request: wire.UpdateBegin) -> wire.UpdateStatus:
         async with self._gate_follows():
             self.updates.begin(token, request.version)
-        return self.status()
+        return self.status().model_copy(update={"folder": self.staging.shared})
 
     async def bucket(
         self, token: str | None, version: int, index: int, digest: str | None, chunks: AsyncIterator[bytes]
@@ -150,6 +151,18 @@ class RolloutService:
             staged = await self.staging.write(index, chunks, digest)
             try:
                 self.updates.add_bucket(token, version, staged)
+            except Refused:
+                self.staging.forget([staged])
+                raise
+        return self.status()
+
+    async def file(self, token: str | None, request: wire.BucketFile) -> wire.UpdateStatus:
+        """As `bucket`, for one that the lease's holder has written into the staging folder."""
+        async with self._gate_follows():
+            self.updates.check_bucket_welcome(token, request.version, request.index)
+            staged = await self.staging.take(request.index, request.digest)
+            try:
+                self.updates.add_bucket(token, request.version, staged)
             except Refused:
                 self.staging.forget([staged])
                 raise
@@ -202,8 +215,14 @@ class RolloutService:
         Raises:
             Refused: 503 where it was not let in.
         """
-        async with self.gate.shared(self.config.update_timeout):
-            yield self.updates.version
+        if self._pending >= self.config.max_pending_requests:
+            raise Refused(503, f"{self._pending} requests are under way, which is all that this server takes", 5)
+        self._pending += 1
+        try:
+            async with self.gate.shared(self.config.update_timeout):
+                yield self.updates.version
+        finally:
+            self._pending -= 1
 
     # Inside
 

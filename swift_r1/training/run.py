@@ -211,7 +211,7 @@ def _rollouts(
         client = cleanup.enter_context(RolloutClient(str(args.rollout_base_url), args.api_key))
         longest = args.max_length + args.max_completion_length if args.max_length else None
         expected = Expected(args.model, tokenizer_hash(tokenizer), vocab_size, longest)
-        link = ServerLink(client, expected, args.vllm_server_timeout)
+        link = ServerLink(client, expected, args.vllm_server_timeout, args.weight_transport)
         version = [torch.tensor([link.first.weight_version])]
     return ServerRollouts(link, backend, ranks, int(ranks.broadcast(version)[0]), args.weight_check_steps)
 

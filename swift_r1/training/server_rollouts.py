@@ -153,6 +153,8 @@ class ServerRollouts:
                 return
             self.weight_version = target
             if self._push() == _DONE:
+                # A server that came back is a new engine: the next update is checked as the first one was.
+                self._updates = 0
                 return
 
     def _push(self) -> int:

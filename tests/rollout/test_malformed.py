@@ -109,7 +109,7 @@ def good_bodies(model: str, end: int) -> dict[str, dict[str, Any]]:
         "/v1/completions": talk | {"prompt": "ab", "logprobs": 1},
         "/v1/weights/lease": {"owner": "fuzz", "ttl_seconds": 0.1},
         "/v1/weights/begin": {"version": 1},
-        "/v1/weights/commit": {"version": 1, "buckets": 1, "content_hash": "0"},
+        "/v1/weights/commit": {"version": 1, "buckets": 1, "content_hash": "0" * 64},
         "/v1/weights/abort": {"version": 1},
     }
 
@@ -194,6 +194,27 @@ def test_malformed_bodies_are_refused(quick_url: str) -> None:
         client.wait_until_ready(30)
 
 
+def test_half_a_character_is_refused_wherever_text_is_taken(quick_url: str) -> None:
+    with httpx.Client(base_url=quick_url, trust_env=False, timeout=30) as http:
+        tried = 0
+        for route, body in good_bodies("none", VOCABULARY).items():
+            for path in places(body):
+                value: Any = body
+                for key in path:
+                    value = value[key]
+                if not isinstance(value, str):
+                    continue
+                changed = json.loads(json.dumps(body))
+                parent = changed
+                for key in path[:-1]:
+                    parent = parent[key]
+                parent[path[-1]] = "\ud800"
+                answer = http.post(route, content=json.dumps(changed), headers={"Content-Type": "application/json"})
+                assert answer.status_code in (400, 422), (route, path, answer.text)
+                tried += 1
+    assert tried > 10
+
+
 def test_a_bucket_of_nonsense_and_headers_that_are_none(quick_url: str) -> None:
     with httpx.Client(base_url=quick_url, trust_env=False, timeout=30) as http:
         token = http.post("/v1/weights/lease", json={"owner": "w"}).json()["token"]
@@ -212,7 +233,13 @@ def test_a_bucket_of_nonsense_and_headers_that_are_none(quick_url: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_ten_thousand_malformed_requests_and_vllm_still_serves(server_url: str, client: RolloutClient) -> None:
+def test_ten_thousand_malformed_requests_and_vllm_still_serves(
+    launch_server: Callable[..., Any], tiny_model: Path
+) -> None:
+    # A server of its own: a lease that was taken by the way lasts for minutes.
+    url = launch_server(tiny_model, torch_dtype="float32").url
+    client = RolloutClient(url)
+
     def answer() -> Any:
         sampling = SamplingParams(max_tokens=16, ignore_eos=True)
         asked = RolloutRequest(
@@ -222,8 +249,9 @@ def test_ten_thousand_malformed_requests_and_vllm_still_serves(server_url: str, 
 
     before = answer()
     info = client.info()
-    statuses = bombard(server_url, 10_000, seed=2, model=info.model, end=info.vocab_size)
+    statuses = bombard(url, 10_000, seed=2, model=info.model, end=info.vocab_size)
     assert statuses[422] > 1000 and statuses[400] > 500
     client.wait_until_ready(60)
     assert answer() == before
     assert client.info() == info
+    client.close()

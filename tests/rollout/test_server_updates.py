@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 import torch
+from safetensors.torch import save
 from transformers import AutoModelForCausalLM
 
 from swift_r1.errors import EXIT_RUN_FAILED, RunFailed, UsageError
@@ -52,9 +53,9 @@ def difference(client: RolloutClient, model: torch.nn.Module) -> float:
     return worst
 
 
-def push(client: RolloutClient, model: torch.nn.Module) -> int:
+def push(client: RolloutClient, model: torch.nn.Module, transport: str = "auto") -> int:
     version = client.info().weight_version + 1
-    status = client.push_weights(version, in_buckets(model.named_parameters(), SMALL_BUCKETS))
+    status = client.push_weights(version, in_buckets(model.named_parameters(), SMALL_BUCKETS), transport)
     assert (status.weight_version, status.pending_version) == (version, None)
     return version
 
@@ -73,10 +74,10 @@ def check_updates(client: RolloutClient, folder: Path) -> None:
     same = client.score(SEQUENCES)
     assert same.logprobs == before.logprobs and same.weight_version == version
     # A huge step: everything changes, a stale output head would show.
-    for seed in (1, 2):
+    for seed, transport in ((1, "http"), (2, "shm")):
         other = shake(load(folder), seed)
         assert difference(client, other) > 0.5
-        push(client, other)
+        push(client, other, transport)
         assert difference(client, other) < 2e-3
 
 
@@ -167,7 +168,7 @@ def test_missing_unknown_misshapen_and_tied_weights_are_named(writer: Writer, cl
         ("model.norm.weight", torch.zeros(64, dtype=torch.int32), "dtype I32"),
         ("lm_head.weight", torch.zeros(103, 64), "tied to the embedding"),
     ]:
-        refused = writer.put(0, to_bytes([(name, tensor)]))
+        refused = writer.put(0, save({name: tensor}))  # our own sender refuses such a dtype itself
         assert refused.status_code == 422 and sentence in refused.json()["error"]
     writer.bodies = writer.bodies[:-1]
     for index, body in enumerate(writer.bodies):

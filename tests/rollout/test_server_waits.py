@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from swift_r1.errors import RunFailed
+from swift_r1.rollout import limits
 from swift_r1.rollout.client import RolloutClient, ServerRefused
 from swift_r1.rollout.engines.base import EngineInfo, Generated
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
@@ -171,3 +172,47 @@ def test_policy_keep_tells_the_versions_that_a_completion_spans(serve: Serve, en
         assert versions == [(0, 2)]
         [output] = trainer.generate([request("next")])
         assert (output.completions[0].weight_version, output.completions[0].newest_weight_version) == (2, None)
+
+
+def test_more_requests_than_it_takes_are_sent_away(serve: Serve, engine: StandingEngine) -> None:
+    url = serve(max_pending_requests=2, update_timeout=WAIT_S)
+    with RolloutClient(url) as client, httpx.Client(base_url=url, trust_env=False) as http:
+        threads = [threading.Thread(target=client.generate, args=([request(name)],)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        while "swift_running_requests 2.0" not in http.get("/metrics").text:
+            assert all(thread.is_alive() for thread in threads)
+        refused = http.post("/v1/rollouts", json={"requests": [request("c").model_dump()]})
+        assert refused.status_code == 503 and int(refused.headers["Retry-After"]) > 0
+        assert refused.json() == {"error": "2 requests are under way, which is all that this server takes"}
+        engine.may_end.set()
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert client.generate([request("c")])
+
+
+def test_large_bodies_and_headers_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_BODY_BYTES", 10_000)
+    body = b'{"requests": "' + b"x" * 20_000 + b'"}'
+    with httpx.Client(base_url=url, trust_env=False) as http:
+        promised = http.post("/v1/rollouts", content=body, headers={"Content-Type": "application/json"})
+        assert promised.status_code == 413 and "larger than 10000 bytes" in promised.json()["error"]
+
+        def in_pieces() -> Iterator[bytes]:
+            yield from (body[:8000], body[8000:16000], body[16000:])
+
+        unannounced = http.post("/v1/rollouts", content=in_pieces(), headers={"Content-Type": "application/json"})
+        assert unannounced.status_code == 413
+        chat = http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+        assert chat.status_code == 413 and "larger than" in chat.json()["error"]["message"]
+        headers = {f"X-Long-{number}": "y" * 4000 for number in range(10)}
+        assert http.get("/ready", headers=headers).status_code == 431
+        assert http.get("/ready").status_code == 200
+
+
+def test_a_bucket_larger_than_the_model_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_BODY_BYTES", 100)  # not for buckets
+    with RolloutClient(url) as client:
+        with pytest.raises(ServerRefused, match="bucket 0 is larger than the whole model"):
+            client.push_weights(1, [[("w", torch.ones(5 << 20))]], "http")
+        assert client.info().weight_version == 0

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from swift_r1.rollout.protocol import TOP_K_LIMIT, SamplingParams, Seed, TokenId
+from swift_r1.rollout.protocol import TOP_K_LIMIT, SamplingParams, Seed, Text, TokenId
 
 Stop = Annotated[str, Field(min_length=1)]
 
@@ -17,13 +17,13 @@ class OpenAIModel(BaseModel):
 
 class TextPart(OpenAIModel):
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ChatMessage(OpenAIModel):
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | tuple[TextPart, ...]
-    name: str | None = None
+    content: Text | tuple[TextPart, ...]
+    name: Text | None = None
 
     @property
     def text(self) -> str:
@@ -37,7 +37,7 @@ class StreamOptions(OpenAIModel):
 class Generation(OpenAIModel):
     """What both kinds of request have."""
 
-    model: str
+    model: Text
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=-1, ge=-1, lt=TOP_K_LIMIT)  # not OpenAI's, but every open server has it
@@ -46,7 +46,7 @@ class Generation(OpenAIModel):
     seed: Seed | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-    user: str | None = None  # for an abuse monitor that we do not have
+    user: Text | None = None  # for an abuse monitor that we do not have
 
     def sampling(self, max_tokens: int) -> SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
@@ -69,9 +69,9 @@ class CompletionRequest(Generation):
     """Body of `POST /v1/completions`: texts, or token ids as they are."""
 
     prompt: (
-        str
+        Text
         | Annotated[tuple[TokenId, ...], Field(min_length=1)]
-        | Annotated[tuple[str, ...], Field(min_length=1, max_length=256)]
+        | Annotated[tuple[Text, ...], Field(min_length=1, max_length=256)]
         | Annotated[
             tuple[Annotated[tuple[TokenId, ...], Field(min_length=1)], ...], Field(min_length=1, max_length=256)
         ]
