@@ -27,7 +27,11 @@ def rollout_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault
     """Where completions come from, and how they are sampled."""
     server_flags = ("vllm_mode", "vllm_server_host", "vllm_server_port", "vllm_server_base_url", "vllm_server_timeout")
     if not args.use_vllm:
-        unused = [f"--{name}" for name in (*server_flags, "api_key") if name in given]
+        unused = [
+            f"--{name}"
+            for name in (*server_flags, "weight_transport", "weight_check_steps", "api_key")
+            if name in given
+        ]
         if unused:
             yield Fault(
                 f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect without --use_vllm true",

@@ -355,7 +355,7 @@ class Trainer:
         seconds = sum(times.values())
         tokens = int(batch.loss_mask.sum()) / self.plan.optimizer_steps_per_round
         times |= {"time/step": seconds, "tokens_per_second": tokens / seconds}
-        self.parts.recorder.step(self.outcome.steps, metrics | times, ends)
+        self.parts.recorder.step(self.outcome.steps, metrics | times | self.parts.rollouts.take_metrics(), ends)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

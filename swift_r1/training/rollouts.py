@@ -1,5 +1,7 @@
 """Completions for the loop, from this process's own weights or from a rollout server, by the same calls.
 
+Here is what the two have in common, and the first; `server_rollouts.py` has the second.
+
 All methods are collective: every rank calls them, the main rank passes and receives.
 """
 
@@ -9,20 +11,15 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from swift_r1.errors import RunFailed
 from swift_r1.rollout.engines.transformers import TransformersEngine
 from swift_r1.rollout.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.distributed import Ranks
-from swift_r1.training.lora import policy_weights
-
-if TYPE_CHECKING:
-    from swift_r1.rollout.client import RolloutClient
 
 OnDone = Callable[[int], None]
 """Told how many more completions have ended."""
@@ -50,6 +47,10 @@ class Rollouts(Protocol):
         """From here on completions come from the trainer's current weights."""
         ...
 
+    def take_metrics(self) -> dict[str, float]:
+        """What there is to log since the last call."""
+        ...
+
 
 def ignore_output(_output: RolloutOutput) -> None:
     """The `OnOutput` of one who waits for all of them."""
@@ -59,49 +60,6 @@ def completion_seed(run_seed: int, *where: object) -> int:
     """A completion's own seed, 63 bits, from the run's seed and its place in the run."""
     text = "/".join(map(str, (run_seed, *where)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-class ServerRollouts:
-    """A `swift rollout` server; only the main rank talks to it, all ranks gather the weights."""
-
-    def __init__(
-        self,
-        client: RolloutClient | None,
-        backend: Backend,
-        first_version: int,
-        max_model_length: int | None,
-    ) -> None:
-        self.client, self.backend, self.max_model_length = client, backend, max_model_length
-        self.weight_version = first_version
-
-    def generate(
-        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
-    ) -> list[RolloutOutput] | None:
-        if self.client is None:
-            return None
-        assert requests is not None
-
-        def answered(output: RolloutOutput) -> None:
-            for completion in output.completions:
-                if completion.finish_reason == "abort" or completion.weight_version != self.weight_version:
-                    raise RunFailed(
-                        f"the rollout server answered with weight version {completion.weight_version} "
-                        f"({completion.finish_reason}) where {self.weight_version} was published: "
-                        "another trainer may be writing to it"
-                    )
-            on_done(len(output.completions))
-            on_output(output)
-
-        return self.client.generate(requests, answered)
-
-    def publish_weights(self) -> None:
-        self.weight_version += 1
-        buckets = self.backend.weight_buckets(policy_weights(self.backend.model))
-        if self.client is None:
-            for _bucket in buckets:
-                pass
-        else:
-            self.client.push_weights(self.weight_version, buckets)
 
 
 class EmbeddedRollouts:
@@ -115,6 +73,9 @@ class EmbeddedRollouts:
     def publish_weights(self) -> None:
         self.engine.model = self.backend.generation_model()
         self.weight_version += 1
+
+    def take_metrics(self) -> dict[str, float]:
+        return {}
 
     def generate(
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
