@@ -15,6 +15,7 @@ import socket
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, PortTaken, RunFailed, SwiftError, UsageError
@@ -128,7 +129,9 @@ def load_engine(config: ServerConfig):
     remove_leftovers()
     expected = expected_weights(config.model, config.trust_remote_code)
     # A terminal's Ctrl-C goes to the engine's processes too, which would end at once: the server decides when they do.
-    # They inherit this thread's mask; SIGTERM, by which they are ended, stays open.
+    # They inherit this thread's mask; SIGTERM, by which they are ended, stays open. The tracker is started first: doing
+    # so unblocks SIGINT.
+    resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         return start_vllm(config), expected
