@@ -39,6 +39,7 @@ class OpenBatch:
         self._parts: dict[int, RewardBatch] = {}
         self._groups: dict[int, Item] = {}
         self._submitted: list[Submitted] = []
+        self._waits = False  # the pool takes no calls before the end
         self._spent = dict.fromkeys(names, 0.0)
 
     def add(self, first: int, part: RewardBatch) -> None:
@@ -50,8 +51,11 @@ class OpenBatch:
         groups = dict(enumerate(groups_of(part), start=first))
         self._parts[first] = part
         self._groups |= groups
-        for name in self._names:
-            self._submitted += self._pool.submit(cut(name, groups, self._pool.calls_at_once), self._state)
+        calls = [call for name in self._names for call in cut(name, groups, self._pool.calls_at_once)]
+        if not self._waits:
+            submitted = self._pool.submit(calls, self._state)
+            self._submitted += submitted
+            self._waits = len(submitted) < len(calls)
 
     def result(self) -> tuple[RewardBatch, list[RewardColumn]]:
         """The whole batch, and one column a function, in the order of the names.

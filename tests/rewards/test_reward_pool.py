@@ -445,7 +445,7 @@ def test_a_late_coroutine_ends_alone(plugin: Path) -> None:
         assert pool._worker_ids() == before
 
 
-def test_groups_added_while_the_pool_breaks_down_are_scored(plugin: Path) -> None:
+def test_groups_added_while_the_pool_breaks_down_are_scored(plugin: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The only worker dies with no call running, which takes pebble's whole pool down between two groups."""
     with RewardPool(args(workers=1), ["moody"], [str(plugin)]) as pool:
         pool.wait_ready()
@@ -461,6 +461,11 @@ def test_groups_added_while_the_pool_breaks_down_are_scored(plugin: Path) -> Non
         open_batch.add(0, batch(["aa", "a"], 2))
         open_batch.add(1, batch(["a", "raise"], 2))
         whole, (column,) = open_batch.result()
+    assert [record.message.partition(" (")[0] for record in caplog.records] == [
+        "the reward workers broke down",  # at the first group that they did not take, and not at the second
+        "the reward workers broke down",  # at the end, when they are started again
+        "reward moody: 1 of 6 completions invalid, the first",
+    ]
     assert whole.completions == ["aa", "a", "a", "raise", "later", "a"]
     assert list(causes(column)) == [3] and column.values[:3] == (2.0, 1.0, 2.0)
     assert column.values[4:] == (2.0, 0.4)
