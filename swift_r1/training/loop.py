@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from swift_r1.algorithms import LossConfig, group_advantages, groups_without_signal
 from swift_r1.arguments import Plan, RlhfArguments
-from swift_r1.errors import RunFailed
+from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rewards.combine import Composition
-from swift_r1.rewards.types import RewardBatch, RewardColumn
+from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
 from swift_r1.tracking.recorder import Recorder
 from swift_r1.training.backends.base import Backend, ReferencePolicy
@@ -27,9 +28,13 @@ from swift_r1.training.batching import Cut, RoundBatch, round_batch
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.multi_turn import Turns
+from swift_r1.training.open_round import OpenRound, batch_of, round_tensors, with_saved
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.prompts import PromptStream
+from swift_r1.training.rng import restore_rng
 from swift_r1.training.rollouts import Rollouts, completion_seed
+from swift_r1.training.run_state import Fingerprint, RunState, log_sizes
+from swift_r1.training.saving import Saved, Saver, optimizer_tensors, reference_tensors, rng_of, round_tensors_of
 from swift_r1.training.scoring import (
     ScoredRound,
     Scorer,
@@ -48,6 +53,7 @@ from swift_r1.training.step import (
     needs_old_policy,
     rewards_after_kl,
     train_step,
+    training_batches,
 )
 from swift_r1.training.stopping import StopRequest
 from swift_r1.training.summary import Outcome
@@ -59,7 +65,7 @@ class MainRank:
 
     prompts: PromptStream
     scorer: Scorer
-    watch_rewards: Callable[[Sequence[RewardColumn], RewardBatch], None]
+    monitor: InvalidRewardMonitor
     decode: Callable[[Sequence[int]], str]
 
 
@@ -79,9 +85,10 @@ class Parts:
     cut: Cut
     evaluator: Evaluator | None
     recorder: Recorder
-    save: Callable[[int], None]
+    saver: Saver
     stop: StopRequest
     run_id: str
+    fingerprint: Fingerprint
     main: MainRank | None
 
 
@@ -94,47 +101,128 @@ class Trainer:
         self.outcome = Outcome()
         self.rounds = 0
         self.published = -1
+        self.open_round: OpenRound | None = None
+        self.started = time.perf_counter()
         self.seconds: dict[str, float] = {}
 
     def run(self) -> Outcome:
         """All rounds, or those until a stop was asked for.
 
         Raises:
-            RunFailed: loss or gradient is not finite, rewards are invalid too often, the server broke its word.
+            RunFailed: loss or gradient is not finite, rewards are invalid too often, the server broke its word,
+                checkpoints cannot be saved.
             ServerUnreachable: the rollout server went away.
         """
-        started = time.perf_counter()
-        self.publish()
-        if self.args.eval_on_start:
+        self.started = time.perf_counter() - self.outcome.seconds
+        self.stop_asked()
+        if self.open_round is None:
+            self.publish()
+        if self.args.eval_on_start and not self.outcome.steps:
             self.evaluate()
-        while self.outcome.steps < self.plan.total_steps and not self.outcome.exit_code:
-            self.round()
-        self.outcome.seconds = time.perf_counter() - started
+        while self.outcome.steps < self.plan.total_steps and not self.parts.stop.reason:
+            self.train(self.open_round or self.begin_round())
+        self.outcome.seconds = time.perf_counter() - self.started
+        self.outcome.exit_code = self.parts.stop.exit_code
         return self.outcome
 
-    def round(self) -> None:
-        """Rolls out one batch of prompts and takes the optimizer steps it is for."""
+    def begin_round(self) -> OpenRound:
+        """Rolls out and scores one batch of prompts."""
         batch, scored = self.roll_out()
         steps = self.prepare(batch)
-        advantages, round_metrics = self.advantages(batch, steps)
+        advantages, metrics = self.advantages(batch, steps)
         if scored is not None:
-            round_metrics |= self.report(scored, advantages)
+            metrics |= self.report(scored, advantages)
         # What the round cost as a whole is shared out to its steps.
-        shared = {name: value / self.plan.optimizer_steps_per_round for name, value in self.take_seconds().items()}
-        updates = [micro_batches for _ in range(self.args.num_iterations) for micro_batches in steps]
-        for number, micro_batches in enumerate(updates, start=1):
-            metrics = round_metrics | self.update(micro_batches, advantages)
-            ends = self.outcome.steps == self.plan.total_steps or self.stop_asked()
-            evaluates = self.evaluates_now(ends)
-            if number == len(updates) or ends or evaluates:
+        seconds = {name: value / self.plan.optimizer_steps_per_round for name, value in self.take_seconds().items()}
+        return OpenRound(batch, steps, advantages, metrics, seconds)
+
+    def train(self, round_: OpenRound) -> None:
+        """Takes the optimizer steps that the round is for, or those that are left of them, until a stop."""
+        updates = [micro_batches for _ in range(self.args.num_iterations) for micro_batches in round_.steps]
+        self.open_round = round_
+        while self.open_round is not None and not self.parts.stop.reason:
+            metrics = round_.metrics | self.update(updates[round_.done], round_.advantages)
+            round_.done += 1
+            complete = self.outcome.steps == self.plan.total_steps
+            if complete or round_.done == len(updates):
+                self.open_round = None
+            stops = self.stop_asked()
+            evaluates = self.evaluates_now(complete)
+            if self.open_round is None or evaluates:
                 self.publish()
-            self.record(metrics, shared, batch, ends)
+            self.record(metrics, round_, complete)
             if evaluates:
                 self.evaluate()
-            if ends or self.outcome.steps % self.args.save_steps == 0:
-                self.parts.save(self.outcome.steps)
-            if ends:
-                return
+            if complete or stops or self.outcome.steps % self.args.save_steps == 0:
+                self.save(complete or stops)
+
+    def save(self, last: bool) -> None:
+        """A checkpoint of the run as it is after this step.
+
+        Raises:
+            RunFailed: see `Saver.save`.
+        """
+        parts, main, round_ = self.parts, self.parts.main, self.open_round
+        self.outcome.seconds = time.perf_counter() - self.started
+        run = None
+        if main is not None:
+            facts = round_ and {"done": round_.done, "metrics": round_.metrics, "seconds": round_.seconds}
+            run = RunState(
+                step=self.outcome.steps,
+                rounds=self.rounds,
+                prompts_taken=main.prompts.taken,
+                published=self.published,
+                weight_version=parts.rollouts.weight_version,
+                run_id=parts.run_id,
+                skipped_in_a_row=0,
+                outcome=self.outcome.to_dict(),
+                window=parts.recorder.window(),
+                rewards=main.monitor.state(),
+                round=facts,
+                logs=log_sizes(parts.saver.run_dir),
+                fingerprint=parts.fingerprint,
+            )
+        tensors = round_tensors(round_, parts.ranks) if round_ and parts.saver.with_state else {}
+        parts.saver.save(self.outcome.steps, Saved(run, tensors), last)
+
+    def resume(self, checkpoint: Path) -> None:
+        """Goes on after the step of a checkpoint; prompts are at their place already. Before `run`.
+
+        Raises:
+            UsageError: the state is not of this model.
+        """
+        parts, state = self.parts, RunState.read(checkpoint)
+        try:
+            parts.backend.load_training_state(optimizer_tensors(checkpoint))
+            if self.args.sync_ref_model and parts.reference is not None:
+                parts.reference.load_weights(reference_tensors(checkpoint))
+        except (KeyError, RuntimeError) as error:
+            raise UsageError(f"{checkpoint} cannot be resumed from: its state is of another model: {error}") from error
+        parts.learning_rate.go_to(state.step)
+        self.outcome = Outcome(**state.outcome)
+        self.rounds, self.published = state.rounds, state.published
+        if parts.main is not None:
+            parts.main.monitor.restore(state.rewards)
+            parts.recorder.restore_window(state.window)
+        parts.rollouts.resume(state.weight_version)
+        if state.round is None:
+            # To be published again as what it was.
+            parts.rollouts.resume(state.weight_version - 1)
+            self.published = -1
+        else:
+            self.open_round = self.reopen(round_tensors_of(checkpoint), **state.round)
+        if rng := rng_of(checkpoint, parts.ranks.rank):
+            restore_rng(rng)
+
+    def reopen(
+        self, saved: Mapping[str, Tensor], done: int, metrics: dict[str, float], seconds: dict[str, float]
+    ) -> OpenRound:
+        """A round in the middle as it was saved."""
+        batch = batch_of(saved)
+        dealt = deal_round(batch, self.steps_per_pass, self.parts.cut, self.parts.ranks)
+        steps = with_saved(training_batches(dealt, self.args.overlong_filter), saved, self.parts.ranks.rank)
+        advantages, _ = self.advantages(batch, steps)
+        return OpenRound(batch, steps, advantages, metrics, seconds, done)
 
     def roll_out(self) -> tuple[RoundBatch, ScoredRound | None]:
         """Completions and rewards of the coming round: the batch is the same on every rank, the rest on the main one.
@@ -213,12 +301,16 @@ class Trainer:
             scored.without_signal = int(silent.sum())
         return self.parts.ranks.broadcast(found)[0].tolist()
 
+    @property
+    def steps_per_pass(self) -> int:
+        """Optimizer steps that see each of a round's completions once."""
+        return self.plan.completions_per_round // self.plan.completions_per_optimizer_step
+
     def prepare(self, batch: RoundBatch) -> list[list[TrainingBatch]]:
         """This rank's micro-batches of each optimizer step, with old and reference log-probs where needed."""
         with self.timed("train"):
-            steps = self.plan.completions_per_round // self.plan.completions_per_optimizer_step
             return before_training(
-                deal_round(batch, steps, self.parts.cut, self.parts.ranks),
+                deal_round(batch, self.steps_per_pass, self.parts.cut, self.parts.ranks),
                 self.parts.backend,
                 self.parts.reference,
                 self.args.temperature,
@@ -256,7 +348,7 @@ class Trainer:
         rows = [completion_row(item, step, a) for item, a in zip(scored.trained, advantages.tolist(), strict=True)]
         recorder.completions(rows + [completion_row(item, step, None, dropped=True) for item in scored.dropped])
         for part in scored.parts:
-            main.watch_rewards(part.columns, part.batch)
+            main.monitor.update(part.columns, part.batch)
         everything = scored.trained + scored.dropped
         metrics = reward_metrics(everything, pooled_columns(scored.parts)) | completion_metrics(everything)
         metrics["rollout/weight_version"] = float(min(item.completion.weight_version for item in everything))
@@ -299,10 +391,10 @@ class Trainer:
                 self.parts.rollouts.publish_weights()
             self.published = self.outcome.steps
 
-    def evaluates_now(self, ends: bool) -> bool:
-        if not self.args.eval_steps or self.parts.stop.exit_code:
+    def evaluates_now(self, complete: bool) -> bool:
+        if not self.args.eval_steps or self.parts.stop.reason:
             return False
-        return ends or self.outcome.steps % self.args.eval_steps == 0
+        return complete or self.outcome.steps % self.args.eval_steps == 0
 
     def evaluate(self) -> None:
         """Evaluates the published weights on the held-out prompts."""
@@ -324,19 +416,19 @@ class Trainer:
         self.take_seconds()
 
     def stop_asked(self) -> bool:
-        """Whether any rank was told to stop; all ranks learn it at the same step."""
-        code = int(self.parts.ranks.max(self.parts.stop.exit_code))
-        self.outcome.exit_code = self.parts.stop.exit_code = code
-        return bool(code)
+        """Whether any rank was told to stop, or time is up; all ranks learn it at the same step."""
+        stop = self.parts.stop
+        stop.reason = int(self.parts.ranks.max(stop.due()))
+        return bool(stop.reason)
 
-    def record(self, metrics: dict[str, float], shared: dict[str, float], batch: RoundBatch, ends: bool) -> None:
+    def record(self, metrics: dict[str, float], round_: OpenRound, last: bool) -> None:
         own = self.take_seconds()
         parts = ("generate", "reward", "train", "sync")
-        times = {f"time/{name}": shared.get(name, 0.0) + own.get(name, 0.0) for name in parts}
+        times = {f"time/{name}": round_.seconds.get(name, 0.0) + own.get(name, 0.0) for name in parts}
         seconds = sum(times.values())
-        tokens = int(batch.loss_mask.sum()) / self.plan.optimizer_steps_per_round
+        tokens = int(round_.batch.loss_mask.sum()) / self.plan.optimizer_steps_per_round
         times |= {"time/step": seconds, "tokens_per_second": tokens / seconds}
-        self.parts.recorder.step(self.outcome.steps, metrics | times, ends)
+        self.parts.recorder.step(self.outcome.steps, metrics | times, last)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

@@ -43,6 +43,10 @@ class Rollouts(Protocol):
         """From here on completions come from the trainer's current weights."""
         ...
 
+    def resume(self, weight_version: int) -> None:
+        """The run goes on after `weight_version` was published."""
+        ...
+
 
 def completion_seed(run_seed: int, *where: object) -> int:
     """A completion's own seed, 63 bits, from the run's seed and its place in the run."""
@@ -78,6 +82,9 @@ class ServerRollouts:
                     )
         return outputs
 
+    def resume(self, weight_version: int) -> None:
+        """Nothing to do: a server counts by itself, over all runs that it has served."""
+
     def publish_weights(self) -> None:
         self.weight_version += 1
         buckets = self.backend.weight_buckets(policy_weights(self.backend.model))
@@ -95,6 +102,9 @@ class EmbeddedRollouts:
         self.engine, self.backend, self.ranks = engine, backend, ranks
         self.max_model_length: int | None = getattr(engine.config, "max_position_embeddings", None)
         self.weight_version = 0
+
+    def resume(self, weight_version: int) -> None:
+        self.weight_version = weight_version
 
     def publish_weights(self) -> None:
         self.engine.model = self.backend.generation_model()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -78,19 +78,31 @@ def before_training(
         overlong_filter: leave truncated completions out of the loss.
     """
     prepared = []
-    for micro_batches in steps:
+    for batches in training_batches(steps, overlong_filter):
         row = []
-        for micro in micro_batches:
-            old = entropies = ref = None
+        for batch in batches:
+            micro, old, entropies, ref = batch.micro, None, None, None
             if old_policy:
                 with torch.no_grad():
                     old, entropies = map(micro.unflatten, _logprobs(backend, micro, temperature))
             if reference is not None:
                 ref = micro.unflatten(_logprobs(reference, micro, temperature).logps)
-            mask = drop_truncated(micro.mask, micro.truncated) if overlong_filter else micro.mask
-            row.append(TrainingBatch(micro, mask, old, entropies, ref))
+            row.append(replace(batch, old_logps=old, old_entropies=entropies, ref_logps=ref))
         prepared.append(row)
     return prepared
+
+
+def training_batches(steps: Sequence[Sequence[MicroBatch]], overlong_filter: bool) -> list[list[TrainingBatch]]:
+    """The micro-batches with their masks, and no log-probs yet."""
+    return [
+        [
+            TrainingBatch(
+                micro, drop_truncated(micro.mask, micro.truncated) if overlong_filter else micro.mask, None, None, None
+            )
+            for micro in micro_batches
+        ]
+        for micro_batches in steps
+    ]
 
 
 def rewards_after_kl(rewards: Tensor, steps: Sequence[Sequence[TrainingBatch]], beta: float, ranks: Ranks) -> Tensor:

@@ -1,0 +1,115 @@
+"""Runs `swift rlhf` many times without paying for its imports each time: a process that has them forks for each run.
+
+Reads one JSON object a line: `{"words", "cwd", "log", "forget"}` starts a run in a process group of its own and is
+answered with `{"pid"}`; `{"wait": pid}` is answered with `{"code"}` (negative: the signal that ended it). What runs is
+the command from its first word on; only where it would become the trainer by `exec`, it calls it.
+
+`forget` names a part of the saved state that the run is not to get back.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+
+def main() -> None:
+    import transformers  # noqa: F401
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+
+    import swift_r1.checking.quick
+    import swift_r1.cli.main
+    import swift_r1.cli.rlhf
+    import swift_r1.data.loading
+    import swift_r1.training.run  # noqa: F401
+
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            _, status = os.waitpid(request["wait"], 0)
+            answer = {"code": os.waitstatus_to_exitcode(status)}
+        else:
+            pid = os.fork()
+            if pid == 0:
+                _run(**request)
+            answer = {"pid": pid}
+        print(json.dumps(answer), flush=True)
+
+
+def _run(words: list[str], cwd: str, log: str, forget: str | None) -> NoReturn:
+    os.setsid()
+    os.chdir(cwd)
+    with open(os.devnull) as nothing, open(log, "a") as out:
+        for target, source in ((0, nothing), (1, out), (2, out)):
+            os.dup2(source.fileno(), target)
+    code = 1
+    try:
+        from swift_r1.cli import main as command
+        from swift_r1.cli import rlhf
+
+        rlhf.launch_training = _train
+        if forget is not None:
+            _forget(forget)
+        code = command.main(["rlhf", *words])
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _train(args_json: Path, world: Any, environ: Mapping[str, str]) -> NoReturn:
+    from swift_r1.training.worker import main as train
+
+    os.environ.update(environ)
+    sys.exit(train([str(args_json)]))
+
+
+def _forget(part: str) -> None:
+    from swift_r1.training import loop, saving
+    from swift_r1.training.optimizer import LearningRate
+    from swift_r1.training.run_state import RunState
+
+    reads: dict[str, Callable[[RunState], RunState]] = {
+        "prompts_taken": lambda state: replace(state, prompts_taken=0),
+        "rounds": lambda state: replace(state, rounds=state.rounds - 1),
+        "weight_version": lambda state: replace(state, weight_version=0),
+        "window": lambda state: replace(state, window={}),
+        "run_id": lambda state: replace(state, run_id="other"),
+    }
+    if part in reads:
+        original = RunState.read
+        RunState.read = classmethod(lambda cls, path: reads[part](original(path)))  # type: ignore[method-assign]
+    elif part == "learning_rate":
+        LearningRate.go_to = lambda self, step: None  # type: ignore[method-assign]
+    elif part == "rng":
+        loop.rng_of = lambda checkpoint, rank: {}
+    elif part == "reference":
+        from swift_r1.training.backends.local import LocalReference
+
+        LocalReference.load_weights = lambda self, read: None  # type: ignore[method-assign]
+    elif part == "old_logps":
+        round_tensors = saving.round_tensors_of
+        loop.round_tensors_of = lambda checkpoint: {
+            name: tensor for name, tensor in round_tensors(checkpoint).items() if not name.startswith("old_logps")
+        }
+    else:
+        tensor = saving.SavedTensors.__call__
+
+        def worn(self: Any, name: str) -> Any:
+            value = tensor(self, name)
+            if name.partition(":")[0] != part:
+                return value
+            return value.bfloat16().float() if part == "master" else value * 0
+
+        saving.SavedTensors.__call__ = worn  # type: ignore[method-assign]
+
+
+if __name__ == "__main__":
+    main()
