@@ -39,6 +39,8 @@ class Runs:
             text=True,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
         )
+        assert self._server.stdout is not None
+        self._server.stdout.readline()
 
     def start(self, folder: Path, forget: str | None = None, **flags: Any) -> int:
         """Starts a run whose folder is `folder`; returns its process id."""

@@ -1,6 +1,6 @@
 """Runs `swift rlhf` many times without paying for its imports each time: a process that has them forks for each run.
 
-Reads one JSON object a line: `{"words", "cwd", "log", "forget"}` starts a run in a process group of its own and is
+Says `{}` when it is ready, then reads one JSON object a line: `{"words", "cwd", "log", "forget"}` starts a run in a process group of its own and is
 answered with `{"pid"}`; `{"wait": pid}` is answered with `{"code"}` (negative: the signal that ended it). What runs is
 the command from its first word on; only where it would become the trainer by `exec`, it calls it.
 
@@ -19,8 +19,8 @@ from typing import Any, NoReturn
 
 
 def main() -> None:
-    import transformers  # noqa: F401
-    from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
+    import peft.tuners.lora  # noqa: F401
+    from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, get_scheduler  # noqa: F401
 
     import swift_r1.checking.quick
     import swift_r1.cli.main
@@ -28,6 +28,7 @@ def main() -> None:
     import swift_r1.data.loading
     import swift_r1.training.run  # noqa: F401
 
+    print(json.dumps({}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
@@ -51,8 +52,11 @@ def _run(words: list[str], cwd: str, log: str, forget: str | None) -> NoReturn:
     try:
         from swift_r1.cli import main as command
         from swift_r1.cli import rlhf
+        from swift_r1.tracking import recorder
 
         rlhf.launch_training = _train
+        # Several seconds of matplotlib at the end of every run.
+        recorder.draw_curves = lambda log, folder: None
         if forget is not None:
             _forget(forget)
         code = command.main(["rlhf", *words])
