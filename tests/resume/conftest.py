@@ -37,12 +37,12 @@ class Runs:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
         )
         assert self._server.stdout is not None
         self._server.stdout.readline()
 
-    def start(self, folder: Path, forget: str | None = None, **flags: Any) -> int:
+    def start(self, folder: Path, forget: str | None = None, processes: int = 1, **flags: Any) -> int:
         """Starts a run whose folder is `folder`; returns its process id."""
         folder.mkdir(parents=True, exist_ok=True)
         request = {
@@ -50,6 +50,7 @@ class Runs:
             "cwd": str(folder.parent),
             "log": str(folder.parent / f"{folder.name}.log"),
             "forget": forget,
+            "processes": processes,
         }
         return int(self._ask(request)["pid"])
 
@@ -62,9 +63,9 @@ class Runs:
         timer.join()
         return Ended(code, (folder.parent / f"{folder.name}.log").read_text())
 
-    def run(self, folder: Path, forget: str | None = None, **flags: Any) -> Ended:
+    def run(self, folder: Path, forget: str | None = None, processes: int = 1, **flags: Any) -> Ended:
         """A run from its start to its end."""
-        ended = self.wait(self.start(folder, forget, **flags), folder)
+        ended = self.wait(self.start(folder, forget, processes, **flags), folder)
         print(ended.said)
         return ended
 

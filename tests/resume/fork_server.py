@@ -1,6 +1,6 @@
 """Runs `swift rlhf` many times without paying for its imports each time: a process that has them forks for each run.
 
-Says `{}` when it is ready, then reads one JSON object a line: `{"words", "cwd", "log", "forget"}` starts a run in a process group of its own and is
+Says `{}` when it is ready, then reads one JSON object a line: `{"words", "cwd", "log", "forget", "processes"}` starts a run in a process group of its own and is
 answered with `{"pid"}`; `{"wait": pid}` is answered with `{"code"}` (negative: the signal that ended it). What runs is
 the command from its first word on; only where it would become the trainer by `exec`, it calls it.
 
@@ -11,14 +11,20 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
+
+if TYPE_CHECKING:
+    from swift_r1.arguments.world import World
 
 
 def main() -> None:
+    import deepspeed  # noqa: F401
     import peft.tuners.lora  # noqa: F401
     from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, get_scheduler  # noqa: F401
 
@@ -26,6 +32,7 @@ def main() -> None:
     import swift_r1.cli.main
     import swift_r1.cli.rlhf
     import swift_r1.data.loading
+    import swift_r1.training.backends.deepspeed
     import swift_r1.training.run  # noqa: F401
 
     print(json.dumps({}), flush=True)
@@ -42,9 +49,10 @@ def main() -> None:
         print(json.dumps(answer), flush=True)
 
 
-def _run(words: list[str], cwd: str, log: str, forget: str | None) -> NoReturn:
+def _run(words: list[str], cwd: str, log: str, forget: str | None, processes: int) -> NoReturn:
     os.setsid()
     os.chdir(cwd)
+    os.environ["NPROC_PER_NODE"] = str(processes)
     with open(os.devnull) as nothing, open(log, "a") as out:
         for target, source in ((0, nothing), (1, out), (2, out)):
             os.dup2(source.fileno(), target)
@@ -68,11 +76,31 @@ def _run(words: list[str], cwd: str, log: str, forget: str | None) -> NoReturn:
         os._exit(code)
 
 
-def _train(args_json: Path, world: Any, environ: Mapping[str, str]) -> NoReturn:
+def _train(args_json: Path, world: World, environ: Mapping[str, str]) -> NoReturn:
+    """This process becomes rank 0, forks of it the others; they end together."""
     from swift_r1.training.worker import main as train
 
-    os.environ.update(environ)
-    sys.exit(train([str(args_json)]))
+    os.environ.update(environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
+    os.environ.update(WORLD_SIZE=str(world.size), LOCAL_WORLD_SIZE=str(world.size))
+    others = []
+    for rank in (*range(1, world.size), 0):
+        os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+        if rank:
+            pid = os.fork()
+            if pid == 0:
+                sys.exit(train([str(args_json)]))
+            others.append(pid)
+    code = train([str(args_json)])
+    for pid in others if code else ():
+        os.kill(pid, signal.SIGKILL)  # as the launcher does
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in others]
+    sys.exit(code or max(map(abs, codes), default=0))
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _forget(part: str) -> None:

@@ -35,7 +35,15 @@ LORA = {
     "top_entropy_quantile": 0.5,
     "dataloader_num_workers": 1,
 }
-SETTINGS = {"full": FULL, "lora": LORA}
+TWO_RANKS = {"processes": 2, "per_device_train_batch_size": 4}
+SETTINGS = {
+    "full": FULL,
+    "lora": LORA,
+    "zero2": FULL | TWO_RANKS | {"deepspeed": "zero2"},
+    "zero3": FULL | TWO_RANKS | {"deepspeed": "zero3"},
+    "zero2-lora": LORA | TWO_RANKS | {"deepspeed": "zero2"},
+    "zero3-lora": LORA | TWO_RANKS | {"deepspeed": "zero3"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +80,7 @@ def kill_and_resume(runs, folder, settings, seconds, kills):
     return kills
 
 
-@pytest.mark.parametrize(("name", "kills"), [("full", 3), ("lora", 2)])
+@pytest.mark.parametrize(("name", "kills"), [("full", 2), ("lora", 1), ("zero2", 1), ("zero3", 1)])
 def test_killed_and_resumed_equals_uninterrupted(runs, uninterrupted, same, tmp_path, name, kills):
     expected, seconds = uninterrupted(name)
     kill_and_resume(runs, tmp_path / "run", SETTINGS[name], seconds, kills)

@@ -172,6 +172,8 @@ class DeepSpeedBackend:
         updates = updates_of(self.optimizer.optimizer)
         yield [(UPDATES, updates)] if self.ranks.is_main else []
         started = bool(updates)
+        if started and self.stage < 3:
+            self._link_moments()
         for bucket in parameter_buckets(self.model):
             tensors = []
             for name, parameter in bucket:
@@ -192,8 +194,7 @@ class DeepSpeedBackend:
         flat = zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
         start_adamw(zero.optimizer, flat, read(UPDATES))
         if self.stage < 3:
-            # Links each parameter with its part of the flat moments; DeepSpeed itself does so at its first step.
-            zero._lazy_init_hp_params_optimizer_state()
+            self._link_moments()
         for bucket in parameter_buckets(self.model):
             masters = []
             for name, parameter in bucket:
@@ -206,6 +207,15 @@ class DeepSpeedBackend:
                 if self.stage < 3 or self.ranks.is_main:
                     for parameter, master in zip(parameters, masters, strict=True):
                         parameter.copy_(master)
+
+    def _link_moments(self) -> None:
+        """Tells each parameter where its part of the flat moments is.
+
+        DeepSpeed does so itself at its first step, but as soon as the first parameter group has moments: those of the
+        others it then never finds.
+        """
+        self.optimizer._hp_optimizer_states_linked = False
+        self.optimizer._lazy_init_hp_params_optimizer_state()
 
     def _set_own_part(self, parameter: nn.Parameter, value: Tensor, moment: str | None) -> None:
         """Takes this rank's part of a whole float32 tensor: of the master weight, or of a moment."""
