@@ -57,6 +57,7 @@ def run(words: Sequence[str]) -> int:
         offline=is_local(args.model),
         cpus=usable_cpus(),
         gpu=has_gpu(os.environ),
+        deterministic=args.deterministic,
     )
     if line := additions.line():
         print(line, file=sys.stderr)

@@ -81,7 +81,7 @@ class Runs:
         return json.loads(self._server.stdout.readline())
 
 
-def words(model: Path, folder: Path, **flags: Any) -> list[str]:
+def words(model: Path, folder: Path, /, **flags: Any) -> list[str]:
     """Flags of a run on the noisy digits task that leaves everything in `folder`."""
     values = {
         "rlhf_type": "grpo",

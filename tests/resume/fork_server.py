@@ -1,8 +1,9 @@
 """Runs `swift rlhf` many times without paying for its imports each time: a process that has them forks for each run.
 
-Says `{}` when it is ready, then reads one JSON object a line: `{"words", "cwd", "log", "forget", "processes"}` starts a run in a process group of its own and is
-answered with `{"pid"}`; `{"wait": pid}` is answered with `{"code"}` (negative: the signal that ended it). What runs is
-the command from its first word on; only where it would become the trainer by `exec`, it calls it.
+Says `{}` when it is ready, then reads one JSON object a line: `{"words", "cwd", "log", "forget", "processes"}` starts a
+run in a process group of its own and is answered with `{"pid"}`; `{"wait": pid}` is answered with `{"code"}` (negative:
+the signal that ended it). What runs is the command from its first word on; only where it would become the trainer by
+`exec`, it calls it, and forks of it are the other ranks.
 
 `forget` names a part of the saved state that the run is not to get back.
 """

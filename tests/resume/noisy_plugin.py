@@ -1,13 +1,25 @@
-"""The digits task with a reward that draws from Python's generator, as a plugin in the trainer's process may."""
+"""The digits task with a reward that draws from Python's generator, as a plugin in the trainer's process may.
 
+A file `signals.json` in the working directory, `{"step", "signal", "times"}`, makes it send signals to the trainer.
+"""
+
+import json
+import os
 import random
+from pathlib import Path
 
 from swift.dataset import DatasetMeta, ResponsePreprocessor, register_dataset
 from swift.rewards import ORM, orms
 
 
 class NoisyDigits(ORM):
-    def __call__(self, completions, **kwargs):
+    def __call__(self, completions, trainer_state, **kwargs):
+        order = Path("signals.json")
+        if order.exists() and json.loads(order.read_text())["step"] <= trainer_state.global_step:
+            wanted = json.loads(order.read_text())
+            order.unlink()
+            for _ in range(wanted["times"]):
+                os.kill(os.getpid(), wanted["signal"])
         return [sum(c.isdigit() for c in text) / max(1, len(text)) + random.random() / 10 for text in completions]
 
 
