@@ -83,7 +83,7 @@ class LocalBackend:
             tensors = []
             for name, parameter in bucket:
                 master = masters[parameter]
-                state = self.optimizer.state[master]
+                state = self.optimizer.state.get(master, {})
                 tensors.append((state_name(MASTER, name), master.detach()))
                 # Without state where every step so far was skipped.
                 tensors += [(state_name(kind, name), state.get(kind, torch.zeros_like(master))) for kind in MOMENTS]
