@@ -6,6 +6,7 @@ records; the others are told the round's batch and compute their share of it.
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from swift_r1.training.batching import Cut, RoundBatch, round_batch
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.multi_turn import Turns
-from swift_r1.training.open_round import OpenRound, batch_of, round_tensors, with_saved
+from swift_r1.training.open_round import OpenRound, batch_of, round_tensors, with_saved, write_step
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.prompts import PromptStream
 from swift_r1.training.rng import restore_rng
@@ -57,6 +58,8 @@ from swift_r1.training.step import (
 )
 from swift_r1.training.stopping import StopRequest
 from swift_r1.training.summary import Outcome
+
+logger = logging.getLogger("swift_r1.training")
 
 
 @dataclass(frozen=True)
@@ -103,13 +106,14 @@ class Trainer:
         self.published = -1
         self.open_round: OpenRound | None = None
         self.started = time.perf_counter()
+        self.skipped_in_a_row = 0
         self.seconds: dict[str, float] = {}
 
     def run(self) -> Outcome:
         """All rounds, or those until a stop was asked for.
 
         Raises:
-            RunFailed: loss or gradient is not finite, rewards are invalid too often, the server broke its word,
+            RunFailed: loss or gradient is not finite too often, rewards are invalid too often, the server broke its word,
                 checkpoints cannot be saved.
             ServerUnreachable: the rollout server went away.
         """
@@ -142,6 +146,8 @@ class Trainer:
         self.open_round = round_
         while self.open_round is not None and not self.parts.stop.reason:
             metrics = round_.metrics | self.update(updates[round_.done], round_.advantages)
+            if self.skipped_in_a_row:
+                self.set_aside(round_, metrics)
             round_.done += 1
             complete = self.outcome.steps == self.plan.total_steps
             if complete or round_.done == len(updates):
@@ -174,7 +180,7 @@ class Trainer:
                 published=self.published,
                 weight_version=parts.rollouts.weight_version,
                 run_id=parts.run_id,
-                skipped_in_a_row=0,
+                skipped_in_a_row=self.skipped_in_a_row,
                 outcome=self.outcome.to_dict(),
                 window=parts.recorder.window(),
                 rewards=main.monitor.state(),
@@ -201,6 +207,7 @@ class Trainer:
         parts.learning_rate.go_to(state.step)
         self.outcome = Outcome(**state.outcome)
         self.rounds, self.published = state.rounds, state.published
+        self.skipped_in_a_row = state.skipped_in_a_row
         if parts.main is not None:
             parts.main.monitor.restore(state.rewards)
             parts.recorder.restore_window(state.window)
@@ -359,11 +366,7 @@ class Trainer:
         return metrics
 
     def update(self, micro_batches: Sequence[TrainingBatch], advantages: Tensor) -> dict[str, float]:
-        """One optimizer step, and the reference policy's where it is due.
-
-        Raises:
-            RunFailed: its loss or gradient is not finite.
-        """
+        """One optimizer step, and the reference policy's where it is due; `skipped` is 1 where it updated nothing."""
         parts, args = self.parts, self.args
         with self.timed("train"):
             rate = parts.learning_rate.value
@@ -372,17 +375,32 @@ class Trainer:
             )
         parts.learning_rate.advance()
         self.outcome.steps += 1
-        broken = [name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name])]
-        if broken:
-            raise RunFailed(
-                f"{' and '.join(broken)} not finite at step {self.outcome.steps}: try a lower learning rate"
-            )
+        finite = all(math.isfinite(metrics[name]) for name in ("loss", "grad_norm"))
+        self.skipped_in_a_row = 0 if finite else self.skipped_in_a_row + 1
+        metrics["skipped"] = float(not finite)
         if args.sync_ref_model:
             due = self.outcome.steps % args.ref_model_sync_steps == 0
             if due and parts.reference is not None:
                 parts.reference.mix_in_policy(args.ref_model_mixup_alpha)
             metrics["ref_model_synced"] = float(due)
         return metrics
+
+    def set_aside(self, round_: OpenRound, metrics: dict[str, float]) -> None:
+        """Writes down what a step was skipped on.
+
+        Raises:
+            RunFailed: too many were skipped one after another.
+        """
+        what = " and ".join(name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name]))
+        if self.parts.main is not None:
+            path = self.parts.saver.run_dir / "skipped" / f"step-{self.outcome.steps}.safetensors"
+            write_step(round_, self.steps_per_pass, path)
+            logger.warning("step %d is skipped: %s not finite; its batch is in %s", self.outcome.steps, what, path)
+        if self.skipped_in_a_row > self.args.max_skipped_steps:
+            raise RunFailed(
+                f"{what} not finite at step {self.outcome.steps}, {self.skipped_in_a_row} steps in a row were skipped "
+                f"(--max_skipped_steps {self.args.max_skipped_steps}): try a lower learning rate"
+            )
 
     def publish(self) -> None:
         """Gives the current weights to whoever generates, once for each step."""

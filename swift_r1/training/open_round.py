@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from pathlib import Path
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from swift_r1.training.batching import RoundBatch
@@ -71,3 +73,14 @@ def with_saved(
             for step in filled
         ]
     return filled
+
+
+def write_step(round_: OpenRound, steps_per_pass: int, path: Path) -> None:
+    """Writes the batch of the round's coming step to a safetensors file: the round's fields, the advantages, and which
+    of its completions, `samples`, the step is on."""
+    size = len(round_.batch) // steps_per_pass
+    first = round_.done % steps_per_pass * size
+    samples = torch.arange(first, first + size)
+    tensors = {item.name: getattr(round_.batch, item.name) for item in fields(RoundBatch)}
+    path.parent.mkdir(exist_ok=True)
+    save_file(tensors | {"advantages": round_.advantages, "samples": samples}, path)

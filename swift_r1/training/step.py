@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -151,7 +152,7 @@ def train_step(
         advantages: float32 `[N]`, of the whole round.
 
     Returns:
-        The whole step's `loss`, `grad_norm`, `learning_rate`, the loss's metrics, each rank's `micro_batches` and the
+        The whole step's `loss`, `grad_norm` (where one is not finite nothing was updated), `learning_rate`, the loss's metrics, each rank's `micro_batches` and the
         `tokens_computed` of all of them (prompts, completions and padding that went through the model for the
         gradient); the same on every rank.
     """
@@ -177,7 +178,9 @@ def train_step(
             normalizer=normalizer,
             entropy_threshold=threshold,
         )
-        backend.backward(result.loss, last=number + 1 == len(batches))
+        # A loss that is not finite must give a gradient that is not, whatever the rank: then all leave the update out.
+        share = result.loss if result.loss.isfinite() else result.loss * math.nan
+        backend.backward(share, last=number + 1 == len(batches))
         loss += result.loss.detach().double().cpu()
         metrics.append(result.metrics | masked_metric("entropy", entropies, batch.mask.to(entropies.dtype)))
     grad_norm = backend.step(learning_rate)

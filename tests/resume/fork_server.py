@@ -5,7 +5,7 @@ run in a process group of its own and is answered with `{"pid"}`; `{"wait": pid}
 the signal that ended it). What runs is the command from its first word on; only where it would become the trainer by
 `exec`, it calls it, and forks of it are the other ranks.
 
-`forget` names a part of the saved state that the run is not to get back.
+`forget` names a part of the saved state that the run is not to get back, or `finite:<numbers>` of losses to spoil.
 """
 
 from __future__ import annotations
@@ -119,6 +119,8 @@ def _forget(part: str) -> None:
     if part in reads:
         original = RunState.read
         RunState.read = classmethod(lambda cls, path: reads[part](original(path)))  # type: ignore[method-assign]
+    elif part.startswith("finite:"):
+        _poison({int(number) for number in part.removeprefix("finite:").split(",")})
     elif part == "learning_rate":
         LearningRate.go_to = lambda self, step: None  # type: ignore[method-assign]
     elif part == "rng":
@@ -142,6 +144,23 @@ def _forget(part: str) -> None:
             return value.bfloat16().float() if part == "master" else value * 0
 
         saving.SavedTensors.__call__ = worn  # type: ignore[method-assign]
+
+
+def _poison(numbers: set[int]) -> None:
+    """The losses of these backward passes are not finite (counted from 1; on one rank alone where there are two)."""
+    from swift_r1.training.backends.deepspeed import DeepSpeedBackend
+    from swift_r1.training.backends.local import LocalBackend
+
+    seen = 0
+    for backend in (LocalBackend, DeepSpeedBackend):
+
+        def backward(self: Any, loss: Any, last: bool, original: Any = backend.backward) -> None:
+            nonlocal seen
+            seen += 1
+            here = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+            original(self, loss * float("inf") * 0 if seen in numbers and here else loss, last)
+
+        backend.backward = backward  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

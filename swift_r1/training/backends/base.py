@@ -38,7 +38,10 @@ class Backend(Protocol):
         ...
 
     def step(self, learning_rate: float) -> float:
-        """Clips, updates, clears gradients (collective). Returns the global gradient norm before clipping."""
+        """Clips, updates, clears gradients (collective). Returns the global gradient norm before clipping.
+
+        Where that is not finite nothing is updated.
+        """
         ...
 
     def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[WeightBucket]:

@@ -144,6 +144,7 @@ class DeepSpeedBackend:
     def step(self, learning_rate: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        # DeepSpeed itself leaves the update out, on every rank, where the norm is not finite.
         self.engine.step()
         return float(self.engine.get_global_grad_norm())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -59,11 +60,12 @@ class LocalBackend:
     def step(self, learning_rate: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        norm = torch.nn.utils.clip_grad_norm_(self._masters, self.config.max_grad_norm)
-        self.optimizer.step()
+        norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self.config.max_grad_norm))
+        if math.isfinite(norm):
+            self.optimizer.step()
+            self._round_masters()
         self.optimizer.zero_grad(set_to_none=False)
-        self._round_masters()
-        return float(norm)
+        return norm
 
     @torch.no_grad()
     def _round_masters(self) -> None:
