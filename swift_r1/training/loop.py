@@ -58,6 +58,7 @@ from swift_r1.training.step import (
 )
 from swift_r1.training.stopping import StopRequest
 from swift_r1.training.summary import Outcome
+from swift_r1.training.watchdog import Watchdog
 
 logger = logging.getLogger("swift_r1.training")
 
@@ -90,6 +91,7 @@ class Parts:
     recorder: Recorder
     saver: Saver
     stop: StopRequest
+    watchdog: Watchdog
     run_id: str
     fingerprint: Fingerprint
     main: MainRank | None
@@ -113,8 +115,8 @@ class Trainer:
         """All rounds, or those until a stop was asked for.
 
         Raises:
-            RunFailed: loss or gradient is not finite too often, rewards are invalid too often, the server broke its word,
-                checkpoints cannot be saved.
+            RunFailed: loss or gradient is not finite too often, rewards are invalid too often, checkpoints cannot be
+                saved, the server broke its word.
             ServerUnreachable: the rollout server went away.
         """
         self.started = time.perf_counter() - self.outcome.seconds
@@ -169,6 +171,7 @@ class Trainer:
             RunFailed: see `Saver.save`.
         """
         parts, main, round_ = self.parts, self.parts.main, self.open_round
+        parts.watchdog.progress("a save")
         self.outcome.seconds = time.perf_counter() - self.started
         run = None
         if main is not None:
@@ -287,16 +290,23 @@ class Trainer:
             for position, prompt in enumerate(prompts, start=first)
         ]
         recorder.phase("generating", count * self.plan.num_generations)
+        parts.watchdog.progress("generation")
         with self.timed("generate"):
-            outputs = parts.turns.generate(prompts, requests if main else None, recorder.phase_advance)
+            outputs = parts.turns.generate(prompts, requests if main else None, self.completions_done)
         recorder.phase_end()
         if main is None:
             return None
         assert outputs is not None
+        parts.watchdog.progress("the rewards")
         with self.timed("reward"):
             state = {"global_step": self.outcome.steps, "max_steps": self.plan.total_steps}
             compose = Composition.from_flags(self.args)
             return score(prompts, outputs, main.decode, main.scorer, compose, state, first_group=first)
+
+    def completions_done(self, count: int) -> None:
+        """`count` more completions have ended."""
+        self.parts.watchdog.progress("generation")
+        self.parts.recorder.phase_advance(count)
 
     def without_signal(self, scored: ScoredRound | None) -> list[int]:
         """Which of the round's groups teach nothing, by place; every rank learns it, so that all go on alike."""
@@ -315,6 +325,7 @@ class Trainer:
 
     def prepare(self, batch: RoundBatch) -> list[list[TrainingBatch]]:
         """This rank's micro-batches of each optimizer step, with old and reference log-probs where needed."""
+        self.parts.watchdog.progress("the log-probs before training")
         with self.timed("train"):
             return before_training(
                 deal_round(batch, self.steps_per_pass, self.parts.cut, self.parts.ranks),
@@ -368,6 +379,7 @@ class Trainer:
     def update(self, micro_batches: Sequence[TrainingBatch], advantages: Tensor) -> dict[str, float]:
         """One optimizer step, and the reference policy's where it is due; `skipped` is 1 where it updated nothing."""
         parts, args = self.parts, self.args
+        parts.watchdog.progress("an optimizer step")
         with self.timed("train"):
             rate = parts.learning_rate.value
             metrics = train_step(
@@ -405,6 +417,7 @@ class Trainer:
     def publish(self) -> None:
         """Gives the current weights to whoever generates, once for each step."""
         if self.published != self.outcome.steps:
+            self.parts.watchdog.progress("the weights' way to the engine")
             with self.timed("sync"):
                 self.parts.rollouts.publish_weights()
             self.published = self.outcome.steps
@@ -418,6 +431,7 @@ class Trainer:
         """Evaluates the published weights on the held-out prompts."""
         parts, main = self.parts, self.parts.main
         assert parts.evaluator is not None
+        parts.watchdog.progress("an evaluation")
         parts.recorder.phase("evaluating", parts.evaluator.num_completions)
         evaluation = parts.evaluator.run(
             parts.turns,
@@ -425,7 +439,7 @@ class Trainer:
             self.args.reward_weights or [],
             self.outcome.steps,
             self.plan.total_steps,
-            parts.recorder.phase_advance,
+            self.completions_done,
         )
         parts.recorder.phase_end()
         if evaluation is not None:

@@ -55,6 +55,7 @@ from swift_r1.training.run_state import Fingerprint, RunState, truncate_logs
 from swift_r1.training.saving import Saver
 from swift_r1.training.stopping import OUT_OF_TIME, StopRequest
 from swift_r1.training.turn_engine import Limits, Opening, TurnEngine
+from swift_r1.training.watchdog import Watchdog
 
 logger = logging.getLogger("swift_r1.training")
 
@@ -95,6 +96,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
     with ExitStack() as cleanup:
         ranks = join_ranks(args.ddp_timeout, distributed=args.deepspeed is not None)
         cleanup.callback(ranks.close)
+        watchdog = cleanup.enter_context(Watchdog(args.step_timeout, ranks.rank))
         if ranks.is_main:
             truncate_logs(run_dir, saved.logs if saved else {})
             set_aside_later(run_dir, saved.step if saved else 0)
@@ -165,6 +167,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
                     run_dir, backend, moving, tokenizer, ranks, args.save_total_limit, not args.save_only_model
                 ),
                 stop=stop,
+                watchdog=watchdog,
                 run_id=run_id,
                 fingerprint=Fingerprint(args.to_dict(), ranks.world_size, start.dataset, threads),
                 main=main_rank,

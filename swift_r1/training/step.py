@@ -152,9 +152,9 @@ def train_step(
         advantages: float32 `[N]`, of the whole round.
 
     Returns:
-        The whole step's `loss`, `grad_norm` (where one is not finite nothing was updated), `learning_rate`, the loss's metrics, each rank's `micro_batches` and the
-        `tokens_computed` of all of them (prompts, completions and padding that went through the model for the
-        gradient); the same on every rank.
+        The whole step's `loss`, `grad_norm` (where one is not finite nothing was updated), `learning_rate`, the loss's
+        metrics, each rank's `micro_batches` and the `tokens_computed` of all of them (prompts, completions and padding
+        that went through the model for the gradient); the same on every rank.
     """
     normalizer = ranks.sum(sum(loss_normalizer(batch.mask, config) for batch in batches))
     filtered = config.top_entropy_quantile < 1

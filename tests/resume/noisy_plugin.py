@@ -1,11 +1,13 @@
 """The digits task with a reward that draws from Python's generator, as a plugin in the trainer's process may.
 
-A file `signals.json` in the working directory, `{"step", "signal", "times"}`, makes it send signals to the trainer.
+A file `signals.json` in the working directory, `{"step", "signal", "times"}`, makes it send signals to the trainer, and
+then wait for ever if there is a file `hang`.
 """
 
 import json
 import os
 import random
+import threading
 from pathlib import Path
 
 from swift.dataset import DatasetMeta, ResponsePreprocessor, register_dataset
@@ -20,6 +22,8 @@ class NoisyDigits(ORM):
             order.unlink()
             for _ in range(wanted["times"]):
                 os.kill(os.getpid(), wanted["signal"])
+            if Path("hang").exists():
+                threading.Event().wait()
         return [sum(c.isdigit() for c in text) / max(1, len(text)) + random.random() / 10 for text in completions]
 
 

@@ -16,7 +16,14 @@ def state(folder, step):
     return {name: tensor for file in files for name, tensor in load_file(file).items()}
 
 
-@pytest.mark.parametrize("ranks", [{}, {"processes": 2, "deepspeed": "zero2"}, {"processes": 2, "deepspeed": "zero3"}])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        {},
+        pytest.param({"processes": 2, "deepspeed": "zero2"}, marks=pytest.mark.long),
+        {"processes": 2, "deepspeed": "zero3"},
+    ],
+)
 def test_a_step_that_is_not_finite_updates_nothing(runs, tmp_path, ranks):
     folder = tmp_path / "run"
     batch = 8 // ranks.get("processes", 1)
