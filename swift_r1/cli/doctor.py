@@ -28,8 +28,7 @@ _GIB = 2**30
 _USAGE = """swift doctor
 
 Says what this machine and installation can do: versions, devices, memory, limits, ports, and whether DeepSpeed, vLLM
-and the allocator work here. Takes up to a minute. Exit code 0 where training can run, 2 where something that it needs is
-broken."""
+and the allocator work here. Takes up to a minute. Exit code 0 where training can run, 2 where something is broken."""
 
 
 @dataclass(frozen=True, slots=True)

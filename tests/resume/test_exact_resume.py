@@ -109,13 +109,11 @@ def cut_back(folder: Path, copy: Path, step: int) -> Path:
     return copy
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        *("prompts_taken", "rounds", "weight_version", "window", "learning_rate", "rng", "reference"),
-        *("master", "exp_avg", "exp_avg_sq", "updates", "old_logps"),
-    ],
-)
+PARTS = ("prompts_taken", "rng", "master", "exp_avg", "old_logps")
+MORE_PARTS = ("rounds", "weight_version", "window", "learning_rate", "reference", "exp_avg_sq", "updates")
+
+
+@pytest.mark.parametrize("part", [*PARTS, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_PARTS)])
 def test_without_one_part_of_the_state_it_is_another_run(runs, uninterrupted, same, tmp_path, part):
     """The control: everything that a checkpoint holds is needed, and its lack is seen."""
     expected, _ = uninterrupted("full")

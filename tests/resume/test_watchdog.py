@@ -9,18 +9,18 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("ranks", "count"),
-    [pytest.param({}, 1, marks=pytest.mark.long), ({"processes": 2, "deepspeed": "zero2"}, 2)],
+    ("ranks", "count", "seconds"),
+    [({}, 1, 8), pytest.param({"processes": 2, "deepspeed": "zero2"}, 2, 30, marks=pytest.mark.long)],
 )
-def test_a_run_that_hangs_shows_its_stacks_and_ends(runs, tmp_path, ranks, count):
+def test_a_run_that_hangs_shows_its_stacks_and_ends(runs, tmp_path, ranks, count, seconds):
     (tmp_path / "signals.json").write_text(json.dumps({"step": 1, "signal": signal.SIGCONT, "times": 1}))
     (tmp_path / "hang").touch()
-    flags = {"max_steps": 4, "save_steps": 1, "step_timeout": 15, "num_generations": 8} | ranks
+    flags = {"max_steps": 4, "save_steps": 1, "step_timeout": seconds, "num_generations": 8} | ranks
     ended = runs.run(tmp_path / "run", per_device_train_batch_size=8 // count, **flags)
     assert ended.code == 5
     for rank in range(count):
-        assert f"rank {rank} made no progress for 15 s (--step_timeout) in" in ended.said
-    assert "rank 0 made no progress for 15 s (--step_timeout) in the rewards" in ended.said
+        assert f"rank {rank} made no progress for {seconds} s (--step_timeout) in" in ended.said
+    assert f"rank 0 made no progress for {seconds} s (--step_timeout) in the rewards" in ended.said
     assert 'noisy_plugin.py"' in ended.said and "in __call__" in ended.said
     assert (tmp_path / "run" / "checkpoint-1").exists()
 
