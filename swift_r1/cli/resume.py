@@ -44,6 +44,7 @@ def find_checkpoint(args: RlhfArguments) -> Resume:
     if args.resume_from_checkpoint is None:
         return Resume()
     from swift_r1.training.checkpoints import fault_of, newest_whole
+    from swift_r1.training.run_lock import run_folder_held
 
     base = Path(str(args.output_dir)).absolute()
     if args.resume_from_checkpoint == LAST:
@@ -51,7 +52,8 @@ def find_checkpoint(args: RlhfArguments) -> Resume:
         if run_dir is None or not holds_run(run_dir):
             _say(f"there is no run in {base} yet: starting from the beginning")
             return Resume()
-        checkpoint = newest_whole(run_dir)
+        with run_folder_held(run_dir):
+            checkpoint = newest_whole(run_dir)
         if checkpoint is None:
             _say(f"{run_dir} has no whole checkpoint yet: starting from the beginning")
             return Resume(run_dir)

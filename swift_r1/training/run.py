@@ -51,6 +51,7 @@ from swift_r1.training.probes import check_fused_head, choose_cut
 from swift_r1.training.prompts import PromptStream
 from swift_r1.training.rng import seed_everything
 from swift_r1.training.rollouts import EmbeddedRollouts, Rollouts, ServerRollouts, completion_seed
+from swift_r1.training.run_lock import run_folder_held
 from swift_r1.training.run_state import Fingerprint, RunState, truncate_logs
 from swift_r1.training.saving import Saver
 from swift_r1.training.stopping import OUT_OF_TIME, StopRequest
@@ -98,6 +99,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         cleanup.callback(ranks.close)
         watchdog = cleanup.enter_context(Watchdog(args.step_timeout, ranks.rank))
         if ranks.is_main:
+            cleanup.enter_context(run_folder_held(run_dir))
             truncate_logs(run_dir, saved.logs if saved else {})
             set_aside_later(run_dir, saved.step if saved else 0)
             (run_dir / "summary.json").unlink(missing_ok=True)

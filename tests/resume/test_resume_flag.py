@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import shutil
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
+
+from swift_r1.training.run_lock import run_folder_held
 
 SETTINGS = {"max_steps": 4, "save_steps": 1, "logging_steps": 1}
 
@@ -153,3 +159,30 @@ def test_a_log_that_was_cut_is_refused(runs, copy):
     log.write_text(log.read_text()[:100])
     ended = runs.run(copy, resume_from_checkpoint="last", **SETTINGS)
     assert ended.code == 2 and "completions.jsonl is shorter than it was at the checkpoint" in ended.said
+
+
+def test_it_waits_for_a_process_that_still_works_in_the_folder(runs, finished, copy, same):
+    with (copy / ".lock").open("w") as held:
+        fcntl.lockf(held, fcntl.LOCK_EX)
+        pid = runs.start(copy, resume_from_checkpoint="last", **SETTINGS)
+        log, deadline = copy.parent / "run.log", time.monotonic() + 100
+        while not (log.exists() and "waiting for another process" in log.read_text()):
+            assert time.monotonic() < deadline, log.read_text()
+            time.sleep(0.05)
+    assert runs.wait(pid, copy).code == 0
+    same(finished, copy)
+
+
+def test_a_folder_in_use_is_refused_in_the_end(tmp_path):
+    ask = (
+        "import sys, pathlib; from swift_r1.training.run_lock import run_folder_held\n"
+        "with run_folder_held(pathlib.Path(sys.argv[1]), wait_s=0.3): print('held')"
+    )
+
+    def another_process() -> str:
+        done = subprocess.run([sys.executable, "-c", ask, str(tmp_path)], capture_output=True, text=True, timeout=60)
+        return done.stdout + done.stderr
+
+    with run_folder_held(tmp_path):
+        assert "another process still trains in it; stop that one first" in another_process()
+    assert another_process() == "held\n"
