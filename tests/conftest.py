@@ -98,6 +98,11 @@ class ServerProcess:
     process: subprocess.Popen[bytes]
     log: Path
 
+    def kill(self) -> None:
+        """SIGKILL to the server and whatever it started."""
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
+
     def stop(self) -> None:
         """SIGTERM to the server alone; whatever is left of its session after 20 s is killed."""
         if self.process.poll() is None:
@@ -120,7 +125,7 @@ def free_port() -> int:
 
 def start_server(folder: Path, model: Path, **args: Any) -> ServerProcess:
     """Starts `swift rollout` without waiting for it; `args` are its flags. The log goes to `folder`."""
-    port = free_port()
+    port = args.pop("port", None) or free_port()
     cache = {"kv_cache_memory_bytes": 64 << 20}
     flags = {"model": model, "port": port, "update_timeout": 60, "vllm_engine_kwargs": cache} | args
     words = [
@@ -134,6 +139,26 @@ def start_server(folder: Path, model: Path, **args: Any) -> ServerProcess:
         process = subprocess.Popen(
             [sys.executable, "-m", "swift_r1", "rollout", *words],
             cwd=REPO,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return ServerProcess(f"http://127.0.0.1:{port}", port, process, log)
+
+
+def start_tiny_server(folder: Path, model: Path, port: int | None = None, **config: Any) -> ServerProcess:
+    """Starts `tests/tiny_server.py`, without waiting for it: HTTP and updates of the real server, up in seconds.
+
+    `config` are fields of its ServerConfig.
+    """
+    port = port or free_port()
+    folder.mkdir(parents=True, exist_ok=True)
+    log = folder / "server.log"
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            [sys.executable, str(REPO / "tests" / "tiny_server.py"), str(model), str(port), json.dumps(config)],
+            cwd=REPO,
+            env=os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -172,6 +197,77 @@ def launch_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable
     yield launch
     for server in running:
         server.stop()
+
+
+@pytest.fixture
+def start_tiny(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    """`start_tiny(model, **config) -> ServerProcess`, one of the test's own."""
+    running: list[ServerProcess] = []
+
+    def start(model: Path, **config: Any) -> ServerProcess:
+        running.append(start_tiny_server(tmp_path / f"tiny-{len(running)}", model, **config))
+        return running[-1]
+
+    yield start
+    for server in running:
+        server.stop()
+
+
+class KillableServer:
+    """A server at one address that can be killed and started anew.
+
+    Args:
+        start: `start(model, port)` starts one without waiting; port None takes a free one.
+    """
+
+    def __init__(self, start: Callable[[Path, int | None], ServerProcess], model: Path) -> None:
+        self._start, self.model = start, model
+        self.server = start(model, None)
+        self.url = self.server.url
+
+    @property
+    def pid(self) -> int:
+        return self.server.process.pid
+
+    def kill(self) -> None:
+        self.server.kill()
+
+    def start(self, model: Path | None = None) -> None:
+        """Only after `kill`; does not wait."""
+        self.server = self._start(model or self.model, self.server.port)
+
+    def wait(self) -> None:
+        wait_until_serving(self.server)
+
+
+@pytest.fixture(scope="session")
+def _tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KillableServer]:
+    folder = tmp_path_factory.mktemp("tiny-server")
+    server = KillableServer(lambda model, port: start_tiny_server(folder, model, port), tiny_model)
+    yield server
+    server.server.stop()
+
+
+@pytest.fixture
+def tiny_server(_tiny_server: KillableServer) -> KillableServer:
+    """One for all tests, started anew where a test has left it dead; its weights are whatever was pushed last."""
+    if _tiny_server.server.process.poll() is not None:
+        _tiny_server.start()
+    _tiny_server.wait()
+    return _tiny_server
+
+
+@pytest.fixture
+def killable_vllm(tiny_model: Path, tmp_path: Path) -> Iterator[KillableServer]:
+    """`swift rollout` of the tiny model in float32, for tests that kill it."""
+
+    def start(model: Path, port: int | None) -> ServerProcess:
+        return start_server(tmp_path / "server", model, torch_dtype="float32", port=port)
+
+    server = KillableServer(start, tiny_model)
+    server.wait()
+    yield server
+    server.server.stop()
 
 
 @pytest.fixture(scope="session")

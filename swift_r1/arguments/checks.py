@@ -30,7 +30,11 @@ def rollout_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault
     """Where completions come from, and how they are sampled."""
     server_flags = ("vllm_mode", "vllm_server_host", "vllm_server_port", "vllm_server_base_url", "vllm_server_timeout")
     if not args.use_vllm:
-        unused = [f"--{name}" for name in (*server_flags, "api_key") if name in given]
+        unused = [
+            f"--{name}"
+            for name in (*server_flags, "weight_transport", "weight_check_steps", "api_key")
+            if name in given
+        ]
         if unused:
             yield Fault(
                 f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect without --use_vllm true",
@@ -179,9 +183,9 @@ def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]
         yield Fault(
             "--reward_funcs is missing: names of reward functions; their weighted sum is the reward", ("reward_funcs",)
         )
-    if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_funcs):
+    if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_names):
         yield Fault(
-            f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_funcs)} reward functions: "
+            f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_names)} reward functions: "
             "give one weight a function, in their order",
             ("reward_weights", "reward_funcs"),
         )

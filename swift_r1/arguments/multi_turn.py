@@ -31,7 +31,7 @@ class MultiTurnArguments:
     multi_turn_timeout: float = flag(
         60.0, "seconds that schedulers and environments may take between two turns of the model", more_than=0
     )
-    use_gym_env: bool = flag(False, "play episodes of an environment; default reward: gym_reward, the episode's total")
+    use_gym_env: bool = flag(False, "play episodes of an environment; their total is one more reward, gym_reward")
     gym_env: str | None = flag(None, "name of the environment (default: the column env_config says)")
     context_manager: str | None = flag(None, "name of a context manager for the environment's episodes")
 

@@ -26,7 +26,11 @@ class RewardArguments:
     )
     truncated_reward: float | None = flag(None, "the reward of a truncated completion, whatever the functions say")
     missing_eos_penalty: float | None = flag(None, "subtracted from the reward of a truncated completion", more_than=0)
-    reward_timeout: float = flag(10.0, "seconds a reward call may take before its process is killed", more_than=0)
+    reward_timeout: float = flag(
+        10.0,
+        "seconds that a reward call may take for each of its completions, before its process is killed",
+        more_than=0,
+    )
     reward_num_workers: int = flag(2, "processes that compute rewards", at_least=1)
     reward_api: str | None = flag(
         None, "URL that the reward function `api` posts completions and columns to; token: SWIFT_REWARD_API_TOKEN"

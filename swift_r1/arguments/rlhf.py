@@ -64,7 +64,7 @@ class RlhfArguments(
             steps_per_generation = self.generation_batch_size // micro_batch
         else:
             steps_per_generation = self.steps_per_generation or self.gradient_accumulation_steps
-        rewards = self.reward_funcs or (["gym_reward"] if self.use_gym_env else [])
+        rewards = self.reward_names
         return replace(
             self,
             reward_funcs=rewards,
@@ -81,6 +81,12 @@ class RlhfArguments(
             report_to=[name for name in self.report_to if name != "none"],
             api_key=(self.api_key or environ.get(API_KEY_VARIABLE)) if self.use_vllm else None,
         )
+
+    @property
+    def reward_names(self) -> list[str]:
+        """`--reward_funcs`, and the environment's own reward."""
+        episodes = ["gym_reward"] if self.use_gym_env and "gym_reward" not in self.reward_funcs else []
+        return [*self.reward_funcs, *episodes]
 
     def _default_scale(self) -> str:
         if self.multi_objective_aggregation == "normalize_then_sum":

@@ -16,7 +16,18 @@ class GenerationArguments:
     vllm_server_host: str | None = flag(None, "address of the `swift rollout` server")
     vllm_server_port: int = flag(8000, "port of the `swift rollout` server", at_least=1, at_most=65535)
     vllm_server_base_url: str | None = flag(None, "URL of the server, instead of host and port")
-    vllm_server_timeout: float = flag(240.0, "seconds to wait for the server at the start", more_than=0)
+    vllm_server_timeout: float = flag(
+        240.0, "seconds to wait for the server, at the start and each time it is lost", more_than=0
+    )
+    weight_transport: str = flag(
+        "auto",
+        "how weights go to the server: auto takes shared memory where it is on this host",
+        choices=("auto", "shm", "http"),
+        not_yet=("nccl",),
+    )
+    weight_check_steps: int = flag(
+        10, "weight updates between two comparisons of the server's log-probs with the trainer's; 0: none", at_least=0
+    )
     api_key: str | None = flag(None, "the server's key (better: the environment variable SWIFT_API_KEY)", secret=True)
     num_generations: int = flag(8, "completions a prompt: the size of a group", at_least=2)
     temperature: float = flag(1.0, "sampling temperature", more_than=0, ms_swift="0.9")

@@ -28,7 +28,15 @@ class ServerArguments:
     api_key: str | None = flag(
         None, "key that clients must show (better: the environment variable SWIFT_API_KEY)", secret=True
     )
+    ssl_certfile: str | None = flag(None, "certificate (PEM) for HTTPS, with --ssl_keyfile")
+    ssl_keyfile: str | None = flag(None, "the certificate's key (PEM)")
+    max_pending_requests: int = flag(4096, "requests that may generate or wait to; a further one gets 503", at_least=1)
     served_model_name: str | None = flag(None, "the model's name in /v1/models (default: --model)")
+    update_policy: str = flag(
+        "wait",
+        "what a weight update does with running generations: wait for them, abort them (503), keep them going",
+        choices=("wait", "abort", "keep"),
+    )
     update_timeout: float = flag(
         120.0, "seconds without progress after which an unfinished weight update is given up", more_than=0
     )
@@ -68,6 +76,8 @@ class RolloutArguments(EngineArguments, ServerArguments):
             spec = known.get(f"vllm_{name}") or known.get(name)
             if spec is not None:
                 yield Fault(f"--vllm_engine_kwargs holds {name!r}: use --{spec.name}", ("vllm_engine_kwargs",))
+        if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
+            yield Fault("--ssl_certfile and --ssl_keyfile go together", ("ssl_certfile", "ssl_keyfile"))
         if self.served_model_name == "":
             yield Fault("--served_model_name is empty", ("served_model_name",))
 

@@ -21,6 +21,13 @@ _HOSTILE = {
 _ANSWER = re.compile(r"(<answer>).*?(</answer>)|(\\boxed\{).*?(\})", re.DOTALL)
 
 
+class MadeUpInfos(dict[str, Any]):
+    """A scheduler's notes: which it will make is not known here, so every name has a value, 0."""
+
+    def __missing__(self, name: str) -> int:
+        return 0
+
+
 @dataclass(frozen=True, slots=True)
 class MadeUp:
     """A completion of a known kind (`right`, `wrong`, `empty`, `long`, `garbage`, or what is hostile in it)."""
@@ -80,6 +87,6 @@ def made_up_batch(rows: Sequence[Mapping[str, Any]], groups: Sequence[Sequence[M
         "finish_reason": ["length" if len(some) > longest else "stop" for some in ids],
         "is_truncated": [len(some) > longest for some in ids],
         "response_token_ids": [some[:longest] for some in ids],
-        "rollout_infos": [{"num_turns": 1, "total_reward": 0.0} for _ in pairs],
+        "rollout_infos": [MadeUpInfos(num_turns=1, total_reward=0.0) for _ in pairs],
     }
     return RewardBatch([one.text for _, one in pairs], columns, len(groups[0]), {"global_step": 0, "max_steps": 1})

@@ -18,7 +18,7 @@ from typing import Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.checking.completions import made_up_batch, ordinary
-from swift_r1.rewards.confine import end_strays
+from swift_r1.rewards.confine import end_strays, end_whole
 from swift_r1.rewards.types import RewardBatch
 from swift_r1.rewards.worker import Item, Outcome, call_reward, faults, start_worker
 
@@ -51,7 +51,8 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any]) -> list[str]:
     except EOFError:  # a reward ended the process; the run's workers bear that, and say so
         return found
     finally:
-        process.kill()
+        if process.pid is not None and process.is_alive():
+            end_whole([process.pid])
         process.join()
         end_strays(mark, frozenset())
     return found

@@ -99,11 +99,14 @@ def first_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int, str]:
     """Rank, exit code for the run, and words for the failure that caused the others.
 
     A rank that loses its peer fails a moment after it, often within the same second; so among the earliest the
-    one whose exit code says most is taken: unreachable server before "the run failed" before a traceback.
+    one whose exit code says most is taken: unreachable server before "the run failed" before a traceback. Death by
+    SIGTERM says least: that is how this launcher ends the others, maybe while they are leaving by themselves.
     """
 
     def order(item: tuple[int, ProcessFailure]) -> tuple[int, int]:
         _, failure = item
+        if failure.exitcode == -signal.SIGTERM:
+            return failure.timestamp, 3
         telling = (EXIT_USAGE, EXIT_SERVER_UNREACHABLE, EXIT_PORT_TAKEN, EXIT_INTERRUPTED, EXIT_TERMINATED)
         rarity = 0 if failure.exitcode < 0 or failure.exitcode in telling else 1
         return failure.timestamp, rarity if failure.exitcode != 1 else 2

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import socket
+import ssl
 import sys
 from collections.abc import Sequence
 
@@ -39,7 +40,7 @@ def run(words: Sequence[str]) -> int:
         print(command_help(RolloutArguments, _USAGE, _EXAMPLES))
         return EXIT_OK
     args = parse_arguments(RolloutArguments, words)
-    faults = [*_host_faults(args), *model_faults(args.model, os.environ)]
+    faults = [*_host_faults(args), *_tls_faults(args), *model_faults(args.model, os.environ)]
     if faults:
         raise UsageError(*faults)
     check_port(args.host, args.port)
@@ -84,6 +85,21 @@ def _host_faults(args: RolloutArguments) -> list[str]:
     if args.host in LOOPBACK or args.api_key:
         return []
     return [f"--host {args.host} lets other machines in: give --api_key (or {API_KEY_VARIABLE}), or keep to 127.0.0.1"]
+
+
+def _tls_faults(args: RolloutArguments) -> list[str]:
+    """A certificate and key that cannot be used, found before the model loads."""
+    if args.ssl_certfile is None or args.ssl_keyfile is None:
+        return []
+    for name in ("ssl_certfile", "ssl_keyfile"):
+        path = getattr(args, name)
+        if not os.access(path, os.R_OK) or os.path.isdir(path):
+            return [f"--{name} {path}: no readable file"]
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(args.ssl_certfile, args.ssl_keyfile)
+    except (ssl.SSLError, ValueError) as error:
+        return [f"--ssl_certfile {args.ssl_certfile} and --ssl_keyfile {args.ssl_keyfile} are no pair in PEM: {error}"]
+    return []
 
 
 def _args_file(args: RolloutArguments) -> str:

@@ -28,7 +28,7 @@ class PromptEncoder:
     def __init__(self, tokenizer: Any, system: str | None = None, max_length: int | None = None) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise UsageError("the model's tokenizer has no chat template: use a model folder that has one")
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._system = system
         self._max_length = max_length
         # Bytes that the template adds to a message, measured; what is short enough in bytes is so in tokens.
@@ -36,13 +36,13 @@ class PromptEncoder:
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt's text, up to and with the start of the model's turn."""
-        return self._tokenizer.apply_chat_template(
+        return self.tokenizer.apply_chat_template(
             self._with_system(messages), tokenize=False, add_generation_prompt=True
         )
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Token ids of rendered text; nothing is put before or behind them."""
-        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+        return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def encode(self, row: Row) -> Prompt | None:
         """The prompt of a row of `load_rows`; None when it is longer than `max_length`."""

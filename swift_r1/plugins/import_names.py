@@ -44,6 +44,9 @@ _PRM = _of("swift_r1.plugins.reward_models", "PRM", "prms")
 _RM = _of("swift_r1.plugins.reward_models", "rm_plugins") | _missing(_REWARD_MODEL, "DefaultRMPlugin", "GenRMPlugin")
 _RM_PACKAGE = _of("swift_r1.plugins.reward_models", "rm_plugins")
 _TURNS = _of("swift_r1.plugins.rollouts", "RolloutScheduler", "MultiTurnScheduler", "multi_turns")
+_OWN_SCHEDULERS = _of("swift_r1.plugins.rollouts", "GYMScheduler") | _missing(
+    "derive from MultiTurnScheduler instead", "MathTipsScheduler", "ThinkingModelTipsScheduler", "OpenEnvScheduler"
+)
 _ENV = _of("swift_r1.plugins.rollouts", "Env", "envs")
 _CONTEXT = _of("swift_r1.plugins.rollouts", "ContextManager", "context_managers")
 _DATASETS = _of(
@@ -66,7 +69,7 @@ _ENGINES_V3 = _missing(_ENGINE, "InferEngine", "PtEngine", "VllmEngine", "InferC
 _ENGINES_V4 = _missing(
     _ENGINE, "InferEngine", "TransformersEngine", "VllmEngine", "GRPOVllmEngine", "SglangEngine", "InferClient"
 )
-_UTILS = _of("swift_r1.plugins.utilities", "get_logger", "to_device")
+_UTILS = _of("swift_r1.plugins.utilities", "get_logger", "remove_response", "to_device")
 
 # Module of ms-swift -> name in it -> where it is here.
 IMPORT_NAMES: Mapping[str, Mapping[str, Entry]] = {
@@ -79,7 +82,7 @@ IMPORT_NAMES: Mapping[str, Mapping[str, Entry]] = {
     "swift.rewards.rm_plugin": _RM,
     "swift.dataset": _DATASETS,
     "swift.rollout": _TURNS | _ENV | _CONTEXT,
-    "swift.rollout.multi_turn": _TURNS,
+    "swift.rollout.multi_turn": _TURNS | _OWN_SCHEDULERS,
     "swift.rollout.gym_env": _ENV | _CONTEXT,
     "swift.template": _TEMPLATES,
     "swift.infer_engine": _REQUESTS
@@ -91,7 +94,7 @@ IMPORT_NAMES: Mapping[str, Mapping[str, Entry]] = {
     "swift.plugin.orm": _ORM | _BUILTIN,
     "swift.plugin.prm": _PRM,
     "swift.plugin.rm_plugin": _RM,
-    "swift.plugin.multi_turn": _TURNS,
+    "swift.plugin.multi_turn": _TURNS | _OWN_SCHEDULERS,
     "swift.plugin.env": _ENV,
     "swift.plugin.context_manager": _CONTEXT,
     "swift.llm": _DATASETS | _REQUESTS | _TEMPLATES | _ENGINES_V3 | _of("swift_r1.plugins.utilities", "to_device"),

@@ -150,3 +150,9 @@ class RolloutOutput:
     response_loss_mask: list[list[int]] = field(default_factory=list)
     rollout_infos: dict[str, Any] = field(default_factory=dict)
     rollout_logprobs: list[list[float]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """A flat list is that of one turn."""
+        for name in ("response_token_ids", "response_loss_mask", "rollout_logprobs"):
+            rows = list(getattr(self, name) or ())
+            setattr(self, name, [rows] if rows and not isinstance(rows[0], list | tuple) else rows)

@@ -34,6 +34,16 @@ class RolloutScheduler:
         self.max_turns = max_turns
         self.tokenizer = kwargs.get("tokenizer")
 
+    @property
+    def engine(self) -> Any:
+        """The same as `infer_engine`."""
+        return self.infer_engine
+
+    @staticmethod
+    def _extract_logprobs_from_choice(response_choice: ChatCompletionResponseChoice) -> list[float]:
+        """The log-probs of a turn's tokens; ms-swift's schedulers use this name."""
+        return [token["logprob"] for token in (response_choice.logprobs or {}).get("content", ())]
+
     async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
         """The whole trajectory of a request."""
         raise NotImplementedError(f"{type(self).__name__} does not override run")
@@ -66,12 +76,16 @@ class MultiTurnScheduler(RolloutScheduler):
         while True:
             response = await self.infer_engine.infer_async(request, request_config, **kwargs)
             choice = response.choices[0]
-            last = request.messages[-1]
-            if last["role"] == "assistant":  # its turn goes on
-                last["content"] = (last["content"] or "") + choice.message.content
+            if turn > 1 and request.messages[-1] == {"role": "assistant", "content": None}:
+                request.messages.pop()  # it only asked for the turn to go on
+            if not choice.token_ids:
+                messages = _up_to_the_models_turn(request.messages)
+                return RolloutOutput(response, messages, ids, masks, infos | {"num_turns": turn - 1})
+            if request.messages[-1]["role"] == "assistant":  # its turn goes on
+                request.messages[-1]["content"] += choice.message.content
             else:
                 request.messages.append({"role": "assistant", "content": choice.message.content})
-            at_end = not choice.token_ids or (self.max_turns is not None and turn >= self.max_turns)
+            at_end = self.max_turns is not None and turn >= self.max_turns
             told = await self.on_turn_end(request, choice, turn) or {}
             infos |= told.get("rollout_infos") or {}
             finished = told["done"] if "done" in told else self.check_finished(request, choice, turn)
@@ -102,6 +116,12 @@ class MultiTurnScheduler(RolloutScheduler):
     ) -> dict[str, Any]:
         """The next turn's request, as `{"infer_request": ...}`. Subclasses override it."""
         raise NotImplementedError(f"{type(self).__name__} overrides neither step nor run")
+
+
+def _up_to_the_models_turn(messages: Messages) -> Messages:
+    """Without what was asked behind the model's last turn and got no answer."""
+    end = max((place for place, message in enumerate(messages, 1) if message["role"] == "assistant"), default=0)
+    return messages[:end]
 
 
 class Env(ABC):
@@ -175,14 +195,18 @@ class GymScheduler(RolloutScheduler):
             request.messages = messages
             response = await self.infer_engine.infer_async(request, config)
             choice = response.choices[0]
-            messages.append({"role": "assistant", "content": choice.message.content})
-            observation, reward, over, info = await env.step(deepcopy(messages))
-            rewards.append(float(reward))
-            infos.append(info)
+            if not choice.token_ids:  # no room: the environment gets no action that the model did not take
+                messages, over = _up_to_the_models_turn(messages), True
+            else:
+                messages.append({"role": "assistant", "content": choice.message.content})
+                observation, reward, over, info = await env.step(deepcopy(messages))
+                rewards.append(float(reward))
+                infos.append(info)
             turns = len(rewards)
-            if over or not choice.token_ids or (self.max_turns is not None and turns >= self.max_turns):
+            if over or (self.max_turns is not None and turns >= self.max_turns):
                 totals = {"total_reward": sum(rewards), "step_rewards": rewards, "trajectory_info": infos}
-                return RolloutOutput(response, messages, rollout_infos={"num_turns": turns} | totals)
+                notes = {"num_turns": turns, "gym_done": over} | totals
+                return RolloutOutput(response, messages, rollout_infos=notes)
             messages.append({"role": "user", "content": observation})
 
 
@@ -194,4 +218,5 @@ def _made(registry: dict[str, Callable[..., Any]], what: str, config: Any, defau
     return registry[name](config or {})
 
 
+GYMScheduler = GymScheduler  # ms-swift's spelling
 multi_turns["gym_scheduler"] = GymScheduler

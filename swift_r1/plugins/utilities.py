@@ -6,10 +6,15 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
+from swift_r1.plugins.protocol import InferRequest
+
 
 def get_logger(*_: Any, **__: Any) -> logging.Logger:
     """The logger of plugins. ms-swift's arguments (file, level) have no effect here."""
     return logging.getLogger("swift_r1.plugin")
+
+
+remove_response = InferRequest.remove_response
 
 
 def to_device(data: Any, device: Any, non_blocking: bool = False) -> Any:

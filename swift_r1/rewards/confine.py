@@ -1,33 +1,32 @@
-"""What a reward worker process may do to its surroundings: memory, output, environment, children. Linux."""
+"""What a reward worker process may do to its surroundings: memory, environment, children. Linux."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-import io
 import os
 import re
 import resource
 import signal
-import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import cast
 
 import psutil
 
 MEMORY_EXIT = 77  # exit code of a worker that went over its memory limit
 MARK = "SWIFT_R1_REWARD_POOL"
-OUTPUT_A_CALL = 64 << 10  # bytes a call may print; the rest is dropped
 
 # Variables that a reward has no business with, unless --reward_env names them.
 _SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY|_PROXY", re.IGNORECASE)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_END_SECONDS = 10.0  # for what was killed to be gone
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def confine(mark: str, kept: Sequence[str]) -> None:
-    """Strips secrets and proxies from `os.environ`, makes this process end with its parent and lead its own group.
+    """Strips secrets and proxies from `os.environ`, makes this process lead its own group and adopt what its
+    descendants leave behind.
 
     Args:
         mark: put into the environment that children inherit, with this process's id.
@@ -38,10 +37,12 @@ def confine(mark: str, kept: Sequence[str]) -> None:
     os.environ[MARK] = f"{mark}:{os.getpid()}"
     os.setpgid(0, 0)
     # Processes that a reward's own children leave behind become children of this one, and are found.
-    for option, value in ((_PR_SET_PDEATHSIG, signal.SIGKILL), (_PR_SET_CHILD_SUBREAPER, 1)):
-        if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-            raise OSError(ctypes.get_errno(), f"prctl({option})")
-    sys.stdout, sys.stderr = (_text(number) for number in (1, 2))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def end_with_parent() -> None:
+    """Makes the kernel kill this process when the one that started it ends; its own children live on."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def limit_memory(gib: float) -> None:
@@ -58,9 +59,7 @@ def limit_memory(gib: float) -> None:
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """Around one call: what it prints is bounded, and the processes that it started end with it."""
-    for stream in _capped.values():
-        stream.left = OUTPUT_A_CALL
+    """Around one call: the processes that it started end with it."""
     before = _children()
     try:
         yield
@@ -77,6 +76,24 @@ def end_tree(pid: int) -> None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 member.kill()
         process.wait(5)
+
+
+def end_whole(workers: Sequence[int]) -> None:
+    """Kills workers and all that is below them: it stops them first, so that they go on adopting what their
+    descendants leave, and nothing can slip away between two looks."""
+    for pid in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    deadline = time.monotonic() + _END_SECONDS
+    while (below := _below(workers)) and time.monotonic() < deadline:
+        for process in below:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        time.sleep(0.01)
+    for pid in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        end_group(pid)
 
 
 def end_strays(mark: str, living: frozenset[int]) -> list[int]:
@@ -105,42 +122,26 @@ def end_group(worker: int) -> None:
         os.killpg(worker, signal.SIGKILL)
 
 
+def _below(workers: Sequence[int]) -> list[psutil.Process]:
+    """What runs below the workers; the dead, which a stopped worker does not collect, left out."""
+    found: list[psutil.Process] = []
+    for pid in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in psutil.Process(pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if process.status() != psutil.STATUS_ZOMBIE:
+                        found.append(process)
+    return found
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
 def _children() -> frozenset[int]:
     found: set[int] = set()
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
             found |= {int(pid) for pid in Path(f"/proc/self/task/{thread}/children").read_text().split()}
     return frozenset(found)
-
-
-class _Capped(io.RawIOBase):
-    """A file descriptor that takes only so many bytes a call, and swallows the rest."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self._number, self.left = number, OUTPUT_A_CALL
-
-    def writable(self) -> bool:
-        return True
-
-    def fileno(self) -> int:
-        return self._number
-
-    def write(self, data: bytes) -> int:  # type: ignore[override]
-        size = len(data)
-        if self.left > 0:
-            os.write(self._number, bytes(data[: self.left]))
-            if size >= self.left:
-                os.write(self._number, b"\n[more output of this reward call is dropped]\n")
-            self.left -= size
-        return size
-
-
-_capped: dict[int, _Capped] = {}
-
-
-def _text(number: int) -> io.TextIOWrapper:
-    raw = _capped[number] = _Capped(number)
-    return io.TextIOWrapper(
-        io.BufferedWriter(cast(io.RawIOBase, raw)), encoding="utf-8", errors="replace", line_buffering=True
-    )

@@ -1,20 +1,21 @@
 """Reward functions in the trainer's own process, for those that need its GPU or keep a state across calls.
 
 What is then not protected: a call that hangs hangs the run, one that crashes or takes all memory ends it, and
-nothing is stripped from its environment. Exceptions and bad values are still invalid rewards, found completion by
-completion as in the pool, so a reward with a state sees some completions more than once after it failed.
+nothing is stripped from its environment. Nothing is called before all completions are there. Exceptions and bad values
+are still invalid rewards, found completion by completion as in the pool, so a reward with a state sees some completions
+more than once after it failed.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.rewards.pool import Answer, Call, RewardPool
-from swift_r1.rewards.types import RewardBatch
-from swift_r1.rewards.worker import call_inline, faults, load_rewards
+from swift_r1.rewards.calls import Answer, Call
+from swift_r1.rewards.pool import RewardPool, Submitted
+from swift_r1.rewards.worker import call_inline, end_loop, faults, load_rewards
 
 
 class InlineRewards(RewardPool):
@@ -24,7 +25,7 @@ class InlineRewards(RewardPool):
         load_rewards(*self._initargs[:3])
 
     def close(self) -> None:
-        """Nothing to end."""
+        end_loop()
 
     def wait_ready(self) -> None:
         """Says what could not be built.
@@ -35,10 +36,14 @@ class InlineRewards(RewardPool):
         if found := faults():
             raise UsageError(*found)
 
-    def _run(self, calls: Sequence[Call], batch: RewardBatch, deadline: float) -> Iterator[Answer]:
+    def submit(self, calls: Sequence[Call], state: Mapping[str, int]) -> list[Submitted]:
+        """Takes none: this process has other work until all completions are there."""
+        return []
+
+    def run(self, calls: Sequence[Call], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
         for call in calls:
             started = time.perf_counter()
-            outcomes = call_inline(call.name, call.items, batch.trainer_state, self._timeout * call.size)
+            outcomes = call_inline(call.name, call.items, state, self._timeout * call.size)
             yield Answer(call, outcomes, time.perf_counter() - started)
 
 

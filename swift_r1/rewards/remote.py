@@ -38,6 +38,7 @@ class RemoteReward(AsyncORM):
             raise ValueError("the reward api needs --reward_api URL")
         self.url: str = args.reward_api
         self.timeout = float(args.reward_timeout)
+        self._client: httpx.AsyncClient | None = None
 
     async def __call__(self, completions: list[str], **columns: Any) -> list[float | None]:
         state = columns.pop("trainer_state", None)
@@ -59,22 +60,21 @@ class RemoteReward(AsyncORM):
         headers = {"Content-Type": "application/json"}
         if token := os.environ.get(TOKEN_VARIABLE):
             headers["Authorization"] = f"Bearer {token}"
-        async with httpx.AsyncClient(timeout=self.timeout, trust_env=False) as client:
-            for attempt in range(ATTEMPTS):
-                last = attempt == ATTEMPTS - 1
-                try:
-                    response = await asyncio.wait_for(
-                        client.post(self.url, content=body, headers=headers), self.timeout
-                    )
-                except (httpx.TransportError, TimeoutError) as error:
-                    if last:
-                        raise RemoteRewardError(f"no answer from {self.url}: {type(error).__name__} {error}") from error
-                else:
-                    if response.status_code == 200:
-                        return _json(response, self.url)
-                    if last or (response.status_code != 429 and response.status_code < 500):
-                        raise RemoteRewardError(f"{self.url} answered {response.status_code}: {response.text[:200]}")
-                await asyncio.sleep(FIRST_PAUSE * 2**attempt)
+        # Kept: all calls share one event loop, so the next one finds the connection open.
+        client = self._client = self._client or httpx.AsyncClient(timeout=self.timeout, trust_env=False)
+        for attempt in range(ATTEMPTS):
+            last = attempt == ATTEMPTS - 1
+            try:
+                response = await asyncio.wait_for(client.post(self.url, content=body, headers=headers), self.timeout)
+            except (httpx.TransportError, TimeoutError) as error:
+                if last:
+                    raise RemoteRewardError(f"no answer from {self.url}: {type(error).__name__} {error}") from error
+            else:
+                if response.status_code == 200:
+                    return _json(response, self.url)
+                if last or (response.status_code != 429 and response.status_code < 500):
+                    raise RemoteRewardError(f"{self.url} answered {response.status_code}: {response.text[:200]}")
+            await asyncio.sleep(FIRST_PAUSE * 2**attempt)
         raise AssertionError("unreachable")
 
 

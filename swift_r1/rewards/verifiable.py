@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import threading
 from typing import Any
 
 from swift_r1.rewards.graders import grade_countdown, grade_gsm8k, grade_math
-from swift_r1.rewards.graders.math import EXPLOSIVE, LIBRARY_SECONDS
+from swift_r1.rewards.graders.library import EXPLOSIVE, time_limit
 from swift_r1.rewards.orm import ORM, orms
 
 # A named column says what the reward needs; that narrows `ORM`'s call, as in every plugin.
@@ -50,8 +49,7 @@ def _accuracy(completion: str, solution: Any) -> float | None:
     from latex2sympy2_extended import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse, verify
 
-    # The library's time-outs are alarm signals, which only the main thread can have; workers run rewards in theirs.
-    limit = LIBRARY_SECONDS if threading.current_thread() is threading.main_thread() else None
+    limit = time_limit()
     always: dict[str, Any] = {"extraction_mode": "first_match", "parsing_timeout": limit, "raise_on_error": False}
     right = _ANSWER.search(str(solution))
     gold = parse(right[1].strip() if right else str(solution), **always)

@@ -17,17 +17,21 @@ from types import SimpleNamespace
 from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, limit_memory
+from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, end_with_parent, limit_memory
 from swift_r1.rewards.construct import Reward, build_reward, describe
+from swift_r1.rewards.output import Output
 from swift_r1.rewards.remote import TOKEN_VARIABLE
 from swift_r1.rewards.types import InvalidReward
 from swift_r1.rewards.validate import WrongShape, checked
+from swift_r1.rewards.watchdog import put_under_watch
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _SELF_DESTRUCT_AFTER = 10.0  # seconds over its limit at which a worker ends itself, its parent being gone
 
 # This process's rewards by name; a text says why one could not be built.
 _rewards: dict[str, Reward | str] = {}
+_runner: asyncio.Runner | None = None
+_output: Output | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +57,31 @@ class Outcome:
     kind: str = "exception"
 
 
-def start_worker(args: Any, names: Sequence[str], plugins: Sequence[str], mark: str) -> None:
+@dataclass(frozen=True, slots=True)
+class Readiness:
+    """What a worker has after its start: why rewards could not be built, and which of them are coroutines."""
+
+    faults: tuple[str, ...]
+    asynchronous: frozenset[str]
+
+
+def start_worker(
+    args: Any, names: Sequence[str], plugins: Sequence[str], mark: str, watchdog: str | None = None
+) -> None:
     """Loads the plugins and builds the rewards; what fails is kept and reported by `faults`.
 
     `mark` is the pool's: this process's children carry it in their environment, so that none can outlive the pool.
+    `watchdog` is the address of the process that ends this one with its parent; without one the kernel does, which
+    leaves its children alive.
+
+    Raises:
+        OSError: the watchdog is gone.
     """
+    global _output
+    if watchdog is None:
+        end_with_parent()
+    else:
+        _output = put_under_watch(watchdog)
     for variable in _THREAD_VARIABLES:
         os.environ[variable] = "1"
     _end_noticeably()
@@ -93,10 +117,15 @@ def faults() -> list[str]:
     return list(dict.fromkeys(reward for reward in _rewards.values() if isinstance(reward, str)))
 
 
+def readiness() -> Readiness:
+    rewards = [reward for reward in _rewards.values() if isinstance(reward, Reward)]
+    return Readiness(tuple(faults()), frozenset(reward.name for reward in rewards if reward.is_async))
+
+
 def call_reward(
     name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float
 ) -> tuple[list[Outcome], float]:
-    """Calls one reward for each item, one after the other (coroutines together).
+    """Calls one reward for each item, one after the other (coroutines together, in one event loop for all calls).
 
     Args:
         limit: seconds after which the parent kills this process; where the parent is gone, it ends itself.
@@ -114,7 +143,7 @@ def call_reward(
         faulthandler.dump_traceback_later(limit + _SELF_DESTRUCT_AFTER, exit=True, file=nowhere)
         try:
             if reward.is_async:
-                outcomes = asyncio.run(_call_together(reward, items, state, limit))
+                outcomes = _runner_of_this_process().run(_call_together(reward, items, state, limit))
             else:
                 outcomes = [_call(reward, item, state) for item in items]
         except MemoryError:
@@ -122,7 +151,13 @@ def call_reward(
             os._exit(MEMORY_EXIT)
         finally:
             faulthandler.cancel_dump_traceback_later()
-    return outcomes, time.perf_counter() - started
+    seconds = time.perf_counter() - started
+    if _output is not None:
+        try:
+            _output.end_call()
+        except OSError:  # the watchdog was killed, or the reward closed what is not its own: a new worker has both
+            os._exit(1)
+    return outcomes, seconds
 
 
 def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float) -> list[Outcome]:
@@ -133,7 +168,7 @@ def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, in
     state = {"trainer_state": SimpleNamespace(**trainer_state)}
     try:
         if reward.is_async:
-            return asyncio.run(_call_together(reward, items, state, limit))
+            return _runner_of_this_process().run(_call_together(reward, items, state, limit))
         return [_call(reward, item, state) for item in items]
     except MemoryError as error:
         return [Outcome(failure=describe(error), isolate=True, kind="memory")] * len(items)
@@ -149,17 +184,42 @@ def _call(reward: Reward, item: Item, state: Mapping[str, Any]) -> Outcome:
         return Outcome(failure=describe(error), isolate=True)
 
 
+def _runner_of_this_process() -> asyncio.Runner:
+    """All coroutines of this process share one event loop, so that what a reward keeps (an HTTP client with its
+    connections, a lock) is still good at its next call. Between two calls the loop stands still."""
+    global _runner
+    if _runner is None:
+        _runner = asyncio.Runner()
+    return _runner
+
+
+def end_loop() -> None:
+    """Ends this process's event loop, and what still runs in it."""
+    global _runner
+    if _runner is not None:
+        _runner.close()
+        _runner = None
+
+
 async def _call_together(
     reward: Reward, items: Sequence[Item], state: Mapping[str, Any], limit: float
 ) -> list[Outcome]:
+    """Awaits the items' coroutines side by side; each has its share of `limit` (its completions' time) for itself."""
+    size = sum(len(item.completions) for item in items)
+
     async def one(item: Item) -> Outcome:
+        own = limit * len(item.completions) / size
+        late = asyncio.timeout(own)
         try:
-            returned = await asyncio.wait_for(reward.call(item.completions, {**item.columns, **state}), limit)
+            async with late:
+                returned = await reward.call(item.completions, {**item.columns, **state})
             return _outcome(returned, item)
         except MemoryError:
             raise
-        except TimeoutError:
-            return Outcome(failure=f"no answer within {limit:g} s", isolate=True, kind="timeout")
+        except TimeoutError as error:
+            if not late.expired():  # the reward's own
+                return Outcome(failure=describe(error), isolate=True)
+            return Outcome(failure=f"no answer within {own:g} s", isolate=True, kind="timeout")
         except Exception as error:  # noqa: BLE001  a user's reward may raise anything
             return Outcome(failure=describe(error), isolate=True)
 

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import os
 import socket
+import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -18,7 +19,17 @@ from pydantic import BaseModel
 
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
 from swift_r1.rollout import protocol as wire
-from swift_r1.rollout.weights.hashing import bucket_digest, content_hash
+from swift_r1.rollout.weights.hashing import content_hash, parts_digest
+from swift_r1.rollout.weights.transport import (
+    AUTO,
+    HTTP,
+    SHM,
+    chunks_of,
+    incoming,
+    overlapped,
+    usable_folder,
+    write_file,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +42,15 @@ _CONCURRENT_REQUESTS = 256
 _POLL_S = 0.5
 _REPORT_EVERY_S = 5.0
 _CONNECT_S = 10.0
+_HEALTH_EVERY_S = 2.0
+
+
+class ServerRefused(RunFailed):
+    """The server answered with another `status` than 200; the message has its sentence."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class RolloutClient:
@@ -41,6 +61,7 @@ class RolloutClient:
         api_key: sent as bearer token.
         owner: who holds the lease on the weights, shown to others; default `host:pid`.
         request_timeout_s: longest wait for the answer to one request (a generation, a commit).
+        silence_s: seconds without an answer from `/health` after which generations are no longer waited for.
         lease_ttl_s: seconds of silence after which the server takes the lease back.
     """
 
@@ -50,10 +71,12 @@ class RolloutClient:
         api_key: str | None = None,
         owner: str | None = None,
         request_timeout_s: float = 1800.0,
+        silence_s: float = 60.0,
         lease_ttl_s: float = 600.0,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.owner = owner or f"{socket.gethostname()}:{os.getpid()}"
+        self._silence_s = silence_s
         self._lease_ttl_s = lease_ttl_s
         # Proxies of the environment are for the internet, not for the server beside us.
         self._options = {
@@ -62,8 +85,11 @@ class RolloutClient:
             "timeout": httpx.Timeout(request_timeout_s, connect=_CONNECT_S),
             "limits": httpx.Limits(max_connections=_CONCURRENT_REQUESTS),
             "trust_env": False,
+            # The system's certificates, or those that SSL_CERT_FILE names.
+            "verify": ssl.create_default_context() if self.base_url.startswith("https:") else True,
         }
         self._http = httpx.Client(**self._options)
+        self._transport: str | None = None
 
     def __enter__(self) -> RolloutClient:
         return self
@@ -84,52 +110,105 @@ class RolloutClient:
             ServerUnreachable: after `deadline_s` seconds, with what was last seen.
             UsageError: at once, if the server wants another API key.
         """
+        return self._wait(deadline_s, lambda: self._why_not_ready() or self.info(), report, _nothing)
+
+    def wait_until_back(
+        self,
+        deadline_s: float,
+        fault: Callable[[wire.ServerInfo], str | None],
+        wants_push: Callable[[wire.ServerInfo], bool],
+        report: Callable[[str], None] = logger.info,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> wire.ServerInfo:
+        """Waits for a server that was lost: until one without a fault answers, and is ready or wants to be pushed to.
+
+        Args:
+            fault: what is wrong with a server; it is waited for as if it were not there.
+            wants_push: a server that need not be ready, since new weights will make it so.
+            while_waiting: called every few seconds.
+
+        Raises:
+            ServerUnreachable: after `deadline_s` seconds, with what was last seen.
+        """
+
+        def look() -> wire.ServerInfo | str:
+            try:
+                info = self.info()
+            except ServerUnreachable as error:
+                return f"no answer ({error.__cause__ or error})"
+            except ServerRefused as error:
+                return str(error)
+            if (why := fault(info)) is not None:
+                return why
+            return info if wants_push(info) else self._why_not_ready() or info
+
+        return self._wait(deadline_s, look, report, while_waiting)
+
+    def _wait(
+        self,
+        deadline_s: float,
+        look: Callable[[], wire.ServerInfo | str],
+        report: Callable[[str], None],
+        while_waiting: Callable[[], None],
+    ) -> wire.ServerInfo:
         end = time.monotonic() + deadline_s
         next_report = time.monotonic()
         while True:
-            why = self._why_not_ready()
-            if why is None:
-                return self.info()
+            try:
+                seen = look()
+            except ServerUnreachable as error:  # it went away between two questions
+                seen = str(error)
+            if isinstance(seen, wire.ServerInfo):
+                return seen
             left = end - time.monotonic()
             if left <= 0:
                 raise ServerUnreachable(
-                    f"the rollout server at {self.base_url} was not ready within {deadline_s:g} s: {why}; "
+                    f"the rollout server at {self.base_url} was not ready within {deadline_s:g} s: {seen}; "
                     "start it with `swift rollout`, or check host and port"
                 )
             if time.monotonic() >= next_report:
-                report(f"waiting for the rollout server at {self.base_url}: {why}; {left:.0f} s left")
+                report(f"waiting for the rollout server at {self.base_url}: {seen}; {left:.0f} s left")
+                while_waiting()
                 next_report = time.monotonic() + _REPORT_EVERY_S
             time.sleep(min(_POLL_S, left))
 
     def generate(
-        self, requests: Sequence[wire.RolloutRequest], on_done: Callable[[int], None] | None = None
+        self,
+        requests: Sequence[wire.RolloutRequest],
+        on_answer: Callable[[wire.RolloutOutput], None] = lambda _output: None,
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> list[wire.RolloutOutput]:
         """Completions of all requests, in order, each request on its own way to the server.
 
-        `on_done` is told how many more completions have ended. The first failure cancels the other requests, here
-        and in the engine.
+        `on_answer` gets each output as it comes, and must not wait; `while_waiting` is called every few seconds. The
+        first failure, theirs too, cancels the other requests, here and in the engine.
 
         Raises:
-            ServerUnreachable: if the connection broke or no answer came in time.
-            RunFailed: if the server refused a request.
+            ServerUnreachable: if the connection broke, no answer came in time, or the server fell silent.
+            ServerRefused: if the server refused a request.
         """
-        return asyncio.run(self._generate(requests, on_done or (lambda _count: None)))
+        return asyncio.run(self._generate(requests, on_answer, while_waiting))
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> wire.ScoreResponse:
         """The server's log-probs of given tokens: `L - 1` for a sequence of `L`, natural log, after temperature."""
         body = wire.ScoreRequest(sequences=tuple(tuple(one) for one in sequences), temperature=temperature)
         return self._call("POST", "/v1/score", wire.ScoreResponse, body)
 
-    def push_weights(self, version: int, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]]) -> wire.UpdateStatus:
+    def push_weights(
+        self, version: int, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]], transport: str = AUTO
+    ) -> wire.UpdateStatus:
         """Sends a whole version of the weights; returns once the server serves it.
+
+        A bucket is sent while the next one is taken from `buckets`.
 
         Args:
             version: higher than the served one.
-            buckets: named tensors (Hugging Face state-dict names, a tied head left out), taken one bucket at a
-                time, as it is sent. After a failure it is not taken further.
+            buckets: named tensors (Hugging Face state-dict names, a tied head left out), taken one at a time; they
+                must not change before this returns. After a failure none is taken.
+            transport: `http`, `shm`, or `auto`: through shared memory if the server is on this host.
 
         Raises:
-            RunFailed: if the server refused; it then serves the old version, or says that it is not ready.
+            ServerRefused: if the server refused; it then serves the old version, or says that it is not ready.
             ServerUnreachable: if the connection broke.
         """
         lease = self._call(
@@ -140,8 +219,10 @@ class RolloutClient:
         )
         headers = {wire.LEASE_HEADER: lease.token}
         try:
-            self._call("POST", "/v1/weights/begin", wire.UpdateStatus, wire.UpdateBegin(version=version), headers)
-            digests = [self._send(version, index, bucket, headers) for index, bucket in enumerate(buckets)]
+            begin = wire.UpdateBegin(version=version)
+            begun = self._call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, headers)
+            send = self._sender(transport, begun.folder, version, headers)
+            digests = overlapped(buckets, send)
             commit = wire.UpdateCommit(version=version, buckets=len(digests), content_hash=content_hash(digests))
             status = self._call("POST", "/v1/weights/commit", wire.UpdateStatus, commit, headers)
         except BaseException:
@@ -150,27 +231,53 @@ class RolloutClient:
         self._call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, headers)
         return status
 
-    def _send(
-        self, version: int, index: int, bucket: Sequence[tuple[str, torch.Tensor]], headers: dict[str, str]
-    ) -> str:
-        from swift_r1.rollout.weights.push import to_bytes
+    def _sender(
+        self, transport: str, folder: str | None, version: int, headers: dict[str, str]
+    ) -> Callable[[int, Sequence[tuple[str, torch.Tensor]]], str]:
+        """A function that sends one bucket and returns its digest."""
+        from swift_r1.rollout.weights.push import parts_of
 
-        body = to_bytes(bucket)
-        digest = bucket_digest(body)
-        about = {wire.VERSION_HEADER: str(version), wire.BUCKET_HEADER: str(index), wire.DIGEST_HEADER: digest}
-        self._call("PUT", "/v1/weights/bucket", wire.UpdateStatus, body, headers | about)
-        return digest
+        shared = usable_folder(folder) if transport != HTTP else None
+        if transport == SHM and shared is None:
+            raise RunFailed(
+                f"--weight_transport shm: the rollout server at {self.base_url} is on another host, runs as another "
+                "user, or has too little shared memory; use http"
+            )
+        chosen = SHM if shared is not None else HTTP
+        if chosen != self._transport:
+            self._transport = chosen
+            logger.info("weights go to the rollout server by %s", chosen)
+
+        def by_file(index: int, bucket: Sequence[tuple[str, torch.Tensor]]) -> str:
+            assert shared is not None
+            digest = write_file(incoming(shared, index), parts_of(bucket))
+            body = wire.BucketFile(version=version, index=index, digest=digest)
+            self._call("POST", "/v1/weights/file", wire.UpdateStatus, body, headers)
+            return digest
+
+        def by_http(index: int, bucket: Sequence[tuple[str, torch.Tensor]]) -> str:
+            parts = parts_of(bucket)
+            digest = parts_digest(parts)
+            about = {wire.VERSION_HEADER: str(version), wire.BUCKET_HEADER: str(index), wire.DIGEST_HEADER: digest}
+            about["Content-Length"] = str(sum(len(part) for part in parts))
+            self._call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers | about)
+            return digest
+
+        return by_file if chosen == SHM else by_http
 
     def _give_up(self, version: int, headers: dict[str, str]) -> None:
         """Best effort: without it the server waits for the lease to expire."""
         try:
             self._call("POST", "/v1/weights/abort", wire.UpdateStatus, wire.UpdateAbort(version=version), headers)
             self._call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, headers)
-        except (RunFailed, ServerUnreachable) as error:
+        except (ServerRefused, ServerUnreachable) as error:
             logger.warning("the update to weight version %d could not be called off: %s", version, error)
 
     async def _generate(
-        self, requests: Sequence[wire.RolloutRequest], on_done: Callable[[int], None]
+        self,
+        requests: Sequence[wire.RolloutRequest],
+        on_answer: Callable[[wire.RolloutOutput], None],
+        while_waiting: Callable[[], None],
     ) -> list[wire.RolloutOutput]:
         slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
         async with httpx.AsyncClient(**self._options) as http:
@@ -183,23 +290,46 @@ class RolloutClient:
                     except httpx.HTTPError as error:
                         raise self._unreachable(error, "the completions of a prompt") from error
                 output = self._parse(response, wire.RolloutResponse).outputs[0]
-                on_done(len(output.completions))
+                on_answer(output)
                 return output
 
             tasks = [asyncio.create_task(one(request)) for request in requests]
+            everything = asyncio.gather(*tasks)
+            watch = asyncio.create_task(self._watch(while_waiting))
             try:
-                return list(await asyncio.gather(*tasks))
+                await asyncio.wait({everything, watch}, return_when=asyncio.FIRST_COMPLETED)
+                if not everything.done():
+                    watch.result()
+                return list(await everything)
             finally:
-                for task in tasks:
+                for task in (watch, *tasks):
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                await asyncio.gather(watch, everything, *tasks, return_exceptions=True)
+
+    async def _watch(self, while_waiting: Callable[[], None]) -> None:
+        """Ends with ServerUnreachable once `/health` has not answered for `silence_s`.
+
+        A server that was stopped, or is cut off, keeps connections open: nothing else would tell before the
+        requests' own deadline. It has a connection of its own: those of the requests may all be in use.
+        """
+        heard = time.monotonic()
+        async with httpx.AsyncClient(**self._options) as http:
+            while True:
+                await asyncio.sleep(_HEALTH_EVERY_S)
+                while_waiting()
+                try:
+                    await http.get("/health", timeout=min(_CONNECT_S, self._silence_s))
+                    heard = time.monotonic()
+                except httpx.HTTPError as error:
+                    if time.monotonic() - heard > self._silence_s:
+                        raise self._unreachable(error, "completions") from error
 
     def _call(
         self,
         method: str,
         path: str,
         answer: type[Answer],
-        body: BaseModel | bytes | None = None,
+        body: BaseModel | Iterable[bytes] | None = None,
         headers: dict[str, str] | None = None,
     ) -> Answer:
         json = isinstance(body, BaseModel)
@@ -217,7 +347,10 @@ class RolloutClient:
     def _parse(self, response: httpx.Response, answer: type[Answer]) -> Answer:
         if response.status_code == 200:
             return answer.model_validate_json(response.content)
-        raise RunFailed(f"the rollout server at {self.base_url} answered {response.status_code}: {_why(response)}")
+        raise ServerRefused(
+            response.status_code,
+            f"the rollout server at {self.base_url} answered {response.status_code}: {_why(response)}",
+        )
 
     def _why_not_ready(self) -> str | None:
         try:
@@ -235,6 +368,9 @@ class RolloutClient:
 
 
 _JSON = {"Content-Type": "application/json"}
+
+
+def _nothing() -> None: ...
 
 
 def _why(response: httpx.Response) -> str:

@@ -23,7 +23,11 @@ class ServerConfig:
             `kv_cache_memory_bytes` of `vllm_engine_kwargs`, 2 GiB unless given.
         vllm_engine_kwargs: any further argument of vLLM's engine; it wins over ours.
         served_model_name: the name in `/info`; `None` is `model`.
+        update_policy: what a commit does with running generations: `wait` for them, `abort` them, or `keep` them going
+            on the new weights.
         update_timeout: seconds that an open update may stand still, and that any wait for an update may take.
+        max_pending_requests: most requests that generate or wait to; a further one gets 503.
+        ssl_certfile, ssl_keyfile: PEM files for HTTPS; both or none.
         max_n: most completions a request may ask for.
     """
 
@@ -41,7 +45,11 @@ class ServerConfig:
     trust_remote_code: bool = False
     seed: int = 42
     served_model_name: str | None = None
+    update_policy: str = "wait"
     update_timeout: float = 120.0
+    max_pending_requests: int = 4096
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
     max_n: int = 1024
 
     @classmethod

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from swift_r1.rollout.config import ServerConfig
 from swift_r1.rollout.engines.base import Engine
+from swift_r1.rollout.metrics import ServerMetrics
 from swift_r1.rollout.refusals import Refused
 from swift_r1.rollout.service import RolloutService
 from swift_r1.rollout.weights.expected import Shapes
@@ -33,6 +34,7 @@ class Lifecycle:
     def __init__(self, config: ServerConfig, load: Load) -> None:
         self._config = config
         self._load = load
+        self.metrics = ServerMetrics()
         self.service: RolloutService | None = None
         self.dead: str | None = None
         self.failure: BaseException | None = None
@@ -59,7 +61,7 @@ class Lifecycle:
             self.failure = error
             self.dead = f"the model could not be loaded: {str(error).splitlines()[0] if str(error) else repr(error)}"
             return
-        self.service = RolloutService(self._config, engine, expected)
+        self.service = RolloutService(self._config, engine, expected, self.metrics)
         logger.info(
             "serving %s, %d weights, max_model_len %d", self._config.model, len(expected), engine.info.max_model_len
         )

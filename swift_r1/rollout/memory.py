@@ -60,6 +60,12 @@ class RequestMemory:
                 self._forget(request.request_id, entry)
                 entry.task.cancel()
 
+    def forget_finished(self) -> None:
+        """Called when the weights change: whoever asks again wants completions of the new ones."""
+        for key, entry in list(self._entries.items()):
+            if entry.task.done():
+                self._forget(key, entry)
+
     def _finished(self, request_id: str, entry: _Entry, task: asyncio.Task[RolloutOutput]) -> None:
         if task.cancelled() or task.exception() is not None:
             self._forget(request_id, entry)

@@ -7,6 +7,7 @@ Weight updates are a small transaction under a lease::
     POST   /v1/weights/lease    LeaseRequest   -> Lease            one writer at a time (409 otherwise)
     POST   /v1/weights/begin    UpdateBegin    -> UpdateStatus     opens version N+1
     PUT    /v1/weights/bucket   safetensors bytes, headers below   -> UpdateStatus
+    POST   /v1/weights/file     BucketFile     -> UpdateStatus     the same through a file in shared memory
     POST   /v1/weights/commit   UpdateCommit   -> UpdateStatus     loads all buckets, serves N+1
     POST   /v1/weights/abort    UpdateAbort    -> UpdateStatus     forgets staged buckets, N stays
     DELETE /v1/weights/lease                                       -> UpdateStatus; gives the lease back
@@ -27,6 +28,10 @@ DIGEST_HEADER = "X-Swift-Bucket-SHA256"
 
 FinishReason = Literal["stop", "length", "abort"]
 TokenId = Annotated[int, Field(ge=0)]
+# The limit makes pydantic look into the text: JSON can spell half a character, which nothing behind it can write.
+Text = Annotated[str, Field(max_length=64 << 20)]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+TOP_K_LIMIT = 2**31
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -42,10 +47,10 @@ class SamplingParams(Wire):
     temperature 1. The model's end tokens (generation config included) end a completion unless `ignore_eos`."""
 
     max_tokens: int = Field(gt=0)
-    temperature: float = Field(default=1.0, ge=0.0)
+    temperature: float = Field(default=1.0, ge=0.0, le=1000.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
-    top_k: int = Field(default=-1, ge=-1)
-    stop: tuple[str, ...] = ()
+    top_k: int = Field(default=-1, ge=-1, lt=TOP_K_LIMIT)
+    stop: tuple[Text, ...] = ()
     stop_token_ids: tuple[TokenId, ...] = ()
     ignore_eos: bool = False
 
@@ -68,12 +73,17 @@ class RolloutBatch(Wire):
 
 class Completion(Wire):
     """One completion: `T` tokens, `T` log-probs (natural log, after temperature), and the weight version
-    that wrote them. `token_ids` holds the stop token where there was one."""
+    that wrote them. `token_ids` holds the stop token where there was one.
+
+    Where an update came meanwhile (`--update_policy keep`) all tokens were written by versions from `weight_version` to
+    `newest_weight_version`; None otherwise.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
     weight_version: int
+    newest_weight_version: int | None = None
 
 
 class RolloutOutput(Wire):
@@ -86,14 +96,20 @@ class RolloutResponse(Wire):
 
 
 class ServerInfo(Wire):
-    """Answer of `GET /info`: enough for a trainer to know that it talks to the right server."""
+    """Answer of `GET /info`: enough for a trainer to know that it talks to the right server.
 
+    `instance` is another one at each start of a server. `broken` says why it holds no whole version (a full push
+    repairs that), None where it does.
+    """
+
+    instance: str
     model: str
     engine: str
     engine_version: str
     vocab_size: int
     tokenizer_hash: str
     weight_version: int
+    broken: str | None
     max_model_len: int
     max_n: int
     dtype: str
@@ -115,12 +131,20 @@ class UpdateBegin(Wire):
     version: int = Field(ge=1)
 
 
+class BucketFile(Wire):
+    """Bucket `index` lies as `incoming-<index>` in the folder that `begin` named; `digest` is its SHA-256."""
+
+    version: int = Field(ge=1)
+    index: int = Field(ge=0, lt=1_000_000)
+    digest: Digest
+
+
 class UpdateCommit(Wire):
     """Closes an update. `content_hash` is the SHA-256 over the buckets' SHA-256 digests in order."""
 
     version: int = Field(ge=1)
     buckets: int = Field(ge=1)
-    content_hash: str
+    content_hash: Digest
 
 
 class UpdateAbort(Wire):
@@ -132,13 +156,14 @@ class UpdateStatus(Wire):
     pending_version: int | None
     buckets: int
     seconds: float = 0.0
+    folder: str | None = None  # in shared memory, for buckets as files; only in the answer to `begin`
 
 
 class ScoreRequest(Wire):
     """Body of `POST /v1/score`: log-probs of given tokens under the served weights (the weight probe)."""
 
     sequences: tuple[tuple[TokenId, ...], ...] = Field(min_length=1, max_length=256)
-    temperature: float = Field(default=1.0, gt=0.0)
+    temperature: float = Field(default=1.0, ge=1e-3, le=1000.0)
 
 
 class ScoreResponse(Wire):

@@ -5,18 +5,24 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.lifecycle import Lifecycle
+from swift_r1.rollout.limits import LimitSizes
+from swift_r1.rollout.metrics import CountAnswers
+from swift_r1.rollout.openai.answers import error as openai_error
+from swift_r1.rollout.openai.routes import PATHS as OPENAI_PATHS
+from swift_r1.rollout.openai.routes import add_openai
 from swift_r1.rollout.refusals import EngineDead, Refused
 from swift_r1.rollout.service import RolloutService
 
@@ -33,6 +39,10 @@ def create_app(lifecycle: Lifecycle, api_key: str | None) -> FastAPI:
     _add_state(app, lifecycle)
     _add_generation(app, lifecycle)
     _add_weights(app, lifecycle)
+    add_openai(app, lifecycle, _unless_gone)
+    # The last one added is the first to see a request.
+    app.add_middleware(LimitSizes, answer=lambda status, sentence, path: _error(status, sentence, path=path))
+    app.add_middleware(CountAnswers, metrics=lifecycle.metrics)
     if api_key is not None:
         app.add_middleware(_RequireKey, api_key=api_key)
     return app
@@ -49,6 +59,10 @@ def _add_state(app: FastAPI, lifecycle: Lifecycle) -> None:
     async def ready() -> Response:
         why = lifecycle.why_not_ready
         return JSONResponse({"status": "ready"}) if why is None else _error(503, why, 1)
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(lifecycle.metrics.text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/info", response_model=wire.ServerInfo)
     async def info() -> Response:
@@ -91,6 +105,10 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
     ) -> Response:
         return _json(await service().bucket(lease, version, index, digest, request.stream()))
 
+    @app.post("/v1/weights/file", response_model=wire.UpdateStatus)
+    async def file(body: wire.BucketFile, lease: LeaseToken = None) -> Response:
+        return _json(await service().file(lease, body))
+
     @app.post("/v1/weights/commit", response_model=wire.UpdateStatus)
     async def commit(body: wire.UpdateCommit, lease: LeaseToken = None) -> Response:
         return _json(await service().commit(lease, body))
@@ -102,38 +120,51 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Refused)
-    async def refused(_request: Request, error: Refused) -> Response:
-        return _error(error.status, error.sentence, error.retry_after)
+    async def refused(request: Request, error: Refused) -> Response:
+        return _error(error.status, error.sentence, error.retry_after, request.scope["path"])
 
     @app.exception_handler(EngineDead)
-    async def engine_dead(_request: Request, error: EngineDead) -> Response:
-        return _error(503, str(error))
+    async def engine_dead(request: Request, error: EngineDead) -> Response:
+        return _error(503, str(error), path=request.scope["path"])
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_request: Request, error: RequestValidationError) -> Response:
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
         faults = error.errors()
         first = faults[0]
         # "body", 12 is pydantic's way to say: no JSON at byte 12.
         where = ".".join(str(part) for part in first["loc"] if part not in ("body", "header"))
         more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-        return _error(422, f"{where or 'body'}: {first['msg']}{more}")
+        return _error(422, f"{where or 'body'}: {first['msg']}{more}", path=request.scope["path"], param=where or None)
 
     @app.exception_handler(HTTPException)
-    async def http(_request: Request, error: HTTPException) -> Response:
-        return _error(error.status_code, str(error.detail))
+    async def http(request: Request, error: HTTPException) -> Response:
+        return _error(error.status_code, str(error.detail), path=request.scope["path"], headers=error.headers)
 
     @app.exception_handler(Exception)
-    async def defect(_request: Request, error: Exception) -> Response:
-        return _error(500, f"a defect of the server, its log has the traceback ({type(error).__name__})")
+    async def defect(request: Request, error: Exception) -> Response:
+        sentence = f"a defect of the server, its log has the traceback ({type(error).__name__})"
+        return _error(500, sentence, path=request.scope["path"])
 
 
 def _json(body: BaseModel) -> Response:
     return Response(body.model_dump_json(), media_type="application/json")
 
 
-def _error(status: int, sentence: str, retry_after: int | None = None) -> Response:
-    headers = {"Retry-After": str(retry_after)} if retry_after is not None else None
-    return JSONResponse({"error": sentence}, status_code=status, headers=headers)
+def _error(
+    status: int,
+    sentence: str,
+    retry_after: int | None = None,
+    path: str = "",
+    param: str | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> Response:
+    """One sentence; in OpenAI's shape (and with its 400 for what is not valid) where `path` is OpenAI's."""
+    headers = dict(headers or {}) | ({"Retry-After": str(retry_after)} if retry_after is not None else {})
+    if not path.startswith(OPENAI_PATHS):
+        return JSONResponse({"error": sentence}, status_code=status, headers=headers)
+    status = 400 if status == 422 else status
+    code = "model_not_found" if status == 404 else None
+    return JSONResponse(openai_error(status, sentence, param, code), status_code=status, headers=headers)
 
 
 async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -173,5 +204,5 @@ class _RequireKey:
         if hmac.compare_digest(given, self._expected):
             await self._app(scope, receive, send)
             return
-        answer = _error(401, "this server needs its API key (Authorization: Bearer ...)")
+        answer = _error(401, "this server needs its API key (Authorization: Bearer ...)", path=scope["path"])
         await answer(scope, receive, send)

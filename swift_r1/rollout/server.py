@@ -90,6 +90,8 @@ async def serve(config: ServerConfig, listener: socket.socket) -> int:
             access_log=False,
             timeout_graceful_shutdown=_DRAIN_S,
             timeout_keep_alive=120,
+            ssl_certfile=config.ssl_certfile,
+            ssl_keyfile=config.ssl_keyfile,
         )
     )
     code = _stop_on_signals(server)
@@ -125,7 +127,13 @@ def load_engine(config: ServerConfig):
 
     remove_leftovers()
     expected = expected_weights(config.model, config.trust_remote_code)
-    return start_vllm(config), expected
+    # A terminal's Ctrl-C goes to the engine's processes too, which would end at once: the server decides when they do.
+    # They inherit this thread's mask; SIGTERM, by which they are ended, stays open.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return start_vllm(config), expected
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _stop_on_signals(server) -> list[int]:

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.config import ServerConfig
 from swift_r1.rollout.engines.base import Engine
 from swift_r1.rollout.gate import Gate
+from swift_r1.rollout.limits import check_request, check_tokens
 from swift_r1.rollout.memory import RequestMemory
+from swift_r1.rollout.metrics import ServerMetrics
 from swift_r1.rollout.refusals import EngineDead, Refused
 from swift_r1.rollout.weights.expected import Shapes
 from swift_r1.rollout.weights.header import FLOAT_BYTES
@@ -36,7 +39,7 @@ class RolloutService:
         expected: names and shapes of the model's weights.
     """
 
-    def __init__(self, config: ServerConfig, engine: Engine, expected: Shapes) -> None:
+    def __init__(self, config: ServerConfig, engine: Engine, expected: Shapes, metrics: ServerMetrics) -> None:
         self.config = config
         self.engine = engine
         self.gate = Gate()
@@ -47,18 +50,34 @@ class RolloutService:
         # Held by whoever changes the engine (new weights, another score temperature).
         self._exclusive = asyncio.Lock()
         self._commit: asyncio.Task[None] | None = None
+        self._pending = 0
+        # Generations under way, and why they were stopped where they were.
+        self._running: dict[asyncio.Future[Any], str | None] = {}
+        self._instance = secrets.token_hex(8)
+
+        self.started = int(time.time())
+        self.metrics = metrics
+        self.metrics.gauge("swift_weight_version", "Version of the served weights", lambda: self.updates.version)
+        self.metrics.gauge("swift_running_requests", "Requests in the engine", lambda: self.gate.running)
+        self.metrics.gauge("swift_ready", "1 while generations are let in", lambda: self.gate.why_closed is None)
+
+    @property
+    def model_name(self) -> str:
+        return self.config.served_model_name or self.config.model
 
     # Answers
 
     def info(self) -> wire.ServerInfo:
         known = self.engine.info
         return wire.ServerInfo(
-            model=self.config.served_model_name or self.config.model,
+            instance=self._instance,
+            model=self.model_name,
             engine=known.name,
             engine_version=known.version,
             vocab_size=known.vocab_size,
             tokenizer_hash=known.tokenizer_hash,
             weight_version=self.updates.version,
+            broken=self.updates.broken,
             max_model_len=known.max_model_len,
             max_n=self.config.max_n,
             dtype=known.dtype,
@@ -80,14 +99,14 @@ class RolloutService:
             EngineDead: the engine's process ended.
         """
         for request in batch.requests:
-            self._check_request(request)
+            check_request(request, self.engine.info, self.config.max_n)
         outputs = await _all([self.memory.answer(request, self._generate) for request in batch.requests])
         return wire.RolloutResponse(outputs=tuple(outputs))
 
     async def score(self, request: wire.ScoreRequest) -> wire.ScoreResponse:
         """Log-probs of given tokens; at a temperature other than 1 it has the engine for itself meanwhile."""
         for number, sequence in enumerate(request.sequences):
-            self._check_tokens(f"sequence {number}", sequence)
+            check_tokens(f"sequence {number}", sequence, self.engine.info.vocab_size)
             if not 2 <= len(sequence) < self.engine.info.max_model_len:
                 raise Refused(
                     422,
@@ -95,9 +114,13 @@ class RolloutService:
                     "can be scored",
                 )
         if request.temperature == 1.0:
-            async with self.gate.shared(self.config.update_timeout):
-                version = self.updates.version
-                rows = await _all([self.engine.score(sequence) for sequence in request.sequences])
+            while True:
+                async with self.gate.shared(self.config.update_timeout):
+                    version = self.updates.version
+                    rows = await _all([self.engine.score(sequence) for sequence in request.sequences])
+                    # Where updates do not wait, one may have come meanwhile.
+                    if self.updates.newest_version == version:
+                        break
         else:
             version, rows = await self._score_at(request.temperature, request.sequences)
         return wire.ScoreResponse(logprobs=tuple(rows), weight_version=version)
@@ -117,7 +140,7 @@ class RolloutService:
     async def begin(self, token: str | None, request: wire.UpdateBegin) -> wire.UpdateStatus:
         async with self._gate_follows():
             self.updates.begin(token, request.version)
-        return self.status()
+        return self.status().model_copy(update={"folder": self.staging.shared})
 
     async def bucket(
         self, token: str | None, version: int, index: int, digest: str | None, chunks: AsyncIterator[bytes]
@@ -133,8 +156,20 @@ class RolloutService:
                 raise
         return self.status()
 
+    async def file(self, token: str | None, request: wire.BucketFile) -> wire.UpdateStatus:
+        """As `bucket`, for one that the lease's holder has written into the staging folder."""
+        async with self._gate_follows():
+            self.updates.check_bucket_welcome(token, request.version, request.index)
+            staged = await self.staging.take(request.index, request.digest)
+            try:
+                self.updates.add_bucket(token, request.version, staged)
+            except Refused:
+                self.staging.forget([staged])
+                raise
+        return self.status()
+
     async def commit(self, token: str | None, request: wire.UpdateCommit) -> wire.UpdateStatus:
-        """Loads the staged version into the engine once the running rollouts have finished.
+        """Loads the staged version into the engine; `--update_policy` says what becomes of running rollouts.
 
         Raises:
             Refused: as UpdateMachine says; 503 if rollouts did not finish in time (the update stays open); 500 if
@@ -144,12 +179,17 @@ class RolloutService:
         async with self._gate_follows():
             if self.updates.already_committed(token, request.version, request.content_hash):
                 return self.status()
-            await self.gate.drained(self.config.update_timeout, f"the update to version {request.version}")
+            if self.config.update_policy == "abort":
+                self._abort_running(f"the update to weight version {request.version} stopped it; ask again")
+            if self.config.update_policy != "keep":
+                await self.gate.drained(self.config.update_timeout, f"the update to version {request.version}")
             buckets = self.updates.start_loading(token, request.version, request.buckets, request.content_hash)
             # A task of its own: a trainer that hangs up must not leave the engine half loaded.
             self._commit = asyncio.create_task(self._load(buckets))
             await asyncio.shield(self._commit)
-        return self.status(time.monotonic() - started)
+        seconds = time.monotonic() - started
+        self.metrics.updated(seconds)
+        return self.status(seconds)
 
     async def abort(self, token: str | None, request: wire.UpdateAbort) -> wire.UpdateStatus:
         async with self._gate_follows():
@@ -168,16 +208,32 @@ class RolloutService:
         self.staging.close()
         self.engine.shutdown()
 
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[int]:
+        """Runs the body as a generation; gives the weight version that it begins with.
+
+        Raises:
+            Refused: 503 where it was not let in.
+        """
+        if self._pending >= self.config.max_pending_requests:
+            raise Refused(503, f"{self._pending} requests are under way, which is all that this server takes", 5)
+        self._pending += 1
+        try:
+            async with self.gate.shared(self.config.update_timeout):
+                yield self.updates.version
+        finally:
+            self._pending -= 1
+
     # Inside
 
     async def _generate(self, request: wire.RolloutRequest) -> wire.RolloutOutput:
-        async with self.gate.shared(self.config.update_timeout):
-            version = self.updates.version
+        async with self.admitted() as version:
             seeds: Sequence[int | None] = request.seeds or (None,) * request.n
-            done = await _all(
+            done = await self.abortable(
                 [self.engine.generate(request.prompt_token_ids, request.sampling, seed) for seed in seeds]
             )
-            return wire.RolloutOutput(
+            newest = self.updates.newest_version
+            output = wire.RolloutOutput(
                 request_id=request.request_id,
                 completions=tuple(
                     wire.Completion(
@@ -185,10 +241,31 @@ class RolloutService:
                         logprobs=one.logprobs,
                         finish_reason=one.finish_reason,
                         weight_version=version,
+                        newest_weight_version=newest if newest != version else None,
                     )
                     for one in done
                 ),
             )
+            self.metrics.completed(output)
+            return output
+
+    async def abortable(self, work: Sequence[Awaitable[T]]) -> list[T]:
+        """The results; Refused (503) where an update stopped the work."""
+        task = asyncio.ensure_future(_all(work))
+        self._running[task] = None
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if (why := self._running[task]) is not None:
+                raise Refused(503, why, 1) from None
+            raise
+        finally:
+            del self._running[task]
+
+    def _abort_running(self, why: str) -> None:
+        for task in self._running:
+            self._running[task] = why
+            task.cancel()
 
     async def _score_at(
         self, temperature: float, sequences: Sequence[Sequence[int]]
@@ -215,13 +292,16 @@ class RolloutService:
                 await self.engine.load_weights([bucket.path for bucket in buckets])
             except EngineDead:
                 self.updates.failed("the engine died")
+                self.metrics.update_failed()
                 raise
             except Exception as error:
                 logger.exception("loading weight version %s failed", version)
                 self.updates.failed(_one_line(error))
+                self.metrics.update_failed()
                 raise Refused(500, self.updates.broken or "") from error
             else:
                 self.updates.loaded()
+                self.memory.forget_finished()
             finally:
                 await self._sync_gate()
 
@@ -240,25 +320,6 @@ class RolloutService:
         else:
             await self.gate.close(_UPDATE, f"the update to weight version {pending} by {self.updates.owner}")
         await self.gate.set_broken(self.updates.broken)
-
-    def _check_request(self, request: wire.RolloutRequest) -> None:
-        name, limit = f"request {request.request_id!r}", self.engine.info.max_model_len
-        self._check_tokens(name, request.prompt_token_ids)
-        self._check_tokens(f"stop_token_ids of {name}", request.sampling.stop_token_ids)
-        if request.n > self.config.max_n:
-            raise Refused(422, f"{name} asks for n = {request.n}, this server gives at most {self.config.max_n}")
-        if request.seeds is not None and len(request.seeds) != request.n:
-            raise Refused(422, f"{name} has {len(request.seeds)} seeds for n = {request.n} completions")
-        prompt, new = len(request.prompt_token_ids), request.sampling.max_tokens
-        if prompt + new > limit:
-            raise Refused(422, f"{name} is too long: {prompt} prompt + {new} new tokens, max_model_len is {limit}")
-        if any(not text for text in request.sampling.stop):
-            raise Refused(422, f"{name} has an empty stop string")
-
-    def _check_tokens(self, name: str, tokens: Sequence[int]) -> None:
-        size = self.engine.info.vocab_size
-        if tokens and max(tokens) >= size:
-            raise Refused(422, f"{name} has token {max(tokens)}, the vocabulary ends at {size - 1}")
 
 
 async def _all(work: Sequence[Awaitable[T]]) -> list[T]:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 Metrics = dict[str, float]
 
-_MAXIMUM = ("completions/max_length",)
+_MAXIMUM = ("completions/max_length", "rollout/weight_check")
 _LATEST = ("rollout/weight_version", "learning_rate", "step")
 
 

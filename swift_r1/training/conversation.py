@@ -138,22 +138,39 @@ class Conversation:
         self._spans[-1] = slice(start, len(self.token_ids))
 
     def check_turns(self, token_ids: Sequence[Sequence[int]], loss_mask: Sequence[Sequence[int]]) -> None:
-        """Compares what a scheduler returned at its end, a list a turn; a 0 of its mask leaves a token out.
+        """Compares the rows that a scheduler returned at its end; a 0 of its mask leaves a token out.
+
+        A row begins with a turn of the model; text put to the turn's end and turns that continue it may follow in it.
 
         Raises:
-            TurnFault: these are not the trajectory's turns.
+            TurnFault: these are not the trajectory's tokens.
         """
-        for what, rows in (("response_token_ids", token_ids), ("response_loss_mask", loss_mask)):
-            if rows and len(rows) != self.turns:
-                raise TurnFault(f"{what} has {len(rows)} turns, the model wrote {self.turns}")
-        for turn, (span, ids) in enumerate(zip(self._spans, token_ids, strict=False), start=1):
-            if list(ids[: span.stop - span.start]) != self.token_ids[span]:
-                raise TurnFault(f"response_token_ids of turn {turn} are not the tokens that the model wrote")
-        for turn, (span, mask) in enumerate(zip(self._spans, loss_mask, strict=False), start=1):
-            length = span.stop - span.start
-            if len(mask) not in (length, length + 1):  # one more where the turn's end token was taken back
-                raise TurnFault(f"response_loss_mask of turn {turn} has {len(mask)} values for {length} tokens")
-            self.loss_mask[span] = [was and bool(now) for was, now in zip(self.loss_mask[span], mask, strict=False)]
+        if token_ids and loss_mask and list(map(len, token_ids)) != list(map(len, loss_mask)):
+            raise TurnFault("response_token_ids and response_loss_mask have rows of different lengths")
+        turn = 0
+        for number, row in enumerate(token_ids or loss_mask):
+            if turn == len(self._spans):
+                raise TurnFault(f"there are {len(token_ids or loss_mask)} rows, the model wrote {self.turns} turns")
+            start, end = self._spans[turn].start, self._spans[turn].start + len(row)
+            if not token_ids and end - self._spans[turn].stop not in (0, 1):  # 1: an end token that was taken back
+                length = self._spans[turn].stop - start
+                raise TurnFault(f"response_loss_mask of turn {turn + 1} has {len(row)} values for {length} tokens")
+            if token_ids and list(row) != self.token_ids[start:end]:
+                end -= 1  # but for a last end token, which was taken back
+                if row[-1] not in self._ends or list(row[:-1]) != self.token_ids[start:end]:
+                    raise TurnFault(f"row {number} of response_token_ids are not the tokens of turn {turn + 1}")
+            for place, trained in zip(range(start, end), loss_mask[number] if loss_mask else (), strict=False):
+                self.loss_mask[place] = self.loss_mask[place] and bool(trained)
+            turn += 1
+            while turn < len(self._spans) and self._spans[turn].start < end:
+                turn += 1
+        if (token_ids or loss_mask) and turn < len(self._spans):
+            raise TurnFault(f"the rows end at turn {turn}, the model wrote {self.turns}")
+
+    @property
+    def turn_token_ids(self) -> tuple[tuple[int, ...], ...]:
+        """The model's turns."""
+        return tuple(tuple(self.token_ids[span]) for span in self._spans)
 
     def _extend(self, token_ids: Sequence[int], logprobs: Sequence[float], *, trained: bool) -> None:
         self.token_ids += token_ids

@@ -7,6 +7,7 @@ formulas and where they round are transformers'. On other devices a model stays 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from types import MethodType, SimpleNamespace
 from typing import Any
@@ -130,22 +131,37 @@ def _is_gated_mlp(module: nn.Module) -> bool:
 
 def _norms_alike(kind: type) -> bool:
     """Whether the class's own forward is `rms_norm`, on a stand-in: real weights may be partitioned (ZeRO-3)."""
-    hidden, weight = torch.linspace(-3, 2, 64).view(4, 16), torch.linspace(0.5, 1.5, 16)
-    return _alike(kind, SimpleNamespace(weight=weight, variance_epsilon=1e-3), hidden, rms_norm(hidden, weight, 1e-3))
+    hidden, weight = torch.linspace(-3, 2, 1024).view(64, 16), torch.linspace(0.5, 1.5, 16)
+    return all(
+        _alike(kind, SimpleNamespace(weight=weight.to(dtype), variance_epsilon=1e-3), hidden.to(dtype), _norm_forward)
+        for dtype in (torch.float32, torch.bfloat16)
+    )
 
 
 def _mlps_alike(kind: type, act_fn: Any) -> bool:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         layers = {name: nn.Linear(16, 16, bias=False) for name in ("gate_proj", "up_proj", "down_proj")}
-    module = SimpleNamespace(act_fn=act_fn, **layers)
-    hidden = torch.linspace(-3, 2, 64).view(4, 16)
-    return _alike(kind, module, hidden, _mlp_forward(module, hidden))
+    hidden = torch.linspace(-3, 2, 1024).view(64, 16)
+    return all(
+        _alike(
+            kind,
+            SimpleNamespace(act_fn=act_fn, **{name: layer.to(dtype) for name, layer in layers.items()}),
+            hidden.to(dtype),
+            _mlp_forward,
+        )
+        for dtype in (torch.float32, torch.bfloat16)
+    )
 
 
-def _alike(kind: Any, module: Any, hidden: Tensor, expected: Tensor) -> bool:
+def _alike(kind: Any, module: Any, hidden: Tensor, forward: Callable[[Any, Tensor], Tensor]) -> bool:
+    """Whether both forwards round alike: nearly all values are the same to the bit, and all to rounding."""
+    if len(inspect.signature(kind.forward).parameters) != 2:  # a gate, a residual: not only the states
+        return False
     try:
-        own = kind.forward(module, hidden)
+        with torch.no_grad():
+            own, ours = kind.forward(module, hidden), forward(module, hidden)
     except AttributeError:  # it uses more than the stand-in has
         return False
-    return bool(torch.allclose(own, expected, rtol=1e-5, atol=1e-6))
+    close = torch.allclose(own, ours, rtol=1e-5 if hidden.dtype == torch.float32 else 1e-2, atol=1e-6)
+    return close and (own != ours).float().mean().item() < (0.02 if hidden.dtype == torch.bfloat16 else 1.0)

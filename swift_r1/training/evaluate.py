@@ -10,14 +10,14 @@ from swift_r1.data.types import Prompt
 from swift_r1.rewards.combine import Composition
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
 from swift_r1.training.multi_turn import Turns
-from swift_r1.training.rollouts import OnDone, completion_seed
+from swift_r1.training.rollouts import OnDone, completion_seed, ignore_output
 from swift_r1.training.scoring import (
+    OpenRewards,
     ScoredCompletion,
-    Scorer,
+    Scoring,
     completion_metrics,
     completion_row,
     reward_metrics,
-    score,
 )
 
 
@@ -33,7 +33,7 @@ class Judge(Protocol):
     """What scoring needs; only the main rank has it."""
 
     @property
-    def scorer(self) -> Scorer: ...
+    def open_rewards(self) -> OpenRewards: ...
 
     @property
     def decode(self) -> Callable[[Sequence[int]], str]: ...
@@ -72,17 +72,25 @@ class Evaluator:
     ) -> Evaluation | None:
         """Collective; the result is on the main rank. The seeds do not depend on the step, so that two
         evaluations differ by their weights alone."""
-        outputs = []
+        scoring, requests = None, None
+        if main:
+            requests = [self._request(prompt, step) for prompt in self.prompts]
+            state = {"global_step": step, "max_steps": max_steps}
+            scoring = Scoring(
+                self.prompts,
+                [request.request_id for request in requests],
+                main.decode,
+                main.open_rewards,
+                Composition(tuple(weights)),
+                state,
+            )
+        on_output = scoring.add if scoring else ignore_output
         for start in range(0, self.num_prompts, self.chunk):
-            part = self.prompts[start : start + self.chunk]
-            requests = [self._request(prompt, step) for prompt in part] if main else None
-            outputs += turns.generate(part, requests, on_done) or []
-        if main is None:
+            part = slice(start, start + self.chunk)
+            turns.generate(self.prompts[part], requests[part] if requests else None, on_done, on_output)
+        if scoring is None:
             return None
-        state = {"global_step": step, "max_steps": max_steps}
-        scored, columns, _batch = score(
-            self.prompts, outputs, main.decode, main.scorer, Composition(tuple(weights)), state
-        )
+        scored, columns, _batch = scoring.result()
         metrics: dict[str, float] = {}
         for dataset in sorted({item.prompt.dataset for item in scored}):
             chosen = [number for number, item in enumerate(scored) if item.prompt.dataset == dataset]

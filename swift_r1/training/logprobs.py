@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 LOGITS_BYTES = 64 * 2**20
-_WORDS = 8192
 """Float32 logits that one chunk may occupy, in bytes."""
+
+_WORDS = 8192
 
 
 class LogitForm(NamedTuple):
@@ -65,7 +66,7 @@ def selective_logprobs(
         bias: `[V]` or None.
         form: what the architecture does to its logits.
         temperature: divides the logits, as the sampler did; > 0.
-        chunk_size: rows at a time; by default what fits into 128 MiB of float32 logits.
+        chunk_size: rows at a time; by default equal chunks of at most 64 MiB of float32 logits.
 
     Returns:
         `[N]` float32, differentiable with respect to `hidden`, `weight` and `bias`.

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from swift_r1.algorithms import LossConfig, group_advantages, groups_without_signal
 from swift_r1.arguments import Plan, RlhfArguments
+from swift_r1.data.types import Prompt
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.monitor import InvalidRewardMonitor
@@ -33,19 +34,19 @@ from swift_r1.training.open_round import OpenRound, batch_of, round_tensors, wit
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.prompts import PromptStream
 from swift_r1.training.rng import restore_rng
-from swift_r1.training.rollouts import Rollouts, completion_seed
+from swift_r1.training.rollouts import Rollouts, completion_seed, ignore_output
 from swift_r1.training.run_state import Fingerprint, RunState, log_sizes
 from swift_r1.training.saving import Saved, Saver, optimizer_tensors, reference_tensors, rng_of, round_tensors_of
 from swift_r1.training.scoring import (
+    OpenRewards,
     ScoredRound,
-    Scorer,
     Scores,
+    Scoring,
     completion_metrics,
     completion_row,
     loss_mask,
     pooled_columns,
     reward_metrics,
-    score,
 )
 from swift_r1.training.step import (
     TrainingBatch,
@@ -68,7 +69,7 @@ class MainRank:
     """What only the main rank has: the prompts and the rewards."""
 
     prompts: PromptStream
-    scorer: Scorer
+    open_rewards: OpenRewards
     monitor: InvalidRewardMonitor
     decode: Callable[[Sequence[int]], str]
 
@@ -272,6 +273,7 @@ class Trainer:
     def sample(self, count: int, first: int) -> Scores | None:
         """Completions of the next `count` prompts and their rewards, on the main rank.
 
+        Rewards are computed while other completions are still generated; `time/reward` is what is left of that.
         `first` is how many prompts this round has asked for already.
         """
         parts, main, recorder = self.parts, self.parts.main, self.parts.recorder
@@ -289,19 +291,36 @@ class Trainer:
             )
             for position, prompt in enumerate(prompts, start=first)
         ]
+        scoring = self.scoring(prompts, requests, first) if main else None
         recorder.phase("generating", count * self.plan.num_generations)
         parts.watchdog.progress("generation")
         with self.timed("generate"):
-            outputs = parts.turns.generate(prompts, requests if main else None, self.completions_done)
+            parts.turns.generate(
+                prompts,
+                requests if main else None,
+                self.completions_done,
+                scoring.add if scoring else ignore_output,
+            )
         recorder.phase_end()
-        if main is None:
+        if scoring is None:
             return None
-        assert outputs is not None
         parts.watchdog.progress("the rewards")
         with self.timed("reward"):
-            state = {"global_step": self.outcome.steps, "max_steps": self.plan.total_steps}
-            compose = Composition.from_flags(self.args)
-            return score(prompts, outputs, main.decode, main.scorer, compose, state, first_group=first)
+            return scoring.result()
+
+    def scoring(self, prompts: Sequence[Prompt], requests: Sequence[RolloutRequest], first: int) -> Scoring:
+        """Takes completions of these prompts as they come, and has their rewards at the end."""
+        main = self.parts.main
+        assert main is not None
+        return Scoring(
+            prompts,
+            [request.request_id for request in requests],
+            main.decode,
+            main.open_rewards,
+            Composition.from_flags(self.args),
+            {"global_step": self.outcome.steps, "max_steps": self.plan.total_steps},
+            first_group=first,
+        )
 
     def completions_done(self, count: int) -> None:
         """`count` more completions have ended."""
@@ -460,7 +479,8 @@ class Trainer:
         seconds = sum(times.values())
         tokens = int(round_.batch.loss_mask.sum()) / self.plan.optimizer_steps_per_round
         times |= {"time/step": seconds, "tokens_per_second": tokens / seconds}
-        self.parts.recorder.step(self.outcome.steps, metrics | times, last)
+        metrics = metrics | times | self.parts.rollouts.take_metrics()
+        self.parts.recorder.step(self.outcome.steps, metrics, last)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
@@ -26,7 +26,7 @@ from swift_r1.rewards.construct import describe
 from swift_r1.rollout import protocol as wire
 from swift_r1.training.conversation import TurnFault
 from swift_r1.training.distributed import Ranks
-from swift_r1.training.rollouts import OnDone, Rollouts
+from swift_r1.training.rollouts import OnDone, OnOutput, Rollouts, ignore_output
 from swift_r1.training.turn_engine import Play, playing
 
 T = TypeVar("T")
@@ -39,7 +39,8 @@ class Trajectory(wire.Completion):
         loss_mask: one a token, True where it is trained; log-probs are 0 where the model did not write it.
         prompt: the prompt of the first turn, with its tokens (an environment makes its own).
         messages: the whole conversation.
-        text: the model's last turn.
+        text: the last message: the model's last turn, as the scheduler left it.
+        turn_token_ids: of each turn of the model.
         turns: of the model.
         infos: what the scheduler noted; `num_turns` at least.
     """
@@ -49,6 +50,7 @@ class Trajectory(wire.Completion):
     messages: list[dict[str, Any]]
     text: str
     turns: int
+    turn_token_ids: tuple[tuple[int, ...], ...]
     infos: dict[str, Any]
 
 
@@ -60,8 +62,12 @@ class Turns(Protocol):
         prompts: Sequence[Prompt],
         requests: Sequence[wire.RolloutRequest] | None,
         on_done: OnDone,
+        on_output: OnOutput,
     ) -> list[wire.RolloutOutput] | None:
-        """Completions of all requests, in order, on the main rank. Collective; the others pass no requests."""
+        """Completions of all requests, in order, on the main rank. Collective; the others pass no requests.
+
+        `on_output` is given each request's as soon as they are there, in any order.
+        """
         ...
 
 
@@ -76,8 +82,9 @@ class OneTurn:
         prompts: Sequence[Prompt],
         requests: Sequence[wire.RolloutRequest] | None,
         on_done: OnDone,
+        on_output: OnOutput,
     ) -> list[wire.RolloutOutput] | None:
-        return self.rollouts.generate(requests, on_done)
+        return self.rollouts.generate(requests, on_done, on_output)
 
 
 class MultiTurn:
@@ -91,27 +98,28 @@ class MultiTurn:
         prompts: Sequence[Prompt],
         requests: Sequence[wire.RolloutRequest] | None,
         on_done: OnDone,
+        on_output: OnOutput,
     ) -> list[wire.RolloutOutput] | None:
+        ended: dict[int, wire.RolloutOutput] = {}
         if self.stage is not None:
             assert requests is not None
             self.stage.begin(prompts, requests)
         while True:
-            asked = self.stage.asked(on_done) if self.stage else None
+            asked = None
+            if self.stage is not None and requests is not None:
+                asked = self.stage.asked(on_done)
+                for number, output in self.stage.outputs(requests):
+                    if number not in ended:
+                        ended[number] = output
+                        on_output(output)
             count = self.ranks.broadcast(None if asked is None else [torch.tensor([len(asked)])])[0]
             if not int(count):
                 break
-            outputs = self.rollouts.generate(asked, lambda _count: None)
+            outputs = self.rollouts.generate(asked, lambda _count: None, ignore_output)
             if self.stage is not None:
                 assert outputs is not None
                 self.stage.answer([output.completions[0] for output in outputs])
-        if self.stage is None:
-            return None
-        assert requests is not None
-        done = iter(self.stage.trajectories())
-        return [
-            wire.RolloutOutput(request_id=one.request_id, completions=tuple(next(done) for _ in range(one.n)))
-            for one in requests
-        ]
+        return None if requests is None else [ended[number] for number in range(len(requests))]
 
 
 class Stage:
@@ -180,8 +188,14 @@ class Stage:
 
         self._call(resume())
 
-    def trajectories(self) -> list[Trajectory]:
-        return [task.result() for task in self._tasks]
+    def outputs(self, requests: Sequence[wire.RolloutRequest]) -> Iterator[tuple[int, wire.RolloutOutput]]:
+        """The number and the trajectories of each request all of whose trajectories have ended."""
+        tasks = iter(self._tasks)
+        for number, request in enumerate(requests):
+            own = [next(tasks) for _ in range(request.n)]
+            if all(task.done() for task in own):
+                trajectories = tuple(task.result() for task in own)
+                yield number, wire.RolloutOutput(request_id=request.request_id, completions=trajectories)
 
     def close(self) -> None:
         """Ends what still runs. A scheduler that hangs is left to its thread, which ends with the process."""
@@ -238,7 +252,7 @@ class Stage:
                 f"{slow[0] if slow else '?'}) longer than --multi_turn_timeout {self._timeout:g} s"
             ) from error
         ended = [(play, task) for play, task in zip(self._plays, self._tasks, strict=True) if task.done()]
-        failures = [(play, failure) for play, task in ended if (failure := task.exception()) is not None]
+        failures = [(play, failure) for play, task in ended if (failure := _failure(task)) is not None]
         for play, failure in failures:
             raise RunFailed(
                 f"--multi_turn_scheduler {self._name} failed in {play.request.request_id}: {describe(failure)}"
@@ -246,10 +260,15 @@ class Stage:
         return result
 
 
+def _failure(task: asyncio.Task[Any]) -> BaseException | None:
+    return asyncio.CancelledError("a task inside was cancelled") if task.cancelled() else task.exception()
+
+
 def _run_of(scheduler: Any) -> Callable[..., Awaitable[Any]]:
     """A scheduler's `run`; but ours where it is the real ms-swift's loop over the turns, which keeps tokens itself."""
-    inherited = type(scheduler).run.__module__.startswith("swift.") and hasattr(scheduler, "step")
-    return partial(MultiTurnScheduler.run, scheduler) if inherited else scheduler.run
+    run = type(scheduler).run
+    theirs = run.__module__.startswith("swift.") and run.__qualname__ == "MultiTurnScheduler.run"
+    return partial(MultiTurnScheduler.run, scheduler) if theirs else scheduler.run
 
 
 def _trajectory(play: Play, output: Any) -> Trajectory:
@@ -265,6 +284,8 @@ def _trajectory(play: Play, output: Any) -> Trajectory:
         raise TurnFault("the trajectory ended without a turn of the model")
     conversation.check_turns(output.response_token_ids or [], output.response_loss_mask or [])
     end = conversation.sampled_length
+    messages = output.messages or conversation.messages
+    text = messages[-1]["content"] if messages[-1]["role"] == "assistant" else conversation.text
     return Trajectory(
         token_ids=tuple(conversation.token_ids[:end]),
         logprobs=tuple(conversation.logprobs[:end]),
@@ -272,8 +293,9 @@ def _trajectory(play: Play, output: Any) -> Trajectory:
         weight_version=play.weight_version,
         loss_mask=tuple(conversation.loss_mask[:end]),
         prompt=play.prompt,
-        messages=output.messages or conversation.messages,
-        text=conversation.text,
+        messages=messages,
+        text=text,
         turns=conversation.turns,
+        turn_token_ids=conversation.turn_token_ids,
         infos={"num_turns": conversation.turns} | (output.rollout_infos or {}),
     )

@@ -1,5 +1,7 @@
 """Completions for the loop, from this process's own weights or from a rollout server, by the same calls.
 
+Here is what the two have in common, and the first; `server_rollouts.py` has the second.
+
 All methods are collective: every rank calls them, the main rank passes and receives.
 """
 
@@ -9,22 +11,22 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from swift_r1.errors import RunFailed
 from swift_r1.rollout.engines.transformers import TransformersEngine
 from swift_r1.rollout.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.distributed import Ranks
-from swift_r1.training.lora import policy_weights
-
-if TYPE_CHECKING:
-    from swift_r1.rollout.client import RolloutClient
 
 OnDone = Callable[[int], None]
+"""Told how many more completions have ended."""
+
+OnOutput = Callable[[RolloutOutput], None]
+"""Given each request's completions as soon as all of them are there, on the main rank; must not wait."""
+
 _FINISH_REASONS = ("stop", "length", "abort")
 
 
@@ -35,7 +37,9 @@ class Rollouts(Protocol):
     max_model_length: int | None
     """Longest prompt with completion in tokens, known on the main rank; None for no limit."""
 
-    def generate(self, requests: Sequence[RolloutRequest] | None, on_done: OnDone) -> list[RolloutOutput] | None:
+    def generate(
+        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
+    ) -> list[RolloutOutput] | None:
         """Completions of all requests, in order, on the main rank."""
         ...
 
@@ -47,52 +51,19 @@ class Rollouts(Protocol):
         """The run goes on after `weight_version` was published."""
         ...
 
+    def take_metrics(self) -> dict[str, float]:
+        """What there is to log since the last call."""
+        ...
+
+
+def ignore_output(_output: RolloutOutput) -> None:
+    """The `OnOutput` of one who waits for all of them."""
+
 
 def completion_seed(run_seed: int, *where: object) -> int:
     """A completion's own seed, 63 bits, from the run's seed and its place in the run."""
     text = "/".join(map(str, (run_seed, *where)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
-
-
-class ServerRollouts:
-    """A `swift rollout` server; only the main rank talks to it, all ranks gather the weights."""
-
-    def __init__(
-        self,
-        client: RolloutClient | None,
-        backend: Backend,
-        first_version: int,
-        max_model_length: int | None,
-    ) -> None:
-        self.client, self.backend, self.max_model_length = client, backend, max_model_length
-        self.weight_version = first_version
-
-    def generate(self, requests: Sequence[RolloutRequest] | None, on_done: OnDone) -> list[RolloutOutput] | None:
-        if self.client is None:
-            return None
-        assert requests is not None
-        outputs = self.client.generate(requests, on_done)
-        for output in outputs:
-            for completion in output.completions:
-                if completion.finish_reason == "abort" or completion.weight_version != self.weight_version:
-                    raise RunFailed(
-                        f"the rollout server answered with weight version {completion.weight_version} "
-                        f"({completion.finish_reason}) where {self.weight_version} was published: "
-                        "another trainer may be writing to it"
-                    )
-        return outputs
-
-    def resume(self, weight_version: int) -> None:
-        """Nothing to do: a server counts by itself, over all runs that it has served."""
-
-    def publish_weights(self) -> None:
-        self.weight_version += 1
-        buckets = self.backend.weight_buckets(policy_weights(self.backend.model))
-        if self.client is None:
-            for _bucket in buckets:
-                pass
-        else:
-            self.client.push_weights(self.weight_version, buckets)
 
 
 class EmbeddedRollouts:
@@ -110,11 +81,23 @@ class EmbeddedRollouts:
         self.engine.model = self.backend.generation_model()
         self.weight_version += 1
 
-    def generate(self, requests: Sequence[RolloutRequest] | None, on_done: OnDone) -> list[RolloutOutput] | None:
+    def take_metrics(self) -> dict[str, float]:
+        return {}
+
+    def generate(
+        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
+    ) -> list[RolloutOutput] | None:
+        """As of `Rollouts`; the completions of the other ranks are given to `on_output` at the end."""
         tensors = self.ranks.broadcast(_flatten_requests(requests) if requests is not None else None)
         everyones = _restore_requests(tensors)
         mine = everyones[self.ranks.rank :: self.ranks.world_size]
-        outputs = self.engine.generate(mine, self.weight_version, on_done)
+        own = list(requests or ())[self.ranks.rank :: self.ranks.world_size]
+
+        def ended(number: int, output: RolloutOutput) -> None:
+            if own:
+                on_output(RolloutOutput(request_id=own[number].request_id, completions=output.completions))
+
+        outputs = self.engine.generate(mine, self.weight_version, on_done, ended)
         flat = _Completions.of([completion for output in outputs for completion in output.completions])
         gathered = [self.ranks.gather(tensor) for tensor in (flat.lengths, flat.reasons, flat.tokens, flat.logprobs)]
         if requests is None:
@@ -126,7 +109,9 @@ class EmbeddedRollouts:
             for number in range(rank, len(requests), self.ranks.world_size):
                 request = requests[number]
                 taken, completions = completions[: request.n], completions[request.n :]
-                restored[number] = RolloutOutput(request_id=request.request_id, completions=tuple(taken))
+                restored[number] = output = RolloutOutput(request_id=request.request_id, completions=tuple(taken))
+                if rank != self.ranks.rank:
+                    on_output(output)
         return [output for output in restored if output is not None]
 
 

@@ -32,6 +32,7 @@ from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines.transformers import TransformersEngine
 from swift_r1.rollout.identity import tokenizer_hash
+from swift_r1.rollout.link import Expected, ServerLink
 from swift_r1.rollout.protocol import SamplingParams
 from swift_r1.tracking.console import RunConsole
 from swift_r1.tracking.jsonl import JsonLines
@@ -50,10 +51,11 @@ from swift_r1.training.policy import load_model
 from swift_r1.training.probes import check_fused_head, choose_cut
 from swift_r1.training.prompts import PromptStream
 from swift_r1.training.rng import seed_everything
-from swift_r1.training.rollouts import EmbeddedRollouts, Rollouts, ServerRollouts, completion_seed
+from swift_r1.training.rollouts import EmbeddedRollouts, Rollouts, completion_seed
 from swift_r1.training.run_lock import run_folder_held
 from swift_r1.training.run_state import Fingerprint, RunState, truncate_logs
 from swift_r1.training.saving import Saver
+from swift_r1.training.server_rollouts import ServerRollouts
 from swift_r1.training.stopping import OUT_OF_TIME, StopRequest
 from swift_r1.training.turn_engine import Limits, Opening, TurnEngine
 from swift_r1.training.watchdog import Watchdog
@@ -205,7 +207,7 @@ def _main_rank(
     monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio, invalid.write)
     main_rank = MainRank(
         prompts=prompts,
-        scorer=pool.score,
+        open_rewards=pool.open,
         monitor=monitor,
         decode=lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
     )
@@ -263,22 +265,14 @@ def _rollouts(
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
         return EmbeddedRollouts(TransformersEngine(backend.generation_model(), tokenizer, ends, pad), backend, ranks)
-    client, version, longest = None, torch.zeros(1, dtype=torch.long), None
+    link, version = None, None
     if ranks.is_main:
         client = cleanup.enter_context(RolloutClient(str(args.rollout_base_url), args.api_key))
-        info = client.wait_until_ready(args.vllm_server_timeout)
-        if info.tokenizer_hash != tokenizer_hash(tokenizer) or info.vocab_size != vocab_size:
-            raise UsageError(
-                f"the rollout server serves {info.model}, whose tokenizer or vocabulary is not that of --model "
-                f"{args.model}: start it with `swift rollout --model {args.model}`"
-            )
-        if args.max_length and info.max_model_len < args.max_length + args.max_completion_length:
-            logger.warning(
-                "the rollout server takes %d tokens, less than --max_length %d + --max_completion_length %d",
-                *(info.max_model_len, args.max_length, args.max_completion_length),
-            )
-        version[0], longest = info.weight_version, info.max_model_len
-    return ServerRollouts(client, backend, int(ranks.broadcast([version] if ranks.is_main else None)[0]), longest)
+        longest = args.max_length + args.max_completion_length if args.max_length else None
+        expected = Expected(args.model, tokenizer_hash(tokenizer), vocab_size, longest)
+        link = ServerLink(client, expected, args.vllm_server_timeout, args.weight_transport)
+        version = [torch.tensor([link.first.weight_version])]
+    return ServerRollouts(link, backend, ranks, int(ranks.broadcast(version)[0]), args.weight_check_steps)
 
 
 def _stage(args: RlhfArguments, tokenizer: Any, ends: tuple[int, ...], model_length: int | None) -> Stage:
@@ -288,7 +282,7 @@ def _stage(args: RlhfArguments, tokenizer: Any, ends: tuple[int, ...], model_len
     engine = TurnEngine(
         Opening(encoder, ends),
         lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
-        Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns),
+        Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature),
         stage.notify,
     )
     gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.use_gym_env else {}

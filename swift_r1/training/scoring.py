@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from swift_r1.data.types import Prompt
 from swift_r1.rewards.combine import Composition
@@ -48,7 +48,16 @@ class ScoredRound:
             self.trained[group] = fresh.completions[number * size : (number + 1) * size]
 
 
-Scorer = Callable[[RewardBatch], Sequence[RewardColumn]]
+class OpenBatch(Protocol):
+    """A batch that reward functions score while its groups are added."""
+
+    def add(self, first: int, part: RewardBatch) -> None: ...
+
+    def result(self) -> tuple[RewardBatch, Sequence[RewardColumn]]: ...
+
+
+OpenRewards = Callable[[Mapping[str, int]], OpenBatch]
+"""Opens a batch; takes the trainer state that its rewards are called with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,60 +81,96 @@ class ScoredCompletion:
     objective: float
 
 
-def score(
-    prompts: Sequence[Prompt],
-    outputs: Sequence[RolloutOutput],
-    decode: Callable[[Sequence[int]], str],
-    scorer: Scorer,
-    compose: Composition,
-    trainer_state: Mapping[str, int],
-    first_group: int = 0,
-) -> Scores:
-    """Scores all given completions in one call a function; groups stay together and in order, and are numbered from
-    `first_group`."""
-    pairs = [
-        (group, completion.prompt if isinstance(completion, Trajectory) else prompt, output.request_id, completion)
-        for group, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), start=first_group)
-        for completion in output.completions
-    ]
-    texts = [
-        completion.text if isinstance(completion, Trajectory) else decode(completion.token_ids)
-        for *_, completion in pairs
-    ]
-    columns = {name: [prompt.columns.get(name) for _, prompt, *_ in pairs] for name in _column_names(prompts)}
-    columns |= {
-        "messages": [
-            completion.messages
-            if isinstance(completion, Trajectory)
-            else [*map(dict, prompt.messages), {"role": "assistant", "content": text}]
-            for (_, prompt, _, completion), text in zip(pairs, texts, strict=True)
-        ],
-        "prompt_id": [prompt.prompt_id for _, prompt, *_ in pairs],
-        "request_id": [request_id for _, _, request_id, _ in pairs],
-        "dataset": [prompt.dataset for _, prompt, *_ in pairs],
-        "finish_reason": [completion.finish_reason for *_, completion in pairs],
-        "is_truncated": [completion.finish_reason == "length" for *_, completion in pairs],
-        "response_token_ids": [list(completion.token_ids) for *_, completion in pairs],
-    }
-    if all(isinstance(completion, Trajectory) for *_, completion in pairs):
-        columns["rollout_infos"] = [completion.infos for *_, completion in pairs]
-    batch = RewardBatch(texts, columns, len(outputs[0].completions), trainer_state)
-    results = list(scorer(batch))
-    totals = compose(results, columns["is_truncated"], batch.group_size)
-    scored = [
-        ScoredCompletion(
-            request_id,
-            group,
-            prompt,
-            completion,
-            text,
-            {column.name: column.values[i] for column in results},
-            totals.rewards[i],
-            totals.objectives[i],
-        )
-        for i, ((group, prompt, request_id, completion), text) in enumerate(zip(pairs, texts, strict=True))
-    ]
-    return Scores(scored, results, batch)
+class Scoring:
+    """Gives each prompt's completions to the reward functions as they come, and puts all of it together at the end.
+
+    The result does not depend on the order in which they came.
+
+    Args:
+        prompts: those that completions are asked for, in order; they are numbered from `first_group`.
+        request_ids: of the prompts; the outputs' tell whose they are.
+        decode: token ids to text.
+        open_rewards: of the reward functions.
+        compose: their values to one reward.
+        trainer_state: what the rewards are told of the run.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[Prompt],
+        request_ids: Sequence[str],
+        decode: Callable[[Sequence[int]], str],
+        open_rewards: OpenRewards,
+        compose: Composition,
+        trainer_state: Mapping[str, int],
+        first_group: int = 0,
+    ) -> None:
+        self._prompts, self._decode, self._compose, self._first = prompts, decode, compose, first_group
+        self._places = {request_id: place for place, request_id in enumerate(request_ids)}
+        if len(self._places) != len(prompts):
+            raise ValueError(f"{len(prompts)} prompts have {len(self._places)} different request ids")
+        self._names = sorted({name for prompt in prompts for name in prompt.columns})
+        self._batch = open_rewards(trainer_state)
+        self._groups: dict[int, list[ScoredCompletion]] = {}
+
+    def add(self, output: RolloutOutput) -> None:
+        """Takes all completions of one prompt; does not wait for their rewards."""
+        place = self._places[output.request_id]
+        group = [self._unscored(place, output.request_id, completion) for completion in output.completions]
+        self._groups[place] = group
+        self._batch.add(place, self._reward_batch(group))
+
+    def result(self) -> Scores:
+        """Everything scored, in the order of the prompts; waits for the rewards.
+
+        Raises:
+            ValueError: completions of a prompt were not added.
+        """
+        if len(self._groups) != len(self._prompts):
+            raise ValueError(f"{len(self._prompts) - len(self._groups)} prompts have no completions")
+        batch, columns = self._batch.result()
+        totals = self._compose(columns, batch.columns["is_truncated"], batch.group_size)
+        completions = [item for place in sorted(self._groups) for item in self._groups[place]]
+        scored = [
+            replace(
+                item,
+                rewards={column.name: column.values[i] for column in columns},
+                reward=totals.rewards[i],
+                objective=totals.objectives[i],
+            )
+            for i, item in enumerate(completions)
+        ]
+        return Scores(scored, list(columns), batch)
+
+    def _unscored(self, place: int, request_id: str, completion: Completion) -> ScoredCompletion:
+        played = completion if isinstance(completion, Trajectory) else None
+        prompt = played.prompt if played else self._prompts[place]
+        text = played.text if played else self._decode(completion.token_ids)
+        return ScoredCompletion(request_id, self._first + place, prompt, completion, text, {}, math.nan, math.nan)
+
+    def _reward_batch(self, group: Sequence[ScoredCompletion]) -> RewardBatch:
+        columns: dict[str, list[Any]] = {
+            name: [item.prompt.columns.get(name) for item in group] for name in self._names
+        }
+        columns |= {
+            "messages": [_messages(item) for item in group],
+            "prompt_id": [item.prompt.prompt_id for item in group],
+            "request_id": [item.request_id for item in group],
+            "dataset": [item.prompt.dataset for item in group],
+            "finish_reason": [item.completion.finish_reason for item in group],
+            "is_truncated": [item.completion.finish_reason == "length" for item in group],
+            "response_token_ids": [_written_ids(item.completion) for item in group],
+        }
+        played = [item.completion for item in group if isinstance(item.completion, Trajectory)]
+        if len(played) == len(group):
+            columns["rollout_infos"] = [one.infos for one in played]
+        return RewardBatch([item.text for item in group], columns, len(group))
+
+
+def _messages(item: ScoredCompletion) -> list[dict[str, Any]]:
+    if isinstance(item.completion, Trajectory):
+        return item.completion.messages
+    return [*map(dict, item.prompt.messages), {"role": "assistant", "content": item.text}]
 
 
 def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardColumn]) -> dict[str, float]:
@@ -153,6 +198,13 @@ def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardC
             metrics[f"rewards/{column.name}/invalid/{kind}"] = count / len(column.values)
         metrics[f"rewards/{column.name}/seconds"] = column.seconds
     return metrics
+
+
+def _written_ids(completion: Completion) -> list[Any]:
+    """The tokens that the policy wrote; of several turns a list each."""
+    if isinstance(completion, Trajectory):
+        return list(map(list, completion.turn_token_ids))
+    return list(completion.token_ids)
 
 
 def loss_mask(completion: Completion) -> Sequence[bool]:
@@ -212,10 +264,6 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
         **({"dropped": True} if dropped else {}),
         **item.prompt.columns,
     }
-
-
-def _column_names(prompts: Sequence[Prompt]) -> list[str]:
-    return sorted({name for prompt in prompts for name in prompt.columns})
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 from swift_r1.data.prompts import PromptEncoder
@@ -48,11 +49,13 @@ class Limits:
         model_length: tokens that the engine takes, prompt included; None where it has no limit.
         total: whether `max_tokens` of the sampling holds for all turns together instead of for each.
         turns: how many there may be; None for no limit.
+        temperature: of training; evaluation may sample at another, which a scheduler need not know.
     """
 
     model_length: int | None
     total: bool
     turns: int | None
+    temperature: float
 
 
 @dataclass(eq=False, slots=True)
@@ -73,6 +76,20 @@ playing: ContextVar[Play] = ContextVar("playing")
 """The trajectory whose scheduler is running: requests need not say whose they are, and may be copies."""
 
 
+_FIXED: dict[str, tuple[Any, ...]] = {
+    "top_p": (1.0,),
+    "top_k": (-1, 0),
+    "min_p": (0.0,),
+    "n": (1,),
+    "num_beams": (1,),
+    "repetition_penalty": (1.0,),
+    "presence_penalty": (0.0,),
+    "frequency_penalty": (0.0,),
+    "structured_outputs_regex": (),
+}
+"""Fields of a request's config that stay as they are, with the values that change nothing."""
+
+
 class TurnEngine:
     """The model's next turn, in the tokens of the trajectory that asks.
 
@@ -85,6 +102,9 @@ class TurnEngine:
         self, begin: Opening, decode: Callable[[Sequence[int]], str], limits: Limits, on_ask: Callable[[], None]
     ) -> None:
         self._begin, self._decode, self._limits, self._on_ask = begin, decode, limits, on_ask
+        self.tokenizer = begin.encoder.tokenizer
+        # ms-swift's schedulers reach the tokenizer through these.
+        self.template = self.default_template = SimpleNamespace(tokenizer=self.tokenizer)
 
     async def infer_async(
         self, infer_request: InferRequest, request_config: RequestConfig | None = None, **kwargs: Any
@@ -98,6 +118,9 @@ class TurnEngine:
         """
         play = playing.get()
         messages = _without_dummy(infer_request.messages)
+        for name in ("tools", "chat_template_kwargs"):
+            if getattr(infer_request, name, None):
+                raise TurnFault(f"a request's {name} are not rendered here: write them into a message")
         if play.answer is not None:
             raise TurnFault("two turns of one trajectory were asked for at once")
         if play.conversation is None:
@@ -115,7 +138,6 @@ class TurnEngine:
         if sampling.max_tokens < 1:
             play.no_room = True
             play.finish_reason = "length"
-            conversation.answer((), (), "")
             return self._response(conversation, (), "", "length")
         seeds = play.request.seeds
         play.asked = wire.RolloutRequest(
@@ -151,10 +173,12 @@ class TurnEngine:
             room.append(self._limits.model_length - used)
         stop = sampling.stop
         if config is not None:
-            for name, fixed in (("temperature", sampling.temperature), ("top_p", 1.0), ("top_k", -1), ("n", 1)):
-                asked = getattr(config, name)
-                if asked is not None and asked != fixed:
+            for name, allowed in _FIXED.items():
+                asked = getattr(config, name, None)
+                if asked is not None and asked not in allowed:
                     raise TurnFault(f"a scheduler cannot change {name} to {asked}: ratios would be biased")
+            if config.temperature not in (None, sampling.temperature, self._limits.temperature):
+                raise TurnFault(f"a scheduler cannot change temperature to {config.temperature}: use --temperature")
             room.append(sampling.max_tokens if config.max_tokens is None else config.max_tokens)
             stop = tuple(dict.fromkeys((*stop, *(config.stop or ()))))
         # Checked by the caller, so that no room is an answer and not a fault.

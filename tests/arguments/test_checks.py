@@ -28,6 +28,8 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--vllm_mode server", ["--vllm_mode has no effect without --use_vllm true"]),
         ("--api_key k", ["--api_key has no effect"]),
         ("--use_vllm true", ["needs --vllm_server_host"]),
+        ("--weight_transport http", ["--weight_transport has no effect without --use_vllm true"]),
+        ("--weight_check_steps 5", ["--weight_check_steps has no effect without --use_vllm true"]),
         ("--use_vllm true --vllm_server_base_url h:1", ["must begin with http://"]),
         ("--use_vllm true --vllm_server_base_url http://h --vllm_server_port 1", ["not both"]),
         ("--top_p 0.9", ["--top_p 0.9 is refused", "biased"]),

@@ -104,4 +104,5 @@ def test_of_ranks_that_fail_together_the_telling_code_wins() -> None:
 
     assert first_cause({0: failure(0, 1), 1: failure(1, 3)}) == (1, 3, "exit code 3")
     assert first_cause({0: failure(0, 5), 1: failure(1, -9)})[:2] == (1, 5)
+    assert first_cause({0: failure(0, 5), 1: failure(1, -signal.SIGTERM)}) == (0, 5, "exit code 5")
     assert first_cause({0: failure(0, -signal.SIGTERM)}) == (0, 143, "SIGTERM")

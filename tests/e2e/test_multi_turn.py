@@ -47,7 +47,7 @@ def test_server(rlhf, tiny_model, rollout_server):
 
 def test_an_environment_makes_prompts_and_rewards(rlhf, tiny_model):
     gym = {"use_gym_env": "true", "gym_env": "count_digits", "context_manager": "adds", "max_turns": 5}
-    run = rlhf(tiny_model, max_steps=2, **FLAGS | gym | {"reward_funcs": "gym_reward"})
+    run = rlhf(tiny_model, max_steps=2, **FLAGS | gym | {"reward_funcs": "format"})
     for row in check_trajectories(run, 2):
         talk = row["messages"]
         assert [message["role"] for message in talk] == ["system", "user", "assistant", "user", "assistant"]

@@ -27,6 +27,42 @@ orms["always_nan"] = always_nan
 '''
 
 
+WAITS = '''
+import time
+from pathlib import Path
+from swift.rewards import orms
+from swift.rollout import MultiTurnScheduler, multi_turns
+
+NOTE = Path(__file__).with_name("called")
+
+
+def leaves_a_note(completions, **kwargs):
+    NOTE.touch()
+    return [0.5] * len(completions)
+
+
+class Waits(MultiTurnScheduler):
+    """The first prompt has one turn; the second goes on after its second turn only when a reward was called."""
+
+    def check_finished(self, infer_request, response_choice, current_turn):
+        first = infer_request.uuid.split("/")[-2] == "0"
+        end = time.monotonic() + 100
+        while current_turn == 2 and not NOTE.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        if current_turn == 2 and not NOTE.exists():
+            raise TimeoutError("no reward was called while the second prompt was played")
+        return first or current_turn == 3
+
+    def step(self, infer_request, response_choice, current_turn):
+        infer_request.messages.append({"role": "user", "content": "more"})
+        return {"infer_request": infer_request}
+
+
+orms["leaves_a_note"] = leaves_a_note
+multi_turns["waits"] = Waits
+'''
+
+
 @pytest.fixture
 def hostile(tmp_path: Path) -> Path:
     path = tmp_path / "hostile.py"
@@ -61,6 +97,23 @@ def test_the_run_goes_on(rlhf, tiny_model, hostile: Path, aggregation: str) -> N
     assert all("exit code 3" in row["cause"] and "completion" in row and "start" in row for row in rows)
     advantages = [row["advantage"] for row in run.lines("completions.jsonl") if row["step"] == 2]
     assert advantages == [0.0] * 8
+
+
+def test_rewards_are_computed_while_other_prompts_are_played(rlhf, tiny_model, tmp_path: Path) -> None:
+    path = tmp_path / "waits.py"
+    path.write_text(WAITS)
+    run = rlhf(
+        tiny_model,
+        external_plugins=plugins(path),
+        reward_funcs="leaves_a_note",
+        multi_turn_scheduler="waits",
+        max_turns=4,
+        max_completion_length=4,
+        max_steps=1,
+    )
+    assert run.code == 0
+    assert [row["turns"] for row in run.lines("completions.jsonl")] == [1] * 4 + [3] * 4
+    assert run.steps[0]["rewards/leaves_a_note/mean"] == 0.5 and run.steps[0]["time/reward"] >= 0
 
 
 def test_too_many_invalid_rewards_end_the_run(rlhf, tiny_model, hostile: Path) -> None:

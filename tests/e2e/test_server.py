@@ -27,11 +27,16 @@ def test_zero3_keeps_the_engine_on_the_trainers_weights(rlhf, tiny_model, url, l
         eval_steps=2,
         eval_limit=4,
         save_steps=4,
+        weight_check_steps=2,
     )
     assert run.code == 0
     assert len(run.steps) == 4
     for line in run.steps:
         assert line["rollout/logp_diff"] < LOGP_NOISE
+    # The first update and every second one, those after a step included.
+    checked = [line["step"] for line in run.steps if "rollout/weight_check" in line]
+    assert checked == [1, 3]
+    assert all(line.get("rollout/weight_check", 0) < LOGP_NOISE for line in run.steps)
     versions = [line["rollout/weight_version"] for line in run.steps]
     assert versions == [versions[0] + i for i in range(4)]
     if learning_rate == 0:

@@ -77,7 +77,7 @@ class Seen(ORM):
         return [
             float(said == talk[-1]["content"] or talk[-1]["content"].endswith(said))
             + infos["num_turns"] / 100
-            + infos.get("asked", 0) / 10
+            + infos["asked"] / 10
             for said, talk, infos in zip(completions, messages, rollout_infos, strict=True)
         ]
 

@@ -193,7 +193,7 @@ def test_a_hundred_thousand_mutated_completions_of_countdown() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_mutated_completions_through_the_library() -> None:
-    """Fewer: the library takes milliseconds for each, and has seconds of its own for the worst."""
-    assert 0 < sum(hammer(10_000, 7, library_math, longest=25.0)) < 10_000
+@pytest.mark.timeout(3600)
+def test_a_hundred_thousand_mutated_completions_through_the_library() -> None:
+    """The library takes milliseconds for each, and has seconds of its own for the worst."""
+    assert 0 < sum(hammer(100_000, 7, library_math, longest=25.0)) < 100_000

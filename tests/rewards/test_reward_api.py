@@ -28,6 +28,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.seen: list[tuple[dict[str, Any], str]] = []
+        self.connections: set[int] = set()
         self.release = threading.Event()
 
     @property
@@ -37,9 +38,11 @@ class Server(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     server: Server
+    protocol_version = "HTTP/1.1"  # connections stay
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.connections.add(self.client_address[1])
         self.server.seen.append((body, self.headers.get("Authorization", "")))
         lengths = [float(len(text)) for text in body["completions"]]
         code, answer = {
@@ -77,12 +80,12 @@ def server() -> Iterator[Server]:
         thread.join()
 
 
-def ask(url: str, timeout: float = 5.0) -> RewardColumn:
+def ask(url: str, timeout: float = 5.0, times: int = 1) -> RewardColumn:
     args = SimpleNamespace(reward_api=url, reward_timeout=timeout, reward_num_workers=1)
     args.reward_memory_limit, args.reward_env = 2.0, []
     batch = RewardBatch(["a", "b\ud800b"], {"solution": ["1", 2], "messages": [[], []]}, 2, {"global_step": 3})
     with RewardPool(args, ["api"]) as pool:
-        return pool.score(batch)[0]
+        return [pool.score(batch)[0] for _ in range(times)][-1]
 
 
 def test_what_is_sent_and_taken(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,6 +97,11 @@ def test_what_is_sent_and_taken(server: Server, monkeypatch: pytest.MonkeyPatch)
     assert body["completions"] == ["a", "b\ud800b"] and body["columns"]["solution"] == ["1", 2]
     assert body["trainer_state"] == {"global_step": 3}
     assert ask(f"{server.url}/none").values == (None, None)
+
+
+def test_calls_share_a_connection(server: Server) -> None:
+    assert ask(f"{server.url}/good", times=3).values == (1.0, 3.0)
+    assert len(server.seen) == 3 and len(server.connections) == 1
 
 
 def test_a_busy_server_is_asked_again(server: Server) -> None:

@@ -1,15 +1,24 @@
-"""What the server refuses before it loads a model."""
+"""The server as a process: what it refuses before it loads a model, HTTPS, and how it ends."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
+import pytest
+
 from swift_r1.errors import EXIT_PORT_TAKEN, EXIT_USAGE
+from swift_r1.rollout.client import RolloutClient
+from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
 
 
 def run_server(folder: Path, **args: Any) -> subprocess.CompletedProcess[str]:
@@ -31,3 +40,88 @@ def test_a_taken_port_is_exit_4_before_the_model_loads(tmp_path: Path) -> None:
 def test_an_open_address_needs_a_key(tmp_path: Path) -> None:
     done = run_server(tmp_path, model="no-such-model", host="0.0.0.0", port=0)
     assert done.returncode == EXIT_USAGE and "--api_key" in done.stderr
+
+
+def certificate(folder: Path, name: str) -> tuple[Path, Path]:
+    """A self-signed certificate for 127.0.0.1 and its key."""
+    files = folder / f"{name}.pem", folder / f"{name}.key"
+    words = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    extra = ["-addext", "subjectAltName=IP:127.0.0.1", "-out", str(files[0]), "-keyout", str(files[1])]
+    subprocess.run([*words, *extra], check=True, capture_output=True, timeout=60)
+    return files
+
+
+def rollout(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "swift_r1", "rollout", "--model", "no-such-model", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def test_a_certificate_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> None:
+    (one, key), (_other, wrong_key) = certificate(tmp_path, "one"), certificate(tmp_path, "other")
+    for words, said in (
+        (("--ssl_certfile", str(one)), "--ssl_certfile and --ssl_keyfile go together"),
+        (("--ssl_certfile", str(one), "--ssl_keyfile", str(tmp_path / "none")), "none: no readable file"),
+        (("--ssl_certfile", str(one), "--ssl_keyfile", str(wrong_key)), "are no pair in PEM"),
+        (("--ssl_certfile", str(key), "--ssl_keyfile", str(key)), "are no pair in PEM"),
+    ):
+        done = rollout(*words)
+        assert done.returncode == EXIT_USAGE and said in done.stderr, done.stderr
+
+
+def test_https(tmp_path: Path, tiny_model: Path, start_tiny: Callable[..., Any], monkeypatch: Any) -> None:
+    """The client takes the certificates that SSL_CERT_FILE names, and no others."""
+    one, key = certificate(tmp_path, "one")
+    server = start_tiny(tiny_model, ssl_certfile=str(one), ssl_keyfile=str(key))
+    url = server.url.replace("http:", "https:")
+    monkeypatch.setenv("SSL_CERT_FILE", str(one))
+    with RolloutClient(url) as client:
+        assert client.wait_until_ready(120).engine == "tiny"
+        asked = RolloutRequest(
+            request_id="r", prompt_token_ids=(1, 2), seeds=(1,), sampling=SamplingParams(max_tokens=2)
+        )
+        assert client.generate([asked])[0].completions
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate(tmp_path, "stranger")[0]))
+    with RolloutClient(url) as stranger, pytest.raises(Exception, match="CERTIFICATE_VERIFY_FAILED"):
+        stranger.info()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_lets_running_generations_end(
+    tiny_model: Path, start_tiny: Callable[..., Any], number: signal.Signals, code: int
+) -> None:
+    server = start_tiny(tiny_model)
+    with RolloutClient(server.url) as client:
+        client.wait_until_ready(120)
+    check_drain(server, number, code)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_vllms_processes_too_let_them_end(
+    tiny_model: Path, launch_server: Callable[..., Any], number: signal.Signals, code: int
+) -> None:
+    check_drain(launch_server(tiny_model, torch_dtype="float32"), number, code)
+
+
+def check_drain(server: Any, number: signal.Signals, code: int) -> None:
+    """A signal to the server (Ctrl-C: to all its processes, as a terminal sends it) while it generates."""
+    sampling = SamplingParams(max_tokens=250, ignore_eos=True)
+    lengths: list[int] = []
+
+    def generate() -> None:
+        asked = RolloutRequest(request_id="r", prompt_token_ids=(1, 2), n=2, seeds=(1, 2), sampling=sampling)
+        with RolloutClient(server.url) as client:
+            lengths.extend(len(one.token_ids) for one in client.generate([asked])[0].completions)
+
+    thread = threading.Thread(target=generate)
+    thread.start()
+    with httpx.Client(base_url=server.url, trust_env=False) as http:
+        while "swift_running_requests 1.0" not in http.get("/metrics").text:
+            assert thread.is_alive()
+    if number == signal.SIGINT:
+        os.killpg(server.process.pid, number)
+    else:
+        server.process.send_signal(number)
+    thread.join(60)
+    assert lengths == [250] * 2
+    assert server.process.wait(60) == code

@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 import torch
+from safetensors.torch import save
 from transformers import AutoModelForCausalLM
 
 from swift_r1.errors import EXIT_RUN_FAILED, RunFailed, UsageError
@@ -52,9 +53,9 @@ def difference(client: RolloutClient, model: torch.nn.Module) -> float:
     return worst
 
 
-def push(client: RolloutClient, model: torch.nn.Module) -> int:
+def push(client: RolloutClient, model: torch.nn.Module, transport: str = "auto") -> int:
     version = client.info().weight_version + 1
-    status = client.push_weights(version, in_buckets(model.named_parameters(), SMALL_BUCKETS))
+    status = client.push_weights(version, in_buckets(model.named_parameters(), SMALL_BUCKETS), transport)
     assert (status.weight_version, status.pending_version) == (version, None)
     return version
 
@@ -73,10 +74,10 @@ def check_updates(client: RolloutClient, folder: Path) -> None:
     same = client.score(SEQUENCES)
     assert same.logprobs == before.logprobs and same.weight_version == version
     # A huge step: everything changes, a stale output head would show.
-    for seed in (1, 2):
+    for seed, transport in ((1, "http"), (2, "shm")):
         other = shake(load(folder), seed)
         assert difference(client, other) > 0.5
-        push(client, other)
+        push(client, other, transport)
         assert difference(client, other) < 2e-3
 
 
@@ -167,7 +168,7 @@ def test_missing_unknown_misshapen_and_tied_weights_are_named(writer: Writer, cl
         ("model.norm.weight", torch.zeros(64, dtype=torch.int32), "dtype I32"),
         ("lm_head.weight", torch.zeros(103, 64), "tied to the embedding"),
     ]:
-        refused = writer.put(0, to_bytes([(name, tensor)]))
+        refused = writer.put(0, save({name: tensor}))  # our own sender refuses such a dtype itself
         assert refused.status_code == 422 and sentence in refused.json()["error"]
     writer.bodies = writer.bodies[:-1]
     for index, body in enumerate(writer.bodies):
@@ -236,6 +237,36 @@ def test_a_failed_load_is_not_ready_until_a_full_push(
     push(client, model)
     client.wait_until_ready(10)
     assert difference(client, model) < 2e-3
+
+
+@pytest.mark.long
+def test_kept_generations_go_on_over_an_update(launch_server: Callable[..., Any], tiny_model: Path) -> None:
+    """`--update_policy keep` with vLLM: running completions end with newer weights, later ones know only the new."""
+    server = launch_server(tiny_model, torch_dtype="float32", update_policy="keep")
+    model = shake(load(tiny_model), 8)
+    long = wire.RolloutRequest(
+        request_id="long",
+        prompt_token_ids=(1, 2, 3),
+        n=64,
+        sampling=wire.SamplingParams(max_tokens=900, ignore_eos=True),
+    )
+    spans: list[tuple[int, int | None]] = []
+    with RolloutClient(server.url) as client, RolloutClient(server.url, owner="trainer") as trainer:
+
+        def generate() -> None:
+            for one in client.generate([long])[0].completions:
+                spans.append((one.weight_version, one.newest_weight_version))
+
+        thread = threading.Thread(target=generate)
+        thread.start()
+        with httpx.Client(base_url=server.url, trust_env=False) as http:
+            while "swift_running_requests 1.0" not in http.get("/metrics").text:
+                assert thread.is_alive()
+        push(trainer, model)
+        assert not spans
+        assert difference(trainer, model) < 2e-3
+        thread.join(200)
+        assert spans == [(0, 1)] * 64
 
 
 @pytest.fixture(scope="module")

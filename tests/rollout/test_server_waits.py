@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
-import uvicorn
 
 from swift_r1.errors import RunFailed
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.config import ServerConfig
+from swift_r1.rollout import limits
+from swift_r1.rollout.client import RolloutClient, ServerRefused
 from swift_r1.rollout.engines.base import EngineInfo, Generated
-from swift_r1.rollout.lifecycle import Lifecycle
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.rollout.routes import create_app
 
 EXPECTED = {"w": (2,)}
 WAIT_S = 20
+Serve = Callable[..., str]
 
 
 class StandingEngine:
@@ -61,32 +59,15 @@ def engine() -> StandingEngine:
 
 
 @pytest.fixture
-def url(engine: StandingEngine) -> Iterator[str]:
+def serve(serve_engine: Serve, engine: StandingEngine) -> Iterator[Serve]:
     """A server over the standing engine, whose waits end after half a second."""
-    lifecycle = Lifecycle(ServerConfig(model="none", update_timeout=0.5), lambda: (engine, EXPECTED))
-    server = uvicorn.Server(uvicorn.Config(create_app(lifecycle, None), port=0, log_level="error"))
-    listening = threading.Event()
-    addresses: list[str] = []
-
-    async def serve() -> None:
-        life = asyncio.create_task(lifecycle.run())
-        http = asyncio.create_task(server.serve())
-        while not server.started or lifecycle.service is None:
-            await asyncio.sleep(0.01)
-        host, port = server.servers[0].sockets[0].getsockname()[:2]
-        addresses.append(f"http://{host}:{port}")
-        listening.set()
-        await http
-        life.cancel()
-        lifecycle.close()
-
-    thread = threading.Thread(target=asyncio.run, args=(serve(),))
-    thread.start()
-    assert listening.wait(WAIT_S)
-    yield addresses[0]
+    yield lambda **flags: serve_engine(engine, EXPECTED, **{"update_timeout": 0.5} | flags)
     engine.may_end.set()
-    server.should_exit = True
-    thread.join(WAIT_S)
+
+
+@pytest.fixture
+def url(serve: Serve) -> str:
+    return serve()
 
 
 def request(name: str = "r") -> RolloutRequest:
@@ -148,3 +129,90 @@ def test_an_update_called_off_by_a_failing_trainer_leaves_the_version(url: str, 
         assert client.info().weight_version == 0
         with RolloutClient(url, owner="another") as other:
             assert other.push_weights(1, [[("w", torch.ones(2))]]).weight_version == 1
+
+
+def test_policy_abort_stops_running_rollouts_with_a_word(serve: Serve, engine: StandingEngine) -> None:
+    url = serve(update_policy="abort", update_timeout=WAIT_S)
+    refusals: list[ServerRefused] = []
+    with RolloutClient(url) as client, RolloutClient(url) as trainer:
+
+        def generate() -> None:
+            with pytest.raises(ServerRefused) as refusal:
+                client.generate([request()])
+            refusals.append(refusal.value)
+
+        running = threading.Thread(target=generate)
+        running.start()
+        assert engine.started.wait(WAIT_S)
+        assert trainer.push_weights(1, [[("w", torch.ones(2))]]).weight_version == 1
+        running.join(WAIT_S)
+        assert [refusal.status for refusal in refusals] == [503]
+        assert "the update to weight version 1 stopped it; ask again" in str(refusals[0])
+        engine.may_end.set()
+        assert trainer.generate([request()])[0].completions[0].weight_version == 1
+
+
+def test_policy_keep_tells_the_versions_that_a_completion_spans(serve: Serve, engine: StandingEngine) -> None:
+    url = serve(update_policy="keep")
+    versions: list[tuple[int, int | None]] = []
+    with RolloutClient(url) as client, RolloutClient(url) as trainer:
+
+        def generate() -> None:
+            [output] = client.generate([request()])
+            versions.append((output.completions[0].weight_version, output.completions[0].newest_weight_version))
+
+        running = threading.Thread(target=generate)
+        running.start()
+        assert engine.started.wait(WAIT_S)
+        for version in (1, 2):
+            assert trainer.push_weights(version, [[("w", torch.ones(2))]]).weight_version == version
+        assert not versions
+        engine.may_end.set()
+        running.join(WAIT_S)
+        assert versions == [(0, 2)]
+        [output] = trainer.generate([request("next")])
+        assert (output.completions[0].weight_version, output.completions[0].newest_weight_version) == (2, None)
+
+
+def test_more_requests_than_it_takes_are_sent_away(serve: Serve, engine: StandingEngine) -> None:
+    url = serve(max_pending_requests=2, update_timeout=WAIT_S)
+    with RolloutClient(url) as client, httpx.Client(base_url=url, trust_env=False) as http:
+        threads = [threading.Thread(target=client.generate, args=([request(name)],)) for name in "ab"]
+        for thread in threads:
+            thread.start()
+        while "swift_running_requests 2.0" not in http.get("/metrics").text:
+            assert all(thread.is_alive() for thread in threads)
+        refused = http.post("/v1/rollouts", json={"requests": [request("c").model_dump()]})
+        assert refused.status_code == 503 and int(refused.headers["Retry-After"]) > 0
+        assert refused.json() == {"error": "2 requests are under way, which is all that this server takes"}
+        engine.may_end.set()
+        for thread in threads:
+            thread.join(WAIT_S)
+        assert client.generate([request("c")])
+
+
+def test_large_bodies_and_headers_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_BODY_BYTES", 10_000)
+    body = b'{"requests": "' + b"x" * 20_000 + b'"}'
+    with httpx.Client(base_url=url, trust_env=False) as http:
+        promised = http.post("/v1/rollouts", content=body, headers={"Content-Type": "application/json"})
+        assert promised.status_code == 413 and "larger than 10000 bytes" in promised.json()["error"]
+
+        def in_pieces() -> Iterator[bytes]:
+            yield from (body[:8000], body[8000:16000], body[16000:])
+
+        unannounced = http.post("/v1/rollouts", content=in_pieces(), headers={"Content-Type": "application/json"})
+        assert unannounced.status_code == 413
+        chat = http.post("/v1/chat/completions", content=body, headers={"Content-Type": "application/json"})
+        assert chat.status_code == 413 and "larger than" in chat.json()["error"]["message"]
+        headers = {f"X-Long-{number}": "y" * 4000 for number in range(10)}
+        assert http.get("/ready", headers=headers).status_code == 431
+        assert http.get("/ready").status_code == 200
+
+
+def test_a_bucket_larger_than_the_model_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "MAX_BODY_BYTES", 100)  # not for buckets
+    with RolloutClient(url) as client:
+        with pytest.raises(ServerRefused, match="bucket 0 is larger than the whole model"):
+            client.push_weights(1, [[("w", torch.ones(5 << 20))]], "http")
+        assert client.info().weight_version == 0

@@ -140,9 +140,24 @@ def test_masks_leave_tokens_out_and_never_add_any(tokenizer):
     assert tokenizer.decode(talk.trained()) == "is<|im_end|>"
     talk.tokens.check_turns([ids], [[1, 1, 0, 1, 1]])
     assert tokenizer.decode(talk.trained()) == "s<|im_end|>"
-    with pytest.raises(TurnFault, match="turn 1 are not the tokens"):
+    with pytest.raises(TurnFault, match="row 0 of response_token_ids are not the tokens of turn 1"):
         talk.tokens.check_turns([ids[1:]], [])
-    with pytest.raises(TurnFault, match="has 2 turns, the model wrote 1"):
-        talk.tokens.check_turns([], [[], []])
+    with pytest.raises(TurnFault, match="there are 2 rows, the model wrote 1 turns"):
+        talk.tokens.check_turns([ids, ids], [])
     with pytest.raises(TurnFault, match="turn 1 has 2 values for 5 tokens"):
         talk.tokens.check_turns([], [[1, 1]])
+
+
+def test_rows_of_a_scheduler_may_hold_what_continues_a_turn(tokenizer):
+    talk = Talk(tokenizer)
+    first = talk.says("5")[:-1]
+    talk.tokens.follow([QUESTION, {"role": "assistant", "content": "5 tip"}])
+    tip, second = talk.ids(" tip"), talk.says("4")
+    talk.tokens.check_turns([[*first, *tip, *second]], [[1, 0, 0, 0, 0, 0, 1]])
+    assert tokenizer.decode(talk.trained()) == "5<|im_end|>"
+    with pytest.raises(TurnFault, match="rows of different lengths"):
+        talk.tokens.check_turns([[1]], [[1, 1]])
+    with pytest.raises(TurnFault, match="the rows end at turn 1, the model wrote 2"):
+        talk.tokens.check_turns([first], [])
+    talk.tokens.check_turns([[*first, talk.end], second], [])  # the end token that was taken back
+    assert talk.tokens.turn_token_ids == (tuple(first), tuple(second))

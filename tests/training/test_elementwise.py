@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Qwen3Config
+from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Olmo2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from swift_r1.training import elementwise
@@ -67,9 +67,11 @@ def test_gradients_by_finite_differences():
     assert torch.autograd.gradcheck(swiglu, (gate, up))
 
 
-@pytest.mark.parametrize(("config", "changed"), [(LlamaConfig, 5 + 2), (Qwen3Config, 5 + 4 + 2), (Gemma2Config, 0)])
+@pytest.mark.parametrize(
+    ("config", "changed"), [(LlamaConfig, 5 + 2), (Qwen3Config, 5 + 4 + 2), (Gemma2Config, 0), (Olmo2Config, 2)]
+)
 def test_models_are_changed_where_the_formula_is_the_same(config, changed):
-    """Gemma's norm has `1 + weight` and its gate is a GELU: both stay as they are."""
+    """Gemma's norm has `1 + weight` and its gate is a GELU; Olmo's norm rounds later: these stay as they are."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config(**SIZES, initializer_range=0.3))
     ids = torch.arange(20).view(2, 10)
@@ -77,6 +79,14 @@ def test_models_are_changed_where_the_formula_is_the_same(config, changed):
     assert use_block_functions(model) == changed
     for was, now in zip(before, gradients_of(model, ids), strict=True):
         torch.testing.assert_close(now, was, rtol=1e-4, atol=1e-5)
+
+
+def test_a_norm_with_a_gate_stays():
+    from transformers.models.mamba2.modeling_mamba2 import MambaRMSNormGated
+
+    norm = MambaRMSNormGated(32)
+    assert use_block_functions(norm) == 0
+    assert norm(torch.ones(2, 32), torch.ones(2, 32)).shape == (2, 32)
 
 
 def gradients_of(model, ids):

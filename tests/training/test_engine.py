@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from swift_r1.errors import UsageError
-from swift_r1.rollout.engines.transformers import TransformersEngine
+from swift_r1.rollout.engines.transformers import TransformersEngine, _Row
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
 
 EOS, PAD, VOCAB = 1, 0, 40
@@ -116,6 +116,25 @@ def test_greedy_top_k_and_stop_strings(model):
     assert stopped.completions[0].finish_reason == "stop"
 
 
+def test_outputs_are_given_as_soon_as_a_prompt_has_all_of_its_completions(model):
+    asked = requests([4, 9, 6], n=2, max_tokens=5, ignore_eos=True)
+    asked += requests([7], n=2, max_tokens=9, ignore_eos=True)
+    done, given = [], []
+
+    def take(number, output):
+        given.append((sum(done), number, output))
+
+    outputs = engine(model).generate(asked, 0, done.append, take)
+    assert sorted((number, output) for _, number, output in given) == list(enumerate(outputs))
+    # The longer ones are not waited for: when the others are given, six completions of eight have ended.
+    assert [ended for ended, number, _ in given if number < 3] == [6, 6, 6]
+    stopping = requests([4, 9, 6, 5, 8], stop_token_ids=tuple(range(2, 8)))
+    lengths = [max(len(one.token_ids) for one in output.completions) for output in engine(model).generate(stopping, 0)]
+    order = []
+    engine(model).generate(stopping, 0, on_output=lambda number, _output: order.append(number))
+    assert len(set(lengths)) > 2 and [lengths[number] for number in order] == sorted(lengths)
+
+
 def test_training_mode_and_attention_are_put_back(model):
     model.train()
     engine(model).generate(requests([4]), 0)
@@ -131,3 +150,20 @@ def test_an_architecture_without_full_attention_is_refused(model):
     sliding.config = config
     with pytest.raises(UsageError, match="sliding_attention"):
         engine(sliding)
+
+
+def test_requests_of_different_lengths_are_decoded_together(model):
+    """Each as it is alone: turns of one round have different room left."""
+    asked = [
+        request.model_copy(update={"sampling": request.sampling.model_copy(update={"max_tokens": limit})})
+        for request, limit in zip(requests([5, 9, 7], ignore_eos=True), (3, 24, 11), strict=True)
+    ]
+    waves = list(engine(model)._waves(asked, [_Row(number, 0, 0) for number in range(3)]))
+    assert len(waves) == 1
+    told = []
+    together = engine(model).generate(asked, 0, told.append)
+    assert sum(told) == 9
+    for request, output, limit in zip(asked, together, (3, 24, 11), strict=True):
+        (alone,) = engine(model).generate([request], 0)
+        assert [one.token_ids for one in output.completions] == [one.token_ids for one in alone.completions]
+        assert {(len(one.token_ids), one.finish_reason) for one in output.completions} == {(limit, "length")}

@@ -1,5 +1,6 @@
 """Trajectories of several turns from a real engine to the trainer's log-probs."""
 
+import asyncio
 from functools import partial
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import torch
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.errors import RunFailed
 from swift_r1.plugins import load_plugins
-from swift_r1.plugins.protocol import RequestConfig
+from swift_r1.plugins.protocol import RequestConfig, RolloutOutput
 from swift_r1.plugins.rollouts import GymScheduler, MultiTurnScheduler, RolloutScheduler, multi_turns
 from swift_r1.rollout.engines.transformers import TransformersEngine
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
@@ -69,7 +70,7 @@ def play(rollouts, tokenizer):
         stage = Stage("test", timeout)
         stages.append(stage)
         encoder = PromptEncoder(tokenizer)
-        limits = Limits(model_length, total, turns)
+        limits = Limits(model_length, total, turns, 1.0)
         engine = TurnEngine(
             Opening(encoder, (tokenizer.eos_token_id,)),
             lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
@@ -99,7 +100,9 @@ def play(rollouts, tokenizer):
             for prompt in prompts
         ]
         done = []
-        outputs = MultiTurn(rollouts, RANKS, stage).generate(prompts, requests, done.append)
+        given = []
+        outputs = MultiTurn(rollouts, RANKS, stage).generate(prompts, requests, done.append, given.append)
+        assert sorted(given, key=lambda output: output.request_id, reverse=True) == outputs
         assert sum(done) == 2 * n
         assert [output.request_id for output in outputs] == ["one", "fourteen"]
         return [completion for output in outputs for completion in output.completions]
@@ -147,8 +150,6 @@ class OwnPrompt(RolloutScheduler):
     """Begins with a prompt of its own, another for every second trajectory."""
 
     async def run(self, infer_request, request_config, **kwargs):
-        from swift_r1.plugins.protocol import RolloutOutput
-
         odd = int(infer_request.uuid.rpartition("/")[2]) % 2
         infer_request.messages = [{"role": "user", "content": f"odd {odd}"}]
         response = await self.infer_engine.infer_async(infer_request, RequestConfig(max_tokens=3))
@@ -169,6 +170,31 @@ def test_prompts_are_shared_only_where_they_are_the_same(play, rollouts):
     for micro in cut_step(batch, range(8), cut, RANKS):
         logps = micro.unflatten(rollouts.backend.logprobs(micro.inputs, 1.0).logps)
         torch.testing.assert_close(logps, micro.rollout_logps, rtol=0, atol=1e-4)
+
+
+class Borrowed(HalfOfATurn):
+    """What ms-swift's schedulers reach for: the engine's tokenizer, flat ids, a dummy turn, an edited last message."""
+
+    def step(self, infer_request, response_choice, current_turn):
+        assert len(self._extract_logprobs_from_choice(response_choice)) == len(response_choice.token_ids)
+        assert self.engine.default_template.tokenizer is self.engine.tokenizer is self.tokenizer
+        if current_turn == 1:
+            infer_request.messages.append({"role": "assistant", "content": None})
+        else:
+            infer_request.messages.append({"role": "user", "content": "on"})
+        return {"infer_request": infer_request}
+
+    async def run(self, infer_request, request_config, **kwargs):
+        output = await super().run(infer_request, request_config, **kwargs)
+        output.messages[-1]["content"] = "edited"
+        return output
+
+
+def test_what_schedulers_of_ms_swift_reach_for(play):
+    for one in play(Borrowed):
+        assert [message["role"] for message in one.messages] == ["user", "assistant", "user", "assistant"]
+        assert one.text == "edited" and one.turns == 3
+    assert RolloutOutput(None, response_token_ids=[1, 2]).response_token_ids == [[1, 2]]
 
 
 class Hooks(HalfOfATurn):
@@ -211,7 +237,10 @@ def test_a_trajectory_ends_where_no_more_tokens_fit(play, limits, longest, with_
     lengths = [len(one.token_ids) + with_prompt * len(one.prompt.token_ids) for one in played]
     assert max(lengths) <= longest
     assert all(one.finish_reason == "length" and one.loss_mask[-1] for one in played)
-    assert all(one.turns > 1 for one in played)
+    assert any(one.turns > 1 for one in played)
+    for one in played:
+        assert one.messages[-1]["role"] == "assistant" and one.messages[-1]["content"] == one.text
+        assert one.infos["num_turns"] == one.turns == len(one.turn_token_ids)
 
 
 def test_a_plugin_files_scheduler_plays(play):
@@ -232,6 +261,7 @@ def test_a_plugin_files_environment_plays(play):
         assert one.turns == 2 and one.messages[3] == {"role": "user", "content": "Wrong."}
         assert one.infos == {
             "num_turns": 2,
+            "gym_done": False,
             "total_reward": 0.0,
             "step_rewards": [0.0, 0.0],
             "trajectory_info": [{}, {}, {}],
@@ -244,8 +274,6 @@ def test_a_plugin_files_environment_plays(play):
 
 class Twice(HalfOfATurn):
     async def run(self, infer_request, request_config, **kwargs):
-        import asyncio
-
         await asyncio.gather(*(self.infer_engine.infer_async(infer_request, request_config) for _ in range(2)))
 
 
@@ -256,14 +284,23 @@ class Hotter(HalfOfATurn):
 
 class Silent(RolloutScheduler):
     async def run(self, infer_request, request_config, **kwargs):
-        from swift_r1.plugins.protocol import RolloutOutput
-
         return RolloutOutput(None)
 
 
 class Several(HalfOfATurn):
     async def run(self, infer_request, request_config, **kwargs):
         return [await super().run(infer_request, request_config)]
+
+
+class Cancelled(RolloutScheduler):
+    async def run(self, infer_request, request_config, **kwargs):
+        raise asyncio.CancelledError
+
+
+class Tools(HalfOfATurn):
+    async def run(self, infer_request, request_config, **kwargs):
+        infer_request.tools = [{"type": "function"}]
+        return await super().run(infer_request, request_config)
 
 
 class Leaves(RolloutScheduler):
@@ -278,6 +315,8 @@ class Leaves(RolloutScheduler):
         (Hotter, "a scheduler cannot change temperature to 2.0"),
         (Silent, "the trajectory ended without a turn of the model"),
         (Several, "run gave list, not one RolloutOutput"),
+        (Cancelled, "a task inside was cancelled"),
+        (Tools, "a request's tools are not rendered here"),
         (Leaves, r"it left with SystemExit\(3\)"),
     ],
 )

@@ -6,11 +6,12 @@ import pytest
 
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.data.types import Prompt
+from swift_r1.rewards.calls import joined
 from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.types import InvalidReward, RewardColumn
 from swift_r1.rollout.protocol import Completion, RolloutOutput
 from swift_r1.training.prompts import PromptStream
-from swift_r1.training.scoring import ScoredRound, completion_row, pooled_columns, score
+from swift_r1.training.scoring import ScoredRound, Scoring, completion_row, pooled_columns
 
 
 def scores(values, first_group):
@@ -22,10 +23,23 @@ def scores(values, first_group):
     completion = Completion(token_ids=(2,), logprobs=(-1.0,), finish_reason="stop", weight_version=1)
     outputs = [RolloutOutput(request_id=f"r{first_group + i}", completions=(completion, completion)) for i in (0, 1)]
 
-    def scorer(batch):
-        return [RewardColumn("a", tuple(values), (InvalidReward(3, "broke"),), 1.0)]
+    class Batch:
+        def __init__(self):
+            self.parts = {}
 
-    return score(prompts, outputs, str, scorer, Composition((1.0,)), {}, first_group=first_group)
+        def add(self, first, part):
+            self.parts[first] = part
+
+        def result(self):
+            return joined([self.parts[0], self.parts[1]], {}), [
+                RewardColumn("a", tuple(values), (InvalidReward(3, "broke"),), 1.0)
+            ]
+
+    ids = [output.request_id for output in outputs]
+    scoring = Scoring(prompts, ids, str, lambda _state: Batch(), Composition((1.0,)), {}, first_group)
+    for output in reversed(outputs):
+        scoring.add(output)
+    return scoring.result()
 
 
 def test_fresh_groups_take_the_places_of_those_without_signal():

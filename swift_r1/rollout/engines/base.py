@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -31,6 +31,26 @@ class Generated:
     finish_reason: FinishReason
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One token with its text and log-prob; `top` are the likeliest tokens in its place, where they were asked for."""
+
+    token_id: int
+    text: str
+    logprob: float
+    top: tuple[TokenLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What a completion has grown by: token ids, and text without special tokens (which may lag behind them)."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish_reason: FinishReason | None = None
+
+
 class Engine(Protocol):
     """An engine with one set of weights. Methods raise EngineDead once its process is gone."""
 
@@ -41,6 +61,26 @@ class Engine(Protocol):
 
     async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
         """Samples one completion; cancelling the call stops the engine's work on it."""
+
+    def stream(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
+    ) -> AsyncIterator[Piece]:
+        """Samples one completion, piece by piece; the last one has the reason of its end. `top_logprobs` of None leaves
+        log-probs out."""
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Token ids of the conversation in the model's template, with the opening of an answer.
+
+        Raises:
+            Refused: 400 where the model has no template, or its template refuses the messages.
+        """
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Token ids of a plain text.
+
+        Raises:
+            Refused: 400 where it has none.
+        """
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         """The `L - 1` log-probs of a sequence's tokens after the first, under the temperature set last."""

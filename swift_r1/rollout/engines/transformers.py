@@ -41,6 +41,14 @@ class _Row:
     logprobs: list[float] = field(default_factory=list)
     finish_reason: str = ""
 
+    def completion(self, weight_version: int) -> Completion:
+        return Completion(
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            finish_reason=self.finish_reason,
+            weight_version=weight_version,
+        )
+
 
 class TransformersEngine:
     """Generates with `model` (a causal LM with full attention, as `from_pretrained` gives it).
@@ -72,41 +80,45 @@ class TransformersEngine:
         self,
         requests: Sequence[RolloutRequest],
         weight_version: int,
-        on_done: Callable[[int], None] | None = None,
+        on_done: Callable[[int], None] = lambda _count: None,
+        on_output: Callable[[int, RolloutOutput], None] = lambda _number, _output: None,
     ) -> list[RolloutOutput]:
-        """Completions of all requests, in order; `on_done` is told how many more completions have ended.
+        """Completions of all requests, in order.
+
+        Args:
+            on_done: told how many more completions have ended.
+            on_output: given each request's number and completions as soon as all of them have ended.
 
         Raises:
             ValueError: if a request has no seeds, or not one a completion.
         """
-        rows = []
+        rows: list[_Row] = []
         for number, request in enumerate(requests):
             if request.seeds is None or len(request.seeds) != request.n:
                 raise ValueError(f"request {request.request_id}: one seed a completion is needed")
             rows += [_Row(number, index, seed) for index, seed in enumerate(request.seeds)]
+        groups: list[list[_Row]] = [[] for _ in requests]
+        for row in rows:
+            groups[row.request].append(row)
+        outputs: dict[int, RolloutOutput] = {}
+
+        def ended(done: Sequence[_Row]) -> None:
+            on_done(len(done))
+            for number in dict.fromkeys(row.request for row in done):
+                if all(row.finish_reason for row in groups[number]):
+                    completions = tuple(row.completion(weight_version) for row in groups[number])
+                    outputs[number] = RolloutOutput(request_id=requests[number].request_id, completions=completions)
+                    on_output(number, outputs[number])
+
         with _evaluating(self.model), torch.inference_mode():
             for wave in self._waves(requests, rows):
-                self._decode(requests, wave, on_done or (lambda _count: None))
-        outputs: list[list[Completion]] = [[] for _ in requests]
-        for row in rows:
-            outputs[row.request].append(
-                Completion(
-                    token_ids=tuple(row.token_ids),
-                    logprobs=tuple(row.logprobs),
-                    finish_reason=row.finish_reason,
-                    weight_version=weight_version,
-                )
-            )
-        return [
-            RolloutOutput(request_id=request.request_id, completions=tuple(done))
-            for request, done in zip(requests, outputs, strict=True)
-        ]
+                self._decode(requests, wave, ended)
+        return [outputs[number] for number in range(len(requests))]
 
     def _waves(self, requests: Sequence[RolloutRequest], rows: list[_Row]) -> Iterator[list[_Row]]:
-        """Rows that are decoded together: same sampling, similar prompt length, a cache that fits."""
-        order = sorted(
-            range(len(requests)), key=lambda r: (repr(requests[r].sampling), len(requests[r].prompt_token_ids))
-        )
+        """Rows that are decoded together: same sampling but for `max_tokens`, similar prompts, a cache that fits."""
+        kinds = [request.sampling.model_copy(update={"max_tokens": 1}) for request in requests]
+        order = sorted(range(len(requests)), key=lambda r: (repr(kinds[r]), len(requests[r].prompt_token_ids)))
         rank = {request: position for position, request in enumerate(order)}
         rows = sorted(rows, key=lambda row: rank[row.request])
         heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
@@ -117,49 +129,57 @@ class TransformersEngine:
             request = requests[row.request]
             length = len(request.prompt_token_ids) + request.sampling.max_tokens
             full = (len(wave) + 1) * length * bytes_a_token > _CACHE_BYTES
-            if wave and (full or requests[wave[0].request].sampling != request.sampling):
+            if wave and (full or kinds[wave[0].request] != kinds[row.request]):
                 yield wave
                 wave = []
             wave.append(row)
         if wave:
             yield wave
 
-    def _decode(self, requests: Sequence[RolloutRequest], wave: list[_Row], on_done: Callable[[int], None]) -> None:
+    def _decode(
+        self, requests: Sequence[RolloutRequest], wave: list[_Row], on_ended: Callable[[Sequence[_Row]], None]
+    ) -> None:
+        """Fills the rows of a wave; those that have ended are given to `on_ended` while the others go on."""
         device = self.model.device
         sampling = requests[wave[0].request].sampling
         ends = self._end_tokens(sampling).to(device)
-        uniforms = uniform_streams([row.seed for row in wave], sampling.max_tokens).to(device)
-        written = torch.zeros(len(wave), sampling.max_tokens, dtype=torch.long, device=device)
-        logprobs = torch.zeros(len(wave), sampling.max_tokens, device=device)
-        lengths = torch.full((len(wave),), sampling.max_tokens, device=device)
-        stopped = torch.zeros(len(wave), dtype=torch.bool, device=device)
+        limits = torch.tensor([requests[row.request].sampling.max_tokens for row in wave], device=device)
+        longest = int(limits.max())
+        uniforms = uniform_streams([row.seed for row in wave], longest).to(device)
+        written = torch.zeros(len(wave), longest, dtype=torch.long, device=device)
+        logprobs = torch.zeros(len(wave), longest, device=device)
+        over = torch.zeros(len(wave), dtype=torch.bool, device=device)
+
+        def finish(places: Tensor, length: int, reason: str) -> None:
+            ids, values = written[places, :length].tolist(), logprobs[places, :length].tolist()
+            done = [wave[place] for place in places.tolist()]
+            for row, row_ids, row_values in zip(done, ids, values, strict=True):
+                row.token_ids, row.logprobs, row.finish_reason = row_ids, row_values, reason
+            on_ended(done)
+
         # `rows` are the completions still in the batch; ended ones leave it when enough have gathered.
         rows = torch.arange(len(wave), device=device)
         logits, state = self._read_prompts([requests[row.request].prompt_token_ids for row in wave])
-        for step in range(sampling.max_tokens):
+        for step in range(longest):
             tokens, chosen = sample(logits, uniforms[rows, step], sampling)
             written[rows, step], logprobs[rows, step] = tokens, chosen
             ended = torch.isin(tokens, ends)
             if sampling.stop:
                 ended |= self._hits_stop_string(written[rows, : step + 1], sampling.stop)
-            new = rows[ended & ~stopped[rows]]
-            stopped[new], lengths[new] = True, step + 1
-            if len(new):
-                on_done(len(new))
-            alive = ~stopped[rows]
+            running = ~over[rows]
+            stopped, full = rows[ended & running], rows[~ended & running & (limits[rows] == step + 1)]
+            for places, reason in ((stopped, "stop"), (full, "length")):
+                if len(places):
+                    over[places] = True
+                    finish(places, step + 1, reason)
+            alive = ~over[rows]
             count = int(alive.sum())
-            if count == 0 or step + 1 == sampling.max_tokens:
+            if count == 0:
                 break
             if count < _COMPACT_BELOW * len(rows):
                 keep = alive.nonzero().squeeze(-1)
                 rows, tokens, state = rows[keep], tokens[keep], state.select_rows(keep)
             logits = self._next_logits(tokens, state)
-        on_done(int((~stopped).sum()))
-        for row, length, stop, ids, values in zip(
-            wave, lengths.tolist(), stopped.tolist(), written.tolist(), logprobs.tolist(), strict=True
-        ):
-            row.token_ids, row.logprobs = ids[:length], values[:length]
-            row.finish_reason = "stop" if stop else "length"
 
     def _end_tokens(self, sampling: SamplingParams) -> Tensor:
         eos = self.eos[:0] if sampling.ignore_eos else self.eos

@@ -6,18 +6,18 @@ import asyncio
 import logging
 import os
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.errors import UsageError
 from swift_r1.rollout.config import ServerConfig
-from swift_r1.rollout.engines.base import EngineInfo, Generated
+from swift_r1.rollout.engines.base import EngineInfo, Generated, Piece, TokenLogprob
 from swift_r1.rollout.engines.environment import engine_environment
 from swift_r1.rollout.identity import tokenizer_hash
 from swift_r1.rollout.protocol import SamplingParams
-from swift_r1.rollout.refusals import EngineDead
+from swift_r1.rollout.refusals import EngineDead, Refused
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -42,8 +42,9 @@ class VllmEngine:
 
         self._llm = llm
         self._timeout = timeout
+        self._loads = 0
         config = llm.vllm_config.model_config
-        tokenizer = llm.get_tokenizer()
+        self._tokenizer = tokenizer = llm.get_tokenizer()
         self.info = EngineInfo(
             name="vllm",
             version=vllm.__version__,
@@ -59,28 +60,47 @@ class VllmEngine:
 
     async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
         from vllm.sampling_params import RequestOutputKind
-        from vllm.sampling_params import SamplingParams as VllmSampling
 
-        params = VllmSampling(
-            max_tokens=sampling.max_tokens,
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=max(sampling.top_k, 0),
-            stop=list(sampling.stop),
-            stop_token_ids=list(sampling.stop_token_ids),
-            ignore_eos=sampling.ignore_eos,
-            seed=seed,
-            logprobs=0,
-            detokenize=bool(sampling.stop),
-            skip_special_tokens=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-        )
+        params = _sampling(sampling, seed, output_kind=RequestOutputKind.FINAL_ONLY, skip_special_tokens=False)
         output = (await self._run(prompt, params)).outputs[0]
         if output.finish_reason not in ("stop", "length", "abort") or output.logprobs is None:
             raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r}")
         tokens = tuple(output.token_ids)
         logprobs = tuple(entry[token].logprob for token, entry in zip(tokens, output.logprobs, strict=True))
         return Generated(tokens, logprobs, output.finish_reason)
+
+    async def stream(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
+    ) -> AsyncIterator[Piece]:
+        from vllm.sampling_params import RequestOutputKind
+
+        params = _sampling(sampling, seed, logprobs=top_logprobs, detokenize=True, output_kind=RequestOutputKind.DELTA)
+        async for output in self._outputs(prompt, params):
+            one = output.outputs[0]
+            tokens = tuple(one.token_ids)
+            logprobs = ()
+            if top_logprobs is not None and one.logprobs is not None:
+                logprobs = tuple(
+                    _token_logprob(token, entry, top_logprobs)
+                    for token, entry in zip(tokens, one.logprobs, strict=True)
+                )
+            yield Piece(tokens, one.text, logprobs, one.finish_reason)
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        from jinja2 import TemplateError
+
+        if not self._tokenizer.chat_template:
+            raise Refused(400, "this model has no chat template: use /v1/completions")
+        try:
+            return tuple(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+        except TemplateError as error:
+            raise Refused(400, f"the model's chat template refuses the messages: {error}") from error
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        tokens = tuple(self._tokenizer.encode(text))
+        if not tokens:
+            raise Refused(400, "the prompt has no tokens")
+        return tokens
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         from vllm.sampling_params import RequestOutputKind
@@ -100,26 +120,34 @@ class VllmEngine:
     async def load_weights(self, files: Sequence[Path]) -> None:
         counts = await self._on_workers("swift_load_weights", [str(file) for file in files])
         logger.info("engine loaded %s tensors from %d buckets", counts[0], len(files))
+        # Salted by the load, no cached prefix of older weights is found again; the reset only frees its memory, and is
+        # refused while requests run.
+        self._loads += 1
         if not await asyncio.wait_for(self._llm.reset_prefix_cache(), self._timeout):
-            raise RuntimeError("the prefix cache of the old weights could not be cleared")
+            logger.info("requests are running: the prefix cache of the old weights stays until it is needed")
 
     def shutdown(self) -> None:
         self._llm.shutdown()
 
     async def _run(self, tokens: Sequence[int], params: Any) -> RequestOutput:
-        from vllm.inputs import tokens_input
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         last = None
-        try:
-            # A name of its own for each engine request: a repeated one must not meet its cancelled twin.
-            async for output in self._llm.generate(tokens_input(list(tokens)), params, request_id=uuid.uuid4().hex):
-                last = output
-        except EngineDeadError as error:
-            raise EngineDead("the engine died while it generated") from error
+        async for output in self._outputs(tokens, params):
+            last = output
         if last is None:
             raise RuntimeError("vLLM ended a request without an answer")
         return last
+
+    async def _outputs(self, tokens: Sequence[int], params: Any) -> AsyncIterator[RequestOutput]:
+        from vllm.inputs import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        prompt = tokens_input(list(tokens), cache_salt=str(self._loads))
+        try:
+            # A name of its own for each engine request: a repeated one must not meet its cancelled twin.
+            async for output in self._llm.generate(prompt, params, request_id=uuid.uuid4().hex):
+                yield output
+        except EngineDeadError as error:
+            raise EngineDead("the engine died while it generated") from error
 
     async def _on_workers(self, method: str, *args: Any) -> list[Any]:
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -128,6 +156,40 @@ class VllmEngine:
             return await asyncio.wait_for(self._llm.collective_rpc(method, args=args), self._timeout)
         except EngineDeadError as error:
             raise EngineDead(f"the engine died in {method}") from error
+
+
+def _sampling(sampling: SamplingParams, seed: int | None, **more: Any) -> Any:
+    from vllm.sampling_params import SamplingParams as VllmSampling
+
+    values = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": max(sampling.top_k, 0),
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": sampling.ignore_eos,
+        "seed": seed,
+        "logprobs": 0,
+        "detokenize": bool(sampling.stop),
+    }
+    return VllmSampling(**values | more)
+
+
+def _token_logprob(token: int, entry: Mapping[int, Any], top: int) -> TokenLogprob:
+    """vLLM gives the sampled token beside the `top` likeliest, which it may be one of."""
+
+    def text(value: Any) -> str:
+        return value.decoded_token or ""
+
+    likeliest = sorted(entry.items(), key=lambda item: -item[1].logprob)[:top]
+    others = tuple(TokenLogprob(other, text(value), _finite(value.logprob)) for other, value in likeliest)
+    return TokenLogprob(token, text(entry[token]), _finite(entry[token].logprob), others)
+
+
+def _finite(logprob: float) -> float:
+    """What sampling has cut off (`top_p`, `top_k`) is at -inf, which JSON cannot say; OpenAI's floor is -9999."""
+    return max(logprob, -9999.0)
 
 
 def start_vllm(config: ServerConfig) -> VllmEngine:

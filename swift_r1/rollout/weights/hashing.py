@@ -11,6 +11,14 @@ def bucket_digest(body: bytes | memoryview) -> str:
     return hashlib.sha256(body).hexdigest()
 
 
+def parts_digest(parts: Iterable[memoryview]) -> str:
+    """SHA-256 (hex) of a bucket in parts."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
 def content_hash(digests: Iterable[str]) -> str:
     """SHA-256 (hex) over the buckets' SHA-256 digests (hex in, 32 raw bytes each) in order."""
     total = hashlib.sha256()

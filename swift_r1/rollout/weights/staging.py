@@ -17,6 +17,7 @@ from pathlib import Path
 
 from swift_r1.rollout.refusals import Refused
 from swift_r1.rollout.weights.header import TensorEntry, read_header
+from swift_r1.rollout.weights.transport import incoming
 
 logger = logging.getLogger("swift_r1.rollout.weights")
 
@@ -39,7 +40,10 @@ class Staging:
     """A private folder for one server's buckets.
 
     Args:
-        max_bytes: most bytes that all buckets of one version may have together.
+        max_bytes: most bytes that one bucket may have: the whole model's.
+
+    Attributes:
+        shared: the folder where it is in shared memory, so that a trainer on this host can write buckets itself.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -48,6 +52,7 @@ class Staging:
         self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
         self.max_bytes = max_bytes
         self._serial = 0
+        self.shared = str(self.folder) if parent is not None else None
         logger.info("weights are staged in %s", self.folder)
 
     async def write(self, index: int, chunks: AsyncIterator[bytes], promised_digest: str | None) -> StagedBucket:
@@ -58,27 +63,53 @@ class Staging:
         """
         self._serial += 1
         path = self.folder / f"bucket-{self._serial:06d}.safetensors"
-        digest, size, pending = hashlib.sha256(), 0, bytearray()
+        digest, size, filled = hashlib.sha256(), 0, 0
+        pending: list[bytes] = []
         try:
             with path.open("wb") as file:
 
-                def flush(block: bytes) -> None:
-                    digest.update(block)
-                    file.write(block)
+                def flush(blocks: list[bytes]) -> None:
+                    whole = b"".join(blocks)
+                    digest.update(whole)
+                    file.write(whole)
 
                 async for chunk in chunks:
                     size += len(chunk)
                     if size > self.max_bytes:
                         raise Refused(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
-                    pending += chunk
-                    if len(pending) >= _CHUNK:
-                        block, pending = bytes(pending), bytearray()
-                        await asyncio.to_thread(flush, block)
+                    pending.append(chunk)
+                    if size - filled >= _CHUNK:
+                        await asyncio.to_thread(flush, pending)
+                        pending, filled = [], size
                 if pending:
-                    await asyncio.to_thread(flush, bytes(pending))
+                    await asyncio.to_thread(flush, pending)
             arrived = digest.hexdigest()
             if promised_digest is not None and arrived != promised_digest:
                 raise Refused(422, f"bucket {index} arrived with other bytes than were sent (SHA-256 differs)")
+            return StagedBucket(index, path, arrived, read_header(path))
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    async def take(self, index: int, promised_digest: str) -> StagedBucket:
+        """Takes in a bucket that the trainer has written to `incoming(folder, index)`.
+
+        Raises:
+            Refused: 409 where there is no such file; 413 and 422 as `write` does.
+        """
+        source = incoming(self.folder, index)
+        if self.shared is None or source.is_symlink() or not source.is_file():
+            raise Refused(409, f"bucket {index} is not in this server's shared memory: send it over HTTP")
+        self._serial += 1
+        path = self.folder / f"bucket-{self._serial:06d}.safetensors"
+        # From here on no later bucket can be written into it.
+        source.rename(path)
+        try:
+            if path.stat().st_size > self.max_bytes:
+                raise Refused(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
+            arrived = await asyncio.to_thread(_file_digest, path)
+            if arrived != promised_digest:
+                raise Refused(422, f"bucket {index} lies there with other bytes than were written (SHA-256 differs)")
             return StagedBucket(index, path, arrived, read_header(path))
         except BaseException:
             path.unlink(missing_ok=True)
@@ -90,6 +121,11 @@ class Staging:
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def remove_leftovers() -> None:

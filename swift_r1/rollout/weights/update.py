@@ -72,6 +72,11 @@ class UpdateMachine:
         return self._pending.version if self._pending else None
 
     @property
+    def newest_version(self) -> int:
+        """The version that the engine's newest token may have come from: one that is being loaded counts."""
+        return self._pending.version if self._pending and self._pending.loading else self.version
+
+    @property
     def staged(self) -> int:
         return len(self._pending.buckets) if self._pending else 0
 

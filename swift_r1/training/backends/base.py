@@ -47,8 +47,8 @@ class Backend(Protocol):
     def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[WeightBucket]:
         """The whole values of `weights`, bucket by bucket (collective: every rank must exhaust it).
 
-        A bucket is on the CPU and its own copy on the main rank, and empty elsewhere; only one bucket is
-        gathered at a time.
+        A bucket is on the CPU on the main rank, holds its values until the next optimizer step, and is empty elsewhere;
+        only one bucket is gathered at a time.
         """
         ...
 

@@ -153,7 +153,7 @@ class DeepSpeedBackend:
             with deepspeed.zero.GatheredParameters(parameters_of(bucket), enabled=self.stage == 3):
                 whole = []
                 if self.ranks.is_main:
-                    whole = [(weight.name, weight.value().to("cpu", copy=True)) for weight in bucket]
+                    whole = [(weight.name, weight.value().to("cpu", copy=self.stage == 3)) for weight in bucket]
             yield whole
 
     def generation_model(self) -> nn.Module:

@@ -76,7 +76,7 @@ class LocalBackend:
 
     def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[WeightBucket]:
         for bucket in bucketed(weights):
-            yield [(weight.name, weight.value().to("cpu", copy=True)) for weight in bucket]
+            yield [(weight.name, weight.value().cpu()) for weight in bucket]
 
     def training_state(self) -> Iterator[StateBucket]:
         yield [(UPDATES, updates_of(self.optimizer))]

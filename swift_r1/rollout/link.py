@@ -1,0 +1,225 @@
+"""The trainer's hold on its rollout server: a server that dies or is replaced is waited for and brought up to date.
+
+Only the main rank has a link; what all ranks must do together is in `swift_r1.training.server_rollouts`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NoReturn
+
+from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
+from swift_r1.rollout.client import RolloutClient, ServerRefused
+from swift_r1.rollout.protocol import RolloutOutput, RolloutRequest, ServerInfo
+from swift_r1.rollout.weights.transport import AUTO
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger("swift_r1.rollout.link")
+
+_NOT_NOW = 503
+_MAX_LOSSES = 5
+_MAX_REFUSALS = 2  # of weights: repaired by one full push, or it never will be
+
+
+class OtherWeights(RunFailed):
+    """A completion was not made by the weights that were published."""
+
+
+class ServerLost(Exception):
+    """The server went away, or holds no whole version: `ServerLink.reconnect`, then try again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What a server must be to serve this run.
+
+    Attributes:
+        model: `--model`, for messages.
+        max_tokens: `--max_length` and `--max_completion_length` together; None where prompts have no limit.
+    """
+
+    model: str
+    tokenizer_hash: str
+    vocab_size: int
+    max_tokens: int | None
+
+    def fault(self, info: ServerInfo) -> str | None:
+        """Why the server cannot serve this run at all."""
+        if info.tokenizer_hash == self.tokenizer_hash and info.vocab_size == self.vocab_size:
+            return None
+        return (
+            f"the rollout server serves {info.model}, whose tokenizer or vocabulary is not that of --model "
+            f"{self.model}: start it with `swift rollout --model {self.model}`"
+        )
+
+
+class ServerLink:
+    """Asks, pushes, and finds a lost server again.
+
+    Args:
+        timeout_s: longest wait for the server, at the start and after each loss (`--vllm_server_timeout`).
+        transport: `--weight_transport`.
+
+    Raises:
+        ServerUnreachable: no server within `timeout_s`.
+        UsageError: the server is not for this run.
+    """
+
+    def __init__(self, client: RolloutClient, expected: Expected, timeout_s: float, transport: str = AUTO) -> None:
+        self._client, self._expected, self._timeout_s, self._transport = client, expected, timeout_s, transport
+        self.first = client.wait_until_ready(timeout_s)
+        if (fault := expected.fault(self.first)) is not None:
+            raise UsageError(fault)
+        if expected.max_tokens is not None and self.first.max_model_len < expected.max_tokens:
+            logger.warning(
+                "the rollout server takes %d tokens, less than --max_length and --max_completion_length together (%d)",
+                *(self.first.max_model_len, expected.max_tokens),
+            )
+        self._instance = self.first.instance
+        self._losses = 0
+
+    def ask(
+        self,
+        requests: Sequence[RolloutRequest],
+        version: int,
+        on_answer: Callable[[RolloutOutput], None],
+        while_waiting: Callable[[], None],
+    ) -> None:
+        """Completions of all requests by weight `version`; each output goes to `on_answer` as it comes.
+
+        Raises:
+            ServerLost: what was answered by then has been handed over.
+            ServerUnreachable: lost again and again without one answer.
+            RunFailed: the server refused a request, or answered with other weights.
+        """
+
+        def take(output: RolloutOutput) -> None:
+            _check_versions(output, version)
+            self._losses = 0
+            on_answer(output)
+
+        try:
+            self._client.generate(requests, take, while_waiting)
+        except ServerUnreachable as error:
+            self._lost(error)
+        except OtherWeights as error:
+            # A server that was replaced in an idle moment serves its base weights, and no connection broke.
+            if not self._was_replaced():
+                raise
+            self._lost(error)
+        except ServerRefused as error:
+            if error.status != _NOT_NOW:
+                raise
+            self._lost(error)
+
+    def push(self, version: int, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]]) -> None:
+        """Brings the server to `version`.
+
+        Raises:
+            ServerLost: it went away meanwhile, or did not take the weights whole: push all again.
+            ServerUnreachable: lost again and again.
+            RunFailed: another trainer writes to it, or it refused the weights again and again.
+        """
+        try:
+            if self._client.info().instance != self._instance:
+                raise ServerUnreachable("the rollout server was replaced")
+            self._client.push_weights(version, buckets, self._transport)
+        except ServerUnreachable as error:
+            self._lost(error)
+        except ServerRefused as error:
+            if error.status == 409 and not self._was_replaced():
+                raise
+            self._lost(error)
+
+    def pushed(self) -> None:
+        """A new version is served: whatever was lost before was worth waiting for."""
+        self._losses = 0
+
+    def score(self, sequences: Sequence[Sequence[int]], version: int) -> list[list[float]]:
+        """The engine's log-probs of given tokens under weight `version`, at temperature 1.
+
+        Raises:
+            ServerLost: it went away meanwhile, or holds other weights by now.
+            ServerUnreachable: lost again and again.
+            RunFailed: it refused the sequences.
+        """
+        try:
+            answer = self._client.score(sequences)
+        except ServerUnreachable as error:
+            self._lost(error)
+        except ServerRefused as error:
+            if error.status != _NOT_NOW:
+                raise
+            self._lost(error)
+        if answer.weight_version != version:
+            self._lost(OtherWeights(f"the rollout server holds weight version {answer.weight_version}, not {version}"))
+        return [list(row) for row in answer.logprobs]
+
+    def reconnect(self, version: int, while_waiting: Callable[[], None]) -> int | None:
+        """Waits for the server, at most `timeout_s`; a line every few seconds says why.
+
+        Returns:
+            The version that it must be brought to, None where it holds `version` already.
+
+        Raises:
+            ServerUnreachable: no server for this run came back in time.
+        """
+
+        def wants_push(info: ServerInfo) -> bool:
+            return info.broken is not None or (info.instance, info.weight_version) != (self._instance, version)
+
+        info = self._client.wait_until_back(
+            self._timeout_s, self._why_not_this, wants_push, while_waiting=while_waiting
+        )
+        if not wants_push(info):
+            logger.info("the rollout server answers again and holds weight version %d", version)
+            return None
+        again = "is the same one" if info.instance == self._instance else "was started anew"
+        self._instance = info.instance
+        target = max(version, info.weight_version + 1)
+        logger.info(
+            "the rollout server %s and holds weight version %d%s: pushing version %d",
+            *(again, info.weight_version, " (not whole)" if info.broken else "", target),
+        )
+        return target
+
+    def _why_not_this(self, info: ServerInfo) -> str | None:
+        """A server that came back must be as the first one: same model, tokenizer, and room for every completion."""
+        if info.model != self.first.model:
+            return f"it serves {info.model} now, and served {self.first.model} before"
+        if info.dtype != self.first.dtype:
+            return f"it computes in {info.dtype} now, and did in {self.first.dtype} before (--torch_dtype)"
+        needed = min(self._expected.max_tokens or self.first.max_model_len, self.first.max_model_len)
+        if info.max_model_len < needed:
+            return f"it takes only {info.max_model_len} tokens now (--max_model_len), this run needs {needed}"
+        return self._expected.fault(info)
+
+    def _was_replaced(self) -> bool:
+        try:
+            return self._client.info().instance != self._instance
+        except (ServerUnreachable, ServerRefused) as error:
+            logger.info("no word from the rollout server after it refused an update: %s", error)
+            return True
+
+    def _lost(self, error: SwiftError) -> NoReturn:
+        self._losses += 1
+        refused = isinstance(error, ServerRefused) and error.status != _NOT_NOW
+        if self._losses >= (_MAX_REFUSALS if refused else _MAX_LOSSES):
+            kind = ServerUnreachable if isinstance(error, ServerUnreachable) else RunFailed
+            raise kind(f"{error} (lost {self._losses} times in a row, with nothing gained in between)") from error
+        logger.warning("%s; waiting up to %g s for it", error, self._timeout_s)
+        raise ServerLost from error
+
+
+def _check_versions(output: RolloutOutput, version: int) -> None:
+    for completion in output.completions:
+        newest = completion.newest_weight_version
+        if completion.finish_reason == "abort" or {completion.weight_version, newest or version} != {version}:
+            raise OtherWeights(
+                f"the rollout server answered with weight version {completion.weight_version} "
+                f"({completion.finish_reason}) where {version} was published: another trainer may be writing to it"
+            )

@@ -1,0 +1,205 @@
+"""Completions from a `swift rollout` server: the main rank talks to it, all ranks gather the weights.
+
+A server that is lost on the way is waited for, brought to the trainer's weights, and asked again for exactly what it
+had not answered. All ranks take part, since gathering weights is collective: after each attempt of the main rank a
+broadcast tells the others how it ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+
+from swift_r1.errors import EXIT_SERVER_UNREACHABLE, RunFailed, ServerUnreachable, SwiftError
+from swift_r1.rollout.link import ServerLink, ServerLost
+from swift_r1.rollout.protocol import RolloutOutput, RolloutRequest
+from swift_r1.training.backends.base import Backend
+from swift_r1.training.distributed import Ranks
+from swift_r1.training.lora import policy_weights
+from swift_r1.training.rollouts import OnDone, OnOutput
+from swift_r1.training.weight_check import mean_difference, own_logprobs, probe_sequences, tolerance
+
+logger = logging.getLogger("swift_r1.training.rollouts")
+
+# How an attempt of the main rank ended; an exit code stands for the error that ends the run.
+_WAITING, _DONE, _LOST = -1, 0, -2
+_NO_PUSH = -1
+
+
+class ServerRollouts:
+    """The `Rollouts` of a server.
+
+    Args:
+        link: on the main rank, None elsewhere.
+        first_version: of the weights that the server holds now.
+        check_steps: updates between two checks that the engine uses what it was sent; 0 for none.
+    """
+
+    def __init__(
+        self, link: ServerLink | None, backend: Backend, ranks: Ranks, first_version: int, check_steps: int = 0
+    ) -> None:
+        self.link, self.backend, self.ranks = link, backend, ranks
+        self.weight_version = first_version
+        self.max_model_length = link.first.max_model_len if link is not None else None
+        self._check_steps, self._updates = check_steps, 0
+        self._metrics: dict[str, float] = {}
+
+    def generate(
+        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
+    ) -> list[RolloutOutput] | None:
+        """Every request is answered once, whatever happens to the server meanwhile.
+
+        Raises:
+            ServerUnreachable: the server did not come back.
+            RunFailed: it refused, or another trainer writes to it.
+        """
+        asked = list(requests or ())
+        answers: dict[str, RolloutOutput] = {}
+
+        def answered(output: RolloutOutput) -> None:
+            answers[output.request_id] = output
+            on_done(len(output.completions))
+            on_output(output)
+
+        def ask(link: ServerLink) -> None:
+            missing = [request for request in asked if request.request_id not in answers]
+            if len(missing) < len(asked):
+                logger.info("asking again for the %d of %d prompts that were not answered", len(missing), len(asked))
+            link.ask(missing, self.weight_version, answered, self._still_waiting)
+
+        while self._attempt(ask) == _LOST:
+            self._restore()
+        return None if requests is None else [answers[request.request_id] for request in asked]
+
+    def resume(self, weight_version: int) -> None:
+        """Nothing to do: a server counts by itself, over all runs that it has served."""
+
+    def publish_weights(self) -> None:
+        """Also checks, after the first update and every `check_steps` updates, that the engine uses them.
+
+        Raises as `generate` does.
+        """
+        self.weight_version += 1
+        if self._push() == _LOST:
+            self._restore()
+        if self.link is not None:
+            self.link.pushed()
+        self._updates += 1
+        if self._check_steps and (self._updates == 1 or self._updates % self._check_steps == 0):
+            self._check_weights()
+
+    def take_metrics(self) -> dict[str, float]:
+        taken, self._metrics = self._metrics, {}
+        return taken
+
+    def _check_weights(self) -> None:
+        """Compares the engine's log-probs with the trainer's; one full push is tried as a repair.
+
+        Raises:
+            RunFailed: they differ by more than rounding after it too.
+        """
+        difference, allowed = self._difference()
+        self._metrics["rollout/weight_check"] = difference
+        if difference <= allowed:
+            return
+        what = f"the engine's log-probs differ from the trainer's by {difference:.3g} nats on average"
+        if self.link is not None:
+            logger.warning(
+                "%s after weight version %d (rounding explains %g): pushing all weights once more",
+                *(what, self.weight_version, allowed),
+            )
+        self.weight_version += 1
+        if self._push() == _LOST:
+            self._restore()
+        again, allowed = self._difference()
+        if again > allowed:
+            raise RunFailed(
+                f"{what}, and by {again:.3g} after a full push (rounding explains {allowed:g}): "
+                "the engine does not use the weights that it was sent"
+            )
+
+    def _difference(self) -> tuple[float, float]:
+        """The mean difference of log-probs, and what of it rounding explains; the same on every rank."""
+        vocab_size = self.backend.model.config.get_text_config().vocab_size
+        sequences = probe_sequences(vocab_size)
+        own = own_logprobs(self.backend, sequences, self.ranks.device)
+        found = None
+
+        def compare(link: ServerLink) -> None:
+            nonlocal found
+            own_dtype = str(self.backend.model.dtype).removeprefix("torch.")
+            difference = mean_difference(link.score(sequences, self.weight_version), own)
+            found = [torch.tensor([difference, tolerance(own_dtype, link.first.dtype)], dtype=torch.float32)]
+
+        while self._attempt(compare) == _LOST:
+            self._restore()
+        difference, allowed = self.ranks.broadcast(found)[0].tolist()
+        # What is not a number is no agreement.
+        return (difference if math.isfinite(difference) else math.inf), allowed
+
+    def _restore(self) -> None:
+        """Waits for the server and brings it to the weights of this moment."""
+        while True:
+            target = _NO_PUSH
+
+            def reconnect(link: ServerLink) -> None:
+                nonlocal target
+                wanted = link.reconnect(self.weight_version, self._still_waiting)
+                target = _NO_PUSH if wanted is None else wanted
+
+            self._attempt(reconnect)
+            target = int(self.ranks.broadcast([torch.tensor([target])] if self.link is not None else None)[0])
+            if target == _NO_PUSH:
+                return
+            self.weight_version = target
+            if self._push() == _DONE:
+                # A server that came back is a new engine: the next update is checked as the first one was.
+                self._updates = 0
+                return
+
+    def _push(self) -> int:
+        buckets = self.backend.weight_buckets(policy_weights(self.backend.model))
+
+        def send(link: ServerLink) -> None:
+            try:
+                link.push(self.weight_version, buckets)
+            finally:
+                # Gathering is collective: the other ranks go through all buckets, whatever becomes of the push.
+                for _bucket in buckets:
+                    pass
+
+        if self.link is None:
+            for _bucket in buckets:
+                pass
+        return self._attempt(send)
+
+    def _attempt(self, work: Callable[[ServerLink], None]) -> int:
+        """Runs `work` on the main rank; every rank gets `_DONE` or `_LOST`, or raises what ends the run."""
+        if self.link is None:
+            while (code := int(self.ranks.broadcast(None)[0])) == _WAITING:
+                pass
+            if code > 0:
+                kind = ServerUnreachable if code == EXIT_SERVER_UNREACHABLE else RunFailed
+                raise kind("the main rank gave up on the rollout server")
+            return code
+        code, fault = _DONE, None
+        try:
+            work(self.link)
+        except ServerLost:
+            code = _LOST
+        except SwiftError as error:
+            code, fault = error.exit_code, error
+        self._tell(code)
+        if fault is not None:
+            raise fault
+        return code
+
+    def _still_waiting(self) -> None:
+        """Keeps the other ranks' collective from timing out (`--ddp_timeout`) while the main rank waits."""
+        self._tell(_WAITING)
+
+    def _tell(self, code: int) -> None:
+        self.ranks.broadcast([torch.tensor([code])])

@@ -1,0 +1,257 @@
+"""Whatever is sent, the server says what is wrong with it: never 500, and it goes on serving."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+
+from swift_r1.rollout.client import RolloutClient
+from swift_r1.rollout.engines.base import EngineInfo, Generated, Piece, TokenLogprob
+from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.rollout.refusals import Refused
+
+EXPECTED = {"w": (2,)}
+VOCABULARY, LENGTH = 50, 100
+
+
+class QuickEngine:
+    """Answers at once, and breaks where it is given what the server should not have let through."""
+
+    dead = False
+
+    def __init__(self) -> None:
+        self.info = EngineInfo("quick", "0", VOCABULARY, "", LENGTH, "float32")
+
+    def _check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
+        assert 0 < len(prompt) < LENGTH and min(prompt) >= 0 and max(prompt) < VOCABULARY
+        assert len(prompt) + sampling.max_tokens <= LENGTH and all(sampling.stop)
+
+    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+        self._check(prompt, sampling)
+        return Generated((1,), (-0.5,), "length")
+
+    async def stream(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
+    ) -> AsyncIterator[Piece]:
+        self._check(prompt, sampling)
+        await asyncio.sleep(0)
+        yield Piece((1,), "a", (TokenLogprob(1, "a", -0.5),) if top_logprobs is not None else (), "length")
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        return self.encode("".join(one["role"] + one["content"] for one in messages))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        if not text:
+            raise Refused(400, "the prompt has no tokens")
+        return tuple(byte % VOCABULARY for byte in text.encode())
+
+    async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
+        return (0.0,) * (len(sequence) - 1)
+
+    async def set_score_temperature(self, temperature: float) -> None: ...
+
+    async def load_weights(self, files: Sequence[Path]) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+@pytest.fixture
+def quick_url(serve_engine: Callable[..., str]) -> str:
+    return serve_engine(QuickEngine(), EXPECTED, update_timeout=0.05)
+
+
+@pytest.mark.parametrize("mode", GenerationMode, ids=[mode.value for mode in GenerationMode])
+def test_what_the_document_allows_and_forbids_is_answered(quick_url: str, mode: GenerationMode) -> None:
+    """Every route of the OpenAPI document, with values that it allows and with such that it does not."""
+    document = schemathesis.openapi.from_url(f"{quick_url}/openapi.json")
+    tried: set[str] = set()
+
+    def examine(case: Any) -> None:
+        tried.add(case.path)
+        answer = case.call(timeout=30)
+        assert answer.status_code != 500, answer.text
+        if answer.status_code >= 400:
+            assert "error" in answer.json()
+
+    quiet = settings(
+        max_examples=10, deadline=None, derandomize=True, database=None, suppress_health_check=[*HealthCheck]
+    )
+    for operation in document.get_all_operations():
+        strategy = operation.ok().as_strategy(generation_mode=mode)
+        with contextlib.suppress(Unsatisfiable):  # what has no parameters cannot be given wrongly
+            quiet(given(strategy)(examine))()
+    assert tried >= {"/v1/rollouts", "/v1/score", "/v1/chat/completions", "/v1/completions", "/v1/weights/begin"}
+
+
+def good_bodies(model: str, end: int) -> dict[str, dict[str, Any]]:
+    """A good request for each route, new ids each time; prompts of tokens below `end`."""
+    name = uuid.uuid4().hex
+    sampling = {"max_tokens": 2, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "stop": ["xy"], "ignore_eos": False}
+    request = {"request_id": name, "prompt_token_ids": [1, 2, end - 1], "n": 1, "seeds": [1], "sampling": sampling}
+    talk = {"model": model, "max_tokens": 2, "temperature": 1, "n": 1, "stop": ["xy"], "seed": 1, "stream": False}
+    return {
+        "/v1/rollouts": {"requests": [request]},
+        "/v1/score": {"sequences": [[1, 2, 3]], "temperature": 1.0},
+        "/v1/chat/completions": talk | {"messages": [{"role": "user", "content": "a"}], "logprobs": True},
+        "/v1/completions": talk | {"prompt": "ab", "logprobs": 1},
+        "/v1/weights/lease": {"owner": "fuzz", "ttl_seconds": 0.1},
+        "/v1/weights/begin": {"version": 1},
+        "/v1/weights/commit": {"version": 1, "buckets": 1, "content_hash": "0" * 64},
+        "/v1/weights/abort": {"version": 1},
+    }
+
+
+WRONG = (
+    *(
+        None,
+        True,
+        "",
+        "x",
+        "\ud800",
+        "\x00",
+        -1,
+        0,
+        2**63,
+        2**64,
+        10**400,
+        1.5,
+        -0.0,
+        1e308,
+        1e-320,
+        [],
+        {},
+        [[]],
+        [None],
+    ),
+    *({"a": 1}, ["a"] * 300, "y" * 3000, [0] * 3000, [-1], [2**70]),
+)
+RAW = (b"", b"null", b"[]", b"{", b"[" * 5000, b'{"a":' * 3000, b"\xff\xfe", b"NaN", b'"\\ud800"', b"0" * 5000)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*path, key))
+
+
+def malformed(rng: random.Random, body: dict[str, Any]) -> bytes:
+    """The body with a value replaced, a key taken out or put in, or as broken bytes."""
+    kind = rng.randrange(5)
+    if kind == 0:
+        return rng.choice(RAW)
+    text = json.dumps(body).encode()
+    if kind == 1:
+        place = rng.randrange(len(text))
+        return text[:place] if rng.random() < 0.3 else text[:place] + rng.randbytes(1) + text[place + 1 :]
+    body = json.loads(text)
+    path = rng.choice([place for place in places(body) if place])
+    parent = body
+    for key in path[:-1]:
+        parent = parent[key]
+    if kind == 2 and isinstance(parent, dict):
+        del parent[path[-1]]
+    elif kind == 3 and isinstance(parent, dict):
+        parent[rng.choice(("extra", "", "\ud800", "__class__"))] = rng.choice(WRONG)
+    else:
+        parent[path[-1]] = rng.choice(WRONG)
+    return json.dumps(body).encode()
+
+
+def bombard(url: str, count: int, seed: int, model: str, end: int) -> dict[int, int]:
+    """Sends `count` malformed requests; returns how often each status came. Fails at the first 500."""
+    rng, statuses = random.Random(seed), {}
+    with httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
+        for _ in range(count):
+            route, body = rng.choice(list(good_bodies(model, end).items()))
+            content = malformed(rng, body)
+            kind = rng.choice(("application/json", "application/json", "application/json", "text/plain", ""))
+            answer = http.post(route, content=content, headers={"Content-Type": kind})
+            statuses[answer.status_code] = statuses.get(answer.status_code, 0) + 1
+            assert answer.status_code != 500, (route, content[:500], answer.text)
+            if answer.status_code >= 400:
+                assert answer.json()["error"], (route, content[:500], answer.text)
+    return statuses
+
+
+def test_malformed_bodies_are_refused(quick_url: str) -> None:
+    statuses = bombard(quick_url, 600, seed=1, model="none", end=VOCABULARY)
+    assert statuses[422] > 100 and statuses[400] > 50 and statuses[200] > 0
+    with RolloutClient(quick_url) as client:
+        client.wait_until_ready(30)
+
+
+def test_half_a_character_is_refused_wherever_text_is_taken(quick_url: str) -> None:
+    with httpx.Client(base_url=quick_url, trust_env=False, timeout=30) as http:
+        tried = 0
+        for route, body in good_bodies("none", VOCABULARY).items():
+            for path in places(body):
+                value: Any = body
+                for key in path:
+                    value = value[key]
+                if not isinstance(value, str):
+                    continue
+                changed = json.loads(json.dumps(body))
+                parent = changed
+                for key in path[:-1]:
+                    parent = parent[key]
+                parent[path[-1]] = "\ud800"
+                answer = http.post(route, content=json.dumps(changed), headers={"Content-Type": "application/json"})
+                assert answer.status_code in (400, 422), (route, path, answer.text)
+                tried += 1
+    assert tried > 10
+
+
+def test_a_bucket_of_nonsense_and_headers_that_are_none(quick_url: str) -> None:
+    with httpx.Client(base_url=quick_url, trust_env=False, timeout=30) as http:
+        token = http.post("/v1/weights/lease", json={"owner": "w"}).json()["token"]
+        lease = {"X-Swift-Lease": token}
+        assert http.post("/v1/weights/begin", json={"version": 1}, headers=lease).status_code == 200
+        about = {"X-Swift-Weight-Version": "1", "X-Swift-Bucket": "0"}
+        for body in (b"", b"\x00" * 8, b"\xff" * 8, b"\x02" + b"\x00" * 7 + b"[]", b"\x02" + b"\x00" * 7 + b"{}"):
+            assert http.put("/v1/weights/bucket", content=body, headers=lease | about).status_code == 422
+        bad = [{"X-Swift-Bucket": "-1"}, {"X-Swift-Weight-Version": "9" * 5000}, {"X-Swift-Bucket-SHA256": "zz"}]
+        for change in bad:
+            assert http.put("/v1/weights/bucket", content=b"x", headers=lease | about | change).status_code == 422
+        assert http.put("/v1/weights/bucket", content=b"x", headers=about).status_code == 409
+        wrong = {"X-Swift-Lease": "\u00e9".encode("latin-1")}
+        assert http.put("/v1/weights/bucket", content=b"x", headers=about | wrong).status_code == 409
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_ten_thousand_malformed_requests_and_vllm_still_serves(
+    launch_server: Callable[..., Any], tiny_model: Path
+) -> None:
+    # A server of its own: a lease that was taken by the way lasts for minutes.
+    url = launch_server(tiny_model, torch_dtype="float32").url
+    client = RolloutClient(url)
+
+    def answer() -> Any:
+        sampling = SamplingParams(max_tokens=16, ignore_eos=True)
+        asked = RolloutRequest(
+            request_id=uuid.uuid4().hex, prompt_token_ids=(1, 20, 31), n=2, seeds=(1, 2), sampling=sampling
+        )
+        return client.generate([asked])[0].completions
+
+    before = answer()
+    info = client.info()
+    statuses = bombard(url, 10_000, seed=2, model=info.model, end=info.vocab_size)
+    assert statuses[422] > 1000 and statuses[400] > 500
+    client.wait_until_ready(60)
+    assert answer() == before
+    assert client.info() == info
+    client.close()

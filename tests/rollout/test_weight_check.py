@@ -1,0 +1,96 @@
+"""The probe: an engine that does not use what it was sent is found, repaired once, and refused the second time."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swift_r1.errors import RunFailed
+from swift_r1.rollout.client import RolloutClient
+from swift_r1.rollout.link import Expected, ServerLink
+from swift_r1.rollout.weights.expected import expected_weights
+from swift_r1.training.backends.local import LocalBackend
+from swift_r1.training.distributed import Ranks
+from swift_r1.training.optimizer import OptimizerConfig
+from swift_r1.training.policy import load_model
+from swift_r1.training.server_rollouts import ServerRollouts
+from swift_r1.training.weight_check import TOLERANCE, TOLERANCE_16_BIT, mean_difference, tolerance
+
+ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
+SCRIPT = Path(__file__).resolve().parents[1] / "tiny_server.py"
+
+
+@pytest.fixture
+def engine(tiny_model: Path) -> Any:
+    """The tiny engine, which leaves out the last norm in as many coming loads as `forgets` says."""
+    spec = importlib.util.spec_from_file_location("tiny_server", SCRIPT)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    class Forgetful(module.TinyEngine):
+        forgets = 0
+
+        async def load_weights(self, files: Sequence[Path]) -> None:
+            kept = self.model.model.norm.weight.clone()
+            await super().load_weights(files)
+            if self.forgets:
+                self.forgets -= 1
+                self.model.model.norm.weight.copy_(kept)
+
+    return Forgetful(str(tiny_model))
+
+
+@pytest.fixture
+def rollouts(engine: Any, tiny_model: Path, serve_engine: Callable[..., str]) -> Iterator[ServerRollouts]:
+    """Checks its first update and every second one."""
+    backend = LocalBackend(load_model(tiny_model, "float32", False), OptimizerConfig(0.1, 0.0, 0.9, 0.99, 1e-8, 1.0))
+    with RolloutClient(serve_engine(engine, expected_weights(str(tiny_model)))) as client:
+        expected = Expected(str(tiny_model), engine.info.tokenizer_hash, engine.info.vocab_size, None)
+        yield ServerRollouts(ServerLink(client, expected, 60), backend, ONE_RANK, 0, check_steps=2)
+
+
+@torch.no_grad()
+def learn(rollouts: ServerRollouts) -> None:
+    for name, weight in rollouts.backend.model.named_parameters():
+        weight.mul_(1.5 if "norm" in name else 1.0)
+
+
+def test_the_first_and_every_nth_update_are_checked(rollouts: ServerRollouts) -> None:
+    checked = []
+    for _ in range(5):
+        learn(rollouts)
+        rollouts.publish_weights()
+        metrics = rollouts.take_metrics()
+        checked.append("rollout/weight_check" in metrics)
+        assert metrics.get("rollout/weight_check", 0.0) < TOLERANCE / 10
+    assert checked == [True, True, False, True, False]
+    assert rollouts.weight_version == 5 and rollouts.take_metrics() == {}
+
+
+def test_an_engine_that_kept_an_old_weight_is_repaired_by_one_full_push(rollouts: ServerRollouts, engine: Any) -> None:
+    learn(rollouts)
+    engine.forgets = 1
+    rollouts.publish_weights()
+    assert rollouts.take_metrics()["rollout/weight_check"] > 10 * TOLERANCE
+    assert rollouts.weight_version == 2  # the repair is a version of its own
+    assert rollouts.link is not None
+    torch.testing.assert_close(engine.model.model.norm.weight, rollouts.backend.model.model.norm.weight.detach())
+
+
+def test_an_engine_that_never_takes_it_is_refused(rollouts: ServerRollouts, engine: Any) -> None:
+    learn(rollouts)
+    engine.forgets = 9
+    with pytest.raises(RunFailed, match=r"after a full push .*does not use the weights that it was sent"):
+        rollouts.publish_weights()
+
+
+def test_differences_and_what_rounding_explains() -> None:
+    assert mean_difference([[-1.0, -2.0], [0.0]], [[-1.5, -2.0], [1.0]]) == pytest.approx(0.5)
+    assert tolerance("float32", "float32") == TOLERANCE
+    assert tolerance("bfloat16", "bfloat16") == tolerance("float32", "bfloat16") == TOLERANCE_16_BIT

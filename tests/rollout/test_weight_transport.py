@@ -1,0 +1,168 @@
+"""The ways for weights: the same bytes arrive by each, changed ones are refused, and gathering overlaps sending."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load as load_safetensors
+from safetensors.torch import load_file
+
+from swift_r1.errors import RunFailed
+from swift_r1.rollout.client import RolloutClient, ServerRefused
+from swift_r1.rollout.engines.base import EngineInfo
+from swift_r1.rollout.weights import transport
+from swift_r1.rollout.weights.hashing import bucket_digest, parts_digest
+from swift_r1.rollout.weights.push import parts_of, to_bytes
+
+Tensors = dict[str, torch.Tensor]
+EXPECTED = {"a": (3, 5), "b": (7,), "c": (0, 2), "d": ()}
+
+
+class LoadingEngine:
+    """Keeps what it was given to load."""
+
+    dead = False
+
+    def __init__(self) -> None:
+        self.info = EngineInfo("loading", "0", 10, "", 100, "float32")
+        self.loaded: Tensors = {}
+        self.files: list[Path] = []
+
+    async def load_weights(self, files: Sequence[Path]) -> None:
+        self.files = list(files)
+        self.loaded = {name: tensor.clone() for file in files for name, tensor in load_file(file).items()}
+
+    def shutdown(self) -> None: ...
+
+
+def weights(seed: int) -> Tensors:
+    generator = torch.Generator().manual_seed(seed)
+    made = {name: torch.randn(shape, generator=generator) for name, shape in EXPECTED.items()}
+    return made | {"a": torch.randn(5, 3, generator=generator).T, "b": made["b"].bfloat16(), "d": made["d"].half()}
+
+
+def same(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(
+        one[name].dtype == other[name].dtype and torch.equal(one[name], other[name]) for name in one
+    )
+
+
+@pytest.fixture
+def engine() -> LoadingEngine:
+    return LoadingEngine()
+
+
+@pytest.fixture
+def client(engine: LoadingEngine, serve_engine: Callable[..., str]) -> Iterator[RolloutClient]:
+    with RolloutClient(serve_engine(engine, EXPECTED)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("way", ["shm", "http", "auto"])
+def test_the_same_bytes_arrive_by_each_way(client: RolloutClient, engine: LoadingEngine, way: str) -> None:
+    for version in (1, 2):
+        sent = weights(version)
+        buckets = [[(name, tensor)] for name, tensor in sent.items()]
+        assert client.push_weights(version, buckets, way).weight_version == version
+        assert same(engine.loaded, sent)
+    folder = engine.files[0].parent
+    # Nothing is left of it, whatever the way.
+    assert not list(folder.glob("bucket-*")) and not list(folder.glob("incoming-*"))
+
+
+def test_a_file_that_changed_or_is_not_there_is_refused(
+    client: RolloutClient, engine: LoadingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bit that flips after the trainer has hashed it; a file elsewhere; then a good push."""
+    honest = transport.write_file
+
+    def flips_a_bit(path: Path, parts: Sequence[memoryview]) -> str:
+        digest = honest(path, parts)
+        body = bytearray(path.read_bytes())
+        body[-3] ^= 1
+        path.write_bytes(body)
+        return digest
+
+    buckets = [list(weights(1).items())]
+    monkeypatch.setattr("swift_r1.rollout.client.write_file", flips_a_bit)
+    with pytest.raises(ServerRefused, match="other bytes than were written"):
+        client.push_weights(1, buckets, "shm")
+    monkeypatch.setattr("swift_r1.rollout.client.write_file", lambda path, parts: parts_digest(parts))
+    with pytest.raises(ServerRefused, match="not in this server's shared memory"):
+        client.push_weights(1, buckets, "shm")
+
+    def links_elsewhere(path: Path, parts: Sequence[memoryview]) -> str:
+        path.symlink_to("/etc/hostname")
+        return "0" * 64
+
+    monkeypatch.setattr("swift_r1.rollout.client.write_file", links_elsewhere)
+    with pytest.raises(ServerRefused, match="not in this server's shared memory"):
+        client.push_weights(1, buckets, "shm")
+    assert not engine.loaded and client.info().weight_version == 0
+    monkeypatch.undo()
+    assert client.push_weights(1, buckets, "http").weight_version == 1
+
+
+def test_shared_memory_of_another_host_is_not_used(client: RolloutClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swift_r1.rollout.client.usable_folder", lambda _folder: None)
+    buckets = [list(weights(1).items())]
+    with pytest.raises(RunFailed, match=r"--weight_transport shm: .*use http"):
+        client.push_weights(1, buckets, "shm")
+    assert client.push_weights(1, buckets, "auto").weight_version == 1
+    assert transport.usable_folder(None) is None and transport.usable_folder("/no/such/folder") is None
+
+
+def test_the_next_bucket_is_gathered_while_one_is_sent() -> None:
+    """Each side waits for the other, which without overlap would never end."""
+    gathering, sending = threading.Barrier(2), []
+
+    def items() -> Iterator[int]:
+        yield 0
+        gathering.wait(20)
+        yield 1
+
+    def send(index: int, item: int) -> str:
+        if index == 0:
+            gathering.wait(20)
+        sending.append((index, item))
+        return str(item)
+
+    assert transport.overlapped(items(), send) == ["0", "1"]
+    assert sending == [(0, 0), (1, 1)]
+
+
+def test_a_send_that_fails_ends_it() -> None:
+    def send(index: int, item: int) -> str:
+        raise ValueError(f"bucket {index}")
+
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(5):
+            taken.append(number)
+            yield number
+
+    with pytest.raises(ValueError, match="bucket 0"):
+        transport.overlapped(items(), send)
+    assert taken == [0, 1]
+
+
+def test_parts_are_a_safetensors_file(tmp_path: Path) -> None:
+    sent = weights(4)
+    parts = parts_of(list(sent.items()))
+    body = to_bytes(list(sent.items()))
+    assert same(load_safetensors(body), sent)
+    assert b"".join(transport.chunks_of(parts)) == body
+    # A longer file that is there already is cut to size.
+    path = tmp_path / "bucket"
+    path.write_bytes(b"x" * (len(body) + 100))
+    assert transport.write_file(path, parts) == bucket_digest(body) == parts_digest(parts)
+    assert path.read_bytes() == body
+    with pytest.raises(ValueError, match="twice"):
+        parts_of([("a", torch.ones(1)), ("a", torch.ones(1))])
+    with pytest.raises(ValueError, match="int64"):
+        parts_of([("a", torch.ones(1, dtype=torch.long))])

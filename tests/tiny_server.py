@@ -1,0 +1,80 @@
+"""`python tests/tiny_server.py MODEL PORT [CONFIG_JSON]`: the real server over a small engine that starts in seconds.
+
+HTTP, weight updates and signals are those of `swift rollout`; the engine is transformers in this process instead of
+vLLM, so that tests can afford to kill it often.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from swift_r1.rollout import server
+from swift_r1.rollout.config import ServerConfig
+from swift_r1.rollout.engines.base import EngineInfo, Generated
+from swift_r1.rollout.engines.transformers import TransformersEngine
+from swift_r1.rollout.identity import tokenizer_hash
+from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.rollout.weights.expected import expected_weights
+
+MAX_MODEL_LEN = 1024
+
+
+class TinyEngine:
+    """One completion at a time, in a thread."""
+
+    dead = False
+
+    def __init__(self, folder: str) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.engine = TransformersEngine(self.model, tokenizer, (tokenizer.eos_token_id,), 0)
+        size = self.model.config.vocab_size
+        self.info = EngineInfo("tiny", "0", size, tokenizer_hash(tokenizer), MAX_MODEL_LEN, "float32")
+        self.one_at_a_time = threading.Lock()
+
+    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+        request = RolloutRequest(request_id="-", prompt_token_ids=tuple(prompt), seeds=(seed or 0,), sampling=sampling)
+
+        def work() -> Generated:
+            with self.one_at_a_time:
+                [completion] = self.engine.generate([request], 0)[0].completions
+            return Generated(completion.token_ids, completion.logprobs, completion.finish_reason)
+
+        return await asyncio.to_thread(work)
+
+    async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
+        ids = torch.tensor([list(sequence)])
+        logps = self.model(ids).logits[0, :-1].log_softmax(-1)
+        return tuple(logps.gather(-1, ids[0, 1:, None]).squeeze(-1).tolist())
+
+    async def set_score_temperature(self, temperature: float) -> None: ...
+
+    async def load_weights(self, files: Sequence[Path]) -> None:
+        own = dict(self.model.named_parameters())
+        for file in files:
+            for name, tensor in load_file(file).items():
+                own[name].copy_(tensor)
+
+    def shutdown(self) -> None: ...
+
+
+def main(folder: str, port: int, more: str = "{}") -> int:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    torch.set_num_threads(1)
+    server.load_engine = lambda config: (TinyEngine(config.model), expected_weights(config.model))
+    config = ServerConfig(**{"model": folder, "port": port, "update_timeout": 20} | json.loads(more))
+    return asyncio.run(server.serve(config, server.bind(config.host, port)))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))
