@@ -23,13 +23,17 @@ CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text()
 KNOWN = {name for cls in (RlhfArguments, RolloutArguments, CheckArguments) for name in spellings(cls)}
 
 
-def test_the_plugin_on_the_page_passes_the_check(tmp_path: Path) -> None:
-    (block,) = re.findall(r"^```python\n(.*?)^```", PLUGINS, re.MULTILINE | re.DOTALL)
-    (tmp_path / "sums.py").write_text(block)
+def test_the_plugins_on_the_page_pass_the_check(tmp_path: Path) -> None:
+    sums, again = re.findall(r"^```python\n(.*?)^```", PLUGINS, re.MULTILINE | re.DOTALL)
+    (tmp_path / "sums.py").write_text(sums)
+    (tmp_path / "again.py").write_text(again)
     words = [
         "check",
         "--external_plugins",
         "sums.py",
+        "again.py",
+        "--multi_turn_scheduler",
+        "again",
         "--dataset",
         "sums#20",
         "--reward_funcs",
