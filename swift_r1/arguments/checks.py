@@ -6,6 +6,7 @@ A value that no branch would read is refused: a flag that does nothing misleads.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from swift_r1.arguments.rlhf import RlhfArguments
 
 DEEPSPEED_NAMES = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SCHEDULER_KWARGS = {
     "cosine": {"num_cycles"},
     "cosine_with_min_lr": {"num_cycles", "min_lr", "min_lr_rate"},
@@ -292,6 +295,27 @@ def output_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]
         yield Fault("--report_to none cannot be combined with other trackers", ("report_to",))
     if args.run_name is not None and not {"wandb", "swanlab"} & set(args.report_to):
         yield Fault("--run_name has no effect without --report_to wandb or swanlab", ("report_to", "run_name"))
+
+
+def ending_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
+    """How a run ends early and goes on."""
+    if args.max_runtime is not None and not (_DURATION.fullmatch(args.max_runtime) and seconds_of(args.max_runtime)):
+        yield Fault(f"--max_runtime {args.max_runtime}: wants a time like 90s, 45m, 2h or 1d", ("max_runtime",))
+    if "resume_force" in given and args.resume_from_checkpoint is None:
+        yield Fault("--resume_force has no effect without --resume_from_checkpoint", ("resume_force",))
+    if args.deterministic and args.use_vllm:
+        yield Fault(
+            "--deterministic true cannot be promised with --use_vllm true: vLLM's numbers depend on what it computes "
+            "at the same time; leave one of them out",
+            ("deterministic", "use_vllm"),
+        )
+
+
+def seconds_of(duration: str) -> float:
+    """A time like 90s, 45m, 2h or 1d in seconds; a number alone is in seconds."""
+    match = _DURATION.fullmatch(duration)
+    assert match is not None
+    return float(match[1]) * _UNITS[match[2]]
 
 
 def _near_multiples(value: int, divisor: int) -> str:

@@ -16,6 +16,13 @@ class OutputArguments:
     logging_steps: int = flag(5, "steps between two lines of metrics", at_least=1)
     save_steps: int = flag(500, "steps between two checkpoints", at_least=1)
     save_total_limit: int | None = flag(None, "checkpoints kept; older ones are removed", at_least=1)
+    save_only_model: bool = flag(False, "checkpoints without state/, which cannot be resumed from")
+    resume_from_checkpoint: str | None = flag(
+        None,
+        "go on in the same run folder: from a checkpoint's path, or from `last`, the newest whole checkpoint of the "
+        "newest run in --output_dir (from the beginning where there is none)",
+    )
+    resume_force: bool = flag(False, "resume although flags, data or processes are not those of the checkpoint")
     eval_steps: int | None = flag(None, "steps between two evaluations (default: none)", at_least=1)
     eval_on_start: bool = flag(False, "evaluate before the first step too")
     eval_limit: int = flag(64, "held-out prompts an evaluation uses at most", at_least=1)

@@ -55,6 +55,7 @@ class RlhfArguments(
         yield from checks.process_faults(self, given, world)
         yield from checks.evaluation_faults(self, given)
         yield from checks.output_faults(self, given)
+        yield from checks.ending_faults(self, given)
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> RlhfArguments:
         """Defaults that depend on other flags, filled in; afterwards only true "none" is None."""

@@ -53,6 +53,23 @@ class TrainingArguments:
     )
     optim: str = flag("adamw_torch", "the optimizer", choices=("adamw_torch",), ms_swift="adamw_torch_fused")
     seed: int = flag(42, "seed of everything random", at_least=0)
+    max_skipped_steps: int = flag(
+        3, "steps in a row that may be skipped since loss or gradient is not finite; one more ends the run", at_least=0
+    )
+    step_timeout: int = flag(
+        3600,
+        "seconds without progress (a completion, an optimizer step, a save) after which a process prints the stacks of "
+        "all its threads and ends the run; 0: never",
+        at_least=0,
+    )
+    deterministic: bool = flag(
+        False,
+        "the same bits in every run, also in one that was killed and resumed: deterministic kernels, request ids from "
+        "--seed (docs/checkpoints.md)",
+    )
+    max_runtime: str | None = flag(
+        None, "save and end in this time from the start: 90s, 45m, 2h, 1d (default: no limit); the exit code is 0"
+    )
     deepspeed: str | None = flag(
         None, "zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, a JSON file or JSON (default: plain torch)"
     )

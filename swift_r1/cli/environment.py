@@ -61,7 +61,13 @@ def usable_cpus() -> tuple[int, ...]:
 
 
 def trainer_environment(
-    environ: Mapping[str, str], world: World, *, offline: bool, cpus: Sequence[int], gpu: bool
+    environ: Mapping[str, str],
+    world: World,
+    *,
+    offline: bool,
+    cpus: Sequence[int],
+    gpu: bool,
+    deterministic: bool = False,
 ) -> Additions:
     """What the trainer's processes get: threads shared out between the ranks, and an allocator without a GPU.
 
@@ -69,6 +75,7 @@ def trainer_environment(
         offline: neither the model nor the data needs the hub.
         cpus: the usable CPUs.
         gpu: whether training runs on GPUs.
+        deterministic: `--deterministic true`.
     """
     wanted = {"OMP_NUM_THREADS": str(max(1, len(cpus) // world.nproc_per_node))}
     if not gpu:
@@ -77,6 +84,8 @@ def trainer_environment(
         # server, a second rank, a browser); threads that sleep at once wake too late for small matrices.
         wanted["GOMP_SPINCOUNT"] = "10000"
         wanted["DS_ACCELERATOR"] = "cpu"  # else DeepSpeed looks for devices and warns that it finds none
+    elif deterministic:
+        wanted["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch refuses matrix products in deterministic mode without it
     if offline:
         wanted["HF_HUB_OFFLINE"] = "1"
     return _unless_set(wanted, environ)

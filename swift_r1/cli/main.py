@@ -17,8 +17,9 @@ COMMANDS = {
     "rollout": "serve a model's generations and take its weight updates",
     "check": "try plugins, data and rewards before a model is loaded",
     "plugins": "list the rewards and datasets that are registered",
+    "doctor": "say what this machine and installation can do",
 }
-NOT_YET = ("doctor", "eval", "merge-lora")
+NOT_YET = ("eval", "merge-lora")
 _HELP_FLAGS = ("-h", "--help", "help")
 
 

@@ -7,7 +7,7 @@ import inspect
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
@@ -16,12 +16,15 @@ from swift_r1.cli.run_folder import run_folder_faults
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
 
+if TYPE_CHECKING:
+    from swift_r1.data.rows import Row
 
-def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) -> int:
+
+def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) -> list[Row]:
     """Loads plugins and data, and checks names, columns, model, DeepSpeed file and output folder.
 
     Returns:
-        the number of training prompts.
+        the training rows.
 
     Raises:
         UsageError: every fault that could be found, one a line. Faults of plugins come alone: names depend on them.
@@ -50,7 +53,7 @@ def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) 
     faults += model_faults(args.model, environ)
     if faults or data is None:
         raise UsageError(*faults)
-    return len(data.train)
+    return data.train
 
 
 def reward_name_faults(args: RlhfArguments) -> list[str]:

@@ -15,6 +15,7 @@ from swift_r1.cli.help import command_help, wants_help
 from swift_r1.cli.launch import launch_training
 from swift_r1.cli.model_folder import is_local
 from swift_r1.cli.preflight import check_inputs
+from swift_r1.cli.resume import check_same_run, dataset_hash, find_checkpoint
 from swift_r1.cli.run_folder import make_run_folder, write_args
 from swift_r1.errors import EXIT_OK
 
@@ -41,22 +42,27 @@ def run(words: Sequence[str]) -> int:
         return EXIT_OK
     args = parse_arguments(RlhfArguments, words)
     world, _ = World.from_environment(os.environ)
-    dataset_size = check_inputs(args, world, os.environ)
+    rows = check_inputs(args, world, os.environ)
+    data = dataset_hash(rows)
+    resume = find_checkpoint(args)
+    if resume.checkpoint is not None:
+        check_same_run(args, world, data, resume.checkpoint)
     if args.use_vllm and world.node_rank == 0:
         wait_for_server(args)
-    folder = make_run_folder(args, world)
-    args_json = write_args(folder, args, world, words)
+    folder = resume.run_dir or make_run_folder(args, world)
+    args_json = write_args(folder, args, world, words, data, resume.checkpoint)
     additions = trainer_environment(
         os.environ,
         world,
         offline=is_local(args.model),
         cpus=usable_cpus(),
         gpu=has_gpu(os.environ),
+        deterministic=args.deterministic,
     )
     if line := additions.line():
         print(line, file=sys.stderr)
     if world.node_rank == 0:
-        _print_plan(args, world, dataset_size, str(folder))
+        _print_plan(args, world, len(rows), str(folder))
     environ = additions.applied_to(os.environ)
     if args.api_key:
         environ[API_KEY_VARIABLE] = args.api_key

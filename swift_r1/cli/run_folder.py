@@ -29,14 +29,26 @@ def run_folder_faults(args: RlhfArguments, world: World) -> list[str]:
         return [f"--output_dir {folder}: {existing} is a file"]
     if not os.access(existing, os.W_OK | os.X_OK):
         return [f"--output_dir {folder}: no permission to write in {existing}"]
-    if not args.add_version and world.node_rank == 0 and folder.is_dir():
-        found = next((str(path.name) for sign in _SIGNS_OF_A_RUN for path in folder.glob(sign)), None)
-        if found:
-            return [
-                f"--output_dir {folder} holds a run already ({found}): give another folder, "
-                "or leave --add_version true for a new folder inside it"
-            ]
+    fresh = not args.add_version and world.node_rank == 0 and args.resume_from_checkpoint is None
+    if fresh and (found := holds_run(folder)):
+        return [
+            f"--output_dir {folder} holds a run already ({found}): give another folder, go on with that run "
+            "(--resume_from_checkpoint last), or leave --add_version true for a new folder inside it"
+        ]
     return []
+
+
+def holds_run(folder: Path) -> str | None:
+    """The name of something in `folder` that only a run leaves there; None where there is nothing."""
+    return next((path.name for sign in _SIGNS_OF_A_RUN for path in folder.glob(sign)), None)
+
+
+def newest_version(base: Path) -> Path | None:
+    """The folder `vN-...` in `base` with the highest N."""
+    if not base.is_dir():
+        return None
+    found = [(int(match[1]), entry) for entry in base.iterdir() if (match := _VERSION.match(entry.name))]
+    return max(found)[1] if found else None
 
 
 def make_run_folder(args: RlhfArguments, world: World) -> Path:
@@ -62,8 +74,16 @@ def make_run_folder(args: RlhfArguments, world: World) -> Path:
         raise UsageError(f"--output_dir {args.output_dir}: {error.strerror or error}") from error
 
 
-def write_args(folder: Path, args: RlhfArguments, world: World, words: Sequence[str]) -> Path:
-    """Writes args.json: every resolved flag, the command line, package versions, the processes.
+def write_args(
+    folder: Path,
+    args: RlhfArguments,
+    world: World,
+    words: Sequence[str],
+    dataset: str,
+    checkpoint: Path | None = None,
+) -> Path:
+    """Writes args.json: every resolved flag, the command line, package versions, the processes, a hash of the training
+    data, and the checkpoint that the run goes on from.
 
     Secrets are left out. Nodes other than the first write `args-node<k>.json` beside it.
     """
@@ -74,6 +94,9 @@ def write_args(folder: Path, args: RlhfArguments, world: World, words: Sequence[
         "command": ["swift", "rlhf", *without_secrets(words)],
         "versions": package_versions(),
         "world_size": world.size,
+        "dataset_hash": dataset,
+        "resumed_from": str(checkpoint) if checkpoint else None,
+        "started": time.time(),
     }
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return path

@@ -34,6 +34,22 @@ class InvalidRewardMonitor:
         self._constant: dict[str, tuple[float, set[int]]] = {}
         self._warned: set[str] = set()
 
+    def state(self) -> dict[str, Any]:
+        """What it remembers, as JSON."""
+        return {
+            "steps": {name: [list(pair) for pair in steps] for name, steps in self._steps.items()},
+            "constant": {name: [value, sorted(steps)] for name, (value, steps) in self._constant.items()},
+            "warned": sorted(self._warned),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state` gave."""
+        self._steps = {
+            name: deque(((bad, count) for bad, count in steps), maxlen=WINDOW) for name, steps in state["steps"].items()
+        }
+        self._constant = {name: (value, set(steps)) for name, (value, steps) in state["constant"].items()}
+        self._warned = set(state["warned"])
+
     def update(self, columns: Sequence[RewardColumn], batch: RewardBatch) -> None:
         """Takes the columns of one training step.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 Metrics = dict[str, float]
 
@@ -21,6 +21,14 @@ class MetricWindow:
     def add(self, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             self._values[name].append(value)
+
+    def state(self) -> dict[str, list[float]]:
+        """What is in the window, for a checkpoint."""
+        return {name: list(values) for name, values in self._values.items()}
+
+    def restore(self, state: Mapping[str, Sequence[float]]) -> None:
+        self._values.clear()
+        self._values.update({name: list(values) for name, values in state.items()})
 
     def flush(self) -> Metrics:
         """The window's metrics; it is empty afterwards. NaN entries do not count."""

@@ -30,6 +30,10 @@ class Recorder(Protocol):
 
     def evaluation(self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None: ...
 
+    def window(self) -> dict[str, list[float]]: ...
+
+    def restore_window(self, state: Mapping[str, Sequence[float]]) -> None: ...
+
     def finish(self, summary: Mapping[str, Any]) -> None: ...
 
 
@@ -47,6 +51,11 @@ class SilentRecorder:
     def step(self, step: int, metrics: Mapping[str, float], last: bool) -> None: ...
 
     def evaluation(self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None: ...
+
+    def window(self) -> dict[str, list[float]]:
+        return {}
+
+    def restore_window(self, state: Mapping[str, Sequence[float]]) -> None: ...
 
     def finish(self, summary: Mapping[str, Any]) -> None: ...
 
@@ -75,6 +84,7 @@ class RunRecorder:
         self._eval_completions = JsonLines(run_dir / "eval_completions.jsonl")
         self._window = MetricWindow()
         self._latest_rows: Sequence[Mapping[str, Any]] = ()
+        self._step = 0
 
     def __enter__(self) -> RunRecorder:
         self.console.__enter__()
@@ -107,9 +117,13 @@ class RunRecorder:
     def step(self, step: int, metrics: Mapping[str, float], last: bool) -> None:
         """An optimizer step is done."""
         self._window.add(metrics)
+        self._step = step
         self.console.step_done(step, metrics)
-        if step % self.logging_steps and not last:
-            return
+        if step % self.logging_steps == 0 or last:
+            self._log_window()
+
+    def _log_window(self) -> None:
+        step = self._step
         line = {"step": step, **self._window.flush()}
         self._log.write(line)
         self.console.logged(step, line)
@@ -129,8 +143,17 @@ class RunRecorder:
         for reporter in self.reporters:
             reporter.log(metrics, step)
 
+    def window(self) -> dict[str, list[float]]:
+        """Metrics since the last logged line, for a checkpoint."""
+        return self._window.state()
+
+    def restore_window(self, state: Mapping[str, Sequence[float]]) -> None:
+        self._window.restore(state)
+
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Draws the curves and writes `summary.json`, last of all."""
+        """Logs what is left, draws the curves and writes `summary.json`, last of all."""
+        if self._window.state():
+            self._log_window()
         draw_curves(read_log(self.run_dir / "logging.jsonl"), self.run_dir / "images")
         (self.run_dir / "summary.json").write_text(json.dumps(dict(summary), indent=2) + "\n", encoding="utf-8")
         self.console.say(f"run folder: {self.run_dir}")

@@ -21,6 +21,7 @@ MANIFEST = "manifest.json"
 _NAME = re.compile(r"checkpoint-(\d+)")
 _TEMPORARY = ".writing-"
 _REMOVING = ".removing-"
+_ASIDE = "aside-"
 
 
 def save_checkpoint(run_dir: Path, step: int, write: Callable[[Path], None]) -> Path:
@@ -31,9 +32,10 @@ def save_checkpoint(run_dir: Path, step: int, write: Callable[[Path], None]) -> 
     """
     final = run_dir / f"checkpoint-{step}"
     temporary = run_dir / f"{_TEMPORARY}{final.name}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
     try:
+        if temporary.exists():
+            shutil.rmtree(temporary)
+        temporary.mkdir()
         write(temporary)
         files = sorted(path for path in temporary.rglob("*") if path.is_file())
         entries = {str(path.relative_to(temporary)): _hashed_and_synced(path) for path in files}
@@ -42,6 +44,7 @@ def save_checkpoint(run_dir: Path, step: int, write: Callable[[Path], None]) -> 
         _hashed_and_synced(manifest)
         for folder in {path.parent for path in files} | {temporary}:
             _sync_folder(folder)
+        # One of that step is there only where another history has not been set aside.
         if final.exists():
             _remove(final)
         temporary.rename(final)
@@ -56,6 +59,45 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
     """The run's checkpoints, oldest first."""
     found = [(int(match[1]), path) for path in run_dir.iterdir() if (match := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found)]
+
+
+def fault_of(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, by the hashes in its manifest; None where it is whole. Reads every file."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        for name, entry in manifest["files"].items():
+            path = checkpoint / name
+            if path.stat().st_size != entry["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
+            if _digest(path) != entry["sha256"]:
+                return f"{name} is not what was written: its hash differs"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is not a manifest"
+    return None
+
+
+def newest_whole(run_dir: Path) -> Path | None:
+    """The newest checkpoint that is whole, by its hashes; newer ones are warned about."""
+    for path in reversed(list_checkpoints(run_dir)):
+        fault = fault_of(path)
+        if fault is None:
+            return path
+        logger.warning("%s is skipped: %s", path, fault)
+    return None
+
+
+def set_aside_later(run_dir: Path, step: int) -> None:
+    """Renames checkpoints after `step` to `aside-...`: they are broken, or of a history that is not continued."""
+    for path in list_checkpoints(run_dir):
+        if _step_of(path) > step:
+            name = f"{_ASIDE}{path.name}"
+            number = sum(1 for _ in run_dir.glob(f"{name}*"))
+            renamed = path.rename(path.with_name(f"{name}-{number}" if number else name))
+            logger.warning("%s is renamed to %s: the run goes on from step %d", path, renamed.name, step)
 
 
 def remove_old_checkpoints(run_dir: Path, keep: int | None) -> None:
@@ -74,13 +116,19 @@ def _remove(path: Path) -> None:
     shutil.rmtree(doomed)
 
 
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
 def _hashed_and_synced(path: Path) -> dict[str, str | int]:
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
         os.fsync(file.fileno())
-    return {"sha256": digest.hexdigest(), "bytes": path.stat().st_size}
+    return {"sha256": _digest(path), "bytes": path.stat().st_size}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync_folder(path: Path) -> None:

@@ -67,6 +67,11 @@ class LearningRate:
         """What the coming step uses."""
         return float(self._shadow.param_groups[0]["lr"])
 
+    def go_to(self, step: int) -> None:
+        """To where `step` calls of `advance` lead from the start."""
+        for _ in range(step):
+            self.advance()
+
     def apply(self, groups: Sequence[dict[str, Any]]) -> None:
         for group in groups:
             group["lr"] = self.value

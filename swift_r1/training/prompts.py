@@ -32,11 +32,16 @@ class PromptStream:
 
     Args:
         rows: that fit (`PromptEncoder.fitting`).
+        sampler: at the position that the stream begins with.
         workers: processes that encode the coming rounds (`--dataloader_num_workers`); 0 encodes here. They are
             forked at once, so make the stream before threads exist.
+
+    Attributes:
+        taken: prompts given out, those before a resume included; the sampler itself runs ahead by what workers prepare.
     """
 
     def __init__(self, rows: Sequence[Row], encoder: PromptEncoder, sampler: PromptSampler, workers: int) -> None:
+        self.taken = int(sampler.state_dict()["drawn"])
         loader = DataLoader(
             _EncodedRows(rows, encoder),
             batch_sampler=sampler,
@@ -52,6 +57,7 @@ class PromptStream:
         while len(self._waiting) < count:
             self._waiting += next(self._rounds)
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        self.taken += count
         return taken
 
 

@@ -47,6 +47,10 @@ class Rollouts(Protocol):
         """From here on completions come from the trainer's current weights."""
         ...
 
+    def resume(self, weight_version: int) -> None:
+        """The run goes on after `weight_version` was published."""
+        ...
+
     def take_metrics(self) -> dict[str, float]:
         """What there is to log since the last call."""
         ...
@@ -69,6 +73,9 @@ class EmbeddedRollouts:
         self.engine, self.backend, self.ranks = engine, backend, ranks
         self.max_model_length: int | None = getattr(engine.config, "max_position_embeddings", None)
         self.weight_version = 0
+
+    def resume(self, weight_version: int) -> None:
+        self.weight_version = weight_version
 
     def publish_weights(self) -> None:
         self.engine.model = self.backend.generation_model()

@@ -6,10 +6,11 @@ The order matters: what forks or spawns (prompt workers, reward workers) comes b
 from __future__ import annotations
 
 import logging
+import time
 import uuid
 import warnings
-from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import nn
 
 from swift_r1.algorithms.config import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments, make_plan
+from swift_r1.arguments.checks import seconds_of
 from swift_r1.data.loading import load_rows
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.data.sampler import PromptSampler
@@ -38,34 +40,78 @@ from swift_r1.tracking.recorder import Recorder, RunRecorder, SilentRecorder
 from swift_r1.tracking.reporters import open_reporters
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.checkpoints import remove_old_checkpoints, save_checkpoint
+from swift_r1.training.checkpoints import set_aside_later
 from swift_r1.training.distributed import Ranks, join_ranks
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.loop import MainRank, Parts, Trainer
-from swift_r1.training.lora import LoraSettings, checkpoint_weights, trained_share
+from swift_r1.training.lora import LoraSettings, trained_share
 from swift_r1.training.multi_turn import MultiTurn, OneTurn, Stage, Turns
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
 from swift_r1.training.policy import load_model
 from swift_r1.training.probes import check_fused_head, choose_cut
 from swift_r1.training.prompts import PromptStream
-from swift_r1.training.rollouts import EmbeddedRollouts, Rollouts
+from swift_r1.training.rng import seed_everything
+from swift_r1.training.rollouts import EmbeddedRollouts, Rollouts, completion_seed
+from swift_r1.training.run_lock import run_folder_held
+from swift_r1.training.run_state import Fingerprint, RunState, truncate_logs
+from swift_r1.training.saving import Saver
 from swift_r1.training.server_rollouts import ServerRollouts
-from swift_r1.training.stopping import StopRequest
+from swift_r1.training.stopping import OUT_OF_TIME, StopRequest
 from swift_r1.training.turn_engine import Limits, Opening, TurnEngine
+from swift_r1.training.watchdog import Watchdog
 
 logger = logging.getLogger("swift_r1.training")
 
 
-def run(args: RlhfArguments, run_dir: Path, stop: StopRequest) -> int:
+@dataclass(frozen=True)
+class Start:
+    """How a run begins.
+
+    Attributes:
+        run_dir: its folder.
+        checkpoint: in it, to go on from; None to begin at the beginning, whatever the folder's logs hold.
+        dataset: a hash of the training rows.
+        time: when `swift rlhf` was started, seconds since the epoch.
+    """
+
+    run_dir: Path
+    checkpoint: Path | None
+    dataset: str
+    time: float
+
+
+def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
     """Builds all parts, trains, and returns the exit code."""
     _quiet_libraries()
+    if args.deterministic:
+        torch.use_deterministic_algorithms(True)
+        # Nothing here reads memory that was not written.
+        torch.utils.deterministic.fill_uninitialized_memory = False
+    if args.max_runtime is not None:
+        stop.limit(seconds_of(args.max_runtime) - (time.time() - start.time))
+    run_dir, saved = start.run_dir, RunState.read(start.checkpoint) if start.checkpoint else None
+    threads = torch.get_num_threads()
+    if saved and args.deterministic and saved.fingerprint.threads != threads and not args.resume_force:
+        raise UsageError(
+            f"{start.checkpoint} was computed with {saved.fingerprint.threads} threads a process, here are {threads}, "
+            f"which changes the last bits: set OMP_NUM_THREADS={saved.fingerprint.threads}, or --resume_force true"
+        )
     with ExitStack() as cleanup:
         ranks = join_ranks(args.ddp_timeout, distributed=args.deepspeed is not None)
         cleanup.callback(ranks.close)
+        watchdog = cleanup.enter_context(Watchdog(args.step_timeout, ranks.rank))
+        if ranks.is_main:
+            cleanup.enter_context(run_folder_held(run_dir))
+            truncate_logs(run_dir, saved.logs if saved else {})
+            set_aside_later(run_dir, saved.step if saved else 0)
+            (run_dir / "summary.json").unlink(missing_ok=True)
         tokenizer = _load_tokenizer(args.model)
         main_rank, held_out, sizes = None, [], None
         if ranks.is_main:
-            main_rank, held_out, num_rows = _main_rank(args, run_dir, tokenizer, ranks.world_size, cleanup)
+            # Other data (--resume_force true) begins at its beginning.
+            same_data = saved is not None and saved.fingerprint.dataset == start.dataset
+            taken = saved.prompts_taken if saved and same_data else 0
+            main_rank, held_out, num_rows = _main_rank(args, run_dir, tokenizer, ranks.world_size, taken, cleanup)
             sizes = [torch.tensor([num_rows, len(held_out)])]
         num_rows, num_held_out = ranks.broadcast(sizes)[0].tolist()
         plan = make_plan(args, ranks.world_size, num_rows)
@@ -86,7 +132,7 @@ def run(args: RlhfArguments, run_dir: Path, stop: StopRequest) -> int:
                 stage = _stage(args, tokenizer, ends, rollouts.max_model_length)
                 cleanup.callback(stage.close)
             turns = MultiTurn(rollouts, ranks, stage)
-        run_id = uuid.uuid4().hex[:12]
+        run_id = _run_id(args, saved)
         evaluator = None
         if num_held_out:
             evaluator = Evaluator(
@@ -105,13 +151,15 @@ def run(args: RlhfArguments, run_dir: Path, stop: StopRequest) -> int:
             recorder = cleanup.enter_context(
                 RunRecorder(run_dir, console, reporters, args.logging_steps, args.log_completions)
             )
+        reference = backend.reference() if args.beta > 0 else None
+        moving = reference if args.sync_ref_model else None
         trainer = Trainer(
             Parts(
                 args=args,
                 plan=plan,
                 ranks=ranks,
                 backend=backend,
-                reference=backend.reference() if args.beta > 0 else None,
+                reference=reference,
                 rollouts=rollouts,
                 turns=turns,
                 learning_rate=_learning_rate(args, plan),
@@ -119,21 +167,31 @@ def run(args: RlhfArguments, run_dir: Path, stop: StopRequest) -> int:
                 cut=choose_cut(args, backend, vocab_size, ranks),
                 evaluator=evaluator,
                 recorder=recorder,
-                save=_saver(args, run_dir, backend, tokenizer, ranks),
+                saver=Saver(
+                    run_dir, backend, moving, tokenizer, ranks, args.save_total_limit, not args.save_only_model
+                ),
                 stop=stop,
+                watchdog=watchdog,
                 run_id=run_id,
+                fingerprint=Fingerprint(args.to_dict(), ranks.world_size, start.dataset, threads),
                 main=main_rank,
             )
         )
+        if start.checkpoint is not None:
+            trainer.resume(start.checkpoint)
         outcome = trainer.run()
+        if ranks.is_main and stop.reason == OUT_OF_TIME:
+            logger.info(
+                "--max_runtime %s is over after step %d of %d", args.max_runtime, outcome.steps, plan.total_steps
+            )
         recorder.finish(outcome.to_dict())
         return outcome.exit_code
 
 
 def _main_rank(
-    args: RlhfArguments, run_dir: Path, tokenizer: Any, world_size: int, cleanup: ExitStack
+    args: RlhfArguments, run_dir: Path, tokenizer: Any, world_size: int, taken: int, cleanup: ExitStack
 ) -> tuple[MainRank, list[Prompt], int]:
-    """Data and rewards; also the held-out prompts and the number of training rows."""
+    """Data after the first `taken` prompts, and rewards; also the held-out prompts and the number of training rows."""
     load_plugins(args.external_plugins)
     data = load_rows(args)
     encoder = PromptEncoder(tokenizer, args.system, args.max_length)
@@ -141,6 +199,7 @@ def _main_rank(
     held_out = [prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))]
     plan = make_plan(args, world_size, len(rows))
     sampler = PromptSampler(len(rows), plan.prompts_per_round, args.dataset_shuffle, args.data_seed)
+    sampler.load_state_dict(sampler.state_dict() | {"drawn": taken})
     prompts = PromptStream(rows, encoder, sampler, args.dataloader_num_workers)
     pool = cleanup.enter_context(rewards_for(args, args.reward_funcs, args.external_plugins))
     pool.wait_ready()
@@ -149,7 +208,7 @@ def _main_rank(
     main_rank = MainRank(
         prompts=prompts,
         open_rewards=pool.open,
-        watch_rewards=monitor.update,
+        monitor=monitor,
         decode=lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
     )
     return main_rank, held_out, len(rows)
@@ -171,7 +230,7 @@ def _backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
         args.adam_epsilon,
         args.max_grad_norm,
     )
-    torch.manual_seed(args.seed)
+    seed_everything(args.seed)
     if args.deepspeed is None:
         model = load().to(ranks.device)
         if model.dtype == torch.float16:
@@ -241,22 +300,13 @@ def _learning_rate(args: RlhfArguments, plan: Plan) -> LearningRate:
     )
 
 
-def _saver(args: RlhfArguments, run_dir: Path, backend: Backend, tokenizer: Any, ranks: Ranks) -> Callable[[int], None]:
-    saved = checkpoint_weights(backend.model)
-
-    def save(step: int) -> None:
-        weights = {name: tensor for bucket in backend.weight_buckets(saved) for name, tensor in bucket}
-
-        def write(folder: Path) -> None:
-            backend.model.save_pretrained(folder, state_dict=weights)
-            tokenizer.save_pretrained(folder)
-
-        if ranks.is_main:
-            save_checkpoint(run_dir, step, write)
-            remove_old_checkpoints(run_dir, args.save_total_limit)
-        ranks.barrier()
-
-    return save
+def _run_id(args: RlhfArguments, saved: RunState | None) -> str:
+    """What request ids begin with. A server answers a known id from memory, so there it is a new one at each start."""
+    if saved is not None and not args.use_vllm:
+        return saved.run_id
+    if args.deterministic:
+        return f"{completion_seed(args.seed, 'run'):x}"[:12]
+    return uuid.uuid4().hex[:12]
 
 
 def _load_tokenizer(path: str) -> Any:

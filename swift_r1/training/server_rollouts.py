@@ -74,6 +74,9 @@ class ServerRollouts:
             self._restore()
         return None if requests is None else [answers[request.request_id] for request in asked]
 
+    def resume(self, weight_version: int) -> None:
+        """Nothing to do: a server counts by itself, over all runs that it has served."""
+
     def publish_weights(self) -> None:
         """Also checks, after the first update and every `check_steps` updates, that the engine uses them.
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -78,19 +79,31 @@ def before_training(
         overlong_filter: leave truncated completions out of the loss.
     """
     prepared = []
-    for micro_batches in steps:
+    for batches in training_batches(steps, overlong_filter):
         row = []
-        for micro in micro_batches:
-            old = entropies = ref = None
+        for batch in batches:
+            micro, old, entropies, ref = batch.micro, None, None, None
             if old_policy:
                 with torch.no_grad():
                     old, entropies = map(micro.unflatten, _logprobs(backend, micro, temperature))
             if reference is not None:
                 ref = micro.unflatten(_logprobs(reference, micro, temperature).logps)
-            mask = drop_truncated(micro.mask, micro.truncated) if overlong_filter else micro.mask
-            row.append(TrainingBatch(micro, mask, old, entropies, ref))
+            row.append(replace(batch, old_logps=old, old_entropies=entropies, ref_logps=ref))
         prepared.append(row)
     return prepared
+
+
+def training_batches(steps: Sequence[Sequence[MicroBatch]], overlong_filter: bool) -> list[list[TrainingBatch]]:
+    """The micro-batches with their masks, and no log-probs yet."""
+    return [
+        [
+            TrainingBatch(
+                micro, drop_truncated(micro.mask, micro.truncated) if overlong_filter else micro.mask, None, None, None
+            )
+            for micro in micro_batches
+        ]
+        for micro_batches in steps
+    ]
 
 
 def rewards_after_kl(rewards: Tensor, steps: Sequence[Sequence[TrainingBatch]], beta: float, ranks: Ranks) -> Tensor:
@@ -139,9 +152,9 @@ def train_step(
         advantages: float32 `[N]`, of the whole round.
 
     Returns:
-        The whole step's `loss`, `grad_norm`, `learning_rate`, the loss's metrics, each rank's `micro_batches` and the
-        `tokens_computed` of all of them (prompts, completions and padding that went through the model for the
-        gradient); the same on every rank.
+        The whole step's `loss`, `grad_norm` (where one is not finite nothing was updated), `learning_rate`, the loss's
+        metrics, each rank's `micro_batches` and the `tokens_computed` of all of them (prompts, completions and padding
+        that went through the model for the gradient); the same on every rank.
     """
     normalizer = ranks.sum(sum(loss_normalizer(batch.mask, config) for batch in batches))
     filtered = config.top_entropy_quantile < 1
@@ -165,7 +178,9 @@ def train_step(
             normalizer=normalizer,
             entropy_threshold=threshold,
         )
-        backend.backward(result.loss, last=number + 1 == len(batches))
+        # A loss that is not finite must give a gradient that is not, whatever the rank: then all leave the update out.
+        share = result.loss if result.loss.isfinite() else result.loss * math.nan
+        backend.backward(share, last=number + 1 == len(batches))
         loss += result.loss.detach().double().cpu()
         metrics.append(result.metrics | masked_metric("entropy", entropies, batch.mask.to(entropies.dtype)))
     grad_norm = backend.step(learning_rate)

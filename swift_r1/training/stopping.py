@@ -1,32 +1,65 @@
-"""Ctrl-C and SIGTERM: the first asks for an orderly end with a checkpoint, the second ends at once."""
+"""Why a run ends early: Ctrl-C and SIGTERM (the first asks for an orderly end, the second ends at once), or time."""
 
 from __future__ import annotations
 
 import os
 import signal
+import time
 from types import FrameType
 
-from swift_r1.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
+from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 
+OUT_OF_TIME = 1
 _EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 
 
 class StopRequest:
-    """`exit_code` is 0 until a signal came, then 130 or 143."""
+    """What this process knows of a stop.
+
+    Attributes:
+        reason: why the run stops, as all ranks have agreed: 0 while it does not, `OUT_OF_TIME`, or the exit code of
+            the signal (130, 143). Numbers, so that ranks can agree on the largest.
+    """
 
     def __init__(self) -> None:
-        self.exit_code = 0
+        self.reason = 0
+        self._signalled = 0
+        self._deadline: float | None = None
+        self._longest = 0.0
+        self._last_asked: float | None = None
 
     def listen(self) -> StopRequest:
         for number in _EXIT_CODES:
             signal.signal(number, self._on_signal)
         return self
 
+    @property
+    def exit_code(self) -> int:
+        return EXIT_OK if self.reason == OUT_OF_TIME else self.reason
+
+    def limit(self, seconds: float) -> None:
+        """The run is to have ended in so many seconds from now."""
+        self._deadline = time.monotonic() + seconds
+
+    def due(self) -> int:
+        """This process's own reason to stop now; to be asked before the first step and after each.
+
+        Time is up when there may be too little of it for another step like the longest so far, and a save that takes
+        as long.
+        """
+        now = time.monotonic()
+        self._longest = max(self._longest, now - (self._last_asked or now))
+        self._last_asked = now
+        if self._signalled:
+            return self._signalled
+        late = self._deadline is not None and now + 2 * self._longest >= self._deadline
+        return OUT_OF_TIME if late else 0
+
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         code = _EXIT_CODES[signal.Signals(number)]
-        if self.exit_code:
+        if self._signalled:
             os._exit(code)
-        self.exit_code = code
+        self._signalled = code
         if os.environ.get("RANK", "0") == "0":
             # Not through `print`: the signal may have come in the middle of one.
             os.write(2, b"\nstopping after this step, with a checkpoint; once more stops at once\n")

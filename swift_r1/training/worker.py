@@ -29,12 +29,19 @@ def main(argv: Sequence[str]) -> int:
     content: dict[str, Any] = {}
     try:
         from swift_r1.arguments import RlhfArguments
-        from swift_r1.training.run import run
+        from swift_r1.training.run import Start, run
         from swift_r1.training.stopping import StopRequest
 
         stop = StopRequest().listen()
         content = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
-        return run(RlhfArguments.from_dict(content["args"]), Path(content["run_dir"]), stop)
+        checkpoint = content["resumed_from"]
+        start = Start(
+            run_dir=Path(content["run_dir"]),
+            checkpoint=Path(checkpoint) if checkpoint else None,
+            dataset=content["dataset_hash"],
+            time=content["started"],
+        )
+        return run(RlhfArguments.from_dict(content["args"]), start, stop)
     except SwiftError as error:
         print(f"swift rlhf: {error}", file=sys.stderr)
         return error.exit_code

@@ -3,6 +3,7 @@
 import pytest
 
 from swift_r1.arguments import RlhfArguments, parse_arguments
+from swift_r1.arguments.checks import seconds_of
 from swift_r1.errors import UsageError
 
 BASE = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a", "b"]
@@ -56,6 +57,13 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
             ["--per_device_eval_batch_size, --eval_limit have no effect"],
         ),
         ("--eval_steps 1 --val_dataset v --split_dataset_ratio 0.1", ["not both"]),
+        ("--max_runtime 2weeks", ["--max_runtime 2weeks: wants a time like 90s, 45m, 2h or 1d"]),
+        ("--max_runtime 0h", ["--max_runtime 0h: wants a time"]),
+        ("--resume_force true", ["--resume_force has no effect without --resume_from_checkpoint"]),
+        (
+            "--deterministic true --use_vllm true --vllm_server_host h",
+            ["--deterministic true cannot be promised with --use_vllm true"],
+        ),
         ("--report_to none wandb", ["none cannot be combined"]),
         ("--run_name r", ["--run_name has no effect"]),
         ("--loss_type cispo --epsilon 0.1", ["--epsilon has no effect with --loss_type cispo"]),
@@ -185,3 +193,9 @@ def test_the_reward_api_and_its_url_go_together() -> None:
     assert found("--reward_api", "http://127.0.0.1:8100/rewards") == ()
     assert found() == ("--reward_funcs api needs --reward_api URL",)
     assert "must begin with http://" in found("--reward_api", "h:1")[0]
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("45m", 2700), ("1.5h", 5400), ("1d", 86400)])
+def test_durations(text: str, seconds: float) -> None:
+    assert seconds_of(text) == seconds
+    assert faults(f"--max_runtime {text}") == ()

@@ -20,6 +20,11 @@ def test_threads_are_shared_out() -> None:
         assert added.variables == {"OMP_NUM_THREADS": threads}
 
 
+def test_deterministic_products_on_a_gpu() -> None:
+    added = trainer_environment({}, TWO, offline=False, cpus=(0, 1), gpu=True, deterministic=True)
+    assert added.variables["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+
+
 def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "find_allocator", lambda: "/lib/libtcmalloc_minimal.so.4")
     mine = {

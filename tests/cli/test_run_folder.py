@@ -31,7 +31,7 @@ def test_without_versions_the_folder_itself(tmp_path: Path) -> None:
     folder = make_run_folder(args, World())
     assert folder == tmp_path / "a" / "b"
     assert run_folder_faults(args, World()) == []
-    write_args(folder, args, World(), [])
+    write_args(folder, args, World(), [], "")
     (fault,) = run_folder_faults(args, World())
     assert "holds a run already (args.json)" in fault
 
@@ -49,15 +49,15 @@ def test_several_nodes_share_one_folder(tmp_path: Path) -> None:
     versioned = arguments("--output_dir", str(tmp_path))
     assert "--add_version false" in run_folder_faults(versioned, second)[0]
     args = arguments("--output_dir", str(tmp_path), "--add_version", "false")
-    write_args(tmp_path, args, World(nnodes=2, master_addr="a"), [])
+    write_args(tmp_path, args, World(nnodes=2, master_addr="a"), [], "")
     assert run_folder_faults(args, second) == []
-    assert write_args(tmp_path, args, second, []).name == "args-node1.json"
+    assert write_args(tmp_path, args, second, [], "").name == "args-node1.json"
 
 
 def test_args_json_restores_the_arguments_and_holds_no_secret(tmp_path: Path) -> None:
     words = [*BASE, "--use_vllm", "true", "--vllm_server_host", "h", "--api_key", "hidden", "--system", "héllo"]
     args = parse_arguments(RlhfArguments, words, {})
-    path = write_args(tmp_path, args, World(), words)
+    path = write_args(tmp_path, args, World(), words, "")
     text = path.read_text(encoding="utf-8")
     content = json.loads(text)
     assert "hidden" not in text

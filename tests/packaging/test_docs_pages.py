@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from swift_r1.arguments import RlhfArguments, RolloutArguments
 from swift_r1.arguments.check import CheckArguments
 from swift_r1.arguments.fields import spellings
@@ -17,6 +19,7 @@ from swift_r1.plugins.import_names import IMPORT_NAMES
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = (ROOT / "docs" / "plugins.md").read_text()
 MIGRATING = (ROOT / "docs" / "migrating.md").read_text()
+CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text()
 KNOWN = {name for cls in (RlhfArguments, RolloutArguments, CheckArguments) for name in spellings(cls)}
 
 
@@ -71,6 +74,7 @@ def test_every_flag_on_our_side_of_the_tables_exists() -> None:
     assert unknown == set()
 
 
-def test_every_flag_on_the_plugins_page_exists() -> None:
-    flags = set(re.findall(r"--([a-z_]+[a-z])(?![\w*])", PLUGINS))
-    assert flags <= KNOWN, flags - KNOWN
+@pytest.mark.parametrize("page", [PLUGINS, CHECKPOINTS])
+def test_every_flag_on_the_page_exists(page: str) -> None:
+    flags = set(re.findall(r"--([a-z_]+[a-z])(?![\w*])", page))
+    assert flags and flags <= KNOWN, flags - KNOWN

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from swift_r1.training.backends.optimizer_state import ReadTensor, StateBucket
 from swift_r1.training.logprobs import TokenLogprobs
 from swift_r1.training.lora import Weight, adapters_off
 from swift_r1.training.policy import ModelInputs
@@ -37,7 +38,10 @@ class Backend(Protocol):
         ...
 
     def step(self, learning_rate: float) -> float:
-        """Clips, updates, clears gradients (collective). Returns the global gradient norm before clipping."""
+        """Clips, updates, clears gradients (collective). Returns the global gradient norm before clipping.
+
+        Where that is not finite nothing is updated.
+        """
         ...
 
     def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[WeightBucket]:
@@ -56,6 +60,18 @@ class Backend(Protocol):
         """The frozen policy of the run's start; with adapters the model without them (collective)."""
         ...
 
+    def training_state(self) -> Iterator[StateBucket]:
+        """Float32 weights and the optimizer's memory, bucket by bucket (collective, as `weight_buckets`)."""
+        ...
+
+    def load_training_state(self, read: ReadTensor) -> None:
+        """Goes on from a saved `training_state` (collective: every rank reads). The policy's weights follow.
+
+        Raises:
+            KeyError: the state lacks a parameter that is trained here.
+        """
+        ...
+
     def describe(self) -> dict[str, Any]:
         """The resolved settings, for the log."""
         ...
@@ -68,6 +84,14 @@ class ReferencePolicy(Protocol):
 
     def mix_in_policy(self, alpha: float) -> None:
         """Its weights become `alpha` of the policy's current ones and `1 - alpha` of its own (collective)."""
+        ...
+
+    def weight_buckets(self) -> Iterator[WeightBucket]:
+        """Its own whole weights (collective, as `Backend.weight_buckets`); none where it is the model as loaded."""
+        ...
+
+    def load_weights(self, read: ReadTensor) -> None:
+        """Takes weights that `weight_buckets` gave (collective: every rank reads)."""
         ...
 
 
@@ -84,6 +108,12 @@ class AdaptersOff:
 
     def mix_in_policy(self, alpha: float) -> None:
         raise NotImplementedError("--sync_ref_model needs a reference with weights of its own")
+
+    def weight_buckets(self) -> Iterator[WeightBucket]:
+        return iter(())
+
+    def load_weights(self, read: ReadTensor) -> None:
+        """Nothing to do: it is the model as loaded."""
 
 
 @torch.no_grad()

@@ -13,11 +13,31 @@ from typing import Any
 import deepspeed
 import torch
 from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_get_local_fp32_param,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
 from torch import Tensor, nn
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from swift_r1.errors import UsageError
 from swift_r1.training.backends.base import AdaptersOff, ReferencePolicy, WeightBucket, bucketed, mix_weights
+from swift_r1.training.backends.optimizer_state import (
+    MASTER,
+    MOMENTS,
+    UPDATES,
+    ReadTensor,
+    StateBucket,
+    parameter_buckets,
+    start_adamw,
+    state_name,
+    updates_of,
+)
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.logprobs import TokenLogprobs
 from swift_r1.training.lora import Weight, has_adapters, parameters_of, policy_weights
@@ -124,6 +144,7 @@ class DeepSpeedBackend:
     def step(self, learning_rate: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        # DeepSpeed itself leaves the update out, on every rank, where the norm is not finite.
         self.engine.step()
         return float(self.engine.get_global_grad_norm())
 
@@ -147,6 +168,73 @@ class DeepSpeedBackend:
                 for weight in bucket:
                     targets[weight.name].copy_(weight.value())
         return self._copy_for_generation
+
+    def training_state(self) -> Iterator[StateBucket]:
+        updates = updates_of(self.optimizer.optimizer)
+        yield [(UPDATES, updates)] if self.ranks.is_main else []
+        started = bool(updates)
+        if started and self.stage < 3:
+            self._link_moments()
+        for bucket in parameter_buckets(self.model):
+            tensors = []
+            for name, parameter in bucket:
+                master = safe_get_full_fp32_param(parameter)
+                whole = {MASTER: master}
+                for kind in MOMENTS:
+                    # No moments yet where every step so far was skipped.
+                    whole[kind] = (
+                        safe_get_full_optimizer_state(parameter, kind) if started else torch.zeros_like(master)
+                    )
+                if self.ranks.is_main:
+                    tensors += [(state_name(kind, name), value.to("cpu", copy=True)) for kind, value in whole.items()]
+            yield tensors
+
+    @torch.no_grad()
+    def load_training_state(self, read: ReadTensor) -> None:
+        zero = self.optimizer
+        flat = zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
+        start_adamw(zero.optimizer, flat, read(UPDATES))
+        if self.stage < 3:
+            self._link_moments()
+        for bucket in parameter_buckets(self.model):
+            masters = []
+            for name, parameter in bucket:
+                masters.append(read(state_name(MASTER, name)))
+                self._set_own_part(parameter, masters[-1], None)
+                for kind in MOMENTS:
+                    self._set_own_part(parameter, read(state_name(kind, name)), kind)
+            parameters = [parameter for _, parameter in bucket]
+            with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0, enabled=self.stage == 3):
+                if self.stage < 3 or self.ranks.is_main:
+                    for parameter, master in zip(parameters, masters, strict=True):
+                        parameter.copy_(master)
+
+    def _link_moments(self) -> None:
+        """Tells each parameter where its part of the flat moments is.
+
+        DeepSpeed does so itself at its first step, but as soon as the first parameter group has moments: those of the
+        others it then never finds.
+        """
+        self.optimizer._hp_optimizer_states_linked = False
+        self.optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _set_own_part(self, parameter: nn.Parameter, value: Tensor, moment: str | None) -> None:
+        """Takes this rank's part of a whole float32 tensor: of the master weight, or of a moment."""
+        if self.stage < 3:
+            if moment is None:
+                safe_set_full_fp32_param(parameter, value)
+            else:
+                safe_set_full_optimizer_state(parameter, value, moment)
+            return
+        # DeepSpeed's own way of setting a whole ZeRO-3 tensor cannot do sizes that the ranks do not divide.
+        size = safe_get_local_fp32_param(parameter).numel()
+        part = value.new_zeros(size)
+        own = value.flatten()[size * self.ranks.rank : size * (self.ranks.rank + 1)]
+        part[: own.numel()] = own
+        if moment is None:
+            safe_set_local_fp32_param(parameter, part)
+        else:
+            safe_set_local_optimizer_state(parameter, part, moment)
 
     def reference(self) -> ReferencePolicy:
         if has_adapters(self.model):
@@ -198,6 +286,20 @@ class DeepSpeedReference:
             ):
                 for target, weight in zip(own, bucket, strict=True):
                     mix_weights(target, weight.value(), alpha)
+
+    def weight_buckets(self) -> Iterator[WeightBucket]:
+        for bucket in bucketed(policy_weights(self._frozen.model)):
+            with deepspeed.zero.GatheredParameters(parameters_of(bucket), enabled=self._stage == 3):
+                whole = [(weight.name, weight.value().to("cpu", copy=True)) for weight in bucket]
+            yield whole
+
+    @torch.no_grad()
+    def load_weights(self, read: ReadTensor) -> None:
+        for bucket in bucketed(policy_weights(self._frozen.model)):
+            own = parameters_of(bucket)
+            with deepspeed.zero.GatheredParameters(own, modifier_rank=0, enabled=self._stage == 3):
+                for weight in bucket:
+                    weight.base.copy_(read(weight.name))
 
     @torch.no_grad()
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:

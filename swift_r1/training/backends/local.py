@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -10,8 +11,20 @@ import torch
 from torch import Tensor, nn
 
 from swift_r1.training.backends.base import AdaptersOff, ReferencePolicy, WeightBucket, bucketed, mix_weights
+from swift_r1.training.backends.optimizer_state import (
+    MASTER,
+    MOMENTS,
+    UPDATES,
+    ReadTensor,
+    StateBucket,
+    parameter_buckets,
+    start_adamw,
+    state_name,
+    trained_parameters,
+    updates_of,
+)
 from swift_r1.training.logprobs import TokenLogprobs
-from swift_r1.training.lora import Weight, has_adapters
+from swift_r1.training.lora import Weight, has_adapters, policy_weights
 from swift_r1.training.optimizer import OptimizerConfig, build_adamw, parameter_groups
 from swift_r1.training.policy import ModelInputs, Policy
 
@@ -27,7 +40,7 @@ class LocalBackend:
         self.model, self.config = model, config
         self.policy = Policy(model)
         self.policy.train()
-        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._trained = [parameter for _, parameter in trained_parameters(model)]
         self._masters = self._trained
         if any(parameter.dtype != torch.float32 for parameter in self._trained):
             self._masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self._trained]
@@ -47,18 +60,45 @@ class LocalBackend:
     def step(self, learning_rate: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        norm = torch.nn.utils.clip_grad_norm_(self._masters, self.config.max_grad_norm)
-        self.optimizer.step()
+        norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self.config.max_grad_norm))
+        if math.isfinite(norm):
+            self.optimizer.step()
+            self._round_masters()
         self.optimizer.zero_grad(set_to_none=False)
+        return norm
+
+    @torch.no_grad()
+    def _round_masters(self) -> None:
+        """The weights become their masters, rounded to the weights' own dtype."""
         if self._masters is not self._trained:
-            with torch.no_grad():
-                for parameter, master in zip(self._trained, self._masters, strict=True):
-                    parameter.copy_(master)
-        return float(norm)
+            for parameter, master in zip(self._trained, self._masters, strict=True):
+                parameter.copy_(master)
 
     def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[WeightBucket]:
         for bucket in bucketed(weights):
             yield [(weight.name, weight.value().cpu()) for weight in bucket]
+
+    def training_state(self) -> Iterator[StateBucket]:
+        yield [(UPDATES, updates_of(self.optimizer))]
+        masters = dict(zip(self._trained, self._masters, strict=True))
+        for bucket in parameter_buckets(self.model):
+            tensors = []
+            for name, parameter in bucket:
+                master = masters[parameter]
+                state = self.optimizer.state.get(master, {})
+                tensors.append((state_name(MASTER, name), master.detach()))
+                # Without state where every step so far was skipped.
+                tensors += [(state_name(kind, name), state.get(kind, torch.zeros_like(master))) for kind in MOMENTS]
+            yield [(name, tensor.to("cpu", copy=True)) for name, tensor in tensors]
+
+    @torch.no_grad()
+    def load_training_state(self, read: ReadTensor) -> None:
+        start_adamw(self.optimizer, self._masters, read(UPDATES))
+        for (name, _), master in zip(trained_parameters(self.model), self._masters, strict=True):
+            master.copy_(read(state_name(MASTER, name)))
+            for kind in MOMENTS:
+                self.optimizer.state[master][kind].copy_(read(state_name(kind, name)))
+        self._round_masters()
 
     def generation_model(self) -> nn.Module:
         return self.model
@@ -85,6 +125,15 @@ class LocalReference:
     def mix_in_policy(self, alpha: float) -> None:
         for target, source in zip(self.policy.model.parameters(), self._trained.parameters(), strict=True):
             mix_weights(target, source, alpha)
+
+    def weight_buckets(self) -> Iterator[WeightBucket]:
+        for bucket in bucketed(policy_weights(self.policy.model)):
+            yield [(weight.name, weight.value().to("cpu", copy=True)) for weight in bucket]
+
+    @torch.no_grad()
+    def load_weights(self, read: ReadTensor) -> None:
+        for name, parameter in self.policy.model.named_parameters():
+            parameter.copy_(read(name))
 
     @torch.no_grad()
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:

@@ -1,0 +1,183 @@
+"""`swift doctor`: what this machine and installation can do, one line a finding, with advice where there is any.
+
+Each check is a function that returns a finding; libraries that may break at import are imported in processes of their
+own, with a deadline.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swift_r1.cli.environment import find_allocator, has_gpu, usable_cpus
+from swift_r1.cli.help import wants_help
+from swift_r1.cli.versions import package_versions
+from swift_r1.errors import EXIT_OK, EXIT_USAGE, UsageError
+
+IMPORT_SECONDS = 180
+PORTS = (8000, 29500)
+_GIB = 2**30
+_USAGE = """swift doctor
+
+Says what this machine and installation can do: versions, devices, memory, limits, ports, and whether DeepSpeed, vLLM
+and the allocator work here. Takes up to a minute. Exit code 0 where training can run, 2 where something is broken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`state` is `ok`, `warning` (slower, or a part is missing) or `broken`; `advice` says what to do about it."""
+
+    name: str
+    state: str
+    text: str
+    advice: str = ""
+
+    def line(self) -> str:
+        return f"{self.state:<8} {self.name}: {self.text}" + (f"; {self.advice}" if self.advice else "")
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command.
+
+    Raises:
+        UsageError: it was given flags; it takes none.
+    """
+    if wants_help(words):
+        print(_USAGE)
+        return EXIT_OK
+    if words:
+        raise UsageError(f"swift doctor takes no flags: {' '.join(words)}")
+    states = []
+    for finding in examine():
+        print(finding.line(), flush=True)
+        states.append(finding.state)
+    broken, warnings = states.count("broken"), states.count("warning")
+    print(f"{len(states) - broken - warnings} ok, {warnings} warnings, {broken} broken")
+    return EXIT_USAGE if broken else EXIT_OK
+
+
+def examine() -> Iterator[Finding]:
+    """All findings, in the order in which they are looked for."""
+    yield versions()
+    yield devices()
+    yield processors()
+    yield shared_memory(shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0)
+    yield open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    yield disk(Path.cwd())
+    yield from (port(number) for number in PORTS)
+    yield allocator(find_allocator())
+    yield library("deepspeed", "needed for --deepspeed and several processes: pip install deepspeed")
+    yield library("vllm", "needed for `swift rollout`; without it completions come from the trainer (--use_vllm false)")
+
+
+def versions() -> Finding:
+    found = package_versions()
+    missing = [name for name in ("torch", "transformers", "datasets") if name not in found]
+    text = ", ".join(f"{name} {number}" for name, number in found.items())
+    if missing:
+        return Finding("versions", "broken", text, f"{', '.join(missing)} not installed: pip install swift-r1")
+    return Finding("versions", "ok", text)
+
+
+def devices() -> Finding:
+    """GPUs that torch can use, against the device files."""
+    names_of = "[torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]"
+    code, said = _python(f"import torch; print({names_of})")
+    if code:
+        return Finding("torch", "broken", _last_line(said), "reinstall torch for this machine")
+    names = said.strip().splitlines()[-1]
+    if names == "[]" and has_gpu(os.environ):
+        files = ", ".join(sorted(glob.glob("/dev/nvidia[0-9]*")))
+        return Finding("devices", "warning", f"torch sees no GPU beside {files}", "install a torch built for CUDA")
+    return Finding("devices", "ok", "no GPU, everything runs on the CPU" if names == "[]" else names)
+
+
+def processors() -> Finding:
+    pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    return Finding("processors", "ok", f"{len(usable_cpus())} usable, {pages * size / _GIB:.0f} GiB of memory")
+
+
+def shared_memory(free: int) -> Finding:
+    """Of data loader workers and of processes on one machine that talk to each other."""
+    text = f"{free / _GIB:.1f} GiB free in /dev/shm"
+    if free < _GIB:
+        return Finding("shared memory", "warning", text, "in a container give it more: --shm-size=8g")
+    return Finding("shared memory", "ok", text)
+
+
+def open_files(limit: int) -> Finding:
+    text = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
+    if limit != resource.RLIM_INFINITY and limit < 4096:
+        return Finding("open files", "warning", f"at most {text}", "raise it: ulimit -n 65536")
+    return Finding("open files", "ok", f"at most {text}")
+
+
+def disk(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    text = f"{free / _GIB:.0f} GiB free in {folder}"
+    if free < 10 * _GIB:
+        return Finding("disk", "warning", text, "a checkpoint takes 14 bytes a parameter: --save_total_limit keeps few")
+    return Finding("disk", "ok", text)
+
+
+def port(number: int) -> Finding:
+    """Whether a server could listen on it at 127.0.0.1."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", number))
+        except OSError as error:
+            use = "swift rollout --port" if number == PORTS[0] else "MASTER_PORT (several nodes only)"
+            return Finding(f"port {number}", "warning", error.strerror or str(error), f"choose another: {use}")
+    return Finding(f"port {number}", "ok", "free")
+
+
+def allocator(path: str | None) -> Finding:
+    """Memory is the speed limit on a CPU."""
+    if path is None:
+        advice = "twice to four times slower on a CPU: install libtcmalloc-minimal4 or libjemalloc2"
+        return Finding("allocator", "warning", "neither tcmalloc nor jemalloc", advice)
+    code, said = _python("pass", LD_PRELOAD=path)
+    if code or "LD_PRELOAD" in said:
+        return Finding("allocator", "warning", f"{path} cannot be preloaded: {_last_line(said)}", "reinstall it")
+    return Finding("allocator", "ok", path)
+
+
+def library(name: str, use: str) -> Finding:
+    """Whether it can be imported, found out in a process of its own."""
+    code, said = _python(f"import {name}; print({name}.__version__)")
+    if code == 0:
+        return Finding(name, "ok", f"{said.strip().splitlines()[-1]} can be imported")
+    if f"No module named '{name}'" in said:
+        return Finding(name, "warning", "not installed", use)
+    return Finding(name, "broken", f"cannot be imported: {_last_line(said)}", use)
+
+
+def _python(code: str, **environ: str) -> tuple[int, str]:
+    """Exit code and output of a new Python that runs `code`."""
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=IMPORT_SECONDS,
+            check=False,
+            env={**os.environ, **environ},
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"no answer within {IMPORT_SECONDS} s"
+    return done.returncode, done.stdout
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else "no output"

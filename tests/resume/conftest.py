@@ -1,0 +1,148 @@
+"""Runs that are killed and resumed, and what must be equal afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+DEADLINE = 200
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended: its exit code (negative: the signal), and what it said."""
+
+    code: int
+    said: str
+
+
+class Runs:
+    """`swift rlhf` in processes forked from one that has imported everything."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+        self._server = subprocess.Popen(
+            [sys.executable, str(HERE / "fork_server.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        )
+        assert self._server.stdout is not None
+        self._server.stdout.readline()
+
+    def start(self, folder: Path, forget: str | None = None, processes: int = 1, **flags: Any) -> int:
+        """Starts a run whose folder is `folder`; returns its process id."""
+        folder.mkdir(parents=True, exist_ok=True)
+        request = {
+            "words": words(self._model, folder, **flags),
+            "cwd": str(folder.parent),
+            "log": str(folder.parent / f"{folder.name}.log"),
+            "forget": forget,
+            "processes": processes,
+        }
+        return int(self._ask(request)["pid"])
+
+    def wait(self, pid: int, folder: Path, kill_after: float | None = None) -> Ended:
+        """Until the run has ended; `kill_after` seconds its whole process group gets SIGKILL."""
+        timer = threading.Timer(DEADLINE if kill_after is None else kill_after, _kill_group, (pid,))
+        timer.start()
+        code = int(self._ask({"wait": pid})["code"])
+        timer.cancel()
+        timer.join()
+        return Ended(code, (folder.parent / f"{folder.name}.log").read_text())
+
+    def run(self, folder: Path, forget: str | None = None, processes: int = 1, **flags: Any) -> Ended:
+        """A run from its start to its end."""
+        ended = self.wait(self.start(folder, forget, processes, **flags), folder)
+        print(ended.said)
+        return ended
+
+    def close(self) -> None:
+        # It holds nothing: its runs have ended.
+        self._server.kill()
+        self._server.wait(60)
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        assert self._server.stdin is not None and self._server.stdout is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        return json.loads(self._server.stdout.readline())
+
+
+def words(model: Path, folder: Path, /, **flags: Any) -> list[str]:
+    """Flags of a run on the noisy digits task that leaves everything in `folder`."""
+    values = {
+        "rlhf_type": "grpo",
+        "model": model,
+        "external_plugins": HERE / "noisy_plugin.py",
+        "dataset": "counting#40",
+        "reward_funcs": "noisy_digits",
+        "reward_isolation": "inline",
+        "per_device_train_batch_size": 8,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "gradient_checkpointing": "false",
+        "report_to": "none",
+        "logging_steps": 2,
+        "learning_rate": 3e-3,
+        "deterministic": "true",
+        "output_dir": folder,
+        "add_version": "false",
+    } | flags
+    listed = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
+    return [word for name, items in listed.items() for word in (f"--{name}", *map(str, items))]
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """What two runs that are the same have in common, file by file: all but times."""
+    checkpoint = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
+    found: dict[str, Any] = {
+        str(path.relative_to(folder)): path.read_bytes() for path in sorted(checkpoint.rglob("*.safetensors"))
+    }
+    for name in ("completions.jsonl", "eval_completions.jsonl", "invalid_rewards.jsonl"):
+        found[name] = (folder / name).read_text()
+    lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
+    found["logging.jsonl"] = [
+        {key: value for key, value in line.items() if not key.startswith("time/") and "second" not in key}
+        for line in lines
+    ]
+    return found
+
+
+def _kill_group(pid: int) -> None:
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        os.kill(pid, signal.SIGKILL)  # not yet the leader of a group
+
+
+@pytest.fixture(scope="session")
+def runs(tiny_model: Path) -> Iterator[Runs]:
+    made = Runs(tiny_model)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def same() -> Callable[[Path, Path], None]:
+    """Fails unless two run folders hold the same, bit for bit and times aside."""
+
+    def compare(one: Path, other: Path) -> None:
+        first, second = contents(one), contents(other)
+        assert first.keys() == second.keys()
+        differing = [name for name in first if first[name] != second[name]]
+        assert differing == []
+
+    return compare

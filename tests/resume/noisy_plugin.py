@@ -1,0 +1,44 @@
+"""The digits task with a reward that draws from Python's generator, as a plugin in the trainer's process may.
+
+A file `signals.json` in the working directory, `{"step", "signal", "times"}`, makes it send signals to the trainer, and
+then wait for ever if there is a file `hang`.
+"""
+
+import json
+import os
+import random
+import threading
+from pathlib import Path
+
+from swift.dataset import DatasetMeta, ResponsePreprocessor, register_dataset
+from swift.rewards import ORM, orms
+
+
+class NoisyDigits(ORM):
+    def __call__(self, completions, trainer_state, **kwargs):
+        order = Path("signals.json")
+        if order.exists() and json.loads(order.read_text())["step"] <= trainer_state.global_step:
+            wanted = json.loads(order.read_text())
+            order.unlink()
+            for _ in range(wanted["times"]):
+                os.kill(os.getpid(), wanted["signal"])
+            if Path("hang").exists():
+                threading.Event().wait()
+        return [sum(c.isdigit() for c in text) / max(1, len(text)) + random.random() / 10 for text in completions]
+
+
+orms["noisy_digits"] = NoisyDigits
+
+
+class Preprocess(ResponsePreprocessor):
+    def preprocess(self, row):
+        row["query"] = f"count from {row['start']}"
+        return super().preprocess(row)
+
+
+def load(split, **kwargs):
+    first = {"train": 0, "eval": 500}[split]
+    return [{"start": number, "response": ""} for number in range(first, first + 40)]
+
+
+register_dataset(DatasetMeta(dataset_name="counting", preprocess_func=Preprocess(), loader=load))

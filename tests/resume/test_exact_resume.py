@@ -1,0 +1,123 @@
+"""A run that is killed by SIGKILL at any moment and resumed equals the uninterrupted one, bit for bit."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+FULL = {
+    # Four optimizer steps a round, and checkpoints, log lines and evaluations in the middle of rounds.
+    "max_steps": 14,
+    "steps_per_generation": 2,
+    "num_iterations": 2,
+    "save_steps": 3,
+    "eval_steps": 5,
+    "eval_limit": 4,
+    "beta": 0.05,
+    "sync_ref_model": "true",
+    "ref_model_sync_steps": 3,
+    "torch_dtype": "bfloat16",
+    "lr_scheduler_type": "cosine",
+}
+LORA = {
+    "max_steps": 12,
+    "save_steps": 2,
+    "save_total_limit": 1,
+    "train_type": "lora",
+    "lora_rank": 4,
+    "beta": 0.05,
+    "dynamic_sample": "true",
+    "top_entropy_quantile": 0.5,
+    "dataloader_num_workers": 1,
+}
+TWO_RANKS = {"processes": 2, "per_device_train_batch_size": 4}
+SETTINGS = {
+    "full": FULL,
+    "lora": LORA,
+    "zero2": FULL | TWO_RANKS | {"deepspeed": "zero2"},
+    "zero3": FULL | TWO_RANKS | {"deepspeed": "zero3"},
+    "zero2-lora": LORA | TWO_RANKS | {"deepspeed": "zero2"},
+    "zero3-lora": LORA | TWO_RANKS | {"deepspeed": "zero3"},
+}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(runs, tmp_path_factory):
+    """`uninterrupted(name) -> (folder, seconds)`, each once."""
+    made = {}
+
+    def give(name):
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name) / "run"
+            started = time.monotonic()
+            assert runs.run(folder, **SETTINGS[name]).code == 0
+            made[name] = folder, time.monotonic() - started
+        return made[name]
+
+    return give
+
+
+def kill_and_resume(runs, folder, settings, seconds, kills):
+    """Runs until `kills` starts have been killed at random moments, then to the end; returns how many were.
+
+    Fewer are where a start reached the end first; a first one that does is done again with half the time.
+    """
+    for killed in range(kills):
+        pid = runs.start(folder, resume_from_checkpoint="last", **settings)
+        ended = runs.wait(pid, folder, kill_after=random.uniform(0.1, seconds))
+        if ended.code == 0 and killed == 0:
+            shutil.rmtree(folder)
+            return kill_and_resume(runs, folder, settings, seconds / 2, kills)
+        if ended.code == 0:
+            return killed
+        assert ended.code == -signal.SIGKILL, ended.said
+    assert runs.run(folder, resume_from_checkpoint="last", **settings).code == 0
+    return kills
+
+
+@pytest.mark.parametrize(("name", "kills"), [("full", 2), ("lora", 1), ("zero2", 1), ("zero3", 1)])
+def test_killed_and_resumed_equals_uninterrupted(runs, uninterrupted, same, tmp_path, name, kills):
+    expected, seconds = uninterrupted(name)
+    kill_and_resume(runs, tmp_path / "run", SETTINGS[name], seconds, kills)
+    same(expected, tmp_path / "run")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_many_kills(runs, uninterrupted, same, tmp_path, name):
+    """Five each, so 30 in all."""
+    expected, seconds = uninterrupted(name)
+    killed = 0
+    while killed < 5:
+        folder = tmp_path / f"run{killed}"
+        killed += kill_and_resume(runs, folder, SETTINGS[name], seconds, 5 - killed)
+        same(expected, folder)
+
+
+def cut_back(folder: Path, copy: Path, step: int) -> Path:
+    """A copy of a run as it is after a kill some time after its checkpoint of `step`."""
+    shutil.copytree(folder, copy)
+    for path in copy.glob("checkpoint-*"):
+        if int(path.name.split("-")[1]) > step:
+            shutil.rmtree(path)
+    return copy
+
+
+PARTS = ("prompts_taken", "rng", "master", "exp_avg", "old_logps")
+MORE_PARTS = ("rounds", "weight_version", "window", "learning_rate", "reference", "exp_avg_sq", "updates")
+
+
+@pytest.mark.parametrize("part", [*PARTS, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_PARTS)])
+def test_without_one_part_of_the_state_it_is_another_run(runs, uninterrupted, same, tmp_path, part):
+    """The control: everything that a checkpoint holds is needed, and its lack is seen."""
+    expected, _ = uninterrupted("full")
+    folder = cut_back(expected, tmp_path / "run", 3)
+    assert runs.run(folder, forget=part, resume_from_checkpoint="last", **FULL).code == 0
+    with pytest.raises(AssertionError):
+        same(expected, folder)

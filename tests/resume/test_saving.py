@@ -1,0 +1,60 @@
+"""Saving survives exits at any file operation, and full disks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+
+def test_an_exit_at_any_file_operation_leaves_a_whole_checkpoint(tiny_model, tmp_path):
+    done = subprocess.run(
+        [sys.executable, str(HERE / "exit_at_operation.py"), str(tiny_model), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    # A file is opened, synced and hashed, folders are made, synced and renamed, the old one is removed file by file.
+    assert int(done.stdout.split()[-1]) > 50
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A disk of 6 MB, on which there is room for the logs and two checkpoints of about 1.5 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_full_disk_is_survived_for_two_saves(runs, small_disk):
+    """Each step saves; the third save in a row that does not fit ends the run, and what was saved is whole."""
+    ended = runs.run(small_disk / "run", max_steps=20, save_steps=1, logging_steps=1)
+    assert ended.code == 5
+    assert ended.said.count("the run goes on and tries again at the next save") == 2
+    assert "earlier checkpoints are untouched (3 saves in a row failed)" in ended.said
+    steps = [json.loads(line)["step"] for line in (small_disk / "run" / "logging.jsonl").read_text().splitlines()]
+    saved = len(list((small_disk / "run").glob("checkpoint-*")))
+    assert saved > 0 and steps == list(range(1, saved + 4))
+    # With room again it goes on from the last that was saved.
+    subprocess.run(["mount", "-o", "remount,size=60m", str(small_disk)], check=True)
+    ended = runs.run(small_disk / "run", max_steps=20, save_steps=5, logging_steps=1, resume_from_checkpoint="last")
+    assert ended.code == 0 and f"checkpoint-{saved}\n" in ended.said
+
+
+def test_room_made_in_time_lets_the_run_go_on(runs, small_disk):
+    """With one checkpoint kept the old one is removed only after the new one is whole: two fit, so it never fails."""
+    ended = runs.run(small_disk / "run", max_steps=8, save_steps=1, logging_steps=1, save_total_limit=1)
+    assert ended.code == 0 and "cannot be saved" not in ended.said

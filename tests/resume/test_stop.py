@@ -1,0 +1,76 @@
+"""Signals and `--max_runtime`: the run saves, ends with its exit code, and goes on as if nothing had been."""
+
+from __future__ import annotations
+
+import json
+import signal
+from types import SimpleNamespace
+
+import pytest
+
+from swift_r1.training import stopping
+
+# The signal comes in the third round, whose first of two steps is then the last.
+SETTINGS = {"max_steps": 8, "steps_per_generation": 2, "save_steps": 100, "logging_steps": 3}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(runs, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert runs.run(folder, **SETTINGS).code == 0
+    return folder
+
+
+def order(folder, step, number, times=1):
+    (folder / "signals.json").write_text(json.dumps({"step": step, "signal": number, "times": times}))
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_stopped_run_goes_on_as_if_nothing_had_been(runs, uninterrupted, tmp_path, same, number, code):
+    folder = tmp_path / "run"
+    order(tmp_path, 4, number)
+    ended = runs.run(folder, resume_from_checkpoint="last", **SETTINGS)
+    assert ended.code == code and ended.said.count("stopping after this step") == 1
+    assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-5"]
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == 5 and summary["exit_code"] == code
+    # What was not due yet is logged for people, and not twice after resuming.
+    assert [json.loads(line)["step"] for line in (folder / "logging.jsonl").read_text().splitlines()] == [3, 5]
+    assert runs.run(folder, resume_from_checkpoint="last", **SETTINGS).code == 0
+    same(uninterrupted, folder)
+
+
+def test_a_second_signal_stops_at_once(runs, tmp_path):
+    order(tmp_path, 4, signal.SIGTERM, times=2)
+    ended = runs.run(tmp_path / "run", **SETTINGS)
+    assert ended.code == 143
+    assert not list((tmp_path / "run").glob("checkpoint-*")) and not (tmp_path / "run" / "summary.json").exists()
+
+
+def test_max_runtime_saves_and_ends(runs, tmp_path):
+    folder = tmp_path / "run"
+    ended = runs.run(folder, **SETTINGS | {"max_steps": 1_000_000, "max_runtime": "5s"})
+    assert ended.code == 0 and "--max_runtime 5s is over after step" in ended.said
+    steps = json.loads((folder / "summary.json").read_text())["steps"]
+    assert 0 < steps < 1_000_000
+    assert [path.name for path in folder.glob("checkpoint-*")] == [f"checkpoint-{steps}"]
+
+
+def test_time_is_up_when_another_step_and_a_save_may_not_fit(monkeypatch):
+    clock = SimpleNamespace(now=1000.0)
+    monkeypatch.setattr(stopping, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    stop = stopping.StopRequest()
+    stop.limit(100)
+    due = []
+    for now in (1020, 1030, 1050, 1059, 1061):  # the longest step takes 20 s; what comes before the first is no step
+        clock.now = now
+        due.append(stop.due())
+    assert due == [0, 0, 0, 0, stopping.OUT_OF_TIME]
+
+
+def test_a_signal_outranks_the_time(monkeypatch):
+    stop = stopping.StopRequest()
+    stop.limit(-1)
+    assert stop.due() == stopping.OUT_OF_TIME
+    stop._on_signal(signal.SIGTERM, None)
+    assert stop.due() == 143
