@@ -270,6 +270,24 @@ def process_faults(args: RlhfArguments, given: frozenset[str], world: World) -> 
         yield Fault(f"--deepspeed must be one of {', '.join(DEEPSPEED_NAMES)}, a .json file or JSON, not {text!r}")
 
 
+def best_checkpoint_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
+    """The metric that checkpoints are compared by must be there at every save."""
+    name = args.metric_for_best_model
+    if name is None:
+        if "greater_is_better" in given:
+            yield Fault("--greater_is_better has no effect without --metric_for_best_model", ("metric_for_best_model",))
+        return
+    known = ["accuracy", "reward", *(f"rewards/{reward}/mean" for reward in args.reward_names)]
+    if name not in known:
+        yield Fault(f"--metric_for_best_model {name}: it must be one of {', '.join(known)}", ("reward_funcs",))
+    if args.eval_steps is None or args.save_steps % args.eval_steps:
+        yield Fault(
+            f"--metric_for_best_model needs an evaluation at every save: --save_steps {args.save_steps} must be a "
+            f"multiple of --eval_steps{'' if args.eval_steps is None else f' {args.eval_steps}'}",
+            ("eval_steps", "save_steps"),
+        )
+
+
 def evaluation_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
     """Flags of evaluation need evaluation to happen."""
     if args.eval_steps is None and not args.eval_on_start:

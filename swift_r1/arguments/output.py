@@ -16,6 +16,11 @@ class OutputArguments:
     logging_steps: int = flag(5, "steps between two lines of metrics", at_least=1)
     save_steps: int = flag(500, "steps between two checkpoints", at_least=1)
     save_total_limit: int | None = flag(None, "checkpoints kept; older ones are removed", at_least=1)
+    metric_for_best_model: str | None = flag(
+        None,
+        "keep the best checkpoint by this metric of the evaluations: accuracy, reward or rewards/<name>/mean",
+    )
+    greater_is_better: bool = flag(True, "whether the best checkpoint is the one where that is largest")
     save_only_model: bool = flag(False, "checkpoints without state/, which cannot be resumed from")
     resume_from_checkpoint: str | None = flag(
         None,

@@ -18,6 +18,7 @@ from swift_r1.errors import UsageError
 LAST = "last"
 _FREE = """
     output_dir add_version resume_from_checkpoint resume_force save_steps save_total_limit save_only_model
+    metric_for_best_model greater_is_better
     logging_steps log_completions report_to run_name eval_steps eval_on_start eval_limit num_generations_eval
     eval_temperature val_dataset per_device_eval_batch_size api_key vllm_server_host vllm_server_port
     vllm_server_base_url vllm_server_timeout weight_transport weight_check_steps ddp_timeout

@@ -100,12 +100,13 @@ def set_aside_later(run_dir: Path, step: int) -> None:
             logger.warning("%s is renamed to %s: the run goes on from step %d", path, renamed.name, step)
 
 
-def remove_old_checkpoints(run_dir: Path, keep: int | None) -> None:
-    """Leaves the newest `keep` (None: all)."""
+def remove_old_checkpoints(run_dir: Path, keep: int | None, best_step: int | None = None) -> None:
+    """Leaves the newest `keep` (None: all), and that of `best_step`."""
     if keep is None:
         return
     for path in list_checkpoints(run_dir)[:-keep]:
-        _remove(path)
+        if _step_of(path) != best_step:
+            _remove(path)
 
 
 def _remove(path: Path) -> None:

@@ -193,7 +193,7 @@ class Trainer:
                 fingerprint=parts.fingerprint,
             )
         tensors = round_tensors(round_, parts.ranks) if round_ and parts.saver.with_state else {}
-        parts.saver.save(self.outcome.steps, Saved(run, tensors), last)
+        parts.saver.save(self.outcome.steps, Saved(run, tensors), last, self.outcome.best_step)
 
     def resume(self, checkpoint: Path) -> None:
         """Goes on after the step of a checkpoint; prompts are at their place already. Before `run`.
@@ -464,6 +464,11 @@ class Trainer:
         if evaluation is not None:
             parts.recorder.evaluation(self.outcome.steps, evaluation.metrics, evaluation.rows)
             self.outcome.saw_evaluation(evaluation.metrics)
+            steps = self.outcome.steps
+            saves = steps == self.plan.total_steps or steps % self.args.save_steps == 0
+            if saves and steps and self.args.metric_for_best_model is not None:
+                name = self.args.metric_for_best_model
+                self.outcome.saw_checkpoint(evaluation.metrics, name, self.args.greater_is_better)
         self.take_seconds()
 
     def stop_asked(self) -> bool:

@@ -64,8 +64,10 @@ class Saver:
         self._weights = checkpoint_weights(backend.model)
         self._failures = 0
 
-    def save(self, step: int, saved: Saved, last: bool) -> None:
+    def save(self, step: int, saved: Saved, last: bool, best_step: int | None = None) -> None:
         """Makes `checkpoint-<step>`. A failure is logged, unless it is the third in a row or `last`.
+
+        The checkpoint of `best_step` stays, however old.
 
         Raises:
             RunFailed: then.
@@ -95,7 +97,7 @@ class Saver:
         if self.ranks.is_main:
             try:
                 save_checkpoint(self.run_dir, step, write)
-                remove_old_checkpoints(self.run_dir, self.keep)
+                remove_old_checkpoints(self.run_dir, self.keep, best_step)
                 self._failures = 0
             except RunFailed as error:
                 failure = error

@@ -11,7 +11,8 @@ from typing import Any
 @dataclass
 class Outcome:
     """`seconds` are those of the whole loop, evaluations included; `eval_before` and `eval_after` are accuracies
-    from 0 to 1 (of several data sets, their mean), None where there was no such evaluation."""
+    from 0 to 1 (of several data sets, their mean), None where there was no such evaluation. `best_step` is that of the
+    best checkpoint by `--metric_for_best_model`, `best_metric` its value."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -19,6 +20,8 @@ class Outcome:
     last_reward: float | None = None
     eval_before: float | None = None
     eval_after: float | None = None
+    best_step: int | None = None
+    best_metric: float | None = None
     exit_code: int = 0
 
     def saw_reward(self, reward: float) -> None:
@@ -33,6 +36,18 @@ class Outcome:
             self.eval_before = accuracy
         else:
             self.eval_after = accuracy
+
+    def saw_checkpoint(self, metrics: Mapping[str, float], name: str, greater_is_better: bool) -> None:
+        """Whether the checkpoint of this step, which was evaluated, is the best so far; of equals the first is."""
+        values = [value for key, value in metrics.items() if key.endswith(f"/{name}")]
+        if not values:
+            return
+        value = sum(values) / len(values)
+        if math.isnan(value):
+            return
+        best = self.best_metric
+        if best is None or (value > best if greater_is_better else value < best):
+            self.best_step, self.best_metric = self.steps, value
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -199,3 +199,18 @@ def test_the_reward_api_and_its_url_go_together() -> None:
 def test_durations(text: str, seconds: float) -> None:
     assert seconds_of(text) == seconds
     assert faults(f"--max_runtime {text}") == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("--metric_for_best_model accuracy", "--save_steps 500 must be a multiple of --eval_steps"),
+        ("--metric_for_best_model accuracy --eval_steps 3", "must be a multiple of --eval_steps 3"),
+        ("--metric_for_best_model loss --eval_steps 5", "it must be one of accuracy, reward, rewards/"),
+        ("--greater_is_better false", "--greater_is_better has no effect without --metric_for_best_model"),
+    ],
+)
+def test_the_best_checkpoint_needs_its_metric(words: str, part: str) -> None:
+    (found,) = faults(words)
+    assert part in found
+    assert faults("--metric_for_best_model reward --eval_steps 250 --greater_is_better false") == ()

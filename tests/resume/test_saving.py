@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from swift_r1.training.summary import Outcome
+
 HERE = Path(__file__).parent
 
 
@@ -58,3 +60,29 @@ def test_room_made_in_time_lets_the_run_go_on(runs, small_disk):
     """With one checkpoint kept the old one is removed only after the new one is whole: two fit, so it never fails."""
     ended = runs.run(small_disk / "run", max_steps=8, save_steps=1, logging_steps=1, save_total_limit=1)
     assert ended.code == 0 and "cannot be saved" not in ended.said
+
+
+def test_the_best_checkpoint_stays(runs, tmp_path):
+    """None solves anything, so all are equally good and the first one is the best; a resumed run knows it too."""
+    flags = {
+        **{"save_steps": 1, "eval_steps": 1, "eval_limit": 4, "split_dataset_ratio": 0.1, "save_total_limit": 1},
+        **{"learning_rate": 0, "weight_decay": 0, "metric_for_best_model": "accuracy"},
+    }
+    for steps, more in ((3, {}), (4, {"resume_from_checkpoint": "last", "resume_force": "true"})):
+        ended = runs.run(tmp_path / "run", max_steps=steps, **flags | more)
+        assert ended.code == 0
+        kept = {path.name for path in (tmp_path / "run").glob("checkpoint-*")}
+        assert kept == {"checkpoint-1", f"checkpoint-{steps}"}
+        summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+        assert (summary["best_step"], summary["best_metric"]) == (1, 0.0)
+
+
+def test_which_evaluation_is_the_best():
+    outcome = Outcome()
+    for step, values in ((1, (0.1, 0.3)), (2, (0.2, 0.2)), (3, (0.5, 0.1)), (4, (float("nan"), 0.9))):
+        outcome.steps = step
+        metrics = dict(zip(("eval/a/accuracy", "eval/b/accuracy"), values, strict=True)) | {"eval/a/reward": 1.0 / step}
+        outcome.saw_checkpoint(metrics, "accuracy", True)
+    assert (outcome.best_step, outcome.best_metric) == (3, 0.3)
+    outcome.saw_checkpoint({"eval/a/reward": 0.1}, "reward", False)
+    assert (outcome.best_step, outcome.best_metric) == (4, 0.1)
