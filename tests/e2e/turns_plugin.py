@@ -5,7 +5,7 @@ import time
 from swift.dataset import DatasetMeta, ResponsePreprocessor, register_dataset
 from swift.plugin.context_manager import ContextManager, context_managers
 from swift.rewards import ORM, orms
-from swift.rollout import MultiTurnScheduler, RolloutScheduler, multi_turns
+from swift.rollout import MultiTurnScheduler, multi_turns
 from swift.rollout.gym_env import Env, envs
 
 
@@ -33,14 +33,7 @@ class Hangs(Again):
         time.sleep(60)
 
 
-class Forgets(RolloutScheduler):
-    async def run(self, infer_request, request_config, **kwargs):
-        await self.infer_engine.infer_async(infer_request, request_config)
-        infer_request.messages = [{"role": "user", "content": "something else"}] * 2
-        return await self.infer_engine.infer_async(infer_request, request_config)
-
-
-multi_turns.update(again=Again, fails=Fails, hangs=Hangs, forgets=Forgets)
+multi_turns.update(again=Again, fails=Fails, hangs=Hangs)
 
 
 class CountDigits(Env):

@@ -80,7 +80,7 @@ def kill_and_resume(runs, folder, settings, seconds, kills):
     return kills
 
 
-@pytest.mark.parametrize(("name", "kills"), [("full", 2), ("lora", 1), ("zero2", 1), ("zero3", 1)])
+@pytest.mark.parametrize(("name", "kills"), [("full", 3), ("lora", 1), ("zero3", 1)])
 def test_killed_and_resumed_equals_uninterrupted(runs, uninterrupted, same, tmp_path, name, kills):
     expected, seconds = uninterrupted(name)
     kill_and_resume(runs, tmp_path / "run", SETTINGS[name], seconds, kills)
@@ -109,8 +109,19 @@ def cut_back(folder: Path, copy: Path, step: int) -> Path:
     return copy
 
 
-PARTS = ("prompts_taken", "rng", "master", "exp_avg", "old_logps")
-MORE_PARTS = ("rounds", "weight_version", "window", "learning_rate", "reference", "exp_avg_sq", "updates")
+PARTS = ("prompts_taken", "master")
+MORE_PARTS = (
+    "rng",
+    "exp_avg",
+    "old_logps",
+    "rounds",
+    "weight_version",
+    "window",
+    "learning_rate",
+    "reference",
+    "exp_avg_sq",
+    "updates",
+)
 
 
 @pytest.mark.parametrize("part", [*PARTS, *(pytest.param(name, marks=pytest.mark.long) for name in MORE_PARTS)])
