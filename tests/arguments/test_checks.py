@@ -221,11 +221,11 @@ def test_the_best_checkpoint_needs_its_metric(words: str, part: str) -> None:
     [
         ("--max_turns 3", "--max_turns has no effect without --multi_turn_scheduler or --use_gym_env true"),
         ("--gym_env a --context_manager b", "--gym_env, --context_manager have no effect without --use_gym_env true"),
-        ("--use_gym_env true --reward_weights 1", "--reward_weights has 1 values for 2 reward functions"),
+        ("--use_gym_env true --reward_weights 1 2", "--reward_weights has 2 values for 3 reward functions"),
     ],
 )
 def test_flags_of_several_turns(words: str, part: str) -> None:
     (found,) = faults(words)
     assert part in found
     assert faults("--multi_turn_scheduler a --max_turns 3 --completion_length_limit_scope total") == ()
-    assert faults("--use_gym_env true --gym_env a --reward_weights 1 2") == ()
+    assert faults("--use_gym_env true --gym_env a --reward_weights 1 2 3") == ()
