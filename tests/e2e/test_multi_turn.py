@@ -20,7 +20,7 @@ def check_trajectories(run, turns):
     return run.lines("completions.jsonl")
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("processes", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_embedded(rlhf, tiny_model, processes):
     parallel = {"deepspeed": "zero3", "per_device_train_batch_size": 4} if processes == 2 else {}
     more = {"max_steps": 2, "learning_rate": 1e-2, "eval_steps": 2, "eval_limit": 2, "split_dataset_ratio": 0.1}
@@ -60,7 +60,11 @@ def test_an_environment_makes_prompts_and_rewards(rlhf, tiny_model):
 @pytest.mark.parametrize(
     ("scheduler", "message"),
     [
-        ("fails", "fails failed in .*: ConnectionError: the search engine is away .*turns_plugin.py"),
+        pytest.param(
+            "fails",
+            "fails failed in .*: ConnectionError: the search engine is away .*turns_plugin.py",
+            marks=pytest.mark.long,
+        ),
         ("hangs", "hangs: the next turn waits for 8 trajectories .* longer than --multi_turn_timeout 2 s"),
     ],
 )

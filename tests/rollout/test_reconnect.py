@@ -191,6 +191,7 @@ def test_stopped_and_continued(connect: Any, tiny_server: Any, on_waiting: OnWai
     assert on_waiting.losses == 1 and rollouts.weight_version == version
 
 
+@pytest.mark.long
 def test_a_server_that_stays_away_or_is_another_one(
     connect: Any, tiny_server: Any, tiny_model: Path, tmp_path: Path
 ) -> None:
