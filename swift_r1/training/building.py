@@ -1,0 +1,138 @@
+"""Builds the parts of a training process that depend on the flags: model and backend, engine, stage, schedule."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import nn
+
+from swift_r1.algorithms.config import CISPO_EPSILON_HIGH
+from swift_r1.arguments import Plan, RlhfArguments
+from swift_r1.data.prompts import PromptEncoder
+from swift_r1.errors import UsageError
+from swift_r1.plugins.rollouts import multi_turns
+from swift_r1.rollout.client import RolloutClient
+from swift_r1.rollout.engines.transformers import TransformersEngine
+from swift_r1.rollout.identity import tokenizer_hash
+from swift_r1.rollout.link import Expected, ServerLink
+from swift_r1.training.backends.base import Backend
+from swift_r1.training.backends.local import LocalBackend
+from swift_r1.training.distributed import Ranks
+from swift_r1.training.lora import LoraSettings, trained_share
+from swift_r1.training.multi_turn import Stage
+from swift_r1.training.optimizer import LearningRate, OptimizerConfig
+from swift_r1.training.policy import load_model
+from swift_r1.training.probes import check_fused_head
+from swift_r1.training.rng import seed_everything
+from swift_r1.training.rollouts import EmbeddedRollouts, Rollouts
+from swift_r1.training.server_rollouts import ServerRollouts
+from swift_r1.training.turn_engine import Limits, Opening, TurnEngine
+
+logger = logging.getLogger("swift_r1.training")
+
+
+def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
+    lora = None
+    if args.train_type == "lora":
+        lora = LoraSettings(args.lora_rank, args.lora_alpha, tuple(args.target_modules))
+
+    def load() -> nn.Module:
+        return load_model(args.model, args.torch_dtype, args.gradient_checkpointing, lora)
+
+    optimizer = OptimizerConfig(
+        args.learning_rate,
+        args.weight_decay,
+        args.adam_beta1,
+        args.adam_beta2,
+        args.adam_epsilon,
+        args.max_grad_norm,
+    )
+    seed_everything(args.seed)
+    if args.deepspeed is None:
+        model = load().to(ranks.device)
+        if model.dtype == torch.float16:
+            raise UsageError("training in float16 needs a loss scale, which is not there yet: --torch_dtype bfloat16")
+        backend: Backend = LocalBackend(model, optimizer)
+    else:
+        from transformers import AutoConfig
+
+        from swift_r1.training.backends.deepspeed import DeepSpeedBackend, read_config
+
+        config_dtype = AutoConfig.from_pretrained(args.model).dtype or torch.float32
+        dtype = getattr(torch, args.torch_dtype) if args.torch_dtype else config_dtype
+        backend = DeepSpeedBackend(load, dtype, optimizer, read_config(args.deepspeed), ranks)
+    vocab_size = backend.model.config.get_text_config().vocab_size
+    check_fused_head(backend, vocab_size, ranks.device)
+    if ranks.is_main and lora is not None:
+        logger.info("--train_type lora: %s", trained_share(backend.model))
+    if ranks.is_main and args.loss_type == "cispo" and args.epsilon_high is None:
+        logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
+    return backend, vocab_size
+
+
+def open_rollouts(
+    args: RlhfArguments,
+    ranks: Ranks,
+    backend: Backend,
+    tokenizer: Any,
+    ends: tuple[int, ...],
+    vocab_size: int,
+    cleanup: ExitStack,
+) -> Rollouts:
+    if not args.use_vllm:
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
+        return EmbeddedRollouts(TransformersEngine(backend.generation_model(), tokenizer, ends, pad), backend, ranks)
+    link, version = None, None
+    if ranks.is_main:
+        client = cleanup.enter_context(RolloutClient(str(args.rollout_base_url), args.api_key))
+        longest = args.max_length + args.max_completion_length if args.max_length else None
+        expected = Expected(args.model, tokenizer_hash(tokenizer), vocab_size, longest)
+        link = ServerLink(client, expected, args.vllm_server_timeout, args.weight_transport)
+        version = [torch.tensor([link.first.weight_version])]
+    return ServerRollouts(link, backend, ranks, int(ranks.broadcast(version)[0]), args.weight_check_steps)
+
+
+def open_stage(args: RlhfArguments, tokenizer: Any, ends: tuple[int, ...], model_length: int | None) -> Stage:
+    """The scheduler of several turns, and what it asks the model through."""
+    encoder = PromptEncoder(tokenizer, args.system)
+    stage = Stage(str(args.multi_turn_scheduler), args.multi_turn_timeout)
+    engine = TurnEngine(
+        Opening(encoder, ends),
+        lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
+        Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature),
+        stage.notify,
+    )
+    gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.use_gym_env else {}
+    stage.use(
+        multi_turns[args.multi_turn_scheduler](
+            infer_engine=engine, max_turns=args.max_turns, tokenizer=tokenizer, **gym
+        )
+    )
+    return stage
+
+
+def learning_rate_of(args: RlhfArguments, plan: Plan) -> LearningRate:
+    return LearningRate(
+        args.lr_scheduler_type, args.learning_rate, plan.warmup_steps, plan.total_steps, args.lr_scheduler_kwargs
+    )
+
+
+def load_tokenizer(path: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot load the tokenizer of --model {path}: {str(error).splitlines()[0]}") from error
+
+
+def end_tokens(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:
+    """Tokens that end a completion: the tokenizer's and those of the model's generation config."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ends = {tokenizer.eos_token_id, *(configured if isinstance(configured, list) else [configured])} - {None}
+    if not ends:
+        raise UsageError("neither the tokenizer nor generation_config.json names an end token (eos_token_id)")
+    return tuple(sorted(ends))

@@ -1,0 +1,63 @@
+"""What the loop works with, built by `run.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from swift_r1.arguments import Plan, RlhfArguments
+from swift_r1.rewards.monitor import InvalidRewardMonitor
+from swift_r1.rollout.protocol import SamplingParams
+from swift_r1.tracking.recorder import Recorder
+from swift_r1.training.backends.base import Backend, ReferencePolicy
+from swift_r1.training.batching import Cut
+from swift_r1.training.distributed import Ranks
+from swift_r1.training.evaluate import Evaluator
+from swift_r1.training.multi_turn import Turns
+from swift_r1.training.optimizer import LearningRate
+from swift_r1.training.prompts import PromptStream
+from swift_r1.training.rollouts import Rollouts
+from swift_r1.training.run_state import Fingerprint
+from swift_r1.training.saving import Saver
+from swift_r1.training.scoring import OpenRewards
+from swift_r1.training.stopping import StopRequest
+from swift_r1.training.watchdog import Watchdog
+
+
+@dataclass(frozen=True)
+class MainRank:
+    """What only the main rank has: the prompts and the rewards."""
+
+    prompts: PromptStream
+    open_rewards: OpenRewards
+    monitor: InvalidRewardMonitor
+    decode: Callable[[Sequence[int]], str]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What every rank has; `main` is None on the other ranks."""
+
+    args: RlhfArguments
+    plan: Plan
+    ranks: Ranks
+    backend: Backend
+    reference: ReferencePolicy | None
+    rollouts: Rollouts
+    turns: Turns
+    learning_rate: LearningRate
+    sampling: SamplingParams
+    cut: Cut
+    evaluator: Evaluator | None
+    recorder: Recorder
+    saver: Saver
+    stop: StopRequest
+    watchdog: Watchdog
+    run_id: str
+    fingerprint: Fingerprint
+    main: MainRank | None
+
+    def completions_done(self, count: int) -> None:
+        """`count` more completions have ended."""
+        self.watchdog.progress("generation")
+        self.recorder.phase_advance(count)
