@@ -22,14 +22,15 @@ def run(words: Sequence[str]) -> int:
     flags = [word for word in words if word.startswith("-")]
     if flags:
         raise UsageError(f"unknown flag {flags[0]}: only plugin files can be given")
-    from swift_r1.data.registry import datasets
+    from swift_r1.data.sources import builtin_datasets, datasets
     from swift_r1.plugins import load_plugins
     from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
     from swift_r1.rewards import orms
 
     load_plugins(words)
     _print("Rewards (--reward_funcs):", {name: summary(entry) for name, entry in orms.items()})
-    _print("Datasets (--dataset):", {name: meta.help or ", ".join(meta.tags) for name, meta in datasets.items()})
+    known = builtin_datasets | datasets
+    _print("Datasets (--dataset):", {name: meta.help or ", ".join(meta.tags) for name, meta in known.items()})
     _print(
         "Schedulers (--multi_turn_scheduler):",
         {name: summary(entry) for name, entry in multi_turns.items()},

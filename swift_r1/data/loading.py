@@ -70,7 +70,7 @@ def load_rows(args: Any) -> LoadedData:
     elif evaluates:
         for number, (source, quota) in enumerate(zip(sources, _shares(args.eval_limit, len(sources)), strict=True)):
             if quota and source.has_held_out:
-                held_out += _collect(source, "eval", quota, seed, columns, drops)
+                held_out += _collect(source, "eval", quota, seed, columns, drops, repeat=False)
             elif quota:
                 training[number], out = take_out(training[number], quota, seed)
                 held_out += out
@@ -159,7 +159,13 @@ def take_out(rows: Sequence[Row], count: int, seed: int) -> tuple[list[Row], lis
 
 
 def _collect(
-    source: Source, split: Split, wanted: int | None, seed: int, columns: Mapping[str, str], drops: list[Drops]
+    source: Source,
+    split: Split,
+    wanted: int | None,
+    seed: int,
+    columns: Mapping[str, str],
+    drops: list[Drops],
+    repeat: bool = True,
 ) -> list[Row]:
     """`wanted` good rows of a source (all, if None), reported and never empty."""
     account = Drops()
@@ -180,7 +186,7 @@ def _collect(
         )
     if account.filtered:
         _logger.info("dataset %s: its preprocessor filtered %d rows out", source.name, account.filtered)
-    if wanted is not None and len(rows) < wanted:
+    if repeat and wanted is not None and len(rows) < wanted:
         _logger.info("dataset %s has %d rows, repeated to make %d", source.name, len(rows), wanted)
         rows = [_copy(row, turn // len(rows)) for turn, row in enumerate(islice(cycle(rows), wanted))]
     return rows

@@ -53,6 +53,9 @@ class DatasetMeta:
             at most, None for all: a loader that names it samples by itself), `seed`, `subset` (None if not given).
         tags, help: shown by `swift plugins`.
         load_function: ms-swift v3's loader; it needs ms-swift's own objects, so using such a dataset is an error.
+        eval_split: the hub splits that are held out, where it has such.
+        ms_split: the splits on ModelScope to train on, where they have other names than `split`.
+        files: file names in the folder SWIFT_R1_DATA that hold it, by `train` and `eval`.
     """
 
     ms_dataset_id: str | None = None
@@ -69,6 +72,9 @@ class DatasetMeta:
     help: str | None = None
     huge_dataset: bool = False
     load_function: Callable[..., Any] | None = None
+    eval_split: list[str] | None = None
+    ms_split: list[str] | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def all_subsets(self) -> tuple[SubsetDataset, ...]:
@@ -90,6 +96,8 @@ class DatasetMeta:
 # Shown name -> dataset, in order of registration. ms-swift calls it DATASET_MAPPING.
 datasets: dict[str, DatasetMeta] = {}
 DATASET_MAPPING = datasets
+# Those of `builtin.py`, by name. What a plugin registers under one of their names comes before them.
+builtin_datasets: dict[str, DatasetMeta] = {}
 _origins: dict[str, str] = {}  # shown name -> file:line that registered it
 
 
@@ -117,10 +125,17 @@ def register_dataset(meta: DatasetMeta, *, exist_ok: bool = False) -> None:
 
 
 def find_dataset(name: str) -> DatasetMeta | None:
-    """The dataset of that name, id or path; else the one whose id ends in `/name`, if there is one alone."""
-    for meta in datasets.values():
-        if name in meta.names:
-            return meta
+    """The dataset of that name, id or path; else the one whose id ends in `/name`, if there is one alone.
+
+    Registered ones come before built-in ones.
+    """
     last = name.rstrip("/").rsplit("/", 1)[-1]
-    matches = [meta for meta in datasets.values() if last in {known.rsplit("/", 1)[-1] for known in meta.names}]
-    return matches[0] if len(matches) == 1 else None
+    for registry in (datasets, builtin_datasets):
+        for meta in registry.values():
+            if name in meta.names:
+                return meta
+    for registry in (datasets, builtin_datasets):
+        matches = [meta for meta in registry.values() if last in {known.rsplit("/", 1)[-1] for known in meta.names}]
+        if matches:
+            return matches[0] if len(matches) == 1 else None
+    return None

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from swift_r1.data import builtin as _builtin  # noqa: F401  its import registers
 from swift_r1.data.files import RawRow, read_file
 from swift_r1.data.preprocessors import AutoPreprocessor
-from swift_r1.data.registry import DatasetMeta, Loader, SubsetDataset, datasets, find_dataset
+from swift_r1.data.registry import DatasetMeta, Loader, SubsetDataset, builtin_datasets, datasets, find_dataset
 from swift_r1.data.syntax import DatasetSpec, parse_dataset
 from swift_r1.errors import UsageError
 
 Split = Literal["train", "eval"]
+DATA_FOLDER = "SWIFT_R1_DATA"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class Source:
         label: like `name`, but no two sources of a run share one; prompt ids start with it.
         preprocess: the preprocessor.
         path: the file to read, where there is one.
+        held_out_path: the file of its held-out rows, where there is one.
         loader: the loader to call, where there is one.
         subsets: the subsets to load, one after the other; empty for "as the loader likes".
         of_subset: preprocessors of the subsets that have their own, by what the loader gets as `subset`.
@@ -38,6 +42,7 @@ class Source:
     label: str
     preprocess: Callable[..., Any]
     path: str | None = None
+    held_out_path: str | None = None
     loader: Loader | None = None
     subsets: tuple[str, ...] = ()
     of_subset: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
@@ -48,8 +53,10 @@ class Source:
 
     @property
     def has_held_out(self) -> bool:
-        """The loader has a held-out split of its own."""
-        return self.loader is not None and "split" in _keywords(self.loader)
+        """It has a held-out split of its own."""
+        if self.loader is None:
+            return self.held_out_path is not None
+        return "split" in _keywords(self.loader)
 
     @property
     def samples_itself(self) -> bool:
@@ -63,7 +70,8 @@ class Source:
             UsageError: the file cannot be read, or the loader raises.
         """
         if self.path is not None:
-            yield from read_file(self.path)
+            held_out = split == "eval" and self.held_out_path is not None
+            yield from read_file(self.held_out_path if held_out else self.path)  # type: ignore[arg-type]
             return
         assert self.loader is not None
         wanted = _keywords(self.loader)
@@ -124,6 +132,10 @@ def _open(spec: DatasetSpec, taken: set[str]) -> Source:
         if spec.subsets:
             raise UsageError(f"--dataset {spec.raw}: a file has no subsets")
         return Source(spec, meta.name, label, meta.preprocess_func, path=meta.dataset_path)
+    if "train" in (files := _data_files(meta)):
+        return Source(
+            spec, meta.name, label, meta.preprocess_func, path=files["train"], held_out_path=files.get("eval")
+        )
     if meta.load_function is not None:
         raise UsageError(
             f"--dataset {spec.raw}: {meta.name} has a load_function of ms-swift v3, which needs ms-swift's own "
@@ -133,6 +145,15 @@ def _open(spec: DatasetSpec, taken: set[str]) -> Source:
         f"--dataset {spec.raw}: {meta.name} is on a hub, and this version cannot download it: "
         "register it with dataset_path= (a local file) or loader="
     )
+
+
+def _data_files(meta: DatasetMeta) -> dict[str, str]:
+    """Those files of the dataset that the folder SWIFT_R1_DATA has, by split."""
+    folder = os.environ.get(DATA_FOLDER)
+    if not folder:
+        return {}
+    paths = {split: Path(folder, name) for split, name in meta.files.items()}
+    return {split: str(path) for split, path in paths.items() if path.is_file()}
 
 
 def _subsets(spec: DatasetSpec, meta: DatasetMeta) -> tuple[SubsetDataset, ...]:
@@ -159,13 +180,12 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 def _unknown(spec: DatasetSpec) -> str:
-    known = list(datasets)
+    known = [*datasets, *(name for name in builtin_datasets if name not in datasets)]
     near = difflib.get_close_matches(spec.name, known, n=3)
     message = f"unknown dataset {spec.raw}: no such file, and not registered"
     if near:
         message += f"; did you mean {' or '.join(near)}?"
-    message += f" Registered: {', '.join(known)}" if known else " (no dataset is registered; --external_plugins?)"
-    return message
+    return f"{message} Registered: {', '.join(known)}"
 
 
 def _similar_files(name: str) -> str:

@@ -1,0 +1,232 @@
+r"""The datasets that are registered from the start: Countdown, mathematics to train on, and evaluation sets.
+
+Rows of the mathematical sets have a `solution`: the final answer alone, which is what the rewards `gsm8k`, `math` and
+`accuracy` need. Files of a folder named by SWIFT_R1_DATA come before any hub.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from swift_r1.data.countdown import countdown_problem, countdown_problems
+from swift_r1.data.preprocessors import ResponsePreprocessor, Row
+from swift_r1.data.registry import DatasetMeta, SubsetDataset, builtin_datasets
+
+COUNTDOWN_ROWS = 50_000  # of a `--dataset countdown` without #N
+
+_COUNTDOWN_PROMPT = (
+    "Using the numbers {numbers}, create an equation that equals {target}. "
+    "You can use basic arithmetic operations (+, -, *, /) and each number can only be used once. "
+    "Show your work in <think> </think> tags. And return the final equation and answer in <answer> </answer> tags, "
+    "for example <answer> (1 + 2) / 3 * 4 = 4 </answer>."
+)
+_HASHES = re.compile(r"####\s*(.+)")
+_UNIT = re.compile(r"\s*\([^()]*\)\s*$")
+
+
+def load_countdown(split: str = "train", count: int | None = None, seed: int = 42, start: int = 0) -> Iterator[Row]:
+    """Generated problems `start` to `start + count` as rows; training and held-out problems are never the same."""
+    wanted = COUNTDOWN_ROWS if count is None else count
+    if split == "eval":  # runs with different seeds are compared on the same problems
+        for problem in list(countdown_problems(start + wanted, 42, "eval"))[start:]:
+            yield {"nums": list(problem.nums), "target": problem.target}
+        return
+    for index in range(start, start + wanted):
+        problem = countdown_problem(index, seed)
+        yield {"nums": list(problem.nums), "target": problem.target}
+
+
+load_countdown.cacheable = True  # type: ignore[attr-defined]  # the same arguments give the same rows
+
+
+class CountdownPreprocessor(ResponsePreprocessor):
+    """Rows with `nums` and `target` to the task's prompt; both stay as columns."""
+
+    def preprocess(self, row: Row) -> Row | list[Row] | None:
+        target = row.pop("response")  # the column `target`, renamed
+        row["target"] = target
+        row["query"] = _COUNTDOWN_PROMPT.format(numbers=row["nums"], target=target)
+        return super().preprocess(row)
+
+
+class ProblemPreprocessor(ResponsePreprocessor):
+    """A problem and its final answer, whatever the columns are called: the answer becomes `solution`."""
+
+    questions = ("problem", "question", "query")
+    answers = ("answer", "final_answer", "solution")
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.columns = dict(self.origin_columns)  # the names here are known: no guessing
+
+    def preprocess(self, row: Row) -> Row | list[Row] | None:
+        lowered = {str(key).lower(): key for key in row}
+        names = [lowered[name] for name in self.answers if name in lowered]
+        question = next((lowered[name] for name in self.questions if name in lowered), None)
+        if question is None or not names:
+            raise ValueError(f"no problem or no answer among the columns {', '.join(map(str, row)) or '(none)'}")
+        problem, answer = row[question], row[names[0]]
+        rest = {key: value for key, value in row.items() if key not in (question, *names)}
+        solution = self.final(answer)
+        if solution is None:
+            return None
+        return {**rest, "solution": solution, "messages": [{"role": "user", "content": problem}]}
+
+    def final(self, answer: Any) -> Any:
+        """The final answer in what the row has as answer; None leaves the row out."""
+        if isinstance(answer, float) and answer.is_integer():
+            return str(int(answer))
+        if isinstance(answer, list):
+            return [self.final(one) for one in answer]
+        return str(answer).strip()
+
+
+class WorkedPreprocessor(ProblemPreprocessor):
+    r"""The answer is worked text that ends in `#### N`, or in a `\boxed{}`, or is the final answer itself."""
+
+    def final(self, answer: Any) -> Any:
+        from swift_r1.rewards.graders.latex import last_boxed
+
+        text = super().final(answer)
+        if not isinstance(text, str):
+            return text
+        if hashes := _HASHES.search(text):
+            return hashes[1].strip()
+        return last_boxed(text) or text
+
+
+class AsdivPreprocessor(ProblemPreprocessor):
+    """ASDiv: a story apart from its question, a unit behind the answer; rows with two answers are left out."""
+
+    def preprocess(self, row: Row) -> Row | list[Row] | None:
+        if "body" in row:
+            row = {**row, "question": f"{row['body'].strip()} {row['question'].strip()}"}
+            del row["body"]
+        return super().preprocess(row)
+
+    def final(self, answer: Any) -> Any:
+        text = str(answer)
+        return None if ";" in text else _UNIT.sub("", text).strip()
+
+
+class DapoPreprocessor(ProblemPreprocessor):
+    """DAPO-Math: the prompt is text or messages, the answer is in `solution` or in `reward_model`."""
+
+    questions = ("prompt", "problem", "question")
+
+    def preprocess(self, row: Row) -> Row | list[Row] | None:
+        row = dict(row)
+        about = row.pop("reward_model", None)
+        if isinstance(about, dict) and "solution" not in row:
+            row["solution"] = about.get("ground_truth")
+        if isinstance(row.get("prompt"), list) and row["prompt"]:
+            row["prompt"] = row["prompt"][-1]["content"]
+        return super().preprocess(row)
+
+
+def _builtin(name: str, **about: Any) -> None:
+    builtin_datasets[name] = DatasetMeta(dataset_name=name, **about)
+
+
+_builtin(
+    "countdown",
+    ms_dataset_id="zouxuhong/Countdown-Tasks-3to4",
+    hf_dataset_id="Jiayi-Pan/Countdown-Tasks-3to4",
+    loader=load_countdown,
+    preprocess_func=CountdownPreprocessor(),
+    tags=["math"],
+    help="reach a target from 3 or 4 numbers, generated, always solvable; hf::countdown: the published problems",
+)
+_builtin(
+    "gsm8k",
+    ms_dataset_id="modelscope/gsm8k",
+    hf_dataset_id="openai/gsm8k",
+    subsets=["main"],
+    eval_split=["test"],
+    files={"train": "gsm8k_train.jsonl", "eval": "gsm8k_test.jsonl"},
+    preprocess_func=WorkedPreprocessor(),
+    tags=["math"],
+    help="grade-school word problems; the solution is a number",
+)
+_builtin(
+    "asdiv",
+    hf_dataset_id="EleutherAI/asdiv",
+    subsets=["asdiv"],
+    split=["validation"],
+    files={"train": "asdiv.jsonl"},
+    preprocess_func=AsdivPreprocessor(),
+    tags=["math"],
+    help="short word problems; the solution is a number",
+)
+_builtin(
+    "math",
+    ms_dataset_id="tastelikefeet/competition_math",
+    hf_dataset_id="DigitalLearningGmbH/MATH-lighteval",
+    eval_split=["test"],
+    files={"train": "math_train.jsonl", "eval": "math_test.jsonl"},
+    preprocess_func=WorkedPreprocessor(),
+    tags=["math"],
+    help="competition problems of five levels (MATH); the solution is LaTeX",
+)
+_builtin(
+    "dapo-math",
+    ms_dataset_id="AI-ModelScope/DAPO-Math-17k",
+    hf_dataset_id="open-r1/DAPO-Math-17k-Processed",
+    files={"train": "dapo_math.jsonl"},
+    preprocess_func=DapoPreprocessor(),
+    tags=["math"],
+    help="competition problems with integer answers (DAPO)",
+)
+_builtin(
+    "math500",
+    ms_dataset_id="AI-ModelScope/MATH-500",
+    hf_dataset_id="HuggingFaceH4/MATH-500",
+    split=["test"],
+    files={"train": "math_eval/math500.jsonl"},
+    preprocess_func=WorkedPreprocessor(),
+    tags=["math", "evaluation"],
+    help="500 problems of MATH's test set",
+)
+_builtin(
+    "aime24",
+    ms_dataset_id="HuggingFaceH4/aime_2024",
+    hf_dataset_id="HuggingFaceH4/aime_2024",
+    files={"train": "math_eval/aime24.jsonl"},
+    preprocess_func=ProblemPreprocessor(),
+    tags=["math", "evaluation"],
+    help="30 problems of AIME 2024",
+)
+_builtin(
+    "amc23",
+    ms_dataset_id="evalscope/amc_22-24",
+    hf_dataset_id="math-ai/amc23",
+    split=["test"],
+    ms_split=["amc23"],
+    files={"train": "math_eval/amc23.jsonl"},
+    preprocess_func=ProblemPreprocessor(),
+    tags=["math", "evaluation"],
+    help="83 problems of AMC 12, 2022 and 2023",
+)
+_builtin(
+    "minerva",
+    ms_dataset_id="knoveleng/Minerva-Math",
+    hf_dataset_id="math-ai/minervamath",
+    split=["test"],
+    ms_split=["train"],
+    files={"train": "math_eval/minerva.jsonl"},
+    preprocess_func=WorkedPreprocessor(),
+    tags=["math", "evaluation"],
+    help="272 problems of university courses",
+)
+_builtin(
+    "olympiad_bench",
+    ms_dataset_id="AI-ModelScope/OlympiadBench",
+    hf_dataset_id="Hothan/OlympiadBench",
+    subsets=[SubsetDataset("default", "OE_TO_maths_en_COMP")],
+    files={"train": "math_eval/olympiad_bench.jsonl"},
+    preprocess_func=ProblemPreprocessor(),
+    tags=["math", "evaluation"],
+    help="open-ended Olympiad problems in English, text only",
+)
