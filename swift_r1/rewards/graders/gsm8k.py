@@ -48,7 +48,9 @@ def grade_gsm8k(
         ValueError: the mode is unknown, or the gold answer is not a number; never because of the completion.
     """
     if mode == "number":
-        return _grade_number(completion, _gold_number(gold))
+        right = _gold_number(gold)
+        number, formatted = number_answer(completion)
+        return Grade(float(number == right), formatted)
     text = str(gold).strip()
     if mode == "oat":
         numbers = _OAT_NUMBER.findall(completion.replace(",", ""))
@@ -62,19 +64,23 @@ def grade_gsm8k(
     raise ValueError(f"unknown mode {mode!r}: number, oat or r1rl")
 
 
-def _grade_number(completion: str, gold: Fraction) -> Grade:
+def number_answer(completion: str) -> tuple[Fraction | None, bool]:
+    """The number that a completion answers, as the mode `number` reads it; and whether it stood where it should.
+
+    None where there is none (or one of too many digits).
+    """
     slot = _slot(completion)
     if slot is not None:
         found = _NUMBER.search(_plain(slot[:MAX_SLOT].rpartition("=")[2]))
-        return Grade(float(found is not None and _value(found) == gold), True)
+        return (None if found is None else _value(found)), True
     # From the end, in growing pieces: the last number is all that is wanted of a long text.
     for length in (200, len(completion)):
         last = None
         for last in _NUMBER.finditer(_plain(completion[-length:])):  # noqa: B007
             pass
         if last is not None and (last.start() > 20 or length >= len(completion)):
-            return Grade(float(_value(last) == gold), False)
-    return Grade(0.0, False)
+            return _value(last), False
+    return None, False
 
 
 def _slot(completion: str) -> str | None:

@@ -55,6 +55,17 @@ def grade_math(
     return Grade(float(any(equal(given, right) for right in accepted)), True)
 
 
+def math_answer(response: str, answer: Literal["boxed", "tag", "tag_strict"] = "boxed") -> str | None:
+    """The tidied answer of a completion, found as `grade_math` finds it; None where there is none, or a too long one."""
+    found = _answer(response, answer)
+    return None if found is None or len(found) > MAX_ANSWER else tidied(found) or None
+
+
+def same_answer(first: str, second: str) -> bool:
+    """Whether two tidied answers are the same by the rule `fast`, whichever of them is taken as the right one."""
+    return same_text(first, second) or equal(first, second) or equal(second, first)
+
+
 def _answer(response: str, template: str) -> str | None:
     if template == "boxed":
         return last_boxed(response)

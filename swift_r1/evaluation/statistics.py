@@ -1,0 +1,156 @@
+"""The figures of an evaluation, as pure functions: pass@k, maj@k, and intervals that know the questions.
+
+A question is asked `n` times. Everything here is exact in what was drawn: pass@k and maj@k are means over all
+`k`-subsets of the `n` completions, so no figure depends on a random number or on the order of the completions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+from math import comb
+
+Z_95 = 1.959963984540054  # the normal distribution's 97.5 % quantile
+MAX_VOTERS = 64  # the largest k below n that maj@k is computed for
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean over questions, its standard error clustered by question, and its 95 % interval; all from 0 to 1."""
+
+    value: float
+    standard_error: float
+    low: float
+    high: float
+
+
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """Probability that at least one of `k` completions, drawn from `n` of which `right` are right, is right.
+
+    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, eq. 1): `1 - C(n - right, k) / C(n, k)`.
+
+    Raises:
+        ValueError: not `0 <= right <= n` or not `1 <= k <= n`.
+    """
+    if not 0 <= right <= n or not 1 <= k <= n:
+        raise ValueError(f"pass@{k} of {right} right completions among {n}")
+    return float(1 - Fraction(comb(n - right, k), comb(n, k)))
+
+
+def majority_at_k(classes: Sequence[tuple[int, bool]], silent: int, k: int) -> float:
+    """Probability that the most frequent answer among `k` completions is right (self-consistency, arXiv 2203.11171).
+
+    The `k` are drawn without replacement. Of answers that are equally frequent each one wins with the same
+    probability. A completion without an answer has no vote; where nobody votes the outcome is wrong.
+
+    Args:
+        classes: of each different answer, how many completions gave it and whether it is right.
+        silent: completions without an answer.
+
+    Raises:
+        ValueError: an empty class, or not `1 <= k <= n`.
+    """
+    n = silent + sum(size for size, _ in classes)
+    if silent < 0 or any(size < 1 for size, _ in classes) or not 1 <= k <= n:
+        raise ValueError(f"maj@{k} of classes {list(classes)} and {silent} without an answer")
+    if k == n:
+        most = max((size for size, _ in classes), default=0)
+        winners = [right for size, right in classes if size == most]
+        return sum(winners) / len(winners) if winners else 0.0
+    total = Fraction(0)
+    for place, (size, right) in enumerate(classes):
+        if right:
+            others = tuple(sorted(other for index, (other, _) in enumerate(classes) if index != place))
+            total += _wins(size, others, silent, k)
+    return float(total)
+
+
+@lru_cache(maxsize=65536)  # questions are alike: few answers, few sizes
+def _wins(own: int, others: tuple[int, ...], silent: int, k: int) -> Fraction:
+    """Probability that the class of size `own` wins against `others`."""
+    ways = Fraction(0)
+    for votes in range(1, min(own, k) + 1):
+        # (drawn, tied): ways to draw so many from the classes so far, so many of which have `votes` votes too.
+        drawn: dict[tuple[int, int], int] = {(0, 0): 1}
+        for size, times in Counter(others).items():
+            choices = [(count, int(count == votes), comb(size, count)) for count in range(min(size, votes) + 1)]
+            for _ in range(times):
+                drawn = _extended(drawn, choices, k - votes)
+        for (count, tied), number in drawn.items():
+            rest = k - votes - count
+            if rest <= silent:
+                ways += Fraction(number * comb(silent, rest) * comb(own, votes), 1 + tied)
+    return ways / comb(own + sum(others) + silent, k)
+
+
+def _extended(
+    drawn: dict[tuple[int, int], int], choices: Sequence[tuple[int, int, int]], room: int
+) -> dict[tuple[int, int], int]:
+    more: Counter[tuple[int, int]] = Counter()
+    for (count, tied), number in drawn.items():
+        for added, tie, ways in choices:
+            if count + added <= room:
+                more[count + added, tied + tie] += number * ways
+    return dict(more)
+
+
+def ks(n: int) -> tuple[int, ...]:
+    """The k that are reported for `n` completions: the powers of two up to `n`, and `n`."""
+    powers = [2**exponent for exponent in range(n.bit_length()) if 2**exponent <= n]
+    return tuple(sorted({*powers, n}))
+
+
+def estimate(values: Sequence[float], draws: float = 1.0) -> Estimate:
+    """Mean of one value a question, with its uncertainty over questions.
+
+    The standard error is clustered by question (Miller 2024, arXiv 2411.00640): completions of one question are not
+    independent, so the spread of the questions' means is what counts. The interval is Wilson's score interval with the
+    effective number of completions, `p (1 - p) / SE^2`, in place of their number (Dean and Pagano 2015, Journal of
+    Survey Statistics and Methodology 3(4)): it stays within 0 and 1, and has a width where all or none were right. With
+    one completion a question it is Wilson's interval.
+
+    Args:
+        values: from 0 to 1, one a question.
+        draws: independent outcomes that each value is a mean of; the effective number is at most `Q * draws`.
+
+    Raises:
+        ValueError: no values.
+    """
+    count = len(values)
+    if not count:
+        raise ValueError("no question was asked")
+    mean = min(1.0, max(0.0, math.fsum(values) / count))
+    # By N, not N - 1: then one completion a question is exactly the binomial case.
+    error = math.sqrt(math.fsum((value - mean) ** 2 for value in values)) / count
+    spread = mean * (1 - mean)
+    if spread == 0:
+        effective = float(count)
+    elif error == 0:
+        effective = count * draws
+    else:
+        effective = min(max(spread / error**2, count), count * draws)
+    return Estimate(mean, error, *wilson(mean, effective))
+
+
+def wilson(share: float, count: float) -> tuple[float, float]:
+    """Wilson's 95 % score interval of a share among `count` independent trials (JASA 22, 1927)."""
+    square = Z_95**2
+    middle = (share + square / (2 * count)) / (1 + square / count)
+    half = Z_95 / (1 + square / count) * math.sqrt(share * (1 - share) / count + square / (4 * count**2))
+    # At the ends rounding alone would leave the bound a bit off.
+    return 0.0 if share == 0 else max(0.0, middle - half), 1.0 if share == 1 else min(1.0, middle + half)
+
+
+def mean_of(estimates: Sequence[Estimate]) -> Estimate:
+    """The plain mean over benchmarks; each benchmark counts alike whatever its size. Their errors are independent.
+
+    The interval is the normal one, cut at 0 and 1.
+    """
+    count = len(estimates)
+    value = math.fsum(one.value for one in estimates) / count
+    error = math.sqrt(math.fsum(one.standard_error**2 for one in estimates)) / count
+    return Estimate(value, error, max(0.0, value - Z_95 * error), min(1.0, value + Z_95 * error))
