@@ -8,10 +8,34 @@ from swift_r1.arguments.fields import flag
 
 
 @dataclass(frozen=True, kw_only=True)
-class RewardArguments:
+class PluginArguments:
     """Plugins and rewards."""
 
     external_plugins: list[str] = flag([], "Python files that register rewards and datasets")
+    reward_timeout: float = flag(
+        10.0,
+        "seconds that a reward call may take for each of its completions, before its process is killed",
+        more_than=0,
+    )
+    reward_num_workers: int = flag(2, "processes that compute rewards", at_least=1)
+    reward_isolation: str = flag(
+        "process",
+        "where rewards run: in processes that can be killed, or inline in the trainer (stateful or GPU rewards; "
+        "no time-out, no memory limit)",
+        choices=("process", "inline"),
+    )
+    reward_memory_limit: float = flag(
+        2.0, "GiB that a reward process may take beside what loading the plugins took", more_than=0
+    )
+    reward_env: list[str] = flag(
+        [], "environment variables that rewards may see although they look like secrets or proxies"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardArguments(PluginArguments):
+    """Plugins and rewards."""
+
     reward_funcs: list[str] = flag(
         [], "names of reward functions; their weighted sum is the reward (needed, but for --use_gym_env true)"
     )
@@ -26,26 +50,8 @@ class RewardArguments:
     )
     truncated_reward: float | None = flag(None, "the reward of a truncated completion, whatever the functions say")
     missing_eos_penalty: float | None = flag(None, "subtracted from the reward of a truncated completion", more_than=0)
-    reward_timeout: float = flag(
-        10.0,
-        "seconds that a reward call may take for each of its completions, before its process is killed",
-        more_than=0,
-    )
-    reward_num_workers: int = flag(2, "processes that compute rewards", at_least=1)
     reward_api: str | None = flag(
         None, "URL that the reward function `api` posts completions and columns to; token: SWIFT_REWARD_API_TOKEN"
-    )
-    reward_isolation: str = flag(
-        "process",
-        "where rewards run: in processes that can be killed, or inline in the trainer (stateful or GPU rewards; "
-        "no time-out, no memory limit)",
-        choices=("process", "inline"),
-    )
-    reward_memory_limit: float = flag(
-        2.0, "GiB that a reward process may take beside what loading the plugins took", more_than=0
-    )
-    reward_env: list[str] = flag(
-        [], "environment variables that rewards may see although they look like secrets or proxies"
     )
     max_invalid_reward_ratio: float = flag(
         0.2, "share of invalid rewards (exception, NaN, time-out) that stops the run", at_least=0, at_most=1

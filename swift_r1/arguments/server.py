@@ -43,7 +43,7 @@ class ServerArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EngineArguments:
+class VllmArguments:
     """Engine (vLLM)."""
 
     torch_dtype: str | None = flag(
@@ -60,6 +60,12 @@ class EngineArguments:
     vllm_tensor_parallel_size: int = flag(1, "GPUs that share one copy of the model", at_least=1)
     vllm_enable_prefix_caching: bool = flag(True, "compute a group's shared prompt once")
     vllm_engine_kwargs: dict[str, Any] = flag({}, "more arguments of vLLM's engine, as JSON")
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineArguments(VllmArguments):
+    """Engine (vLLM)."""
+
     seed: int = flag(42, "seed of the engine", at_least=0)
 
 

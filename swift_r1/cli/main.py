@@ -15,11 +15,12 @@ from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, SwiftError, U
 COMMANDS = {
     "rlhf": "train a model with GRPO",
     "rollout": "serve a model's generations and take its weight updates",
+    "eval": "measure a model on benchmarks, and compare two measurements",
     "check": "try plugins, data and rewards before a model is loaded",
     "plugins": "list the rewards and datasets that are registered",
     "doctor": "say what this machine and installation can do",
 }
-NOT_YET = ("eval", "merge-lora")
+NOT_YET = ("merge-lora",)
 _HELP_FLAGS = ("-h", "--help", "help")
 
 

@@ -1,4 +1,4 @@
-"""What a completion answers, for votes: answers that a grader takes as the same are one. Nothing here knows the gold."""
+"""What a completion answers, for votes: answers that a grader takes as the same are one. The gold is not seen here."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def _number(completion: str) -> str | None:
 RULES: Mapping[str, AnswerRule] = {
     "gsm8k": AnswerRule(_number, str.__eq__),
     "math": AnswerRule(math_answer, same_answer),
+    "math_tag": AnswerRule(lambda completion: math_answer(completion, "tag"), same_answer),
 }
 """By the reward function that judges the completions; without a rule there is no maj@k."""
 

@@ -146,11 +146,18 @@ def wilson(share: float, count: float) -> tuple[float, float]:
 
 
 def mean_of(estimates: Sequence[Estimate]) -> Estimate:
-    """The plain mean over benchmarks; each benchmark counts alike whatever its size. Their errors are independent.
+    """The plain mean over benchmarks; each counts alike whatever its size, and their errors are independent.
 
-    The interval is the normal one, cut at 0 and 1.
+    The interval is put together from theirs (MOVER: Zou and Donner 2008, Statistics in Medicine 27), so that it too has
+    a width where all or none were right.
     """
     count = len(estimates)
     value = math.fsum(one.value for one in estimates) / count
-    error = math.sqrt(math.fsum(one.standard_error**2 for one in estimates)) / count
-    return Estimate(value, error, max(0.0, value - Z_95 * error), min(1.0, value + Z_95 * error))
+
+    def size(parts: Sequence[float]) -> float:
+        return math.sqrt(math.fsum(part**2 for part in parts)) / count
+
+    error = size([one.standard_error for one in estimates])
+    low = value - size([one.value - one.low for one in estimates])
+    high = value + size([one.high - one.value for one in estimates])
+    return Estimate(value, error, low, high)

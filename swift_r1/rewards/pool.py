@@ -151,10 +151,10 @@ class RewardPool:
         whole.add(0, batch)
         return whole.result()[1]
 
-    def open(self, trainer_state: Mapping[str, int]) -> OpenBatch:
-        """A batch to which groups are added as they come."""
+    def open(self, trainer_state: Mapping[str, int], names: Sequence[str] | None = None) -> OpenBatch:
+        """A batch to which groups are added as they come, for all functions or those of some `names`."""
         self.wait_ready()
-        return OpenBatch(self, self._names, self._timeout, trainer_state)
+        return OpenBatch(self, self._names if names is None else names, self._timeout, trainer_state)
 
     @property
     def calls_at_once(self) -> int:

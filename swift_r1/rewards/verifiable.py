@@ -34,6 +34,13 @@ class Math(ORM):
         return [grade_math(*item).score for item in zip(completions, solution, strict=True)]
 
 
+class MathTag(ORM):
+    """`grade_math`, fast, on the last answer tag, or the box in it; needs the column `solution`."""
+
+    def __call__(self, completions: list[str], solution: Any, **kwargs: Any) -> list[float | None]:  # type: ignore[override]
+        return [grade_math(*item, answer="tag").score for item in zip(completions, solution, strict=True)]
+
+
 class MathAccuracy(ORM):
     r"""math_verify on the answer tag, or on the text where there is none: ms-swift's `accuracy`.
 
@@ -76,4 +83,5 @@ def _accuracy(completion: str, solution: Any) -> float | None:
 orms["countdown"] = Countdown
 orms["gsm8k"] = Gsm8k
 orms["math"] = Math
+orms["math_tag"] = MathTag
 orms["accuracy"] = MathAccuracy

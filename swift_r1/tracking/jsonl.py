@@ -18,7 +18,7 @@ class JsonLines:
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(_standard(row), ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.write(json_line(row))
 
     def close(self) -> None:
         self._file.close()
@@ -30,6 +30,11 @@ class JsonLines:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def json_line(row: Mapping[str, Any]) -> str:
+    """One line of standard JSON, its end included."""
+    return json.dumps(_standard(row), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _standard(value: Any) -> Any:

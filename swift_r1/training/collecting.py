@@ -11,9 +11,10 @@ from swift_r1.algorithms import groups_without_signal
 from swift_r1.data.types import Prompt
 from swift_r1.rewards.combine import Composition
 from swift_r1.rollout.protocol import RolloutRequest
+from swift_r1.rollout.seeds import completion_seed
 from swift_r1.training.batching import RoundBatch, round_batch
 from swift_r1.training.parts import Parts
-from swift_r1.training.rollouts import completion_seed, ignore_output
+from swift_r1.training.rollouts import ignore_output
 from swift_r1.training.scoring import ScoredRound, Scores, Scoring, loss_mask
 from swift_r1.training.stopwatch import Stopwatch
 

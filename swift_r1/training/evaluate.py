@@ -9,8 +9,9 @@ from typing import Any, Protocol
 from swift_r1.data.types import Prompt
 from swift_r1.rewards.combine import Composition
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.rollout.seeds import completion_seed
 from swift_r1.training.multi_turn import Turns
-from swift_r1.training.rollouts import OnDone, completion_seed, ignore_output
+from swift_r1.training.rollouts import OnDone, ignore_output
 from swift_r1.training.scoring import (
     OpenRewards,
     ScoredCompletion,

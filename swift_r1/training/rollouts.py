@@ -7,7 +7,6 @@ All methods are collective: every rank calls them, the main rank passes and rece
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -58,12 +57,6 @@ class Rollouts(Protocol):
 
 def ignore_output(_output: RolloutOutput) -> None:
     """The `OnOutput` of one who waits for all of them."""
-
-
-def completion_seed(run_seed: int, *where: object) -> int:
-    """A completion's own seed, 63 bits, from the run's seed and its place in the run."""
-    text = "/".join(map(str, (run_seed, *where)))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 class EmbeddedRollouts:

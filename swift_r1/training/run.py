@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-import warnings
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,14 +26,13 @@ from swift_r1.plugins import load_plugins
 from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rollout.protocol import SamplingParams
+from swift_r1.rollout.seeds import completion_seed
 from swift_r1.tracking.console import RunConsole
 from swift_r1.tracking.jsonl import JsonLines
 from swift_r1.tracking.recorder import Recorder, RunRecorder, SilentRecorder
 from swift_r1.tracking.reporters import open_reporters
 from swift_r1.training.building import (
-    end_tokens,
     learning_rate_of,
-    load_tokenizer,
     open_backend,
     open_rollouts,
     open_stage,
@@ -43,11 +41,12 @@ from swift_r1.training.checkpoints import set_aside_later
 from swift_r1.training.distributed import join_ranks
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.loop import Trainer
+from swift_r1.training.model_files import end_tokens, load_tokenizer
 from swift_r1.training.multi_turn import MultiTurn, OneTurn, Turns
 from swift_r1.training.parts import MainRank, Parts
 from swift_r1.training.probes import choose_cut
 from swift_r1.training.prompts import PromptStream
-from swift_r1.training.rollouts import completion_seed
+from swift_r1.training.quiet import quiet_libraries
 from swift_r1.training.run_lock import run_folder_held
 from swift_r1.training.run_state import Fingerprint, RunState, truncate_logs
 from swift_r1.training.saving import Saver
@@ -76,7 +75,7 @@ class Start:
 
 def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
     """Builds all parts, trains, and returns the exit code."""
-    _quiet_libraries()
+    quiet_libraries()
     if args.deterministic:
         torch.use_deterministic_algorithms(True)
         # Nothing here reads memory that was not written.
@@ -215,17 +214,3 @@ def _run_id(args: RlhfArguments, saved: RunState | None) -> str:
     if args.deterministic:
         return f"{completion_seed(args.seed, 'run'):x}"[:12]
     return uuid.uuid4().hex[:12]
-
-
-def _quiet_libraries() -> None:
-    """Leaves our own log lines and other libraries' warnings; their progress bars and deprecations are noise."""
-    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-    logging.getLogger("swift_r1").setLevel(logging.INFO)
-    for name in ("DeepSpeed", "bitsandbytes"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-    warnings.filterwarnings("ignore", message="This DataLoader will create")
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    transformers_logging.set_verbosity_error()

@@ -20,8 +20,8 @@ from swift_r1.plugins.protocol import (
     UsageInfo,
 )
 from swift_r1.rollout import protocol as wire
+from swift_r1.rollout.seeds import completion_seed
 from swift_r1.training.conversation import Conversation, TurnFault
-from swift_r1.training.rollouts import completion_seed
 
 
 @dataclass(frozen=True, slots=True)

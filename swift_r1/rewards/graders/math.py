@@ -56,7 +56,7 @@ def grade_math(
 
 
 def math_answer(response: str, answer: Literal["boxed", "tag", "tag_strict"] = "boxed") -> str | None:
-    """The tidied answer of a completion, found as `grade_math` finds it; None where there is none, or a too long one."""
+    """The tidied answer of a completion, found as `grade_math` finds it; None without one, or a too long one."""
     found = _answer(response, answer)
     return None if found is None or len(found) > MAX_ANSWER else tidied(found) or None
 

@@ -1,0 +1,187 @@
+"""The flags of `swift eval`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+from typing import Any, ClassVar
+
+from swift_r1.arguments.fields import flag
+from swift_r1.arguments.parser import Fault, to_dict
+from swift_r1.arguments.reward import PluginArguments
+from swift_r1.arguments.rlhf import API_KEY_VARIABLE
+from swift_r1.arguments.server import VllmArguments
+from swift_r1.arguments.world import World
+from swift_r1.errors import UsageError
+from swift_r1.evaluation.tasks import Task, read_tasks, with_limit
+
+_ENGINE_FLAGS = (
+    *("max_model_len", "vllm_gpu_memory_utilization", "vllm_enforce_eager", "vllm_tensor_parallel_size"),
+    *("vllm_enable_prefix_caching", "vllm_engine_kwargs"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskingArguments:
+    """Sampling and prompts."""
+
+    n: int = flag(1, "completions a question", at_least=1, aliases=("num_generations",))
+    temperature: float = flag(1.0, "sampling temperature; 0: greedy", at_least=0, at_most=1000)
+    top_p: float = flag(1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1)
+    max_completion_length: int = flag(2048, "longest completion in tokens", at_least=1)
+    stop_words: list[str] = flag([], "strings that end a completion")
+    instruction: str | None = flag(
+        None, "text below each question (default: the benchmark's own, without --system or another template)"
+    )
+    system: str | None = flag(None, "system message put before every prompt that has none")
+    eval_limit: int | None = flag(None, "the first so many questions of each benchmark (default: all)", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelUnderTest:
+    """Evaluation."""
+
+    model: str = flag("", "folder or Hugging Face id of a model, a checkpoint, or the URL of a server or endpoint")
+    benchmarks: list[str] = flag(
+        [],
+        "gsm8k, math500, aime24, amc23, minerva, olympiad_bench; any data set or file; gsm8k=FILE; name#100; or a JSON "
+        "object (docs/evaluation.md)",
+    )
+    reward_func: str | None = flag(None, "the reward function that judges data sets which are no benchmark")
+    output_dir: str | None = flag(None, "folder of the evaluation; the same command goes on in it (default: by model)")
+    compare: list[str] = flag([], "two folders of evaluations: what the second is better by; takes no model")
+    seed: int = flag(42, "seed of the completions, and of --compare's resampling", at_least=0)
+    infer_backend: str = flag(
+        "vllm",
+        "who writes the completions of a folder: vLLM, or transformers as training without a server does",
+        choices=("vllm", "transformers"),
+    )
+    per_device_eval_batch_size: int = flag(64, "completions that transformers writes at once", at_least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointArguments:
+    """Servers and endpoints."""
+
+    api_key: str | None = flag(
+        None, "key of the server or endpoint (better: the environment variable SWIFT_API_KEY)", secret=True
+    )
+    endpoint: str = flag(
+        "auto",
+        "how a URL is talked to: as `swift rollout` where it is one (rollouts), else OpenAI's chat, or completions",
+        choices=("auto", "rollouts", "chat", "completions"),
+    )
+    served_model_name: str | None = flag(None, "which of an endpoint's models (default: the only one)")
+    tokenizer: str | None = flag(None, "model folder with the tokenizer of a `swift rollout` server (default: its own)")
+    max_concurrent_requests: int = flag(64, "requests at once to an endpoint", at_least=1)
+    vllm_server_timeout: float = flag(
+        240.0, "seconds to wait for a server that is lost, or an endpoint of which nothing comes", more_than=0
+    )
+    request_timeout: float = flag(1800.0, "longest wait for one answer of an endpoint, in seconds", more_than=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalArguments(VllmArguments, PluginArguments, EndpointArguments, AskingArguments, ModelUnderTest):
+    """Every flag of `swift eval`, flat: the attribute has the flag's name."""
+
+    command: ClassVar[str] = "eval"
+
+    @property
+    def is_url(self) -> bool:
+        return self.model.startswith(("http://", "https://"))
+
+    @property
+    def base_url(self) -> str:
+        """`--model` without `/v1` at its end, where it is a URL."""
+        return self.model.rstrip("/").removesuffix("/v1")
+
+    def tasks(self) -> list[Task]:
+        """What `--benchmarks` names, in its order.
+
+        Raises:
+            UsageError: every value that cannot be read, one a line.
+        """
+        defaults = {
+            "num_generations": self.n,
+            "temperature": float(self.temperature),
+            "top_p": float(self.top_p),
+            "max_completion_length": self.max_completion_length,
+            "instruction": self.instruction,
+            "system": self.system,
+            "reward": self.reward_func,
+        }
+        return [with_limit(task, self.eval_limit) for task in read_tasks("--benchmarks", self.benchmarks, defaults)]
+
+    def faults(self, given: frozenset[str], world: World) -> Iterator[Fault]:
+        """What is wrong with the values taken together."""
+        if self.compare:
+            yield from self._comparison_faults(given)
+            return
+        if not self.model:
+            yield Fault("--model is missing: a folder, a checkpoint, a Hugging Face id or a URL", ("model",))
+        if not self.benchmarks:
+            yield Fault("--benchmarks is missing: --benchmarks gsm8k math500", ("benchmarks",))
+        try:
+            tasks = self.tasks()
+        except UsageError as error:
+            yield from (Fault(fault, ("benchmarks",)) for fault in error.faults)
+        else:
+            for task in tasks:
+                if task.reward is None:
+                    yield Fault(
+                        f"--benchmarks {task.name}: it is no benchmark, so say who judges it: --reward_func math",
+                        ("benchmarks", "reward_func"),
+                    )
+        if "" in self.stop_words:
+            yield Fault("--stop_words holds an empty string, which would end every completion at once", ("stop_words",))
+        yield from self._unread(given)
+
+    def _comparison_faults(self, given: frozenset[str]) -> Iterator[Fault]:
+        if len(self.compare) != 2:
+            yield Fault(f"--compare wants two folders, not {len(self.compare)}", ("compare",))
+        unread = sorted(given - {"compare", "seed", "output_dir"})
+        if unread:
+            yield Fault(f"--compare reads finished evaluations: leave out {', '.join(f'--{one}' for one in unread)}")
+
+    def _unread(self, given: frozenset[str]) -> Iterator[Fault]:
+        """Flags that no branch would read."""
+        endpoint = ("endpoint", "api_key", "served_model_name", "tokenizer", "max_concurrent_requests")
+        endpoint = (*endpoint, "vllm_server_timeout", "request_timeout")
+        local = ("infer_backend", "torch_dtype", "per_device_eval_batch_size", *_ENGINE_FLAGS)
+        if self.is_url:
+            unread, why = local, "with the URL of a server"
+        elif self.infer_backend == "transformers":
+            unread, why = (*endpoint, *_ENGINE_FLAGS), "with --infer_backend transformers"
+        else:
+            unread, why = (*endpoint, "per_device_eval_batch_size"), "with --infer_backend vllm"
+        found = [f"--{name}" for name in unread if name in given]
+        if found and self.model:
+            yield Fault(f"{', '.join(found)} {'has' if len(found) == 1 else 'have'} no effect {why}", ("model",))
+
+    def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> EvalArguments:
+        """Defaults that depend on other flags, filled in."""
+        name = self.base_url.split("://")[-1].replace("/", "_") if self.is_url else _folder_name(self.model)
+        return replace(
+            self,
+            output_dir=self.output_dir or (None if self.compare else f"output/eval/{name}"),
+            api_key=(self.api_key or environ.get(API_KEY_VARIABLE) or None) if self.is_url else None,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All flags as JSON-able values, without the API key."""
+        return to_dict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EvalArguments:
+        """The arguments that `to_dict` wrote; the API key comes from the environment variable SWIFT_API_KEY."""
+        arguments = cls(**values)
+        return replace(arguments, api_key=os.environ.get(API_KEY_VARIABLE) or None) if arguments.is_url else arguments
+
+
+def _folder_name(model: str) -> str:
+    """The last part; of a checkpoint its run's too."""
+    parts = PurePosixPath(model.rstrip("/")).parts
+    wanted = parts[-2:] if parts and parts[-1].startswith("checkpoint-") else parts[-1:]
+    return "-".join(wanted) or "model"

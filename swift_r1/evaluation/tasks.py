@@ -1,0 +1,157 @@
+"""What is evaluated: one data set, how it is asked, and who says what is right. Read from flags; nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import PurePath
+from typing import Any
+
+from swift_r1.data.syntax import parse_dataset
+from swift_r1.errors import UsageError
+
+BOXED = "Please reason step by step, and put your final answer within \\boxed{}."
+BENCHMARKS: Mapping[str, str] = {
+    "gsm8k": "gsm8k",
+    "math500": "math",
+    "aime24": "math",
+    "amc23": "math",
+    "minerva": "math",
+    "olympiad_bench": "math",
+    "asdiv": "gsm8k",
+}
+"""The benchmarks by the name of their data set, and the reward function that says 1 for a right answer."""
+
+# A template that asks for an answer in tags is answered in tags.
+_IN_TAGS = {"r1": {"math": "math_tag"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One evaluated data set; the fields are also the keys of its JSON form on the command line.
+
+    Attributes:
+        name: in the names of metrics and in files; no slash.
+        dataset: a registered data set, or a file.
+        benchmark: whose columns a file has, where it is named by `benchmark=file`.
+        reward: the reward function; None for the run's own.
+        limit: the first so many questions; None for all.
+        num_generations: completions a question.
+        instruction: put below each question; "" for none.
+        system, prompt_template, response_prefix: as the flags of these names; None for the command's.
+    """
+
+    name: str
+    dataset: str
+    benchmark: str | None = None
+    reward: str | None = None
+    limit: int | None = None
+    num_generations: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_completion_length: int = 512
+    instruction: str = ""
+    system: str | None = None
+    prompt_template: str | None = None
+    response_prefix: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_NAMES = frozenset(field.name for field in fields(Task)) - {"benchmark"}
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    "limit": (int,),
+    "num_generations": (int,),
+    "max_completion_length": (int,),
+    "temperature": (int, float),
+    "top_p": (int, float),
+}
+_LEAST = {"limit": 1, "num_generations": 1, "max_completion_length": 1, "temperature": 0}
+
+
+def read_tasks(flag: str, values: Sequence[str], defaults: Mapping[str, Any]) -> list[Task]:
+    """The tasks that the values of a flag name: `name`, `file.jsonl`, `benchmark=file.jsonl`, each with `#N` for the
+    first N questions, or a JSON object with `dataset` and other fields of `Task`.
+
+    Args:
+        flag: for messages, with dashes.
+        defaults: of the fields that a value does not set; `reward` is that of data sets which are no benchmark, and an
+            `instruction` of None is the benchmark's own.
+
+    Raises:
+        UsageError: every value that cannot be read, one a line.
+    """
+    tasks: list[Task] = []
+    faults: list[str] = []
+    for value in values:
+        try:
+            tasks.append(_task(value, defaults))
+        except UsageError as error:
+            faults += [f"{flag} {value}: {fault}" for fault in error.faults]
+    names = [task.name for task in tasks]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        faults.append(f'{flag} has two of the name {name}: give one another, \'{{"name": ..., "dataset": ...}}\'')
+    if faults:
+        raise UsageError(*faults)
+    return tasks
+
+
+def _task(value: str, defaults: Mapping[str, Any]) -> Task:
+    own = _object(value) if value.lstrip().startswith("{") else {"dataset": value}
+    text = str(own["dataset"])
+    benchmark, equals, rest = text.partition("=")
+    if not equals or "/" in benchmark:
+        benchmark, rest = "", text
+    elif benchmark not in BENCHMARKS:
+        raise UsageError(f"{benchmark} is no benchmark; known are {', '.join(BENCHMARKS)}")
+    try:
+        spec = parse_dataset(rest)
+    except UsageError as error:
+        raise UsageError(*(fault.split(": ", 1)[-1] for fault in error.faults)) from error
+    dataset = spec.raw.rpartition("#")[0] if spec.sample is not None else spec.raw
+    kind = benchmark or spec.name.rsplit("/", 1)[-1]
+    label = benchmark or (PurePath(spec.name).stem if spec.is_file else spec.name)
+    filled = {key: item for key, item in defaults.items() if key in _NAMES}
+    reward, instruction = BENCHMARKS.get(kind, filled.get("reward")), filled.get("instruction")
+    filled |= {"name": re.sub(r"[^\w.+-]", "_", label), "reward": reward}
+    if spec.sample is not None:
+        filled["limit"] = spec.sample
+    filled |= own | {"dataset": dataset, "benchmark": benchmark or None}
+    if "reward" not in own:
+        filled["reward"] = _IN_TAGS.get(filled.get("prompt_template") or "", {}).get(reward, reward)
+    if "instruction" not in own and instruction is None:
+        # A template of another form than the chat has its own words for that.
+        plain = kind in BENCHMARKS and not filled.get("prompt_template") and not filled.get("system")
+        filled["instruction"] = BOXED if plain else ""
+    return Task(**filled)
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        own = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise UsageError(f"no JSON object: {error.msg} at {error.pos}") from error
+    if not isinstance(own.get("dataset"), str):
+        raise UsageError('the JSON object lacks "dataset", a name or a file')
+    unknown = sorted(set(own) - _NAMES)
+    if unknown:
+        raise UsageError(f"there is no {unknown[0]} here; known are {', '.join(sorted(_NAMES))}")
+    for key, item in own.items():
+        kinds = _KINDS.get(key, (str,))
+        if isinstance(item, bool) or not isinstance(item, kinds):
+            raise UsageError(f"{key} must be {'a number' if kinds != (str,) else 'text'}, not {json.dumps(item)}")
+        if key in _LEAST and item < _LEAST[key]:
+            raise UsageError(f"{key} must be at least {_LEAST[key]}, not {item}")
+    if not 0 < own.get("top_p", 1) <= 1:
+        raise UsageError(f"top_p must be above 0 and at most 1, not {own['top_p']}")
+    if "name" in own and not re.fullmatch(r"[\w.+-]+", own["name"]):
+        raise UsageError(f"name {own['name']!r} must be of letters, digits and . + - _")
+    return own
+
+
+def with_limit(task: Task, limit: int | None) -> Task:
+    """The task with `limit` where it has none of its own."""
+    return task if task.limit is not None or limit is None else replace(task, limit=limit)

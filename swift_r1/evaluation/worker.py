@@ -1,0 +1,58 @@
+"""`python -m swift_r1.evaluation.worker ARGS_JSON`: the process of `swift eval`.
+
+Kept light at import: the reward workers, started by spawn, import this module again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from swift_r1.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, EXIT_TERMINATED, SwiftError
+
+
+class _Terminated(BaseException):
+    """SIGTERM came."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the process; returns its exit code. Errors that a user can cause are one line each."""
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        from swift_r1.arguments.evaluation import EvalArguments
+        from swift_r1.evaluation.run import run
+
+        content: dict[str, Any] = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
+        return run(EvalArguments.from_dict(content["args"]), content["command"])
+    except SwiftError as error:
+        for line in str(error).splitlines():
+            print(f"swift eval: {line}", file=sys.stderr)
+        return error.exit_code
+    except (KeyboardInterrupt, _Terminated) as stop:
+        print("swift eval: interrupted; the same command goes on where it was", file=sys.stderr)
+        return EXIT_INTERRUPTED if isinstance(stop, KeyboardInterrupt) else EXIT_TERMINATED
+    except OSError as error:
+        print(f"swift eval: {error.strerror or error}: {error.filename or ''}".rstrip(": "), file=sys.stderr)
+        return EXIT_RUN_FAILED
+    except Exception:  # noqa: BLE001  the last line of defence: reported whole, and a clear exit code
+        traceback.print_exc()
+        return EXIT_RUN_FAILED
+
+
+def _terminated(_number: int, _frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not `sys.exit`: a generation that is still at work in its thread would be waited for.
+    os._exit(code)
