@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install test test-long test-ms-swift demo demo-server smollm2 lint format typecheck clean clean-all
+.PHONY: help install test test-long test-ms-swift test-lm-eval demo demo-server smollm2 lint format typecheck clean clean-all
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -30,6 +30,14 @@ test-ms-swift: install ## plugins beside the real ms-swift 4.6.0, in .venv-ms-sw
 	@.venv-ms-swift/bin/python -m pip install -q --disable-pip-version-check ms-swift==4.6.0 \
 	  "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')"
 	@$(ENV) .venv-ms-swift/bin/python -m pytest tests/plugins/test_beside_ms_swift.py $(PYTEST_ARGS)
+
+test-lm-eval: install smollm2 ## `swift eval` against lm-eval 0.4.13, in .venv-lm-eval on top of .venv (half an hour)
+	@[ -x .venv-lm-eval/bin/python ] || $(PY) -m venv .venv-lm-eval
+	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
+	  "$$(.venv-lm-eval/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
+	@.venv-lm-eval/bin/python -m pip install -q --disable-pip-version-check lm-eval==0.4.13 \
+	  "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')"
+	@$(ENV) SMOLLM2=$(SMOLLM2) .venv-lm-eval/bin/python -m pytest tests/evaluation/test_lm_eval.py $(PYTEST_ARGS)
 
 demo: install ## a small model made from scratch learns Countdown in one process
 	@$(PY) examples/countdown_demo/run.py $(DEMO_ARGS)

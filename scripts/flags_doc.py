@@ -7,6 +7,7 @@ from pathlib import Path
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments
 from swift_r1.arguments.check import CheckArguments
+from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import FlagSpec, flag_specs
 from swift_r1.cli.help import shown
 
@@ -22,7 +23,8 @@ booleans `--flag true`. A YAML file of flags may come first; the command line wi
 def page() -> str:
     """The whole page."""
     parts = [INTRODUCTION]
-    for command, cls in (("swift rlhf", RlhfArguments), ("swift rollout", RolloutArguments)):
+    commands = (("swift rlhf", RlhfArguments), ("swift rollout", RolloutArguments), ("swift eval", EvalArguments))
+    for command, cls in commands:
         parts.append(f"## `{command}`\n")
         for group, members in groupby(flag_specs(cls).values(), key=lambda spec: spec.group):
             parts.append(f"### {group}\n\n| flag | default | what it does | ms-swift's default |\n|---|---|---|---|")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from swift_r1.arguments.parser import Fault
 from swift_r1.arguments.world import World
+from swift_r1.errors import UsageError
 
 if TYPE_CHECKING:
     from swift_r1.arguments.rlhf import RlhfArguments
@@ -280,7 +281,9 @@ def best_checkpoint_faults(args: RlhfArguments, given: frozenset[str]) -> Iterat
     known = ["accuracy", "reward", *(f"rewards/{reward}/mean" for reward in args.reward_names)]
     if name not in known:
         yield Fault(f"--metric_for_best_model {name}: it must be one of {', '.join(known)}", ("reward_funcs",))
-    if args.eval_steps is None or args.save_steps % args.eval_steps:
+    if args.eval_unit == "rollout":
+        yield Fault("--metric_for_best_model needs --eval_unit step", ("eval_unit",))
+    elif args.eval_steps is None or args.save_steps % args.eval_steps:
         yield Fault(
             f"--metric_for_best_model needs an evaluation at every save: --save_steps {args.save_steps} must be a "
             f"multiple of --eval_steps{'' if args.eval_steps is None else f' {args.eval_steps}'}",
@@ -296,8 +299,12 @@ def evaluation_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fa
             "split_dataset_ratio",
             "per_device_eval_batch_size",
             "eval_limit",
+            "eval_unit",
+            "eval_datasets",
             "num_generations_eval",
             "eval_temperature",
+            "eval_top_p",
+            "eval_max_completion_length",
         )
         unused = [f"--{name}" for name in names if name in given and getattr(args, name) not in ([], 0.0)]
         if unused:
@@ -305,6 +312,12 @@ def evaluation_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fa
             yield Fault(f"{', '.join(unused)} {verb} no effect without --eval_steps (or --eval_on_start true)")
     if args.val_dataset and args.split_dataset_ratio:
         yield Fault("give either --val_dataset or --split_dataset_ratio, not both")
+    if "eval_unit" in given and args.eval_steps is None:
+        yield Fault("--eval_unit has no effect without --eval_steps", ("eval_steps", "eval_unit"))
+    try:
+        args.eval_tasks()
+    except UsageError as error:
+        yield from (Fault(fault, ("eval_datasets",)) for fault in error.faults)
 
 
 def output_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:

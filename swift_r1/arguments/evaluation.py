@@ -15,7 +15,7 @@ from swift_r1.arguments.rlhf import API_KEY_VARIABLE
 from swift_r1.arguments.server import VllmArguments
 from swift_r1.arguments.world import World
 from swift_r1.errors import UsageError
-from swift_r1.evaluation.tasks import Task, read_tasks, with_limit
+from swift_r1.evaluation.tasks import Task, limited, read_tasks
 
 _ENGINE_FLAGS = (
     *("max_model_len", "vllm_gpu_memory_utilization", "vllm_enforce_eager", "vllm_tensor_parallel_size"),
@@ -112,7 +112,7 @@ class EvalArguments(VllmArguments, PluginArguments, EndpointArguments, AskingArg
             "system": self.system,
             "reward": self.reward_func,
         }
-        return [with_limit(task, self.eval_limit) for task in read_tasks("--benchmarks", self.benchmarks, defaults)]
+        return read_tasks("--benchmarks", [limited(value, self.eval_limit) for value in self.benchmarks], defaults)
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[Fault]:
         """What is wrong with the values taken together."""

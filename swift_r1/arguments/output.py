@@ -29,10 +29,27 @@ class OutputArguments:
     )
     resume_force: bool = flag(False, "resume although flags, data or processes are not those of the checkpoint")
     eval_steps: int | None = flag(None, "steps between two evaluations (default: none)", at_least=1)
+    eval_unit: str = flag(
+        "step", "what --eval_steps counts: optimizer steps, or rounds of completions", choices=("step", "rollout")
+    )
     eval_on_start: bool = flag(False, "evaluate before the first step too")
-    eval_limit: int = flag(64, "held-out prompts an evaluation uses at most", at_least=1)
+    eval_datasets: list[str] = flag(
+        [],
+        "benchmarks and data sets to evaluate on, each whole and judged by its own reward: gsm8k math500#100, "
+        "gsm8k=FILE, or a JSON object (docs/evaluation.md); nothing is then held out of --dataset",
+    )
+    eval_limit: int | None = flag(
+        None,
+        "held-out prompts an evaluation uses at most (default: 64), and the first so many of each of --eval_datasets "
+        "(default: all)",
+        at_least=1,
+    )
     num_generations_eval: int = flag(1, "completions a prompt in evaluation", at_least=1)
     eval_temperature: float | None = flag(None, "temperature in evaluation (default: --temperature)", at_least=0)
+    eval_top_p: float = flag(1.0, "top-p in evaluation", more_than=0, at_most=1)
+    eval_max_completion_length: int | None = flag(
+        None, "longest completion in evaluation (default: --max_completion_length)", at_least=1
+    )
     log_completions: bool = flag(False, "show completions and send them to the trackers")
     report_to: list[str] = flag(["tensorboard"], "trackers", choices=("none", "tensorboard", "wandb", "swanlab"))
     run_name: str | None = flag(None, "name of the run in the trackers (default: the run folder's)")

@@ -21,8 +21,10 @@ from swift_r1.arguments.reward import RewardArguments
 from swift_r1.arguments.rollout import GenerationArguments
 from swift_r1.arguments.training import TrainingArguments
 from swift_r1.arguments.world import World
+from swift_r1.evaluation.tasks import Task, limited, read_tasks
 
 API_KEY_VARIABLE = "SWIFT_API_KEY"
+DEFAULT_EVAL_LIMIT = 64  # held-out prompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,10 +80,30 @@ class RlhfArguments(
             cosine_max_len=self.cosine_max_len or self.max_completion_length,
             soft_max_length=self.soft_max_length or self.max_completion_length,
             eval_temperature=self.temperature if self.eval_temperature is None else self.eval_temperature,
+            eval_max_completion_length=self.eval_max_completion_length or self.max_completion_length,
+            eval_datasets=[limited(value, self.eval_limit) for value in self.eval_datasets],
+            eval_limit=self.eval_limit or DEFAULT_EVAL_LIMIT,
             output_dir=self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}",
             report_to=[name for name in self.report_to if name != "none"],
             api_key=(self.api_key or environ.get(API_KEY_VARIABLE)) if self.use_vllm else None,
         )
+
+    def eval_tasks(self) -> list[Task]:
+        """What `--eval_datasets` names, in its order; a reward of None is the run's own.
+
+        Raises:
+            UsageError: every value that cannot be read, one a line.
+        """
+        temperature = self.temperature if self.eval_temperature is None else self.eval_temperature
+        defaults = {
+            "num_generations": self.num_generations_eval,
+            "temperature": float(temperature),
+            "top_p": float(self.eval_top_p),
+            "max_completion_length": self.eval_max_completion_length or self.max_completion_length,
+            "system": self.system,
+            "instruction": None,
+        }
+        return read_tasks("--eval_datasets", self.eval_datasets, defaults)
 
     @property
     def reward_names(self) -> list[str]:

@@ -48,6 +48,7 @@ def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) 
         faults += error.faults
     if data is not None:
         faults += column_faults(args, columns_of(data))
+    faults += eval_dataset_faults(args)
     if data is not None and not faults:
         faults += quick_faults(args, data.train[0])
     faults += model_faults(args.model, environ)
@@ -69,6 +70,24 @@ def reward_name_faults(args: RlhfArguments) -> list[str]:
         hint = f"did you mean {near[0]}? " if near else ""
         plugin = "" if args.external_plugins else "; others come from --external_plugins"
         faults.append(f"--reward_funcs {name}: {hint}there is no such reward function; known are {known}{plugin}")
+    return faults
+
+
+def eval_dataset_faults(args: RlhfArguments) -> list[str]:
+    """What is wrong with the data of `--eval_datasets`, and with the rewards that judge it."""
+    from swift_r1.evaluation.questions import load_questions, reward_faults
+
+    if args.eval_steps is None and not args.eval_on_start:
+        return []
+    faults: list[str] = []
+    for task in args.eval_tasks():
+        try:
+            questions = load_questions(task)
+        except UsageError as error:
+            faults += [f"--eval_datasets {fault}" for fault in error.faults]
+            continue
+        rewards = args.reward_funcs if task.reward is None else [task.reward]
+        faults += [f"--eval_datasets {fault}" for fault in reward_faults(questions, rewards, args)]
     return faults
 
 

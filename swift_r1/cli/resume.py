@@ -19,8 +19,9 @@ LAST = "last"
 _FREE = """
     output_dir add_version resume_from_checkpoint resume_force save_steps save_total_limit save_only_model
     metric_for_best_model greater_is_better
-    logging_steps log_completions report_to run_name eval_steps eval_on_start eval_limit num_generations_eval
-    eval_temperature val_dataset per_device_eval_batch_size api_key vllm_server_host vllm_server_port
+    logging_steps log_completions report_to run_name eval_steps eval_unit eval_on_start eval_datasets eval_limit
+    num_generations_eval eval_temperature eval_top_p eval_max_completion_length val_dataset
+    per_device_eval_batch_size api_key vllm_server_host vllm_server_port
     vllm_server_base_url vllm_server_timeout weight_transport weight_check_steps ddp_timeout
     max_runtime max_skipped_steps step_timeout
     dataloader_num_workers dataset_num_proc reward_num_workers reward_timeout reward_memory_limit multi_turn_timeout

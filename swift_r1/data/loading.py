@@ -67,7 +67,7 @@ def load_rows(args: Any) -> LoadedData:
             share = max(1, round(args.split_dataset_ratio * len(rows)))
             training[number], out = take_out(rows, min(share, len(rows) - 1), seed)
             held_out += out
-    elif evaluates:
+    elif evaluates and not getattr(args, "eval_datasets", ()):
         for number, (source, quota) in enumerate(zip(sources, _shares(args.eval_limit, len(sources)), strict=True)):
             if quota and source.has_held_out:
                 held_out += _collect(source, "eval", quota, seed, columns, drops, repeat=False)

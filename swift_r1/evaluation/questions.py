@@ -5,20 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from swift_r1.data.prompts import PromptEncoder
 from swift_r1.data.registry import find_dataset
 from swift_r1.data.rows import RESERVED, Drops, Row, preprocessed
 from swift_r1.data.sources import Source, Split, open_sources
+from swift_r1.data.types import Prompt
 from swift_r1.errors import UsageError
 from swift_r1.evaluation.tasks import Task
-
-if TYPE_CHECKING:
-    from swift_r1.data.prompts import PromptEncoder
-    from swift_r1.data.types import Prompt
+from swift_r1.rewards.construct import check_rewards
 
 _logger = logging.getLogger("swift_r1.evaluation")
 
@@ -62,14 +61,15 @@ def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> lis
     """The prompts of all questions, without text and tokens where the other end renders them (`tokenizer` None).
 
     Raises:
-        UsageError: see `encode_questions`; or the tokenizer has no chat template.
+        UsageError: see `check_room`; or the tokenizer has no chat template.
     """
-    from swift_r1.data.prompts import PromptEncoder
-    from swift_r1.data.types import Prompt
-
     task = questions.task
     if tokenizer is not None:
-        return encode_questions(questions, PromptEncoder(tokenizer, task.system), longest)
+        encoder = PromptEncoder(tokenizer, task.system)
+        encoded = [prompt for row in questions.rows if (prompt := encoder.encode(row)) is not None]
+        assert len(encoded) == len(questions.rows), "an encoder without a limit"
+        check_room(task, encoded, longest)
+        return encoded
     prompts = []
     for row in questions.rows:
         system = task.system is not None and row["messages"][0]["role"] != "system"
@@ -79,31 +79,29 @@ def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> lis
     return prompts
 
 
-def encode_questions(questions: Questions, encoder: PromptEncoder, longest: int | None) -> list[Prompt]:
-    """The prompts of all questions.
-
-    Args:
-        longest: tokens that the model takes, prompt and completion; None for no limit.
-
-    Raises:
-        UsageError: a prompt leaves no room for the longest completion.
-    """
-    task = questions.task
-    prompts = [encoder.encode(row) for row in questions.rows]
-    assert all(prompt is not None for prompt in prompts), "an encoder without a limit"
-    known = [prompt for prompt in prompts if prompt is not None]
-    most = max(known, key=lambda prompt: len(prompt.token_ids))
+def check_room(task: Task, prompts: Sequence[Prompt], longest: int | None) -> None:
+    """Raises UsageError where a prompt leaves no room for the longest completion in `longest` tokens (None: any)."""
+    most = max(prompts, key=lambda prompt: len(prompt.token_ids))
     needed = len(most.token_ids) + task.max_completion_length
     if longest is not None and needed > longest:
         raise UsageError(
             f"{task.name}: the prompt of {most.prompt_id} has {len(most.token_ids)} tokens, and with "
-            f"{task.max_completion_length} of the completion that is {needed}; the model takes {longest}: "
-            f"--max_completion_length {max(0, longest - len(most.token_ids))} at most"
+            f"{task.max_completion_length} of the completion that is {needed}, but the model takes {longest}: "
+            f"a completion may have {max(0, longest - len(most.token_ids))} at most"
         )
-    return known
 
 
-def shared_questions(questions: Questions, training: Sequence[Row]) -> int:
+def reward_faults(questions: Questions, rewards: Sequence[str], args: Any) -> list[str]:
+    """Reward functions that are unknown, cannot be built, or lack a column of the questions."""
+    columns: frozenset[str] = frozenset.intersection(*(frozenset(row) for row in questions.rows))
+    try:
+        check_rewards(rewards, columns, args)
+    except UsageError as error:
+        return [f"{questions.task.name}: {fault}" for fault in error.faults]
+    return []
+
+
+def shared_questions(questions: Questions, training: Iterable[Row]) -> int:
     """How many of the questions are among the training rows: the user's text, but for the instruction."""
     known = {_asked(row, "") for row in training}
     return sum(_asked(row, questions.task.instruction) in known for row in questions.rows)

@@ -17,12 +17,11 @@ from swift_r1.evaluation.engines.base import Engine, Question
 from swift_r1.evaluation.engines.choose import open_engine
 from swift_r1.evaluation.grading import Grader
 from swift_r1.evaluation.progress import EvalProgress
-from swift_r1.evaluation.questions import Questions, load_questions, prompts_of
+from swift_r1.evaluation.questions import Questions, load_questions, prompts_of, reward_faults
 from swift_r1.evaluation.report import report, results_table
 from swift_r1.evaluation.runner import complete, results_of
 from swift_r1.evaluation.store import REPORT, Store, open_settings, say, write_whole
 from swift_r1.plugins import load_plugins
-from swift_r1.rewards.construct import check_rewards
 from swift_r1.rewards.inline import rewards_for
 from swift_r1.training.quiet import quiet_libraries
 from swift_r1.training.run_lock import run_folder_held
@@ -39,7 +38,9 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
     quiet_libraries()
     load_plugins(args.external_plugins)
     sets = [load_questions(task, args.seed) for task in args.tasks()]
-    _check_rewards(args, sets)
+    faults = [fault for one in sets for fault in reward_faults(one, [str(one.task.reward)], args)]
+    if faults:
+        raise UsageError(*faults)
     folder = Path(str(args.output_dir))
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as cleanup:
@@ -108,16 +109,3 @@ def folder_sha256(folder: Path) -> str | None:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             digest.update(f"{path.name} {content}\n".encode())
     return digest.hexdigest()
-
-
-def _check_rewards(args: EvalArguments, sets: Sequence[Questions]) -> None:
-    """Raises UsageError for reward functions that are unknown, cannot be built, or lack a column."""
-    faults: list[str] = []
-    for one in sets:
-        columns: frozenset[str] = frozenset.intersection(*(frozenset(row) for row in one.rows))
-        try:
-            check_rewards([str(one.task.reward)], columns, args)
-        except UsageError as error:
-            faults += [f"{one.task.name}: {fault}" for fault in error.faults]
-    if faults:
-        raise UsageError(*faults)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import PurePath
 from typing import Any
 
@@ -152,6 +152,15 @@ def _object(text: str) -> dict[str, Any]:
     return own
 
 
-def with_limit(task: Task, limit: int | None) -> Task:
-    """The task with `limit` where it has none of its own."""
-    return task if task.limit is not None or limit is None else replace(task, limit=limit)
+def limited(value: str, limit: int | None) -> str:
+    """A value of `read_tasks` with `limit` where it has none of its own; one that cannot be read is left as it is."""
+    if limit is None:
+        return value
+    if value.lstrip().startswith("{"):
+        try:
+            own = json.loads(value)
+        except json.JSONDecodeError:
+            return value
+        has = "limit" in own or re.search(r"#\d+$", str(own.get("dataset")))
+        return value if has else json.dumps(own | {"limit": limit}, ensure_ascii=False)
+    return value if re.search(r"#\d*$", value) else f"{value}#{limit}"

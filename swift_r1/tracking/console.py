@@ -91,12 +91,15 @@ class RunConsole:
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
             if name.endswith("/accuracy"):
-                dataset = name.split("/")[1]
+                prefix = name.removesuffix("accuracy")
+                dataset = prefix.removeprefix("eval/").rstrip("/")
                 self._notes[dataset] = f"held-out accuracy {value:.3f}"
+                own = {key.removeprefix(prefix): item for key, item in metrics.items() if key.startswith(prefix)}
+                n = round(own["completions"] / own["prompts"])
                 self.say(
                     f"step {step}: held-out accuracy {value:.3f} on {dataset}"
-                    f" ({metrics[f'eval/{dataset}/completions']:.0f} completions,"
-                    f" mean reward {metrics[f'eval/{dataset}/reward']:.3f})"
+                    f" (95 %: {own[f'avg@{n}/low']:.3f} to {own[f'avg@{n}/high']:.3f};"
+                    f" {own['completions']:.0f} completions, mean reward {own['reward']:.3f})"
                 )
 
     def show_completions(self, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -252,6 +252,9 @@ class Trainer:
     def evaluates_now(self, complete: bool) -> bool:
         if not self.args.eval_steps or self.parts.stop.reason:
             return False
+        if self.args.eval_unit == "rollout":
+            round_over = self.progress.open_round is None
+            return complete or (round_over and self.progress.rounds % self.args.eval_steps == 0)
         return complete or self.outcome.steps % self.args.eval_steps == 0
 
     def evaluate(self) -> None:
@@ -263,7 +266,6 @@ class Trainer:
         evaluation = parts.evaluator.run(
             parts.turns,
             main,
-            self.args.reward_weights or [],
             self.outcome.steps,
             self.plan.total_steps,
             parts.completions_done,

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from swift_r1.arguments import Plan, RlhfArguments
+from swift_r1.data.types import Prompt
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rollout.protocol import SamplingParams
 from swift_r1.tracking.recorder import Recorder
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batching import Cut
 from swift_r1.training.distributed import Ranks
+from swift_r1.training.eval_sets import Rewards
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.multi_turn import Turns
 from swift_r1.training.optimizer import LearningRate
@@ -26,10 +28,18 @@ from swift_r1.training.watchdog import Watchdog
 
 @dataclass(frozen=True)
 class MainRank:
-    """What only the main rank has: the prompts and the rewards."""
+    """What only the main rank has: the prompts and the rewards.
+
+    Attributes:
+        rewards: the functions of the run and those that only the evaluation needs.
+        open_rewards: those of the run.
+        eval_prompts: held out of the run's data, then those of each of `--eval_datasets`.
+    """
 
     prompts: PromptStream
+    rewards: Rewards
     open_rewards: OpenRewards
+    eval_prompts: list[list[Prompt]]
     monitor: InvalidRewardMonitor
     decode: Callable[[Sequence[int]], str]
 

@@ -20,7 +20,6 @@ from swift_r1.arguments.checks import seconds_of
 from swift_r1.data.loading import load_rows
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.data.sampler import PromptSampler
-from swift_r1.data.types import Prompt
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.inline import rewards_for
@@ -39,6 +38,7 @@ from swift_r1.training.building import (
 )
 from swift_r1.training.checkpoints import set_aside_later
 from swift_r1.training.distributed import join_ranks
+from swift_r1.training.eval_sets import eval_rewards, eval_sets, held_out_prompts, load_eval_prompts
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.loop import Trainer
 from swift_r1.training.model_files import end_tokens, load_tokenizer
@@ -99,14 +99,14 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             set_aside_later(run_dir, saved.step if saved else 0)
             (run_dir / "summary.json").unlink(missing_ok=True)
         tokenizer = load_tokenizer(args.model)
-        main_rank, held_out, sizes = None, [], None
+        main_rank, counts = None, None
         if ranks.is_main:
             # Other data (--resume_force true) begins at its beginning.
             same_data = saved is not None and saved.fingerprint.dataset == start.dataset
             taken = saved.prompts_taken if saved and same_data else 0
-            main_rank, held_out, num_rows = _main_rank(args, run_dir, tokenizer, ranks.world_size, taken, cleanup)
-            sizes = [torch.tensor([num_rows, len(held_out)])]
-        num_rows, num_held_out = ranks.broadcast(sizes)[0].tolist()
+            main_rank, num_rows = _main_rank(args, run_dir, tokenizer, ranks.world_size, taken, cleanup)
+            counts = [torch.tensor([num_rows, *map(len, main_rank.eval_prompts)])]
+        num_rows, *eval_sizes = ranks.broadcast(counts)[0].tolist()
         plan = make_plan(args, ranks.world_size, num_rows)
 
         backend, vocab_size = open_backend(args, ranks)
@@ -127,13 +127,12 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             turns = MultiTurn(rollouts, ranks, stage)
         run_id = _run_id(args, saved)
         evaluator = None
-        if num_held_out:
+        if any(eval_sizes):
+            prompts, rewards = (main_rank.eval_prompts, main_rank.rewards) if main_rank else (None, None)
             evaluator = Evaluator(
-                prompts=held_out,
-                num_prompts=num_held_out,
-                num_generations=args.num_generations_eval,
-                chunk=max(1, args.per_device_eval_batch_size * ranks.world_size // args.num_generations_eval),
-                sampling=sampling.model_copy(update={"temperature": args.eval_temperature}),
+                sets=eval_sets(args, sampling, prompts, eval_sizes, rewards, rollouts.max_model_length),
+                # A server orders its requests itself.
+                batch_size=None if args.use_vllm else args.per_device_eval_batch_size * ranks.world_size,
                 run_id=run_id,
                 seed=args.seed,
             )
@@ -183,28 +182,30 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
 
 def _main_rank(
     args: RlhfArguments, run_dir: Path, tokenizer: Any, world_size: int, taken: int, cleanup: ExitStack
-) -> tuple[MainRank, list[Prompt], int]:
-    """Data after the first `taken` prompts, and rewards; also the held-out prompts and the number of training rows."""
+) -> tuple[MainRank, int]:
+    """Data after the first `taken` prompts, and rewards; also the number of training rows."""
     load_plugins(args.external_plugins)
     data = load_rows(args)
     encoder = PromptEncoder(tokenizer, args.system, args.max_length)
     rows = encoder.fitting(data.train)
-    held_out = [prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))]
+    eval_prompts = [held_out_prompts(data.eval, encoder), *load_eval_prompts(args, tokenizer, data.train)]
     plan = make_plan(args, world_size, len(rows))
     sampler = PromptSampler(len(rows), plan.prompts_per_round, args.dataset_shuffle, args.data_seed)
     sampler.load_state_dict(sampler.state_dict() | {"drawn": taken})
     prompts = PromptStream(rows, encoder, sampler, args.dataloader_num_workers)
-    pool = cleanup.enter_context(rewards_for(args, args.reward_funcs, args.external_plugins))
+    pool = cleanup.enter_context(rewards_for(args, [*args.reward_funcs, *eval_rewards(args)], args.external_plugins))
     pool.wait_ready()
     invalid = cleanup.enter_context(JsonLines(run_dir / "invalid_rewards.jsonl"))
     monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio, invalid.write)
     main_rank = MainRank(
         prompts=prompts,
-        open_rewards=pool.open,
+        rewards=pool,
+        open_rewards=lambda state: pool.open(state, args.reward_funcs),
+        eval_prompts=eval_prompts,
         monitor=monitor,
         decode=lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
     )
-    return main_rank, held_out, len(rows)
+    return main_rank, len(rows)
 
 
 def _run_id(args: RlhfArguments, saved: RunState | None) -> str:

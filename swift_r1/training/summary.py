@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 
@@ -12,7 +12,8 @@ from typing import Any
 class Outcome:
     """`seconds` are those of the whole loop, evaluations included; `eval_before` and `eval_after` are accuracies
     from 0 to 1 (of several data sets, their mean), None where there was no such evaluation. `best_step` is that of the
-    best checkpoint by `--metric_for_best_model`, `best_metric` its value."""
+    best checkpoint by `--metric_for_best_model`, `best_metric` its value. `last_evaluation` has all figures of the last
+    one."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -23,6 +24,7 @@ class Outcome:
     best_step: int | None = None
     best_metric: float | None = None
     exit_code: int = 0
+    last_evaluation: dict[str, float] = field(default_factory=dict)
 
     def saw_reward(self, reward: float) -> None:
         if not math.isnan(reward):
@@ -32,6 +34,7 @@ class Outcome:
     def saw_evaluation(self, metrics: Mapping[str, float]) -> None:
         values = [value for name, value in metrics.items() if name.endswith("/accuracy")]
         accuracy = sum(values) / len(values)
+        self.last_evaluation = {name: value for name, value in metrics.items() if not math.isnan(value)}
         if self.steps == 0:
             self.eval_before = accuracy
         else:

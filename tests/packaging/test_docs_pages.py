@@ -13,14 +13,16 @@ import pytest
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments
 from swift_r1.arguments.check import CheckArguments
+from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import spellings
 from swift_r1.plugins.import_names import IMPORT_NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
 PLUGINS = (ROOT / "docs" / "plugins.md").read_text()
 MIGRATING = (ROOT / "docs" / "migrating.md").read_text()
+EVALUATION = (ROOT / "docs" / "evaluation.md").read_text()
 CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text()
-KNOWN = {name for cls in (RlhfArguments, RolloutArguments, CheckArguments) for name in spellings(cls)}
+KNOWN = {name for cls in (RlhfArguments, RolloutArguments, CheckArguments, EvalArguments) for name in spellings(cls)}
 
 
 def test_the_plugins_on_the_page_pass_the_check(tmp_path: Path) -> None:
@@ -74,7 +76,7 @@ def test_every_flag_on_our_side_of_the_tables_exists() -> None:
     assert unknown == set()
 
 
-@pytest.mark.parametrize("page", [PLUGINS, CHECKPOINTS])
+@pytest.mark.parametrize("page", [PLUGINS, CHECKPOINTS, EVALUATION])
 def test_every_flag_on_the_page_exists(page: str) -> None:
     flags = set(re.findall(r"--([a-z_]+[a-z])(?![\w*])", page))
     assert flags and flags <= KNOWN, flags - KNOWN

@@ -11,12 +11,12 @@ import httpx
 
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.server import LOOPBACK
-from swift_r1.errors import ServerUnreachable, UsageError
+from swift_r1.errors import ServerUnreachable, SwiftError, UsageError
 from swift_r1.evaluation.engines.base import Engine
 from swift_r1.evaluation.engines.endpoint import EndpointEngine
 from swift_r1.evaluation.engines.local import LocalEngine
 from swift_r1.evaluation.engines.server import OwnServerEngine, ServerEngine, vllm_version
-from swift_r1.rollout.client import RolloutClient, ServerRefused
+from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.protocol import ServerInfo
 
 _LOOK_S = 10.0
@@ -74,17 +74,15 @@ def _rollout_server(args: EvalArguments) -> ServerEngine | None:
         UsageError: one was asked for (`--endpoint rollouts`), or its tokenizer cannot be had.
         ServerUnreachable: it is not ready in time.
     """
-    ours = args.endpoint == "rollouts" or _is_ours(args)
-    if not ours:
+    if not _is_ours(args):
+        if args.endpoint == "rollouts":
+            raise UsageError(f"--endpoint rollouts: there is no `swift rollout` server at {args.base_url}")
         return None
     client = RolloutClient(args.base_url, args.api_key)
     try:
         info = client.wait_until_ready(args.vllm_server_timeout)
         return ServerEngine(client, info, _tokenizer(args, info), args.vllm_server_timeout, args.seed, args.stop_words)
-    except ServerRefused as error:
-        client.close()
-        raise UsageError(f"--endpoint rollouts: {error}") from error
-    except (UsageError, ServerUnreachable):
+    except SwiftError:
         client.close()
         raise
 

@@ -1,0 +1,187 @@
+"""`swift eval` end to end: what it writes, that it goes on after a kill, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift_r1.arguments.evaluation import EvalArguments
+from swift_r1.arguments.parser import parse_arguments
+from swift_r1.errors import RunFailed, UsageError
+from swift_r1.evaluation.engines.local import LocalEngine
+from swift_r1.rewards.graders import grade_gsm8k
+
+from .conftest import eval_words, rows_of
+
+Evaluate = Callable[..., Path]
+
+
+def test_every_completion_is_there_and_the_report_is_theirs(
+    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = swift_eval(tiny_model, benchmarks=[f"gsm8k={gsm8k_file}"], n=4)
+    rows = rows_of(folder)
+    assert [(row["prompt_id"], row["index"]) for row in rows] == [
+        (f"gsm8k:{question}", index) for question in range(12) for index in range(4)
+    ]
+    for row in rows:
+        assert row["reward"] == grade_gsm8k(row["completion"], row["columns"]["solution"]).score
+        assert row["right"] == (row["reward"] == 1.0) and row["prompt"].endswith("assistant\n")
+        assert (row["finish_reason"] == "length") == (row["tokens"] == 8) or row["finish_reason"] == "stop"
+    report = json.loads((folder / "report.json").read_text())
+    own = report["benchmarks"]["gsm8k"]
+    assert own["metrics"]["avg@4"]["value"] == pytest.approx(sum(row["right"] for row in rows) / 48)
+    by_question = [any(row["right"] for row in rows[start : start + 4]) for start in range(0, 48, 4)]
+    assert own["metrics"]["pass@4"]["value"] == pytest.approx(sum(by_question) / 12)
+    assert own["mean_length"] == pytest.approx(sum(row["tokens"] for row in rows) / 48)
+    assert own["truncated"] == pytest.approx(sum(row["finish_reason"] == "length" for row in rows) / 48)
+    assert {"avg@4", "pass@1", "pass@2", "pass@4", "maj@4"} == set(own["metrics"])
+    settings = report["settings"]
+    assert len(settings["model_sha256"]) == len(settings["tasks"]["gsm8k"]["sha256"]) == 64
+    assert "gsm8k" in (printed := capsys.readouterr().out) and "avg@4" in printed
+
+
+def test_a_finished_evaluation_is_shown_again_without_a_model(
+    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}#3"]}
+    first = (swift_eval(tiny_model, **flags) / "report.json").read_text()
+    monkeypatch.setattr(LocalEngine, "start", lambda self: pytest.fail("the model was loaded"))
+    assert (swift_eval(tiny_model, **flags) / "report.json").read_text() == first
+
+
+@pytest.mark.parametrize("end", ['{"benchmark": "gsm', '{"benchmark": "gsm8k", "prompt_id": "gsm8k:5", "ind', ""])
+def test_what_a_kill_cut_off_is_asked_again(
+    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path, end: str
+) -> None:
+    whole = swift_eval(tiny_model, benchmarks=[f"gsm8k={gsm8k_file}"], output_dir=tmp_path / "whole")
+    cut = swift_eval(tiny_model, benchmarks=[f"gsm8k={gsm8k_file}"], output_dir=tmp_path / "cut")
+    path = cut / "completions.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:9]) + end)  # four questions, and half of the fifth
+    swift_eval(tiny_model, benchmarks=[f"gsm8k={gsm8k_file}"], output_dir=cut)
+    assert rows_of(cut) == rows_of(whole)
+
+
+def test_killed_at_any_moment_it_goes_on(
+    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path
+) -> None:
+    flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}"], "n": 4, "per_device_eval_batch_size": 4}
+    flags |= {"max_completion_length": 200, "output_dir": tmp_path / "killed"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "swift_r1", "eval", *eval_words(tiny_model, **flags)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    path = tmp_path / "killed" / "completions.jsonl"
+    end = time.monotonic() + 120
+    while time.monotonic() < end and process.poll() is None and not (path.is_file() and path.stat().st_size):
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait(10)
+    assert path.stat().st_size, process.stderr.read() if process.stderr else ""
+    swift_eval(tiny_model, **flags)
+    whole = swift_eval(tiny_model, **flags | {"output_dir": tmp_path / "whole"})
+    assert rows_of(tmp_path / "killed") == rows_of(whole)
+
+
+def test_other_settings_in_the_same_folder_are_refused(
+    swift_eval: Evaluate, tiny_model: Path, tiny_model_untied: Path, gsm8k_file: Path
+) -> None:
+    flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}#2"]}
+    swift_eval(tiny_model, **flags)
+    for change, said in [
+        ({"temperature": 0.5}, "tasks.gsm8k.temperature: 1.0 became 0.5"),
+        ({"seed": 1}, "seed: 42 became 1"),
+        ({"benchmarks": [f"gsm8k={gsm8k_file}#3"]}, "tasks.gsm8k.limit: 2 became 3"),
+    ]:
+        with pytest.raises(UsageError, match="other settings") as error:
+            swift_eval(tiny_model, **flags | change)
+        assert said in error.value.faults
+    with pytest.raises(UsageError, match="model_sha256"):
+        swift_eval(tiny_model_untied, **flags)
+    gsm8k_file.write_text(gsm8k_file.read_text().replace('"2"', '"3"'))
+    with pytest.raises(UsageError, match=r"tasks\.gsm8k\.sha256"):
+        swift_eval(tiny_model, **flags)
+    swift_eval(tiny_model, **flags | {"output_dir": gsm8k_file.parent / "other"})
+
+
+def test_a_question_that_cannot_be_asked_is_no_question_less(
+    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path
+) -> None:
+    with gsm8k_file.open("a") as file:
+        file.write('{"question": "no answer"}\n')
+    with pytest.raises(UsageError, match="1 of 13 rows cannot be used"):
+        swift_eval(tiny_model, benchmarks=[f"gsm8k={gsm8k_file}"])
+    with pytest.raises(UsageError, match="the model takes 1024: a completion may have 9"):
+        swift_eval(tiny_model, benchmarks=[f"gsm8k={gsm8k_file}#12"], max_completion_length=1024)
+
+
+def test_a_reward_that_cannot_judge_ends_it(
+    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path
+) -> None:
+    plugin = tmp_path / "judge.py"
+    plugin.write_text(
+        "from swift.rewards import ORM, orms\n"
+        "class Judge(ORM):\n"
+        "    def __call__(self, completions, solution, **kwargs):\n"
+        "        return [float('nan') if s == '7' else 1.0 for s in solution]\n"
+        "orms['a_judge'] = Judge\n"
+    )
+    task = json.dumps({"name": "mine", "dataset": f"gsm8k={gsm8k_file}", "reward": "a_judge"})
+    with pytest.raises(RunFailed, match=r"mine: the reward a_judge cannot judge 2 of .* the first of mine:6"):
+        swift_eval(tiny_model, benchmarks=[task], external_plugins=[plugin])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--benchmarks", "gsm8k"], "--model is missing"),
+        (["--model", "m"], "--benchmarks is missing"),
+        (["--model", "m", "--benchmarks", "sums.jsonl"], "say who judges it: --reward_func math"),
+        (["--model", "m", "--benchmarks", "gsm9k=a.jsonl"], "gsm9k is no benchmark; known are gsm8k"),
+        (["--model", "m", "--benchmarks", "gsm8k#x"], "after # comes the number of rows"),
+        (["--model", "m", "--benchmarks", "gsm8k", "gsm8k#3"], "has two of the name gsm8k"),
+        (["--model", "m", "--benchmarks", '{"dataset": "gsm8k", "limt": 3}'], "there is no limt here; known are"),
+        (["--model", "m", "--benchmarks", '{"dataset": "gsm8k", "limit": 0}'], "limit must be at least 1, not 0"),
+        (["--model", "m", "--benchmarks", '{"dataset": "gsm8k", "top_p": 2}'], "top_p must be above 0"),
+        (["--model", "m", "--benchmarks", '{"dataset": "gsm8k"'], "no JSON object"),
+        (
+            ["--model", "m", "--benchmarks", "gsm8k", "--api_key", "k"],
+            "--api_key has no effect with --infer_backend vllm",
+        ),
+        (["--model", "http://h", "--benchmarks", "gsm8k", "--torch_dtype", "float32"], "no effect with the URL of"),
+        (["--compare", "a"], "--compare wants two folders, not 1"),
+        (["--compare", "a", "b", "--model", "m"], "leave out --model"),
+    ],
+)
+def test_bad_commands(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError) as error:
+        parse_arguments(EvalArguments, words, {})
+    assert any(said in fault for fault in error.value.faults), error.value.faults
+
+
+def test_each_benchmark_has_its_own_form() -> None:
+    own = {"dataset": "math500", "name": "tagged", "reward": "math_tag", "num_generations": 4, "system": "Think."}
+    args = parse_arguments(
+        EvalArguments,
+        ["--model", "m", "--n", "2", "--eval_limit", "50", "--benchmarks", "gsm8k", "aime24#7", json.dumps(own)],
+        {},
+    )
+    gsm8k, aime24, tagged = args.tasks()
+    assert (gsm8k.reward, gsm8k.limit, gsm8k.num_generations) == ("gsm8k", 50, 2)
+    assert (aime24.reward, aime24.limit, "boxed" in aime24.instruction) == ("math", 7, True)
+    assert (tagged.name, tagged.reward, tagged.num_generations, tagged.system) == ("tagged", "math_tag", 4, "Think.")
+    # Who says how to answer in a system message needs no instruction of the benchmark.
+    words = ["--model", "m", "--benchmarks", "gsm8k", "--system", "Answer in tags."]
+    assert parse_arguments(EvalArguments, words, {}).tasks()[0].instruction == ""
