@@ -95,11 +95,11 @@ class RunConsole:
                 dataset = prefix.removeprefix("eval/").rstrip("/")
                 self._notes[dataset] = f"held-out accuracy {value:.3f}"
                 own = {key.removeprefix(prefix): item for key, item in metrics.items() if key.startswith(prefix)}
-                n = round(own["completions"] / own["prompts"])
+                bounds = [own[key] for key in sorted(own) if key.startswith("avg@") and key.endswith(("/high", "/low"))]
+                interval = f"95 %: {bounds[1]:.3f} to {bounds[0]:.3f}; " if bounds else ""
                 self.say(
                     f"step {step}: held-out accuracy {value:.3f} on {dataset}"
-                    f" (95 %: {own[f'avg@{n}/low']:.3f} to {own[f'avg@{n}/high']:.3f};"
-                    f" {own['completions']:.0f} completions, mean reward {own['reward']:.3f})"
+                    f" ({interval}{own['completions']:.0f} completions, mean reward {own['reward']:.3f})"
                 )
 
     def show_completions(self, rows: Sequence[Mapping[str, Any]]) -> None:
