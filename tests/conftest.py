@@ -77,6 +77,12 @@ def save_tiny_model(folder: Path, kind: str = "llama", tied: bool = True, seed: 
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_data_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Prepared rows of the tests, and of the processes that they start, are kept apart from the user's."""
+    os.environ["SWIFT_R1_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a random Llama with tied embeddings (the case in which an output head can go stale)."""

@@ -271,6 +271,38 @@ def process_faults(args: RlhfArguments, given: frozenset[str], world: World) -> 
         yield Fault(f"--deepspeed must be one of {', '.join(DEEPSPEED_NAMES)}, a .json file or JSON, not {text!r}")
 
 
+def data_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
+    """Data flags that go together, or that nothing would read."""
+    if args.streaming:
+        if args.max_steps <= 0:
+            yield Fault("--streaming true needs --max_steps: how long streamed data is, is not known", ("max_steps",))
+        if args.split_dataset_ratio:
+            yield Fault("--streaming true cannot split rows off: give --val_dataset", ("split_dataset_ratio",))
+        for name in ("dataset_num_proc", "load_from_cache_file"):
+            if name in given:
+                yield Fault(f"--{name} has no effect with --streaming true: rows are prepared as they come", (name,))
+    elif "shuffle_buffer_size" in given:
+        yield Fault("--shuffle_buffer_size has no effect without --streaming true", ("shuffle_buffer_size",))
+    if args.streaming and "shuffle_buffer_size" in given and not args.dataset_shuffle:
+        yield Fault("--shuffle_buffer_size has no effect with --dataset_shuffle false", ("shuffle_buffer_size",))
+    if args.prompt_template is not None:
+        from swift_r1.data.prompt_templates import TEMPLATES, prompt_template
+
+        if args.prompt_template in TEMPLATES and args.enable_thinking is not None:
+            yield Fault(
+                f"--enable_thinking has no effect with --prompt_template {args.prompt_template}", ("enable_thinking",)
+            )
+        try:
+            prompt_template(args.prompt_template)
+        except UsageError as error:
+            yield Fault(str(error), ("prompt_template",))
+    if args.truncation_strategy != "delete" and args.max_length is None:
+        yield Fault(
+            f"--truncation_strategy {args.truncation_strategy} has no effect without --max_length",
+            ("truncation_strategy",),
+        )
+
+
 def best_checkpoint_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
     """The metric that checkpoints are compared by must be there at every save."""
     name = args.metric_for_best_model

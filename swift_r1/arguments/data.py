@@ -13,13 +13,40 @@ class DataArguments:
     """Data."""
 
     dataset: list[str] = flag(
-        [], "registered names or files (jsonl, json, csv, parquet); name#1000 samples 1000 rows", required=True
+        [],
+        "registered names, hub ids (hf:: or ms:: in front), files (jsonl, json, csv, parquet, txt) or folders, as "
+        "id[:subset/...|all][#N]; #N takes N rows",
+        required=True,
     )
     val_dataset: list[str] = flag([], "held-out prompts for --eval_steps, written like --dataset")
     split_dataset_ratio: float = flag(0.0, "share of --dataset held out for evaluation", at_least=0, at_most=0.9)
-    dataset_shuffle: bool = flag(True, "shuffle the prompts anew each epoch")
-    data_seed: int | None = flag(None, "seed of sampling and order of the data (default: --seed)")
+    use_hf: bool | None = flag(None, "hub ids without a prefix are Hugging Face's (default: USE_HF, else ModelScope's)")
+    custom_dataset_info: list[str] = flag([], "JSON files that register datasets, in ms-swift's form")
     columns: dict[str, Any] = flag({}, 'rename dataset columns: \'{"question": "query"}\'')
+    strict: bool = flag(False, "a row that cannot be read or preprocessed stops the run instead of being left out")
+    dataset_num_proc: int = flag(1, "processes that preprocess rows", at_least=1)
+    load_from_cache_file: bool = flag(
+        True, "take rows that were preprocessed before, by the same code from the same data", ms_swift="false"
+    )
+    streaming: bool = flag(False, "preprocess rows while training; needs --max_steps")
+    shuffle_buffer_size: int = flag(1000, "rows among which --streaming shuffles", at_least=1)
+    dataset_shuffle: bool = flag(True, "shuffle the prompts anew each epoch, and take the rows of #N by chance")
+    data_seed: int | None = flag(
+        None, "seed of sampling and order of the data (default: --seed)", ms_swift="42 whatever --seed is"
+    )
     system: str | None = flag(None, "system message put before every prompt that has none")
-    max_length: int | None = flag(None, "longest prompt in tokens; longer ones are left out and counted", at_least=1)
+    prompt_template: str | None = flag(
+        None, "r1, qwen_math, no, or a Jinja file, in place of the tokenizer's chat template"
+    )
+    response_prefix: str = flag(
+        "", "what the model's turn begins with, '<think>': in its prompt, and in the text that rewards see"
+    )
+    enable_thinking: bool | None = flag(None, "handed to the chat template (default: as it likes)")
+    max_length: int | None = flag(None, "longest prompt in tokens; see --truncation_strategy", at_least=1)
+    truncation_strategy: str = flag(
+        "delete",
+        "prompts over --max_length: delete leaves them out and counts them, left keeps their last tokens",
+        choices=("delete", "left"),
+        ms_swift="left",
+    )
     dataloader_num_workers: int = flag(0, "processes that render and tokenise prompts ahead", at_least=0)

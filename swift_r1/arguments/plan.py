@@ -18,7 +18,7 @@ class Plan:
 
     Attributes:
         world_size: processes that train.
-        dataset_size: prompts in the training data.
+        dataset_size: prompts in the training data; None where they are streamed.
         prompts_per_round, completions_per_round: over all processes; completions = prompts x num_generations.
         micro_batches_per_round: `--per_device_train_batch_size` completions each, of one process, for one pass over the
             round. How many go through the model at once depends on their lengths, see `training.micro_batches`.
@@ -26,7 +26,7 @@ class Plan:
         optimizer_steps_per_round: micro-batches / accumulation x num_iterations.
         rounds: rounds started; the last may be cut short by `--max_steps`.
         total_steps, warmup_steps: optimizer steps.
-        epochs: passes over the prompts this comes to.
+        epochs: passes over the prompts this comes to; None where they are streamed.
         max_tokens_per_round: upper bound of completion tokens in a round.
         max_tokens_per_micro_batch: upper bound of prompt and completion tokens in one forward pass, None
             where `--max_length` does not bound the prompt.
@@ -34,7 +34,7 @@ class Plan:
     """
 
     world_size: int
-    dataset_size: int
+    dataset_size: int | None
     prompts_per_round: int
     completions_per_round: int
     num_generations: int
@@ -44,24 +44,24 @@ class Plan:
     rounds: int
     total_steps: int
     warmup_steps: int
-    epochs: float
+    epochs: float | None
     max_tokens_per_round: int
     max_tokens_per_micro_batch: int | None
     rollouts_from: str
 
 
-def make_plan(args: RlhfArguments, world_size: int, dataset_size: int) -> Plan:
+def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) -> Plan:
     """The plan of resolved arguments.
 
     Args:
         args: as `parse_arguments` returns them.
         world_size: processes that train.
-        dataset_size: prompts in the training data, at least 1.
+        dataset_size: prompts in the training data, at least 1; None where they are streamed (`--max_steps` is set).
 
     Raises:
         ValueError: the dataset is empty, or a round does not divide into whole groups.
     """
-    if dataset_size < 1:
+    if dataset_size is not None and dataset_size < 1:
         raise ValueError("the dataset is empty")
     micro_batches = args.steps_per_generation or args.gradient_accumulation_steps
     completions = args.per_device_train_batch_size * world_size * micro_batches
@@ -74,6 +74,7 @@ def make_plan(args: RlhfArguments, world_size: int, dataset_size: int) -> Plan:
         total_steps = args.max_steps
         rounds = math.ceil(total_steps / steps_per_round)
     else:
+        assert dataset_size is not None  # --streaming needs --max_steps
         rounds = max(1, math.ceil(dataset_size * args.num_train_epochs / prompts))
         total_steps = rounds * steps_per_round
     return Plan(
@@ -88,7 +89,7 @@ def make_plan(args: RlhfArguments, world_size: int, dataset_size: int) -> Plan:
         rounds=rounds,
         total_steps=total_steps,
         warmup_steps=warmup_steps(args, total_steps),
-        epochs=rounds * prompts / dataset_size,
+        epochs=None if dataset_size is None else rounds * prompts / dataset_size,
         max_tokens_per_round=completions * args.max_completion_length,
         max_tokens_per_micro_batch=args.max_tokens_per_micro_batch
         or (
@@ -124,11 +125,12 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     table.add_column(style="bold")
     table.add_column()
     micro = f"{args.per_device_train_batch_size} completions x {plan.world_size} processes"
+    size = "streamed" if plan.epochs is None else f"{plan.dataset_size:,} prompts, {plan.epochs:.3g} epochs"
     rows = {
         "model": f"{args.model} ({args.torch_dtype or 'dtype of its config'}), {args.train_type} training",
         "rollouts": plan.rollouts_from,
         "rewards": ", ".join(f"{n} x {w:g}" for n, w in zip(args.reward_funcs, args.reward_weights or [], strict=True)),
-        "data": f"{', '.join(args.dataset)}: {plan.dataset_size:,} prompts, {plan.epochs:.3g} epochs",
+        "data": f"{', '.join(args.dataset)}: {size}",
         "processes": f"{plan.world_size} ({args.deepspeed or 'plain torch'})",
         "a round": f"{plan.prompts_per_round} prompts x {plan.num_generations} completions"
         f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens"

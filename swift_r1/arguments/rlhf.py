@@ -56,6 +56,7 @@ class RlhfArguments(
         yield from checks.schedule_faults(self, given)
         yield from checks.process_faults(self, given, world)
         yield from checks.evaluation_faults(self, given)
+        yield from checks.data_faults(self, given)
         yield from checks.best_checkpoint_faults(self, given)
         yield from checks.output_faults(self, given)
         yield from checks.ending_faults(self, given)

@@ -12,10 +12,11 @@ from swift_r1.arguments.check import CheckArguments
 from swift_r1.checking.rewards import RewardReport, check_rewards
 from swift_r1.cli.model_folder import is_local
 from swift_r1.cli.preflight import column_faults, reward_name_faults, scheduler_name_faults
-from swift_r1.data.loading import LoadedData, columns_of
-from swift_r1.data.prompts import PromptEncoder
+from swift_r1.data.dataset_info import register_dataset_info
+from swift_r1.data.loading import LoadedData, columns_of, sources_of
+from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.rows import Drops, Row, preprocessed
-from swift_r1.data.sources import Source, describe, open_sources
+from swift_r1.data.sources import Source, describe
 from swift_r1.errors import UsageError
 from swift_r1.plugins import LoadedPlugin, load_plugins
 
@@ -91,11 +92,15 @@ def run_checks(args: CheckArguments) -> CheckReport:
     report = CheckReport()
     try:
         report.plugins = load_plugins(args.external_plugins)
+        register_dataset_info(args.custom_dataset_info)
         names = args.reward_funcs or [name for plugin in report.plugins for name in plugin.orms]
         args = replace(args, reward_funcs=names, reward_weights=args.reward_weights or [1.0] * len(names))
         report.faults += [*reward_name_faults(args), *scheduler_name_faults(args)]
-        encoder = PromptEncoder(_tokenizer(args.model), args.system, args.max_length) if args.model else None
-        rows = [row for source in open_sources(args.dataset) for row in _rows(args, source, encoder, report)]
+        encoder = None
+        if args.model:
+            wording = Wording.of(args)
+            encoder = PromptEncoder(_tokenizer(args.model), None, args.max_length, wording, args.truncation_strategy)
+        rows = [row for source in sources_of(args, args.dataset) for row in _rows(args, source, encoder, report)]
         rows = rows if args.dataset else [_MADE_UP_ROW]
         if rows and names:
             report.faults += column_faults(args, columns_of(LoadedData(rows, [])))

@@ -17,23 +17,24 @@ from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
 
 if TYPE_CHECKING:
-    from swift_r1.data.rows import Row
+    from swift_r1.data.loading import LoadedData
 
 
-def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) -> list[Row]:
+def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) -> LoadedData:
     """Loads plugins and data, and checks names, columns, model, DeepSpeed file and output folder.
 
     Returns:
-        the training rows.
+        the rows, prepared for the trainer.
 
     Raises:
         UsageError: every fault that could be found, one a line. Faults of plugins come alone: names depend on them.
     """
     from swift_r1.checking.quick import quick_faults
-    from swift_r1.data.loading import LoadedData, columns_of, load_rows
-    from swift_r1.data.sources import open_sources
+    from swift_r1.data.dataset_info import register_dataset_info
+    from swift_r1.data.loading import columns_of, load_rows, sources_of
 
     load_plugins(args.external_plugins)
+    register_dataset_info(args.custom_dataset_info)
     faults = [
         *reward_name_faults(args),
         *scheduler_name_faults(args),
@@ -42,8 +43,8 @@ def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) 
     ]
     data: LoadedData | None = None
     try:
-        open_sources([*args.dataset, *args.val_dataset])
-        data = load_rows(args)
+        sources_of(args, [*args.dataset, *args.val_dataset])
+        data = load_rows(args, keep=True)
     except UsageError as error:
         faults += error.faults
     if data is not None:
@@ -54,7 +55,7 @@ def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) 
     faults += model_faults(args.model, environ)
     if faults or data is None:
         raise UsageError(*faults)
-    return data.train
+    return data
 
 
 def reward_name_faults(args: RlhfArguments) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.cli.run_folder import holds_run, newest_version
+from swift_r1.data.view import Rows
 from swift_r1.errors import UsageError
 
 LAST = "last"
@@ -24,7 +25,8 @@ _FREE = """
     per_device_eval_batch_size api_key vllm_server_host vllm_server_port
     vllm_server_base_url vllm_server_timeout weight_transport weight_check_steps ddp_timeout
     max_runtime max_skipped_steps step_timeout
-    dataloader_num_workers dataset_num_proc reward_num_workers reward_timeout reward_memory_limit multi_turn_timeout
+    dataloader_num_workers dataset_num_proc load_from_cache_file strict
+    reward_num_workers reward_timeout reward_memory_limit multi_turn_timeout
 """
 FREE_FLAGS = frozenset(_FREE.split())
 """Flags that a resumed run may have otherwise: what they change is not what is learned."""
@@ -113,6 +115,8 @@ def changed_flags(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 
 def dataset_hash(rows: Sequence[Mapping[str, Any]]) -> str:
     """Of training rows in their order: 128 bits as hexadecimal digits."""
+    if isinstance(rows, Rows):
+        return rows.digest()
     digest = hashlib.blake2b(digest_size=16)
     for row in rows:
         digest.update(json.dumps(row, sort_keys=True, default=str).encode())

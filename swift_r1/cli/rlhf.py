@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -42,15 +43,16 @@ def run(words: Sequence[str]) -> int:
         return EXIT_OK
     args = parse_arguments(RlhfArguments, words)
     world, _ = World.from_environment(os.environ)
-    rows = check_inputs(args, world, os.environ)
-    data = dataset_hash(rows)
+    logging.getLogger("swift_r1.data").setLevel(logging.INFO)
+    data = check_inputs(args, world, os.environ)
+    data_hash = dataset_hash(data.train)
     resume = find_checkpoint(args)
     if resume.checkpoint is not None:
-        check_same_run(args, world, data, resume.checkpoint)
+        check_same_run(args, world, data_hash, resume.checkpoint)
     if args.use_vllm and world.node_rank == 0:
         wait_for_server(args)
     folder = resume.run_dir or make_run_folder(args, world)
-    args_json = write_args(folder, args, world, words, data, resume.checkpoint)
+    args_json = write_args(folder, args, world, words, data_hash, resume.checkpoint, data.prepared)
     additions = trainer_environment(
         os.environ,
         world,
@@ -62,7 +64,7 @@ def run(words: Sequence[str]) -> int:
     if line := additions.line():
         print(line, file=sys.stderr)
     if world.node_rank == 0:
-        _print_plan(args, world, len(rows), str(folder))
+        _print_plan(args, world, None if args.streaming else len(data.train), str(folder))
     environ = additions.applied_to(os.environ)
     if args.api_key:
         environ[API_KEY_VARIABLE] = args.api_key
@@ -82,7 +84,7 @@ def wait_for_server(args: RlhfArguments) -> None:
         client.wait_until_ready(args.vllm_server_timeout, report=_stderr)
 
 
-def _print_plan(args: RlhfArguments, world: World, dataset_size: int, folder: str) -> None:
+def _print_plan(args: RlhfArguments, world: World, dataset_size: int | None, folder: str) -> None:
     from rich.console import Console
 
     console = Console(soft_wrap=False)

@@ -81,9 +81,10 @@ def write_args(
     words: Sequence[str],
     dataset: str,
     checkpoint: Path | None = None,
+    prepared: Mapping[str, str] | None = None,
 ) -> Path:
     """Writes args.json: every resolved flag, the command line, package versions, the processes, a hash of the training
-    data, and the checkpoint that the run goes on from.
+    data, where its rows lie prepared, and the checkpoint that the run goes on from.
 
     Secrets are left out. Nodes other than the first write `args-node<k>.json` beside it.
     """
@@ -95,6 +96,7 @@ def write_args(
         "versions": package_versions(),
         "world_size": world.size,
         "dataset_hash": dataset,
+        "prepared_data": dict(prepared or {}),
         "resumed_from": str(checkpoint) if checkpoint else None,
         "started": time.time(),
     }

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from swift_r1.data.syntax import FILE_SUFFIXES
 from swift_r1.errors import UsageError
+
+MAX_LINE = 32 << 20  # bytes; a longer line is a damaged file, and would fill the memory
+_COMPRESSED = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+}
+_OTHER_UNICODE = (b"\xff\xfe", b"\xfe\xff")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,43 +36,143 @@ class RawRow:
     subset: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A part of a file of lines: bytes `start` to `end` (None: to its end), beginning with line `line` and the row of
+    number `index`."""
+
+    path: str
+    start: int = 0
+    end: int | None = None
+    line: int = 1
+    index: int = 0
+
+
 def read_file(path: str | Path) -> Iterator[RawRow]:
-    """The rows of a jsonl, json, csv or parquet file, in order.
+    """The rows of a jsonl, json, csv, parquet or txt file, in order.
 
     Raises:
-        UsageError: the file is missing, not readable as what its name says, or of another kind.
+        UsageError: the file is missing, not readable as what its name says, compressed, or of another kind.
     """
     path = Path(path)
-    if not path.is_file():
-        raise UsageError(f"data file not found: {path}")
-    readers = dict(zip(FILE_SUFFIXES, (_read_jsonl, _read_json, _read_csv, _read_parquet), strict=True))
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise UsageError(f"{path}: cannot read {path.suffix or 'this'} files, only {', '.join(FILE_SUFFIXES)}")
+    check_file(path)
+    readers = dict(zip(FILE_SUFFIXES, (_read_jsonl, _read_json, _read_csv, _read_parquet, _read_txt), strict=True))
     try:
-        yield from reader(path)
+        yield from readers[path.suffix.lower()](path)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or _one_line(error)}") from error
+
+
+def check_file(path: Path) -> None:
+    """Looks at the name and the first bytes.
+
+    Raises:
+        UsageError: as `read_file`, as far as these show it.
+    """
+    if not path.exists():
+        raise UsageError(f"data file not found: {path}")
+    if not path.is_file():
+        raise UsageError(f"{path} is no file")
+    suffix = path.suffix.lower()
+    try:
+        with path.open("rb") as file:
+            head = file.read(8)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    kind = next((kind for magic, kind in _COMPRESSED.items() if head.startswith(magic)), None)
+    if kind is not None:
+        raise UsageError(f"{path}: is compressed ({kind}): unpack it first")
+    if suffix not in FILE_SUFFIXES:
+        raise UsageError(f"{path}: cannot read {suffix or 'this'} files, only {', '.join(FILE_SUFFIXES)}")
+    if suffix != ".parquet" and head.startswith(_OTHER_UNICODE):
+        raise UsageError(f"{path}:1: is UTF-16 or UTF-32 text: convert it to UTF-8")
+
+
+def line_spans(path: str, rows: int) -> Iterator[Span]:
+    """A file of lines in parts of so many rows, for several processes to read. Lines without text are no rows."""
+    start, first_line, first_index, count = 0, 1, 0, 0
+    with open(path, "rb") as file:
+        number = 0
+        for number, (line, end) in enumerate(_lines(file, 0, None), start=1):
+            count += line is None or bool(line.strip())
+            if count == rows:
+                yield Span(path, start, end, first_line, first_index)
+                start, first_line, first_index, count = end, number + 1, first_index + rows, 0
+        if count:
+            yield Span(path, start, None, first_line, first_index)
+
+
+def read_span(span: Span) -> Iterator[RawRow]:
+    """The rows of a part of a jsonl or txt file."""
+    as_row = _text_row if span.path.lower().endswith(".txt") else _json_row
+    index = span.index
+    with open(span.path, "rb") as file:
+        for number, (line, _end) in enumerate(_lines(file, span.start, span.end), start=span.line):
+            where = f"{span.path}:{number}"
+            if line is None:
+                yield RawRow(index, where, {}, f"the line is longer than {MAX_LINE >> 20} MiB")
+            elif line.strip():
+                yield as_row(index, where, line.rstrip())
+            else:
+                continue
+            index += 1
+
+
+def _lines(file: BinaryIO, start: int, end: int | None) -> Iterator[tuple[bytes | None, int]]:
+    """Lines and where they end; None for one that is too long."""
+    place = start
+    file.seek(start)
+    while end is None or place < end:
+        line: bytes | None = file.readline(MAX_LINE + 1)
+        if not line:
+            return
+        place += len(line)
+        if len(line) > MAX_LINE:
+            while not line.endswith(b"\n") and (line := file.readline(MAX_LINE)):
+                place += len(line)
+            line = None
+        yield line, place
 
 
 def _read_jsonl(path: Path) -> Iterator[RawRow]:
-    index = 0
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            yield _json_row(index, f"{path}:{number}", line.rstrip())
-            index += 1
+    return read_span(Span(str(path)))
+
+
+_read_txt = _read_jsonl
+
+
+def _text_row(index: int, where: str, line: bytes) -> RawRow:
+    try:
+        return RawRow(index, where, {"text": line.decode("utf-8-sig")})
+    except UnicodeDecodeError as error:
+        return RawRow(index, where, {}, f"not UTF-8 at byte {error.start} of the line")
+
+
+class _DoubledColumn(ValueError):
+    """An object has two columns of one name."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _value in pairs]
+        raise _DoubledColumn(f"{next(name for name in names if names.count(name) > 1)!r} is there twice in one object")
+    return found
+
+
+_parse = json.JSONDecoder(object_pairs_hook=_object).decode
 
 
 def _json_row(index: int, where: str, line: bytes) -> RawRow:
     try:
-        row = json.loads(line.decode("utf-8-sig"))
+        row = _parse(line.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
         return RawRow(index, where, {}, f"not UTF-8 at byte {error.start} of the line")
     except json.JSONDecodeError as error:
+        if b"\0" in line:
+            return RawRow(index, where, {}, "holds NUL bytes: the file is damaged, or no UTF-8 text")
         return RawRow(index, where, {}, f"not JSON: {error.msg} at column {error.colno}")
-    except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
+    except (RecursionError, ValueError) as error:  # ValueError: a doubled column, a number of thousands of digits
         return RawRow(index, where, {}, f"not JSON that can be read: {_one_line(error)}")
     return _checked(index, where, row)
 
@@ -72,52 +184,90 @@ def _checked(index: int, where: str, row: Any) -> RawRow:
 
 
 def _read_json(path: Path) -> Iterator[RawRow]:
+    content = path.read_bytes()
+    if not content.strip():
+        return
     try:
-        rows = json.loads(path.read_bytes().decode("utf-8-sig"))
+        rows = _parse(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: not UTF-8 at byte {error.start}") from error
+        raise UsageError(f"{path}:{_line_of(content, error.start)}: not UTF-8 at byte {error.start}") from error
     except json.JSONDecodeError as error:
         if error.msg == "Extra data":  # JSON lines under the name of .json are common
             yield from _read_jsonl(path)
             return
-        raise UsageError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
-    except (RecursionError, ValueError) as error:  # ValueError: a number of thousands of digits
+        damaged = "holds NUL bytes: the file is damaged, or no UTF-8 text" if b"\0" in content else error.msg
+        raise UsageError(f"{path}:{error.lineno}: not JSON: {damaged}") from error
+    except (RecursionError, ValueError) as error:  # ValueError: a doubled column, a number of thousands of digits
         raise UsageError(f"{path}: not JSON that can be read: {_one_line(error)}") from error
     if isinstance(rows, dict):
         rows = [rows]
     if not isinstance(rows, list):
-        raise UsageError(f"{path}: holds a {type(rows).__name__}, not a list of rows")
+        raise UsageError(f"{path}:1: holds a {type(rows).__name__}, not a list of rows")
     for index, row in enumerate(rows):
         yield _checked(index, f"{path} row {index + 1}", row)
 
 
+def _line_of(content: bytes, place: int) -> int:
+    return content.count(b"\n", 0, place) + 1
+
+
 def _read_csv(path: Path) -> Iterator[RawRow]:
-    from pyarrow import ArrowInvalid, csv  # types of columns are inferred, as datasets does
+    from pyarrow import ArrowInvalid, csv, types  # types of columns are inferred, as datasets does
+
+    bad: list[tuple[int, str]] = []
+
+    def set_aside(row: Any) -> str:
+        bad.append((row.number, f"has {row.actual_columns} values for {row.expected_columns} columns"))
+        return "skip"
 
     try:
-        table = csv.read_csv(path, parse_options=csv.ParseOptions(newlines_in_values=True))
+        table = csv.read_csv(
+            path,
+            read_options=csv.ReadOptions(use_threads=False, block_size=MAX_LINE),  # with threads, rows have no number
+            parse_options=csv.ParseOptions(newlines_in_values=True, invalid_row_handler=set_aside),
+        )
     except ArrowInvalid as error:
-        raise UsageError(f"{path}: not a CSV table: {_one_line(error)}") from error
-    yield from _table_rows(path, table.to_batches())
+        row = re.search(r"[Rr]ow #(\d+)", str(error))
+        raise UsageError(f"{path}:{row[1] if row else 1}: not a CSV table: {_one_line(error)}") from error
+    doubled = [name for name in table.column_names if table.column_names.count(name) > 1]
+    if doubled:
+        raise UsageError(f"{path}:1: the column {doubled[0]!r} is there twice")
+    if any(types.is_binary(field.type) for field in table.schema):
+        raise UsageError(f"{path}:{_first_line_of_no_text(path)}: not UTF-8")
+    numbers = [number for number, _cause in bad]
+    index = 0
+    for batch in table.to_batches():
+        for row in batch.to_pylist():
+            number = index + 2  # the header is row 1
+            number += bisect_right([one - place for place, one in enumerate(numbers)], number)
+            yield RawRow(index, f"{path}:{number}", row)
+            index += 1
+    for place, (number, cause) in enumerate(bad):
+        yield RawRow(index + place, f"{path}:{number}", {}, cause)
+
+
+def _first_line_of_no_text(path: Path) -> int:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return 1
 
 
 def _read_parquet(path: Path) -> Iterator[RawRow]:
     from pyarrow import ArrowInvalid, parquet
 
-    try:
-        file = parquet.ParquetFile(path)
-    except ArrowInvalid as error:
-        raise UsageError(f"{path}: not a parquet file: {_one_line(error)}") from error
-    with file:
-        yield from _table_rows(path, file.iter_batches())
-
-
-def _table_rows(path: Path, batches: Any) -> Iterator[RawRow]:
     index = 0
-    for batch in batches:
-        for row in batch.to_pylist():
-            yield RawRow(index, f"{path} row {index + 1}", row)
-            index += 1
+    try:
+        with parquet.ParquetFile(path) as file:
+            for batch in file.iter_batches():
+                for row in batch.to_pylist():
+                    yield RawRow(index, f"{path} row {index + 1}", row)
+                    index += 1
+    except (ArrowInvalid, OSError) as error:
+        raise UsageError(f"{path}: not a whole parquet file (read to row {index}): {_one_line(error)}") from error
 
 
 def _one_line(error: Exception) -> str:

@@ -101,16 +101,19 @@ builtin_datasets: dict[str, DatasetMeta] = {}
 _origins: dict[str, str] = {}  # shown name -> file:line that registered it
 
 
-def register_dataset(meta: DatasetMeta, *, exist_ok: bool = False) -> None:
+def register_dataset(meta: DatasetMeta, *, exist_ok: bool = False, origin: str | None = None) -> None:
     """Makes a dataset known to `--dataset`. The line that registered it may do so again (a plugin loaded twice).
+
+    `origin` is that line, where it is not the caller's.
 
     Raises:
         UsageError: the meta has no name, id or path, or another place registered one of its names before.
     """
     if not meta.names:
         raise UsageError("register_dataset: the DatasetMeta has no dataset_name, ms_dataset_id, hf_dataset_id or path")
-    caller = sys._getframe(1)
-    origin = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+    if origin is None:
+        caller = sys._getframe(1)
+        origin = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     for name, other in list(datasets.items()):
         shared = set(meta.names).intersection(other.names)
         if not shared:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import count
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from swift_r1.data.files import RawRow
@@ -42,9 +41,25 @@ class Drops:
         if len(self.examples) < _SHOWN:
             self.examples.append(f"{where}: {cause}")
 
+    def merge(self, other: Drops) -> None:
+        """Adds what came later."""
+        self.seen += other.seen
+        self.broken += other.broken
+        self.filtered += other.filtered
+        self.examples += other.examples[: _SHOWN - len(self.examples)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; the arguments of another like it."""
+        return asdict(self)
+
 
 def preprocessed(
-    source: Source, raws: Iterable[RawRow], columns: Mapping[str, str], drops: Drops, tag: str = ""
+    source: Source,
+    raws: Iterable[RawRow],
+    columns: Mapping[str, str],
+    drops: Drops,
+    tag: str = "",
+    strict: bool = False,
 ) -> Iterator[Row]:
     """Training rows of `source`: `messages` without the reference answer, all other columns, `dataset`, `prompt_id`.
 
@@ -52,35 +67,46 @@ def preprocessed(
     `<label><tag>:<row index>`.
 
     Raises:
-        UsageError: a column has a name of ours, or `columns` renames one onto another.
+        UsageError: a column has a name of ours, or `columns` renames one onto another; with `strict`, a broken row.
     """
+    for raw, number, row in results(source, raws, columns, drops, strict):
+        suffix = f".{number}" if number else ""
+        yield {**row, "dataset": source.name, "prompt_id": f"{source.label}{tag}:{raw.index}{suffix}"}
+
+
+def results(
+    source: Source, raws: Iterable[RawRow], columns: Mapping[str, str], drops: Drops, strict: bool = False
+) -> Iterator[tuple[RawRow, int, Row]]:
+    """What `preprocessed` gives without `dataset` and `prompt_id`: the raw row, which of its rows it is, and that."""
     checked: set[tuple[str, ...]] = set()
     for raw in raws:
         drops.seen += 1
-        if raw.fault is not None:
-            drops.add_broken(raw.where, raw.fault)
+        fault = raw.fault
+        rows: list[Row] = []
+        if fault is None:
+            renamed = _renamed(raw, columns)
+            try:
+                rows = _as_list(preprocess_row(source.preprocess_of(raw), renamed))
+                for row in rows:
+                    row["messages"] = prompt_messages(row)
+            except UsageError:
+                raise
+            except RowFault as error:
+                fault = str(error)
+            except Exception as error:  # noqa: BLE001  a user's preprocessor may raise anything
+                fault = describe(error)
+        if fault is not None:
+            if strict:
+                raise UsageError(f"--strict true: dataset {source.name}: {raw.where}: {fault}")
+            drops.add_broken(raw.where, fault)
             continue
-        renamed = _renamed(raw, columns)
-        try:
-            results = _as_list(preprocess_row(source.preprocess_of(raw), renamed))
-            for result in results:
-                result["messages"] = prompt_messages(result)
-        except UsageError:
-            raise
-        except RowFault as error:
-            drops.add_broken(raw.where, str(error))
-            continue
-        except Exception as error:  # noqa: BLE001  a user's preprocessor may raise anything
-            drops.add_broken(raw.where, describe(error))
-            continue
-        drops.filtered += not results
-        for result, number in zip(results, count(), strict=False):
-            keys = tuple(result)
+        drops.filtered += not rows
+        for number, row in enumerate(rows):
+            keys = tuple(row)
             if keys not in checked:
                 _refuse_reserved(source, keys)
                 checked.add(keys)
-            suffix = f".{number}" if number else ""
-            yield {**result, "dataset": source.name, "prompt_id": f"{source.label}{tag}:{raw.index}{suffix}"}
+            yield raw, number, row
 
 
 def _renamed(raw: RawRow, columns: Mapping[str, str]) -> Row:
@@ -118,15 +144,18 @@ def prompt_messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
         RowFault: no messages, an unknown role, content that is no text, or no user's turn at the end.
     """
     messages = row.get("messages")
-    columns = ", ".join(str(key) for key in row if key != "messages") or "none"
+
+    def columns() -> str:
+        return ", ".join(str(key) for key in row if key != "messages") or "none"
+
     if not isinstance(messages, list | tuple):
-        raise RowFault(f"no messages after preprocessing (other columns: {columns})")
+        raise RowFault(f"no messages after preprocessing (other columns: {columns()})")
     end = len(messages)
     while end and isinstance(messages[end - 1], Mapping) and messages[end - 1].get("role") == "assistant":
         end -= 1  # unchecked: a reference answer may be a number
     prompt = [_message(message) for message in messages[:end]]
     if not prompt or prompt[-1]["role"] == "system":
-        raise RowFault(f"no prompt: no column is a question or a user message (other columns: {columns})")
+        raise RowFault(f"no prompt: no column is a question or a user message (other columns: {columns()})")
     return prompt
 
 
@@ -138,6 +167,8 @@ def _message(message: Any) -> dict[str, str]:
         raise RowFault(f"unknown role {role!r} in messages")
     if not isinstance(content, str):
         raise RowFault(f"the content of the {role} message is a {type(content).__name__}, not text")
+    if "\0" in content:
+        raise RowFault(f"the content of the {role} message has a NUL character in it")
     return {"role": role, "content": content}
 
 

@@ -1,4 +1,4 @@
-"""Where rows come from: a registered dataset's loader or file, or a local file named on the command line."""
+"""Where rows come from: a registered dataset's loader, file or hub, or what is named on the command line."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import difflib
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 from swift_r1.data import builtin as _builtin  # noqa: F401  its import registers
-from swift_r1.data.files import RawRow, read_file
+from swift_r1.data.files import RawRow, Span, check_file, line_spans, read_file, read_span
+from swift_r1.data.fingerprint import file_digest, fingerprint
+from swift_r1.data.hubs import Place, default_hub, is_hub_id, split_identity, split_rows
 from swift_r1.data.preprocessors import AutoPreprocessor
 from swift_r1.data.registry import DatasetMeta, Loader, SubsetDataset, builtin_datasets, datasets, find_dataset
 from swift_r1.data.syntax import DatasetSpec, parse_dataset
@@ -19,6 +22,21 @@ from swift_r1.errors import UsageError
 
 Split = Literal["train", "eval"]
 DATA_FOLDER = "SWIFT_R1_DATA"
+_LINES = (".jsonl", ".txt")
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderPart:
+    """Rows `start` to `start + count` of a loader."""
+
+    split: Split
+    start: int
+    count: int
+    seed: int
+
+
+Task = Span | LoaderPart | list[RawRow]
+"""Some rows of a source: where to read them, or themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +53,9 @@ class Source:
         loader: the loader to call, where there is one.
         subsets: the subsets to load, one after the other; empty for "as the loader likes".
         of_subset: preprocessors of the subsets that have their own, by what the loader gets as `subset`.
+        place: the hub or folder, where it is one; `parts` are its subsets with their splits.
+        held_out_split: splits of `place` that are held out.
+        streaming: rows of a hub are downloaded as they are read.
     """
 
     spec: DatasetSpec
@@ -46,6 +67,10 @@ class Source:
     loader: Loader | None = None
     subsets: tuple[str, ...] = ()
     of_subset: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    place: Place | None = None
+    parts: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    held_out_split: tuple[str, ...] = ()
+    streaming: bool = False
 
     def preprocess_of(self, row: RawRow) -> Callable[..., Any]:
         """The preprocessor of a row: its subset's own, else the dataset's."""
@@ -54,9 +79,9 @@ class Source:
     @property
     def has_held_out(self) -> bool:
         """It has a held-out split of its own."""
-        if self.loader is None:
-            return self.held_out_path is not None
-        return "split" in _keywords(self.loader)
+        if self.loader is not None:
+            return "split" in _keywords(self.loader)
+        return self.held_out_path is not None or bool(self.held_out_split)
 
     @property
     def samples_itself(self) -> bool:
@@ -67,19 +92,97 @@ class Source:
         """The raw rows of a split; `count` and `seed` matter only to a loader that samples itself.
 
         Raises:
-            UsageError: the file cannot be read, or the loader raises.
+            UsageError: the file or hub cannot be read, or the loader raises.
         """
-        if self.path is not None:
-            held_out = split == "eval" and self.held_out_path is not None
-            yield from read_file(self.held_out_path if held_out else self.path)  # type: ignore[arg-type]
+        if self.loader is not None:
+            yield from self._loaded({"split": split, "count": count, "seed": seed}, 0)
+        elif self.place is not None:
+            yield from self._placed(split)
+        else:
+            yield from read_file(self._file(split))
+
+    def tasks(self, split: Split, count: int | None, seed: int, size: int) -> Iterator[Task]:
+        """The same in parts of about `size` rows, which `task_rows` reads: in other processes where they can be read
+        apart from each other.
+
+        Raises:
+            UsageError: as `rows`.
+        """
+        if self.loader is not None and self.samples_itself and count and "start" in _keywords(self.loader):
+            for start in range(0, count, size):
+                yield LoaderPart(split, start, min(size, count - start), seed)
             return
+        if self.loader is None and self.place is None and self._file(split).lower().endswith(_LINES):
+            path = self._file(split)
+            check_file(Path(path))
+            yield from line_spans(path, size)
+            return
+        rows = self.rows(split, count, seed)
+        while part := list(islice(rows, size)):
+            yield part
+
+    def task_rows(self, task: Task) -> Iterator[RawRow]:
+        """The raw rows of a part."""
+        if isinstance(task, Span):
+            return read_span(task)
+        if isinstance(task, LoaderPart):
+            known = {"split": task.split, "count": task.count, "seed": task.seed, "start": task.start}
+            return self._loaded(known, task.start)
+        return iter(task)
+
+    def count(self, split: Split, count: int | None) -> int | None:
+        """How many raw rows there are, where that is known without reading them."""
+        return count if self.samples_itself else None
+
+    def identity(self, split: Split, count: int | None, seed: int) -> str | None:
+        """A hash of the raw rows; None for a loader that may give others each time (one that never does has an
+        attribute `cacheable` that is true).
+
+        Raises:
+            UsageError: the file or hub cannot be read.
+        """
+        if self.loader is not None:
+            if not getattr(self.loader, "cacheable", False):
+                return None
+            code = fingerprint(self.loader)
+            return code and f"{code} {split} {count} {seed} {self.subsets}"
+        if self.place is not None:
+            parts = self._parts(split)
+            return " ".join(split_identity(self.place, subset, one) for subset, splits in parts for one in splits)
+        path = self._file(split)
+        check_file(Path(path))
+        try:
+            return f"{file_digest(path)} {path}"
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+    def _file(self, split: Split) -> str:
+        path = self.held_out_path if split == "eval" and self.held_out_path is not None else self.path
+        assert path is not None
+        return path
+
+    def _parts(self, split: Split) -> tuple[tuple[str, tuple[str, ...]], ...]:
+        if split == "eval" and self.held_out_split:
+            return tuple((subset, self.held_out_split) for subset, _splits in self.parts)
+        return self.parts
+
+    def _placed(self, split: Split) -> Iterator[RawRow]:
+        assert self.place is not None
+        index = 0
+        for subset, splits in self._parts(split):
+            for one in splits:
+                for number, row in enumerate(split_rows(self.place, subset, one, streaming=self.streaming)):
+                    yield RawRow(index, f"{self.place.name}:{subset} {one} row {number}", dict(row), subset=subset)
+                    index += 1
+
+    def _loaded(self, known: dict[str, Any], first: int) -> Iterator[RawRow]:
         assert self.loader is not None
         wanted = _keywords(self.loader)
-        index = 0
+        index = first
         for subset in self.subsets or (None,):
-            known = {"split": split, "count": count, "seed": seed, "subset": subset}
+            given = {key: value for key, value in (known | {"subset": subset}).items() if key in wanted}
             try:
-                for row in self.loader(**{key: value for key, value in known.items() if key in wanted}):
+                for row in self.loader(**given):
                     yield RawRow(index, f"{self.name} row {index}", dict(row), subset=subset)
                     index += 1
             except UsageError:
@@ -88,7 +191,9 @@ class Source:
                 raise UsageError(f"the loader of dataset {self.name} failed: {describe(error)}") from error
 
 
-def open_sources(values: Sequence[str], labels: set[str] | None = None) -> list[Source]:
+def open_sources(
+    values: Sequence[str], labels: set[str] | None = None, use_hf: bool | None = None, streaming: bool = False
+) -> list[Source]:
     """Resolves `--dataset` values; opens nothing yet. `labels` are those taken already, and are added to.
 
     Raises:
@@ -98,7 +203,7 @@ def open_sources(values: Sequence[str], labels: set[str] | None = None) -> list[
     sources, faults = [], []
     for value in values:
         try:
-            sources.append(_open(parse_dataset(value), taken))
+            sources.append(replace(_open(_spec(value), taken, use_hf), streaming=streaming))
         except UsageError as error:
             faults.extend(error.faults)
     if faults:
@@ -106,33 +211,50 @@ def open_sources(values: Sequence[str], labels: set[str] | None = None) -> list[
     return sources
 
 
-def _open(spec: DatasetSpec, taken: set[str]) -> Source:
+def _spec(value: str) -> DatasetSpec:
+    """The parsed value; a path that exists is one, whatever signs it has in it."""
+    if os.path.exists(value):
+        return DatasetSpec(value, value)
+    head, _, count = value.rpartition("#")
+    if head and count.isdigit() and int(count) and os.path.exists(head):
+        return DatasetSpec(value, head, (), int(count))
+    spec = parse_dataset(value)
+    home = str(Path(spec.name).expanduser())
+    return replace(spec, name=home) if os.path.exists(home) else spec
+
+
+def _open(spec: DatasetSpec, taken: set[str], use_hf: bool | None) -> Source:
     meta = find_dataset(spec.name)
+    exact = meta is not None and spec.name in meta.names
+    if spec.hub is None and not exact and os.path.exists(spec.name):
+        return _local(spec, meta, taken)
+    if not exact and is_hub_id(spec.name) and not spec.is_file:
+        # Another's copy of a registered set is preprocessed like that.
+        about = meta or DatasetMeta(dataset_name=spec.name)
+        return _hub_source(spec, about, Place(spec.name, spec.hub or default_hub(use_hf)), taken)
     if meta is None:
-        if not spec.is_file and not Path(spec.name).is_file():
-            raise UsageError(_unknown(spec))
-        if not Path(spec.name).is_file():
+        if spec.is_file:
             raise UsageError(f"--dataset {spec.raw}: file not found: {spec.name}{_similar_files(spec.name)}")
-        if spec.subsets:
-            raise UsageError(f"--dataset {spec.raw}: a file has no subsets")
-        return Source(spec, spec.label, _unique(spec.label, taken), AutoPreprocessor(), path=spec.name)
-    subsets = _subsets(spec, meta)
-    label = _unique(meta.name, taken)
+        raise UsageError(_unknown(spec))
+    if spec.hub is not None:
+        return _hub_source(spec, meta, _place(spec, meta, use_hf), taken)
     if meta.loader is not None:
+        subsets = _subsets(spec, meta)
         return Source(
             spec,
             meta.name,
-            label,
+            _unique(meta.name, taken),
             meta.preprocess_func,
             loader=meta.loader,
             subsets=tuple(one.subset for one in subsets),
-            of_subset={one.subset: one.preprocess_func for one in subsets if one.preprocess_func is not None},
+            of_subset=_own_preprocessors(subsets),
         )
     if meta.dataset_path is not None:
-        if spec.subsets:
-            raise UsageError(f"--dataset {spec.raw}: a file has no subsets")
-        return Source(spec, meta.name, label, meta.preprocess_func, path=meta.dataset_path)
+        if not os.path.exists(meta.dataset_path):
+            raise UsageError(f"--dataset {spec.raw}: file not found: {meta.dataset_path} (its dataset_path)")
+        return _local(spec, meta, taken, meta.dataset_path)
     if "train" in (files := _data_files(meta)):
+        label = _unique(meta.name, taken)
         return Source(
             spec, meta.name, label, meta.preprocess_func, path=files["train"], held_out_path=files.get("eval")
         )
@@ -141,10 +263,57 @@ def _open(spec: DatasetSpec, taken: set[str]) -> Source:
             f"--dataset {spec.raw}: {meta.name} has a load_function of ms-swift v3, which needs ms-swift's own "
             "objects: give its DatasetMeta a loader= that yields rows, or dataset_path="
         )
-    raise UsageError(
-        f"--dataset {spec.raw}: {meta.name} is on a hub, and this version cannot download it: "
-        "register it with dataset_path= (a local file) or loader="
+    return _hub_source(spec, meta, _place(spec, meta, use_hf), taken)
+
+
+def _local(spec: DatasetSpec, meta: DatasetMeta | None, taken: set[str], path: str | None = None) -> Source:
+    """A file or folder; `meta` is that of a registered set of that path or name, and preprocesses it."""
+    path = path or spec.name
+    if Path(path).is_dir():
+        stem = Path(path).resolve().name
+        about = meta or DatasetMeta(dataset_name=stem)
+        return _hub_source(spec, about, Place(path), taken)
+    if spec.subsets:
+        raise UsageError(f"--dataset {spec.raw}: a file has no subsets")
+    if meta is not None:
+        return Source(spec, meta.name, _unique(meta.name, taken), meta.preprocess_func, path=path)
+    # A line of text is a prompt.
+    preprocess = AutoPreprocessor(columns={"text": "query"} if path.lower().endswith(".txt") else None)
+    stem = Path(path).stem
+    return Source(spec, stem, _unique(stem, taken), preprocess, path=path)
+
+
+def _hub_source(spec: DatasetSpec, meta: DatasetMeta, place: Place, taken: set[str]) -> Source:
+    subsets = _hub_subsets(spec, meta)
+    splits = meta.ms_split if place.hub == "ms" and meta.ms_split else meta.split
+    return Source(
+        spec,
+        meta.name,
+        _unique(meta.name, taken),
+        meta.preprocess_func,
+        of_subset=_own_preprocessors(subsets),
+        place=place,
+        parts=tuple((one.subset, tuple(one.split or splits)) for one in subsets),
+        held_out_split=tuple(meta.eval_split or ()),
     )
+
+
+def _place(spec: DatasetSpec, meta: DatasetMeta, use_hf: bool | None) -> Place:
+    """The hub that the value names; else the default one, or the only one that has the set."""
+    ids = {"hf": (meta.hf_dataset_id, meta.hf_revision), "ms": (meta.ms_dataset_id, meta.ms_revision)}
+    wanted = spec.hub or default_hub(use_hf)
+    other: Literal["hf", "ms"] = "ms" if wanted == "hf" else "hf"
+    for hub in (wanted,) if spec.hub else (wanted, other):
+        name, revision = ids[hub]
+        if name:
+            return Place(name, hub, revision)
+    if spec.hub and is_hub_id(spec.name):
+        return Place(spec.name, spec.hub)
+    raise UsageError(f"--dataset {spec.raw}: {meta.name} has no {'' if not spec.hub else wanted + '_'}dataset_id")
+
+
+def _own_preprocessors(subsets: Sequence[SubsetDataset]) -> dict[str, Callable[..., Any]]:
+    return {one.subset: one.preprocess_func for one in subsets if one.preprocess_func is not None}
 
 
 def _data_files(meta: DatasetMeta) -> dict[str, str]:
@@ -162,12 +331,26 @@ def _subsets(spec: DatasetSpec, meta: DatasetMeta) -> tuple[SubsetDataset, ...]:
     if not spec.subsets:
         alone = len(known) == 1 and not isinstance(meta.subsets[0], str)
         return tuple(known.values()) if alone else ()
-    if "all" in spec.subsets:
+    if "all" in spec.subsets and "all" not in known:
         return tuple(one for one in known.values() if not one.is_weak_subset)
     unknown = [name for name in spec.subsets if name not in known]
     if unknown:
         raise UsageError(f"--dataset {spec.raw}: no subset {unknown[0]}; {meta.name} has {', '.join(known)}")
     return tuple(known[name] for name in spec.subsets)
+
+
+def _hub_subsets(spec: DatasetSpec, meta: DatasetMeta) -> tuple[SubsetDataset, ...]:
+    """The same on a hub, which may have subsets that are not registered."""
+    known = {str(one.name): one for one in meta.all_subsets}
+    if not spec.subsets:
+        if len(known) == 1:
+            return tuple(known.values())
+        if "default" in known:
+            return (known["default"],)
+        raise UsageError(f"--dataset {spec.raw}: name a subset, {meta.name}:SUBSET; there are {', '.join(known)}, all")
+    if spec.subsets == ("all",) and "all" not in known:
+        return tuple(one for one in known.values() if not one.is_weak_subset)
+    return tuple(known.get(name) or SubsetDataset(subset=name) for name in spec.subsets)
 
 
 def _unique(name: str, taken: set[str]) -> str:
@@ -196,7 +379,7 @@ def _similar_files(name: str) -> str:
 
 
 def _keywords(function: Callable[..., Any]) -> frozenset[str]:
-    """Of the keywords a loader may name, those it names (all, where it takes `**kwargs`)."""
+    """Of the keywords a loader may name, those it names (all but `start`, where it takes `**kwargs`)."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return frozenset(("split", "count", "seed", "subset"))

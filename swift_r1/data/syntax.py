@@ -8,7 +8,7 @@ from typing import Literal
 
 from swift_r1.errors import UsageError
 
-FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet")
+FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ class Prompt:
         text: the rendered template; decoding `token_ids` gives the same text.
         token_ids: the prompt tokens, the only thing the engine and the trainer ever use.
         columns: every other column of the row, handed to the rewards (`nums`, `target`, ...).
+        response_prefix: the end of `text` with which the model's turn begins; the rewards see it before the completion.
     """
 
     prompt_id: str
@@ -26,3 +27,4 @@ class Prompt:
     text: str
     token_ids: tuple[int, ...]
     columns: Mapping[str, Any]
+    response_prefix: str = ""

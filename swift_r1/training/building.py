@@ -11,7 +11,7 @@ from torch import nn
 
 from swift_r1.algorithms.config import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments
-from swift_r1.data.prompts import PromptEncoder
+from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import UsageError
 from swift_r1.plugins.rollouts import multi_turns
 from swift_r1.rollout.client import RolloutClient
@@ -97,7 +97,7 @@ def open_rollouts(
 
 def open_stage(args: RlhfArguments, tokenizer: Any, ends: tuple[int, ...], model_length: int | None) -> Stage:
     """The scheduler of several turns, and what it asks the model through."""
-    encoder = PromptEncoder(tokenizer, args.system)
+    encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
     stage = Stage(str(args.multi_turn_scheduler), args.multi_turn_timeout)
     engine = TurnEngine(
         Opening(encoder, ends),

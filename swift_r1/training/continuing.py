@@ -42,6 +42,7 @@ def captured(progress: Progress, parts: Parts) -> Saved:
             step=progress.outcome.steps,
             rounds=progress.rounds,
             prompts_taken=main.prompts.taken,
+            prompts_digest=main.prompts.digest,
             published=progress.published,
             weight_version=parts.rollouts.weight_version,
             run_id=parts.run_id,

@@ -17,7 +17,7 @@ from swift_r1.training.eval_sets import Rewards
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.multi_turn import Turns
 from swift_r1.training.optimizer import LearningRate
-from swift_r1.training.prompts import PromptStream
+from swift_r1.training.prompts import Prompts
 from swift_r1.training.rollouts import Rollouts
 from swift_r1.training.run_state import Fingerprint
 from swift_r1.training.saving import Saver
@@ -36,7 +36,7 @@ class MainRank:
         eval_prompts: held out of the run's data, then those of each of `--eval_datasets`.
     """
 
-    prompts: PromptStream
+    prompts: Prompts
     rewards: Rewards
     open_rewards: OpenRewards
     eval_prompts: list[list[Prompt]]

@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.data.rows import Row
 from swift_r1.data.sampler import PromptSampler
+from swift_r1.data.streaming import RowStream, chained
 from swift_r1.data.types import Prompt
+from swift_r1.errors import RunFailed, UsageError
+
+
+class Prompts(Protocol):
+    """What the trainer takes its prompts from.
+
+    Attributes:
+        taken: prompts given out, those before a resume included.
+        digest: a hash of what they were, where only reading the data again can tell; else empty.
+    """
+
+    taken: int
+    digest: str
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts; none is skipped, whatever the counts."""
+        ...
 
 
 class _EncodedRows(Dataset[Prompt]):
@@ -28,20 +48,19 @@ class _EncodedRows(Dataset[Prompt]):
 
 
 class PromptStream:
-    """Prompts for ever, epoch after epoch.
+    """Prompts for ever, epoch after epoch, in the sampler's order.
 
     Args:
         rows: that fit (`PromptEncoder.fitting`).
         sampler: at the position that the stream begins with.
         workers: processes that encode the coming rounds (`--dataloader_num_workers`); 0 encodes here. They are
             forked at once, so make the stream before threads exist.
-
-    Attributes:
-        taken: prompts given out, those before a resume included; the sampler itself runs ahead by what workers prepare.
     """
 
+    digest = ""
+
     def __init__(self, rows: Sequence[Row], encoder: PromptEncoder, sampler: PromptSampler, workers: int) -> None:
-        self.taken = int(sampler.state_dict()["drawn"])
+        self.taken = int(sampler.state_dict()["drawn"])  # the sampler itself runs ahead by what workers prepare
         loader = DataLoader(
             _EncodedRows(rows, encoder),
             batch_sampler=sampler,
@@ -59,6 +78,78 @@ class PromptStream:
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         self.taken += count
         return taken
+
+
+@dataclass(frozen=True, slots=True)
+class _Streamed:
+    """A prompt, and the hash of the rows up to it; or why there is none."""
+
+    prompt: Prompt | None
+    digest: str
+    fault: str = ""
+
+
+class _EncodedStream(IterableDataset[_Streamed]):
+    def __init__(self, rows: RowStream, encoder: PromptEncoder, taken: int, digest: str) -> None:
+        self.rows, self.encoder, self.taken, self.digest = rows, encoder, taken, digest
+
+    def __iter__(self) -> Iterator[_Streamed]:
+        try:
+            yield from self._prompts()
+        except UsageError as error:  # from a worker process, an exception would come as its traceback
+            yield _Streamed(None, "", str(error))
+
+    def _prompts(self) -> Iterator[_Streamed]:
+        digest = ""
+        for number, row in enumerate(self.rows):
+            digest = chained(digest, row)
+            if number + 1 == self.taken and digest != self.digest:
+                raise UsageError("the data that the run has read so far is not what it was: it cannot be resumed")
+            if number >= self.taken:
+                yield _Streamed(self.encoder.encode(row), digest)
+
+
+class StreamedPrompts:
+    """Prompts of rows that are read as they are needed (`--streaming true`).
+
+    Args:
+        rows: from the beginning.
+        taken: how many of them the run has had; they are read again, and must be those that it had.
+        digest: of these.
+        round_size: prompts that are fetched at once.
+        workers: a process reads ahead where it is more than 0; more than one would change the order.
+
+    Raises:
+        RunFailed: (from `take`) the data cannot be read on, or is not what it was.
+    """
+
+    def __init__(
+        self, rows: RowStream, encoder: PromptEncoder, taken: int, digest: str, round_size: int, workers: int
+    ) -> None:
+        self.taken, self.digest = taken, digest
+        loader = DataLoader(
+            _EncodedStream(rows, encoder, taken, digest),
+            batch_size=round_size,
+            num_workers=min(workers, 1),
+            collate_fn=list,
+            worker_init_fn=_leave_signals_to_the_trainer,
+        )
+        self._rounds: Iterator[list[_Streamed]] = iter(loader)
+        self._waiting: list[_Streamed] = []
+
+    def take(self, count: int) -> list[Prompt]:
+        """The next `count` prompts of the stream; none is skipped, whatever the counts."""
+        prompts: list[Prompt] = []
+        for _ in range(count):
+            if not self._waiting:
+                self._waiting = next(self._rounds)
+            one = self._waiting.pop(0)
+            if one.prompt is None:
+                raise RunFailed(f"--streaming true: {one.fault}")
+            prompts.append(one.prompt)
+            self.digest = one.digest
+        self.taken += count
+        return prompts
 
 
 def _leave_signals_to_the_trainer(_worker: int) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import time
 import uuid
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import torch
 
 from swift_r1.arguments import RlhfArguments, make_plan
 from swift_r1.arguments.checks import seconds_of
-from swift_r1.data.loading import load_rows
-from swift_r1.data.prompts import PromptEncoder
+from swift_r1.data.dataset_info import register_dataset_info
+from swift_r1.data.loading import load_rows, stream_of
+from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
@@ -45,7 +47,7 @@ from swift_r1.training.model_files import end_tokens, load_tokenizer
 from swift_r1.training.multi_turn import MultiTurn, OneTurn, Turns
 from swift_r1.training.parts import MainRank, Parts
 from swift_r1.training.probes import choose_cut
-from swift_r1.training.prompts import PromptStream
+from swift_r1.training.prompts import Prompts, PromptStream, StreamedPrompts
 from swift_r1.training.quiet import quiet_libraries
 from swift_r1.training.run_lock import run_folder_held
 from swift_r1.training.run_state import Fingerprint, RunState, truncate_logs
@@ -64,6 +66,7 @@ class Start:
         run_dir: its folder.
         checkpoint: in it, to go on from; None to begin at the beginning, whatever the folder's logs hold.
         dataset: a hash of the training rows.
+        prepared: where the launcher has put the rows.
         time: when `swift rlhf` was started, seconds since the epoch.
     """
 
@@ -71,6 +74,7 @@ class Start:
     checkpoint: Path | None
     dataset: str
     time: float
+    prepared: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
@@ -103,11 +107,11 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         if ranks.is_main:
             # Other data (--resume_force true) begins at its beginning.
             same_data = saved is not None and saved.fingerprint.dataset == start.dataset
-            taken = saved.prompts_taken if saved and same_data else 0
-            main_rank, num_rows = _main_rank(args, run_dir, tokenizer, ranks.world_size, taken, cleanup)
+            taken = (saved.prompts_taken, saved.prompts_digest) if saved and same_data else (0, "")
+            main_rank, num_rows = _main_rank(args, start, tokenizer, ranks.world_size, taken, cleanup)
             counts = [torch.tensor([num_rows, *map(len, main_rank.eval_prompts)])]
         num_rows, *eval_sizes = ranks.broadcast(counts)[0].tolist()
-        plan = make_plan(args, ranks.world_size, num_rows)
+        plan = make_plan(args, ranks.world_size, None if args.streaming else num_rows)
 
         backend, vocab_size = open_backend(args, ranks)
         ends = end_tokens(backend.model, tokenizer)
@@ -181,21 +185,27 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
 
 
 def _main_rank(
-    args: RlhfArguments, run_dir: Path, tokenizer: Any, world_size: int, taken: int, cleanup: ExitStack
+    args: RlhfArguments, start: Start, tokenizer: Any, world_size: int, taken: tuple[int, str], cleanup: ExitStack
 ) -> tuple[MainRank, int]:
-    """Data after the first `taken` prompts, and rewards; also the number of training rows."""
+    """Data after the prompts `taken` (their number and hash), and rewards; also the number of training rows."""
     load_plugins(args.external_plugins)
-    data = load_rows(args)
-    encoder = PromptEncoder(tokenizer, args.system, args.max_length)
-    rows = encoder.fitting(data.train)
+    register_dataset_info(args.custom_dataset_info)
+    data = load_rows(args, start.prepared)
+    encoder = PromptEncoder(tokenizer, None, args.max_length, Wording.of(args), args.truncation_strategy)
+    rows = data.train if args.streaming else encoder.fitting(data.train)
     eval_prompts = [held_out_prompts(data.eval, encoder), *load_eval_prompts(args, tokenizer, data.train)]
-    plan = make_plan(args, world_size, len(rows))
-    sampler = PromptSampler(len(rows), plan.prompts_per_round, args.dataset_shuffle, args.data_seed)
-    sampler.load_state_dict(sampler.state_dict() | {"drawn": taken})
-    prompts = PromptStream(rows, encoder, sampler, args.dataloader_num_workers)
+    size = make_plan(args, world_size, len(rows)).prompts_per_round
+    number, digest = taken
+    if args.streaming:
+        stream = stream_of(args, size, encoder.fits)
+        prompts: Prompts = StreamedPrompts(stream, encoder, number, digest, size, args.dataloader_num_workers)
+    else:
+        sampler = PromptSampler(len(rows), size, args.dataset_shuffle, args.data_seed)
+        sampler.load_state_dict(sampler.state_dict() | {"drawn": number})
+        prompts = PromptStream(rows, encoder, sampler, args.dataloader_num_workers)
     pool = cleanup.enter_context(rewards_for(args, [*args.reward_funcs, *eval_rewards(args)], args.external_plugins))
     pool.wait_ready()
-    invalid = cleanup.enter_context(JsonLines(run_dir / "invalid_rewards.jsonl"))
+    invalid = cleanup.enter_context(JsonLines(start.run_dir / "invalid_rewards.jsonl"))
     monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio, invalid.write)
     main_rank = MainRank(
         prompts=prompts,

@@ -45,6 +45,7 @@ class RunState:
         step: optimizer steps taken.
         rounds: rounds begun; completion seeds and request ids count by it.
         prompts_taken: prompts that the sampler has given out.
+        prompts_digest: a hash of these where the data is streamed; else empty.
         published: the step whose weights generate.
         weight_version: of the weights that generate.
         run_id: the beginning of request ids.
@@ -59,6 +60,7 @@ class RunState:
     step: int
     rounds: int
     prompts_taken: int
+    prompts_digest: str
     published: int
     weight_version: int
     run_id: str

@@ -145,7 +145,7 @@ class Scoring:
     def _unscored(self, place: int, request_id: str, completion: Completion) -> ScoredCompletion:
         played = completion if isinstance(completion, Trajectory) else None
         prompt = played.prompt if played else self._prompts[place]
-        text = played.text if played else self._decode(completion.token_ids)
+        text = played.text if played else prompt.response_prefix + self._decode(completion.token_ids)
         return ScoredCompletion(request_id, self._first + place, prompt, completion, text, {}, math.nan, math.nan)
 
     def _reward_batch(self, group: Sequence[ScoredCompletion]) -> RewardBatch:
@@ -246,9 +246,12 @@ def pooled_columns(parts: Sequence[Scores]) -> list[RewardColumn]:
 
 
 def completion_row(item: ScoredCompletion, step: int, advantage: float | None, dropped: bool = False) -> dict[str, Any]:
-    """The line of `completions.jsonl`; one that was generated but not trained on says `"dropped": true`."""
+    """The line of `completions.jsonl`; one that was generated but not trained on says `"dropped": true`.
+
+    `completion` is the text as the rewards saw it, a response prefix included, which is the end of `prompt` too.
+    """
     played = item.completion
-    return {
+    row = {
         "step": step,
         "prompt_id": item.prompt.prompt_id,
         "request_id": item.request_id,
@@ -262,8 +265,9 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
         "weight_version": item.completion.weight_version,
         **({"turns": played.turns, "messages": played.messages} if isinstance(played, Trajectory) else {}),
         **({"dropped": True} if dropped else {}),
-        **item.prompt.columns,
     }
+    # A column of the data may have the name of a field: both are kept.
+    return row | {f"columns/{name}" if name in row else name: value for name, value in item.prompt.columns.items()}
 
 
 def _mean(values: Sequence[float]) -> float:

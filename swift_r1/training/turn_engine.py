@@ -152,6 +152,8 @@ class TurnEngine:
         completion = await play.answer
         play.answer = play.asked = None
         text = self._decode(completion.token_ids)
+        if conversation.messages[-1]["role"] != "assistant":  # a turn that begins, not one that goes on
+            text = self._begin.encoder.response_prefix + text
         conversation.answer(completion.token_ids, completion.logprobs, text)
         play.finish_reason, play.weight_version = completion.finish_reason, completion.weight_version
         return self._response(conversation, completion.token_ids, text, completion.finish_reason)

@@ -39,6 +39,7 @@ def main(argv: Sequence[str]) -> int:
             run_dir=Path(content["run_dir"]),
             checkpoint=Path(checkpoint) if checkpoint else None,
             dataset=content["dataset_hash"],
+            prepared=content["prepared_data"],
             time=content["started"],
         )
         return run(RlhfArguments.from_dict(content["args"]), start, stop)

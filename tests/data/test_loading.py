@@ -69,7 +69,8 @@ def test_sampling_is_deterministic_and_repeats_say_so(tmp_path: Path, caplog: py
     with caplog.at_level(logging.INFO):
         many = load_rows(arguments(dataset=[f"{file}#50"])).train
     assert "has 20 rows, repeated to make 50" in caplog.text
-    assert sorted(solutions(many)) == sorted([*range(20), *range(20), *solutions(many[:10])])
+    assert solutions(many)[:40] == [*range(20), *range(20)]
+    assert len(set(solutions(many)[40:])) == 10
     assert len({row["prompt_id"] for row in many}) == 50
 
 
@@ -141,7 +142,7 @@ def test_a_plain_loader_with_subsets() -> None:
 def test_a_registered_file_is_found_by_each_of_its_names(tmp_path: Path) -> None:
     file = jsonl(tmp_path / "a.jsonl", questions(3))
     register_dataset(DatasetMeta(ms_dataset_id="org/sums", hf_dataset_id="other/adds", dataset_path=file))
-    for name in ("org/sums", "ms::org/sums", "hf::other/adds", "sums", file):
+    for name in ("org/sums", "other/adds", "sums", file):
         assert load_rows(arguments(dataset=[name])).train[0]["dataset"] == "org/sums"
 
 
@@ -217,12 +218,6 @@ def test_unknown_names_are_all_reported_with_near_misses(tmp_path: Path) -> None
     first, second = caught.value.faults
     assert "did you mean countless?" in first and "Registered:" in first
     assert f"did you mean {file}?" in second
-
-
-def test_hub_datasets_are_refused_by_name() -> None:
-    register_dataset(DatasetMeta(ms_dataset_id="zouxuhong/Countdown-Tasks-3to4"))
-    with pytest.raises(UsageError, match="cannot download it"):
-        load_rows(arguments(dataset=["zouxuhong/Countdown-Tasks-3to4#50000"]))
 
 
 def test_a_loader_that_raises_is_one_line() -> None:

@@ -35,10 +35,21 @@ LORA = {
     "top_entropy_quantile": 0.5,
     "dataloader_num_workers": 1,
 }
+STREAMED = {
+    # More than three epochs of 40 rows, which a process of their own reads ahead.
+    "max_steps": 8,
+    "save_steps": 2,
+    "save_total_limit": 1,
+    "per_device_train_batch_size": 64,
+    "streaming": "true",
+    "shuffle_buffer_size": 16,
+    "dataloader_num_workers": 1,
+}
 TWO_RANKS = {"processes": 2, "per_device_train_batch_size": 4}
 SETTINGS = {
     "full": FULL,
     "lora": LORA,
+    "streamed": STREAMED,
     "zero2": FULL | TWO_RANKS | {"deepspeed": "zero2"},
     "zero3": FULL | TWO_RANKS | {"deepspeed": "zero3"},
     "zero2-lora": LORA | TWO_RANKS | {"deepspeed": "zero2"},
@@ -80,7 +91,7 @@ def kill_and_resume(runs, folder, settings, seconds, kills):
     return kills
 
 
-@pytest.mark.parametrize(("name", "kills"), [("full", 3), ("lora", 1), ("zero3", 1)])
+@pytest.mark.parametrize(("name", "kills"), [("full", 3), ("lora", 1), ("zero3", 1), ("streamed", 1)])
 def test_killed_and_resumed_equals_uninterrupted(runs, uninterrupted, same, tmp_path, name, kills):
     expected, seconds = uninterrupted(name)
     kill_and_resume(runs, tmp_path / "run", SETTINGS[name], seconds, kills)
@@ -91,7 +102,7 @@ def test_killed_and_resumed_equals_uninterrupted(runs, uninterrupted, same, tmp_
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_many_kills(runs, uninterrupted, same, tmp_path, name):
-    """Five each, so 30 in all."""
+    """Five each, so 35 in all."""
     expected, seconds = uninterrupted(name)
     killed = 0
     while killed < 5:

@@ -1,0 +1,76 @@
+r"""The prompt formats of R1-Zero work, as chat templates (Jinja): `r1`, `qwen_math` and `no`; others come from a file.
+
+`r1` is the prompt of DeepSeek-R1-Zero (arXiv 2501.12948, table 1), `qwen_math` that of the Qwen2.5-Math models
+(arXiv 2409.12122) with `\boxed{}`, `no` the bare question; arXiv 2503.20783 compares the three. All render several
+turns too. A system message takes the place of the format's own instruction.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from swift_r1.errors import UsageError
+
+_R1_INSTRUCTION = (
+    "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "
+    "first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning "
+    "process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e., "
+    "<think> reasoning process here </think> <answer> answer here </answer>."
+)
+_QWEN_INSTRUCTION = r"Please reason step by step, and put your final answer within \boxed{}."
+
+_SPLIT = (
+    "{%- set own = messages[0]['content'] if messages[0]['role'] == 'system' else instruction -%}"
+    "{%- set turns = messages[1:] if messages[0]['role'] == 'system' else messages -%}"
+)
+_R1 = (
+    "{%- set instruction = '" + _R1_INSTRUCTION + "' -%}" + _SPLIT + "{{- own -}}"
+    "{%- for turn in turns -%}"
+    "{%- if turn['role'] == 'assistant' -%}{{- '\\nAssistant: ' + turn['content'] -}}"
+    "{%- else -%}{{- '\\nUser: ' + turn['content'] -}}{%- endif -%}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '\\nAssistant:' -}}{%- endif -%}"
+)
+_QWEN_MATH = (
+    "{%- set instruction = '"
+    + _QWEN_INSTRUCTION.replace("\\", "\\\\")
+    + "' -%}"
+    + _SPLIT
+    + "{{- '<|im_start|>system\\n' + own + '<|im_end|>\\n' -}}"
+    "{%- for turn in turns -%}"
+    "{{- '<|im_start|>' + turn['role'] + '\\n' + turn['content'] + '<|im_end|>\\n' -}}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+)
+_NO = (
+    "{%- for turn in messages -%}"
+    "{%- if not loop.first and turn['role'] != 'assistant' -%}{{- '\\n' -}}{%- endif -%}"
+    "{{- turn['content'] -}}"
+    "{%- endfor -%}"
+)
+TEMPLATES = {"r1": _R1, "qwen_math": _QWEN_MATH, "no": _NO}
+
+
+def prompt_template(value: str) -> str:
+    """The Jinja text of a `--prompt_template`.
+
+    Raises:
+        UsageError: no such template, no such file, or one that is no Jinja template.
+    """
+    if value in TEMPLATES:
+        return TEMPLATES[value]
+    path = Path(value).expanduser()
+    if not path.is_file():
+        raise UsageError(f"--prompt_template {value}: write {', '.join(TEMPLATES)}, or the path of a Jinja file")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--prompt_template {value}: cannot be read: {error}") from error
+    from jinja2 import TemplateSyntaxError
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    try:
+        ImmutableSandboxedEnvironment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+    except TemplateSyntaxError as error:
+        raise UsageError(f"--prompt_template {value}:{error.lineno}: {error.message}") from error
+    return text

@@ -1,0 +1,90 @@
+"""`python hub_client.py HUB_FOLDER CACHE_FOLDER`: loads datasets through the hubs' own clients from a stand-in, then
+without it from their caches; prints what came as JSON. A process of its own: the clients read the environment once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from hub_stand_in import Hub
+
+
+def main(repos: str, cache: str) -> None:
+    hub = Hub(Path(repos))
+    threading.Thread(target=hub.serve_forever, daemon=True).start()
+    os.environ.update(
+        HF_ENDPOINT=hub.url,
+        HF_HOME=f"{cache}/hf",
+        HF_HUB_DISABLE_TELEMETRY="1",
+        MODELSCOPE_ENDPOINT=hub.url,
+        MODELSCOPE_CACHE=f"{cache}/ms",
+        SWIFT_R1_CACHE=f"{cache}/own",
+    )
+    from swift_r1.data import DatasetMeta, SubsetDataset, register_dataset
+    from swift_r1.data.builtin import WorkedPreprocessor
+    from swift_r1.data.hubs import load_split
+    from swift_r1.data.loading import load_rows
+    from swift_r1.errors import UsageError
+
+    register_dataset(
+        DatasetMeta(
+            dataset_name="sums",
+            ms_dataset_id="org/sums",
+            hf_dataset_id="org/sums",
+            subsets=[SubsetDataset("easy", "main"), "hard"],
+            eval_split=["test"],
+            preprocess_func=WorkedPreprocessor(),
+        )
+    )
+
+    def load(dataset: str, **flags: Any) -> Any:
+        hub.requests.clear()
+        given = {"val_dataset": [], "split_dataset_ratio": 0.0, "columns": {}, "data_seed": None, "seed": 42}
+        given |= {"eval_limit": 64, "eval_steps": None, "eval_on_start": False, "dataset": [dataset], **flags}
+        try:
+            data = load_rows(SimpleNamespace(**given))
+        except UsageError as error:
+            return {"fault": str(error)}
+        return {
+            "rows": list(data.train),
+            "eval": list(data.eval),
+            "asked": sorted({request.split("?")[0].split("/")[1] for request in hub.requests}),
+        }
+
+    found = {
+        "hf": load("hf::org/sums:main"),
+        "use_hf": load("sums:easy#2", use_hf=True),
+        "ms": load("sums:easy"),
+        "ms prefix": load("ms::org/sums:hard"),
+        "all": load("sums:all", eval_steps=5),
+        "unnamed": load("sums"),
+        "unregistered": load("hf::org/plain"),
+        "no such subset": load("hf::org/sums:nothing"),
+        "no such set": load("hf::org/gone"),
+        "copy": load("hf::other/sums:main"),
+    }
+    hub.shutdown()
+    hub.server_close()
+    load_split.cache_clear()
+    import datasets
+    import huggingface_hub
+
+    datasets.config.HF_HUB_OFFLINE = True
+    huggingface_hub.constants.HF_HUB_OFFLINE = True
+    os.environ["MODELSCOPE_ENDPOINT"] = "http://127.0.0.1:9"
+    found |= {
+        "hf offline": load("hf::org/sums:main", load_from_cache_file=False),
+        "ms offline": load("ms::org/sums:hard", load_from_cache_file=False),
+        "hf offline, never had": load("hf::org/never"),
+        "ms offline, never had": load("ms::org/never"),
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,138 @@
+"""Malformed files: each gives one clear line with file and line number, and stops the command where nothing is left."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from swift_r1.data import files
+from swift_r1.data.loading import load_rows
+from swift_r1.errors import UsageError
+from tests.data.test_builtin import arguments
+
+REPO = Path(__file__).parents[2]
+GOOD = b'{"question": "1 + 1?", "solution": "2"}\n'
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    buffer = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), buffer)
+    return buffer.getvalue()
+
+
+PARQUET = parquet([{"question": "q" * 100, "n": n} for n in range(1000)])
+# Nothing of these can be used: name, content, the line it gives ({} is the file).
+UNUSABLE = [
+    ("broken.jsonl", b'{"question": "1 + 1?"\n', "{}:1: not JSON: Expecting ',' delimiter at column 22"),
+    ("encoding.jsonl", '{"question": "größer?"}\n'.encode("latin-1"), "{}:1: not UTF-8 at byte 16 of the line"),
+    ("utf16.jsonl", '{"question": "q"}\n'.encode("utf-16"), "{}:1: is UTF-16 or UTF-32 text: convert it to UTF-8"),
+    ("columns.jsonl", b'{"number": 1}\n', "{}:1: no prompt: no column is a question or a user message"),
+    ("empty.jsonl", b"", "dataset {} has no rows"),
+    ("blank.jsonl", b"\n  \n\n", "dataset {} has no rows"),
+    ("list.jsonl", b'["question"]\n', "{}:1: a row is an object of columns, this is a list"),
+    ("doubled.jsonl", b'{"question": "a", "question": "b"}\n', "{}:1: not JSON that can be read: 'question' is there"),
+    ("nul.jsonl", b'{"question": "a\0b"}\n', "{}:1: holds NUL bytes: the file is damaged, or no UTF-8 text"),
+    ("escaped.jsonl", b'{"question": "a\\u0000b"}\n', "{}:1: the content of the user message has a NUL character"),
+    ("half.jsonl", b'{"question": "a\\ud800b"}\n', "{}:1: a message has half a character"),
+    ("packed.jsonl", gzip.compress(GOOD), "{}: is compressed (gzip): unpack it first"),
+    ("deep.jsonl", b'{"question": ' + b"[" * 100_000 + b"\n", "{}:1: not JSON that can be read: maximum recursion"),
+    ("digits.jsonl", b'{"question": ' + b"1" * 5_000 + b"}\n", "{}:1: not JSON that can be read: Exceeds the limit"),
+    ("type.jsonl", b'{"question": 5}\n', "{}:1: the content of the user message is a int, not text"),
+    ("cut.json", b'[{"question": "q"},\n', "{}:2: not JSON: Expecting value"),
+    ("scalar.json", b"3\n", "{}:1: holds a int, not a list of rows"),
+    ("bytes.json", b'[\n{"question": "\xff"}]', "{}:2: not UTF-8 at byte 16"),
+    ("ragged.csv", b"question,solution\nq,1,2\n", "{}:2: has 3 values for 2 columns"),
+    ("doubled.csv", b"question,question\na,b\n", "{}:1: the column 'question' is there twice"),
+    ("encoding.csv", b"question,solution\na,1\n\xff\xfe,2\n", "{}:3: not UTF-8"),
+    ("empty.csv", b"", "{}:1: not a CSV table: Empty CSV file"),
+    ("text.parquet", b"question,solution\n", "{}: not a whole parquet file (read to row 0)"),
+    ("cut.parquet", PARQUET[: len(PARQUET) // 2], "{}: not a whole parquet file (read to row 0)"),
+    ("rows.xlsx", b"PK\x03\x04", "{}: is compressed (zip)"),
+]
+
+
+@pytest.mark.parametrize(("name", "content", "line"), UNUSABLE, ids=[entry[0] for entry in UNUSABLE])
+def test_nothing_can_be_used(tmp_path: Path, name: str, content: bytes, line: str) -> None:
+    file = tmp_path / name
+    file.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        load_rows(arguments(dataset=[str(file)]))
+    (fault,) = caught.value.faults
+    assert line.format(file) in fault and "\n" not in fault and len(fault) < 600
+
+
+def test_a_huge_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(files, "MAX_LINE", 1 << 20)
+    file = tmp_path / "huge.jsonl"
+    file.write_bytes(GOOD + b'{"question": "' + b"x" * (3 << 20) + b'"}\n' + GOOD)
+    data = load_rows(arguments(dataset=[str(file)], load_from_cache_file=False))
+    assert (len(data.train), data.broken) == (2, 1)
+    assert f"{file}:2: the line is longer than 1 MiB" in caplog.text
+    assert [row["prompt_id"] for row in data.train] == ["huge:0", "huge:2"]
+
+
+BAD_LINE = b'{"question": \n'
+
+
+def test_good_rows_are_kept_and_the_first_bad_ones_shown(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "some.jsonl"
+    file.write_bytes(GOOD + BAD_LINE + b"\n" + GOOD + BAD_LINE * 3 + GOOD)
+    with caplog.at_level(logging.INFO):
+        data = load_rows(arguments(dataset=[str(file)]))
+    assert (len(data.train), data.broken) == (3, 4)
+    assert "4 of 7 rows left out" in caplog.text
+    shown = [line.strip() for line in caplog.text.splitlines() if "not JSON" in line]
+    assert [line.split(": ")[0] for line in shown] == [f"{file}:{number}" for number in (2, 5, 6)]
+    with pytest.raises(UsageError, match=rf"--strict true: dataset some: {file}:2: not JSON"):
+        load_rows(arguments(dataset=[str(file)], strict=True))  # of rows that are in the cache
+    with pytest.raises(UsageError, match=rf"--strict true: dataset some: {file}:2: not JSON"):
+        load_rows(arguments(dataset=[str(file)], strict=True, load_from_cache_file=False))
+
+
+def test_lines_of_a_csv_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file = tmp_path / "some.csv"
+    file.write_bytes(b"question,solution\na?,1\nb?,2,3\nc?,3\nd?\n,5\ne?,6\n")
+    data = load_rows(arguments(dataset=[str(file)]))
+    assert [row["solution"] for row in data.train] == [1, 3, 5, 6]
+    assert f"{file}:3: has 3 values for 2 columns" in caplog.text
+    assert f"{file}:5: has 1 values for 2 columns" in caplog.text
+
+
+def test_mixed_types_stay_what_they_are(tmp_path: Path) -> None:
+    file = tmp_path / "mixed.jsonl"
+    values = [1, "1", 1.5, None, [1, "a"], {"a": 1}, True]
+    file.write_text("".join(json.dumps({"question": "q", "value": value}) + "\n" for value in values))
+    rows = load_rows(arguments(dataset=[str(file)])).train
+    assert [row["value"] for row in rows] == values
+    assert [type(row["value"]) for row in rows] == [type(value) for value in values]
+
+
+@pytest.mark.parametrize("name", ["broken.jsonl", "empty.jsonl", "text.parquet"])
+def test_the_command_ends_with_2(tmp_path: Path, name: str) -> None:
+    content, line = next((content, line) for known, content, line in UNUSABLE if known == name)
+    file = tmp_path / name
+    file.write_bytes(content)
+    command = ["rlhf", "--rlhf_type", "grpo", "--model", str(tmp_path), "--dataset", str(file)]
+    command += ["--per_device_train_batch_size", "8"]
+    done = subprocess.run(
+        [sys.executable, "-m", "swift_r1", *command, "--reward_funcs", "format", "--output_dir", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+    )
+    assert done.returncode == 2
+    lines = [text for text in done.stderr.splitlines() if line.format(file) in text]
+    assert len(lines) == 1 and lines[0].startswith("swift rlhf: ") and "Traceback" not in done.stderr

@@ -1,0 +1,135 @@
+"""The prompt formats, response prefixes and cut prompts, with a tokenizer of every character."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoTokenizer
+
+from swift_r1.data.prompt_templates import prompt_template
+from swift_r1.data.prompts import PromptEncoder, Wording
+from swift_r1.errors import UsageError
+
+QUESTION = [{"role": "user", "content": "What is {1} + 1?"}]
+R1 = (
+    "A conversation between User and Assistant. The user asks a question, and the Assistant solves it. The assistant "
+    "first thinks about the reasoning process in the mind and then provides the user with the answer. The reasoning "
+    "process and answer are enclosed within <think> </think> and <answer> </answer> tags, respectively, i.e., "
+    "<think> reasoning process here </think> <answer> answer here </answer>.\nUser: What is {1} + 1?\nAssistant:"
+)
+QWEN_MATH = (
+    "<|im_start|>system\nPlease reason step by step, and put your final answer within \\boxed{}.<|im_end|>\n"
+    "<|im_start|>user\nWhat is {1} + 1?<|im_end|>\n<|im_start|>assistant\n"
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> Any:
+    return AutoTokenizer.from_pretrained(tiny_model)
+
+
+def encoder(tokenizer: Any, max_length: int | None = None, truncation: str = "delete", **wording: Any) -> PromptEncoder:
+    return PromptEncoder(tokenizer, None, max_length, Wording(**wording), truncation)
+
+
+@pytest.mark.parametrize(("name", "text"), [("r1", R1), ("qwen_math", QWEN_MATH), ("no", "What is {1} + 1?")])
+def test_the_published_formats(tokenizer: Any, name: str, text: str) -> None:
+    made = encoder(tokenizer, template=name)
+    assert made.render(QUESTION) == text
+    prompt = made.encode({"messages": QUESTION, "dataset": "d", "prompt_id": "d:0"})
+    assert prompt is not None and tokenizer.decode(prompt.token_ids) == prompt.text == text
+    # special tokens of the format are tokens, not their characters
+    assert (tokenizer.convert_tokens_to_ids("<|im_start|>") in prompt.token_ids) == (name == "qwen_math")
+
+
+@pytest.mark.parametrize("name", ["r1", "qwen_math", "no"])
+def test_a_system_message_takes_the_place_of_the_instruction(tokenizer: Any, name: str) -> None:
+    text = encoder(tokenizer, template=name, system="Be brief.").render(QUESTION)
+    own = encoder(tokenizer, template=name).render([{"role": "system", "content": "Be brief."}, *QUESTION])
+    assert text == own and "Be brief." in text and "reasoning" not in text and "step by step" not in text
+
+
+@pytest.mark.parametrize("name", ["r1", "qwen_math", "no"])
+def test_several_turns(tokenizer: Any, name: str) -> None:
+    made = encoder(tokenizer, template=name)
+    turns = [*QUESTION, {"role": "assistant", "content": "ANSWER"}, {"role": "user", "content": "And more?"}]
+    text = made.render(turns)
+    assert text.startswith(made.render(QUESTION)) and text.count("ANSWER") == 1
+    assert text.index("ANSWER") < text.index("And more?")
+
+
+def test_a_file(tokenizer: Any, tmp_path: Path) -> None:
+    file = tmp_path / "mine.jinja"
+    file.write_text(
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+        "{% if enable_thinking is defined %}thinking {{ enable_thinking }}\n{% endif %}"
+        "{% if add_generation_prompt %}assistant:{% endif %}"
+    )
+    assert encoder(tokenizer, template=str(file)).render(QUESTION) == "user: What is {1} + 1?\nassistant:"
+    thinking = encoder(tokenizer, template=str(file), enable_thinking=False).render(QUESTION)
+    assert thinking == "user: What is {1} + 1?\nthinking False\nassistant:"
+    file.write_text("{{ raise_exception('no system messages') }}")
+    with pytest.raises(UsageError, match="cannot render messages of user: no system messages"):
+        encoder(tokenizer, template=str(file)).render(QUESTION)
+
+
+@pytest.mark.parametrize(
+    ("value", "content", "message"),
+    [
+        ("r2", None, "--prompt_template r2: write r1, qwen_math, no, or the path of a Jinja file"),
+        ("x.jinja", "line\n{% if %}", "x.jinja:2: "),
+        ("x.jinja", b"\xff", "x.jinja: cannot be read"),
+    ],
+)
+def test_what_is_no_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, content: Any, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    if content is not None:
+        Path(value).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(UsageError, match=message) as caught:
+        prompt_template(value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_code_runs_in_a_template(tokenizer: Any, tmp_path: Path) -> None:
+    file = tmp_path / "evil.jinja"
+    file.write_text("{{ messages.__class__.__mro__[1].__subclasses__() }}")
+    with pytest.raises(UsageError, match="cannot render"):
+        encoder(tokenizer, template=str(file)).render(QUESTION)
+
+
+def test_a_response_prefix_is_in_the_prompt(tokenizer: Any) -> None:
+    made = encoder(tokenizer, response_prefix="<think>", system="s")
+    prompt = made.encode({"messages": QUESTION, "dataset": "d", "prompt_id": "d:0"})
+    assert prompt is not None and prompt.text.endswith("<|im_start|>assistant\n<think>")
+    assert prompt.response_prefix == "<think>" and prompt.token_ids[-1] == tokenizer.convert_tokens_to_ids("<think>")
+    assert encoder(tokenizer, template="r1", response_prefix=" <think>").render(QUESTION) == R1 + " <think>"
+
+
+def test_long_prompts_are_cut_or_left_out(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [
+        {"messages": [{"role": "user", "content": "x" * size}], "dataset": "d", "prompt_id": f"d:{size}"}
+        for size in (5, 300)
+    ]
+    left_out = encoder(tokenizer, 100)
+    assert [row["prompt_id"] for row in left_out.fitting(rows)] == ["d:5"]
+    assert left_out.encode(rows[1]) is None and left_out.fits(rows[0]) and not left_out.fits(rows[1])
+    assert "1 of 2 training prompts left out: longer than --max_length 100" in caplog.text
+    cut = encoder(tokenizer, 100, "left", response_prefix="<think>")
+    assert len(cut.fitting(rows)) == 2 and cut.fits(rows[1])
+    assert "1 of 2 training prompts cut to their last --max_length 100 tokens" in caplog.text
+    prompt = cut.encode(rows[1])
+    assert prompt is not None and len(prompt.token_ids) == 100
+    assert prompt.text.endswith("x<|im_end|>\n<|im_start|>assistant\n<think>")
+    assert tokenizer.decode(prompt.token_ids) == prompt.text
+
+
+def test_without_any_template() -> None:
+    class Bare:
+        chat_template = None
+
+    with pytest.raises(UsageError, match="no chat template: give --prompt_template"):
+        PromptEncoder(Bare())
