@@ -119,8 +119,10 @@ def _made(source: Source, split: Split, count: int | None, seed: int, options: O
     with StoreWriter(folder.parent) as writer:
         remove_old(folder.parent)
         tasks = source.tasks(split, count, seed, _CHUNK)
-        # A process that has threads must not fork; the trainer's finds the launcher's rows anyway.
-        processes = options.processes if threading.active_count() == 1 else 1
+        processes = options.processes
+        if processes > 1 and not may_fork():
+            _logger.info("dataset %s: this process has threads, so that it prepares the rows alone", source.name)
+            processes = 1
         blocks = _parallel(source, tasks, options, processes) if processes > 1 else _serial(source, tasks, options)
         with Progress(f"preparing {source.name}", source.count(split, count)) as progress:
             for block in blocks:
@@ -135,6 +137,11 @@ def _made(source: Source, split: Split, count: int | None, seed: int, options: O
     if folder.name.startswith(RUN_ONLY) and not options.keep:
         store.remove()
     return store
+
+
+def may_fork() -> bool:
+    """A process that has threads must not fork. The launcher has none, and the trainer finds the launcher's rows."""
+    return threading.active_count() == 1
 
 
 def require_rows(source: Source, count: int, drops: Drops) -> None:

@@ -172,7 +172,8 @@ def test_the_launchers_rows_are_the_trainers(own_cache: Path, caplog: pytest.Log
 
 
 @pytest.mark.parametrize("processes", [1, 3])
-def test_processes_give_the_same_rows(tmp_path: Path, processes: int) -> None:
+def test_processes_give_the_same_rows(tmp_path: Path, processes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swift_r1.data.prepare.may_fork", lambda: True)  # other tests leave threads that wait
     file = Path(jsonl(tmp_path / "a.jsonl", 9_000))
     lines = file.read_text().splitlines()
     lines[4_321], lines[8_000] = "{broken", ""
@@ -185,7 +186,9 @@ def test_processes_give_the_same_rows(tmp_path: Path, processes: int) -> None:
     assert digest == load_rows(arguments(dataset=[str(file), "countdown#5000"])).train.digest()  # type: ignore[attr-defined]
 
 
-def test_a_process_that_dies_is_told(tmp_path: Path) -> None:
+def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swift_r1.data.prepare.may_fork", lambda: True)  # other tests leave threads that wait
+
     class Deadly(ResponsePreprocessor):
         def preprocess(self, row: dict[str, Any]) -> Any:
             if row["solution"] == 3_000 and os.getpid() != parent:
