@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from swift_r1.errors import UsageError
+from swift_r1.training.quantization import plain_value, whole_dtype, whole_shape
 
 if TYPE_CHECKING:
     from peft.tuners.lora import LoraLayer
@@ -52,12 +53,19 @@ class Weight:
             return (self.base,)
         return (self.base, self.layer.lora_A[_ADAPTER].weight, self.layer.lora_B[_ADAPTER].weight)
 
+    @property
+    def nbytes(self) -> int:
+        """Of the whole value."""
+        return whole_shape(self.base).numel() * whole_dtype(self.base).itemsize
+
     @torch.no_grad()
     def value(self) -> Tensor:
-        """The weight with its adapter merged in float32, in the base's dtype; without one the parameter itself."""
+        """The weight with its adapter merged in float32, in the dtype that the base is computed in; without an adapter
+        the parameter itself. Weights of 4 bits as the numbers that they stand for."""
+        base = plain_value(self.base)
         if self.layer is None:
-            return self.base.detach()
-        return (self.base.float() + self.layer.get_delta_weight(_ADAPTER).float()).to(self.base.dtype)
+            return base
+        return (base.float() + self.layer.get_delta_weight(_ADAPTER).float()).to(base.dtype)
 
 
 def add_lora(model: nn.Module, settings: LoraSettings) -> None:
@@ -123,7 +131,7 @@ def checkpoint_weights(model: nn.Module) -> list[Weight]:
 
 def trained_share(model: nn.Module) -> str:
     """For the log: how many of the model's parameters are trained."""
-    sizes = [(getattr(p, "ds_numel", p.numel()), p.requires_grad) for p in model.parameters()]
+    sizes = [(whole_shape(p).numel(), p.requires_grad) for p in model.parameters()]
     trained, whole = sum(n for n, on in sizes if on), sum(n for n, _ in sizes)
     return f"{trained:,} of {whole:,} parameters are trained ({trained / whole:.2%})"
 

@@ -1,4 +1,4 @@
-"""AdamW and the learning rate's course, by the flags' names."""
+"""The optimizer and the learning rate's course, by the flags' names."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import nn
+
+from swift_r1.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,11 @@ class OptimizerConfig:
     adam_beta2: float
     adam_epsilon: float
     max_grad_norm: float
+    optim: str = "adamw_torch_fused"
+
+
+EIGHT_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
+"""Names of bitsandbytes' AdamW, whose moments are of 8 bits (arXiv 2110.02861)."""
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -34,15 +41,23 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
     return [group for group in groups if group["params"]]
 
 
-def build_adamw(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        groups,
-        lr=config.learning_rate,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        # One pass over memory instead of several: on CPU the step is bound by it.
-        fused=True,
-    )
+def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """`--optim` over parameter groups.
+
+    Raises:
+        UsageError: it is bitsandbytes', which is not installed.
+    """
+    if config.optim == "sgd":
+        return torch.optim.SGD(groups, lr=config.learning_rate)
+    adam = {"lr": config.learning_rate, "betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_epsilon}
+    if config.optim in EIGHT_BIT:
+        try:
+            from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
+        except ImportError as error:
+            raise UsageError(f"--optim {config.optim} needs bitsandbytes: {error}") from error
+        return (PagedAdamW8bit if config.optim.startswith("paged") else AdamW8bit)(groups, **adam)
+    # Fused: one pass over memory instead of several; on a CPU the step is bound by it.
+    return torch.optim.AdamW(groups, **adam, fused=config.optim == "adamw_torch_fused")
 
 
 class LearningRate:

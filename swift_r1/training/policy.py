@@ -13,7 +13,9 @@ from swift_r1.errors import UsageError
 from swift_r1.training.attention import PackedRow, use_packed_attention
 from swift_r1.training.elementwise import use_block_functions
 from swift_r1.training.logprobs import LogitForm, TokenLogprobs, selective_logprobs_and_entropies
+from swift_r1.training.freezing import Freezing, freeze
 from swift_r1.training.lora import LoraSettings, add_lora
+from swift_r1.training.quantization import Quantization, settle
 
 
 class ModelInputs(NamedTuple):
@@ -115,23 +117,41 @@ class Policy(nn.Module):
 
 
 def load_model(
-    path: str | Path, dtype: str | None, gradient_checkpointing: bool, lora: LoraSettings | None = None
+    path: str | Path,
+    dtype: str | None,
+    gradient_checkpointing: bool,
+    lora: LoraSettings | None = None,
+    *,
+    quantization: Quantization | None = None,
+    freezing: Freezing | None = None,
 ) -> nn.Module:
     """The causal LM in `path`, in `dtype` (None: as its config says), with `lora`'s adapters where given.
 
-    Raises:
-        UsageError: if transformers cannot load it, or it has none of the modules to adapt.
-    """
-    from transformers import AutoModelForCausalLM
+    Args:
+        quantization: of the weights that get no gradient.
+        freezing: weights of full training that get none either.
 
+    Raises:
+        UsageError: if transformers cannot load it, or it has none of the modules to adapt or weights to freeze.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    more: dict[str, Any] = {}
     try:
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype) if dtype else "auto")
+        if quantization is not None:
+            compute = getattr(torch, dtype) if dtype else AutoConfig.from_pretrained(path).dtype
+            more["quantization_config"] = quantization.config(compute or torch.float32)
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype) if dtype else "auto", **more)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot load --model {path}: {str(error).splitlines()[0]}") from error
+    if quantization is not None:
+        settle(model)
     use_packed_attention(model)
     use_block_functions(model)
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     if lora is not None:
         add_lora(model, lora)
+    if freezing is not None:
+        freeze(model, freezing)
     return model

@@ -25,6 +25,11 @@ class Backend(Protocol):
     model: nn.Module
     """The transformers model being trained (its parameters may be partitioned)."""
 
+    @property
+    def loss_scale(self) -> float | None:
+        """What the coming step's losses are multiplied by in float16; None in other dtypes."""
+        ...
+
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
         """The policy's forward (collective); see `Policy.forward`."""
         ...
@@ -40,7 +45,7 @@ class Backend(Protocol):
     def step(self, learning_rate: float) -> float:
         """Clips, updates, clears gradients (collective). Returns the global gradient norm before clipping.
 
-        Where that is not finite nothing is updated.
+        Where that is not finite nothing is updated; in float16 the loss scale is halved then.
         """
         ...
 
@@ -61,7 +66,8 @@ class Backend(Protocol):
         ...
 
     def training_state(self) -> Iterator[StateBucket]:
-        """Float32 weights and the optimizer's memory, bucket by bucket (collective, as `weight_buckets`)."""
+        """Float32 weights, the optimizer's memory and the loss scale, bucket by bucket (collective, as
+        `weight_buckets`)."""
         ...
 
     def load_training_state(self, read: ReadTensor) -> None:
@@ -127,11 +133,10 @@ def bucketed(weights: Sequence[Weight], limit: int = BUCKET_BYTES) -> Iterator[l
     bucket: list[Weight] = []
     filled = 0
     for weight in weights:
-        size = getattr(weight.base, "ds_numel", weight.base.numel()) * weight.base.element_size()
-        if bucket and filled + size > limit:
+        if bucket and filled + weight.nbytes > limit:
             yield bucket
             bucket, filled = [], 0
         bucket.append(weight)
-        filled += size
+        filled += weight.nbytes
     if bucket:
         yield bucket

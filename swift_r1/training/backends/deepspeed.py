@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import copy
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from importlib import resources
-from pathlib import Path
 from typing import Any
 
 import deepspeed
@@ -22,66 +21,35 @@ from deepspeed.utils import (
     safe_set_local_fp32_param,
     safe_set_local_optimizer_state,
 )
+from deepspeed.runtime.config import DeepSpeedConfigError
+from pydantic import ValidationError
 from torch import Tensor, nn
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from swift_r1.errors import UsageError
 from swift_r1.training.backends.base import AdaptersOff, ReferencePolicy, WeightBucket, bucketed, mix_weights
+from swift_r1.training.backends.deepspeed_config import resolved
 from swift_r1.training.backends.optimizer_state import (
+    LOSS_SCALE,
     MASTER,
-    MOMENTS,
     UPDATES,
     ReadTensor,
     StateBucket,
+    codes_of,
+    load_codes,
+    moments_of,
     parameter_buckets,
-    start_adamw,
+    start_state,
     state_name,
     updates_of,
 )
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.logprobs import TokenLogprobs
 from swift_r1.training.lora import Weight, has_adapters, parameters_of, policy_weights
-from swift_r1.training.optimizer import OptimizerConfig, build_adamw, parameter_groups
+from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups
 from swift_r1.training.policy import ModelInputs, Policy
 
 logger = logging.getLogger(__name__)
-
-_OURS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
-
-
-def read_config(name_path_or_json: str) -> dict[str, Any]:
-    """`--deepspeed`: one of our names (`zero3`), a JSON file, or JSON itself.
-
-    Keys that the flags decide (batch sizes, clipping, dtype, optimizer, scheduler) must be absent or "auto".
-
-    Raises:
-        UsageError: if it is none of the three, or contradicts the flags.
-    """
-    text = name_path_or_json.strip()
-    packaged = resources.files(__package__).joinpath("deepspeed_configs", f"{text}.json")
-    try:
-        if text.startswith("{"):
-            config = json.loads(text)
-        elif packaged.is_file():
-            config = json.loads(packaged.read_text())
-        else:
-            config = json.loads(Path(text).read_text())
-    except (OSError, json.JSONDecodeError) as error:
-        raise UsageError(f"--deepspeed {text}: not a preset, a readable JSON file or JSON ({error})") from error
-    config = _without_auto(config)
-    decided = [key for key in (*_OURS, "bf16", "fp16", "optimizer", "scheduler") if key in config]
-    if decided:
-        raise UsageError(f"--deepspeed sets {', '.join(decided)}: the flags decide these; leave them out or 'auto'")
-    return config
-
-
-def _without_auto(value: Any) -> Any:
-    """Drops every "auto" (and what is empty without it), as ms-swift's own files have them."""
-    if not isinstance(value, dict):
-        return value
-    cleaned = {key: _without_auto(item) for key, item in value.items() if item != "auto"}
-    return {key: item for key, item in cleaned.items() if item != {} or value[key] == {}}
-
 
 class DeepSpeedBackend:
     """Trains under ZeRO.
@@ -90,6 +58,10 @@ class DeepSpeedBackend:
         load: makes the plain model; called once for the policy and once more for the reference.
         dtype: of the weights; 16-bit ones keep float32 masters, partitioned by ZeRO.
         config: of DeepSpeed, from `read_config`.
+        quantized: `load` makes a model with weights of 4 bits.
+
+    Raises:
+        UsageError: DeepSpeed does not take the config.
     """
 
     def __init__(
@@ -99,8 +71,9 @@ class DeepSpeedBackend:
         optimizer: OptimizerConfig,
         config: dict[str, Any],
         ranks: Ranks,
+        quantized: bool = False,
     ) -> None:
-        self.ranks, self._load = ranks, load
+        self.ranks, self._load, self._quantized = ranks, load, quantized
         self.stage = int(config.get("zero_optimization", {}).get("stage", 0))
         if self.stage == 0:
             logger.warning(
@@ -109,16 +82,7 @@ class DeepSpeedBackend:
             )
             self.stage = 1
             config = config | {"zero_optimization": config.get("zero_optimization", {}) | {"stage": 1}}
-        self.resolved = config | {
-            "train_micro_batch_size_per_gpu": 1,
-            # The loop marks the boundary itself and scales the loss; DeepSpeed must do neither.
-            "gradient_accumulation_steps": 1,
-            "gradient_clipping": optimizer.max_grad_norm,
-        }
-        if dtype == torch.bfloat16:
-            self.resolved |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
-        elif dtype != torch.float32:
-            raise UsageError(f"DeepSpeed training in {dtype} is not supported yet: use bfloat16 or float32")
+        self.resolved = resolved(config, str(dtype).removeprefix("torch."), optimizer.max_grad_norm)
         # DeepSpeed would compile an all-reduce through shared memory at its first start: a C++ compiler and up to
         # two minutes for something that only its inference uses.
         deepspeed.ops.__compatible_ops__[ShareMemCommBuilder.NAME] = False
@@ -126,12 +90,23 @@ class DeepSpeedBackend:
             policy = Policy(load())
         policy.train()
         groups = parameter_groups(policy.model.parameters(), optimizer.weight_decay)
-        self.engine, self.optimizer, *_ = deepspeed.initialize(
-            model=policy, optimizer=build_adamw(groups, optimizer), config=self.resolved
-        )
+        try:
+            self.engine, self.optimizer, *_ = deepspeed.initialize(
+                model=policy, optimizer=build_optimizer(groups, optimizer), config=self.resolved
+            )
+        except (ValidationError, DeepSpeedConfigError) as error:
+            raise UsageError(f"DeepSpeed does not take this --deepspeed: {_one_line(error)}") from error
+        if dtype == torch.float16:
+            # At the least scale the loop decides what becomes of the run (--max_skipped_steps).
+            self.optimizer.loss_scaler.raise_error_at_min_scale = False
         self.policy = policy
         self.model = policy.model
+        self._float16 = dtype == torch.float16
         self._copy_for_generation: nn.Module | None = None
+
+    @property
+    def loss_scale(self) -> float | None:
+        return float(self.optimizer.loss_scaler.loss_scale) if self._float16 else None
 
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
         return self.engine(*inputs, temperature)
@@ -146,6 +121,8 @@ class DeepSpeedBackend:
             group["lr"] = learning_rate
         # DeepSpeed itself leaves the update out, on every rank, where the norm is not finite.
         self.engine.step()
+        if self._float16 and self.optimizer.overflow:
+            return math.inf  # of such a step DeepSpeed gives the norm of the step before
         return float(self.engine.get_global_grad_norm())
 
     def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[WeightBucket]:
@@ -172,15 +149,18 @@ class DeepSpeedBackend:
     def training_state(self) -> Iterator[StateBucket]:
         updates = updates_of(self.optimizer.optimizer)
         yield [(UPDATES, updates)] if self.ranks.is_main else []
+        if self._float16:
+            yield [(LOSS_SCALE, self._loss_scale_fields())] if self.ranks.is_main else []
+        kinds = moments_of(self.optimizer.optimizer)
         started = bool(updates)
-        if started and self.stage < 3:
+        if started and kinds and self.stage < 3:
             self._link_moments()
         for bucket in parameter_buckets(self.model):
             tensors = []
             for name, parameter in bucket:
                 master = safe_get_full_fp32_param(parameter)
                 whole = {MASTER: master}
-                for kind in MOMENTS:
+                for kind in kinds:
                     # No moments yet where every step so far was skipped.
                     whole[kind] = (
                         safe_get_full_optimizer_state(parameter, kind) if started else torch.zeros_like(master)
@@ -188,20 +168,37 @@ class DeepSpeedBackend:
                 if self.ranks.is_main:
                     tensors += [(state_name(kind, name), value.to("cpu", copy=True)) for kind, value in whole.items()]
             yield tensors
+        yield from codes_of(self.optimizer.optimizer, self._flat_masters, self.ranks)
+
+    @property
+    def _flat_masters(self) -> list[Tensor]:
+        """What the optimizer works on: this rank's parts of the parameters, float32, end to end in each group."""
+        zero = self.optimizer
+        return zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
+
+    def _loss_scale_fields(self) -> Tensor:
+        scaler = self.optimizer.loss_scaler
+        counts = [getattr(scaler, name, 0) for name in ("cur_iter", "last_overflow_iter")]
+        return torch.tensor([scaler.cur_scale, *counts], dtype=torch.float64)
 
     @torch.no_grad()
     def load_training_state(self, read: ReadTensor) -> None:
         zero = self.optimizer
-        flat = zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
-        start_adamw(zero.optimizer, flat, read(UPDATES))
-        if self.stage < 3:
+        start_state(zero.optimizer, self._flat_masters, read(UPDATES))
+        load_codes(zero.optimizer, self._flat_masters, self.ranks.rank, read)
+        if self._float16:
+            scale, steps, last_overflow = read(LOSS_SCALE).tolist()
+            zero.loss_scaler.cur_scale = scale
+            zero.loss_scaler.cur_iter, zero.loss_scaler.last_overflow_iter = int(steps), int(last_overflow)
+        kinds = moments_of(zero.optimizer)
+        if kinds and self.stage < 3:
             self._link_moments()
         for bucket in parameter_buckets(self.model):
             masters = []
             for name, parameter in bucket:
                 masters.append(read(state_name(MASTER, name)))
                 self._set_own_part(parameter, masters[-1], None)
-                for kind in MOMENTS:
+                for kind in kinds:
                     self._set_own_part(parameter, read(state_name(kind, name)), kind)
             parameters = [parameter for _, parameter in bucket]
             with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0, enabled=self.stage == 3):
@@ -245,8 +242,11 @@ class DeepSpeedBackend:
 
     @contextmanager
     def _partitioned_loading(self) -> Iterator[None]:
-        """Under ZeRO-3, transformers gives each rank its part of the weights while this is open."""
-        if self.stage < 3:
+        """Under ZeRO-3, transformers gives each rank its part of the weights while this is open.
+
+        Weights of 4 bits are loaded whole and cut up by DeepSpeed afterwards.
+        """
+        if self.stage < 3 or self._quantized:
             yield
             return
         config = HfDeepSpeedConfig(self.resolved)
@@ -306,7 +306,16 @@ class DeepSpeedReference:
         return self.forward(*inputs, temperature)
 
 
+def _one_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+    return str(error).splitlines()[0]
+
+
 def _plain_like(model: nn.Module) -> nn.Module:
     """A model of the same class, config and dtype whose parameters are ordinary and whole."""
-    plain = type(model)._from_config(model.config, dtype=model.dtype)
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    plain = type(model)._from_config(config, dtype=model.dtype)
     return plain.requires_grad_(False).eval()

@@ -12,20 +12,25 @@ from torch import Tensor, nn
 
 from swift_r1.training.backends.base import AdaptersOff, ReferencePolicy, WeightBucket, bucketed, mix_weights
 from swift_r1.training.backends.optimizer_state import (
+    LOSS_SCALE,
     MASTER,
-    MOMENTS,
     UPDATES,
     ReadTensor,
     StateBucket,
+    codes_of,
+    load_codes,
+    moments_of,
     parameter_buckets,
-    start_adamw,
+    start_state,
     state_name,
     trained_parameters,
     updates_of,
 )
+from swift_r1.training.distributed import Ranks
 from swift_r1.training.logprobs import TokenLogprobs
 from swift_r1.training.lora import Weight, has_adapters, policy_weights
-from swift_r1.training.optimizer import OptimizerConfig, build_adamw, parameter_groups
+from swift_r1.training.loss_scale import LossScale
+from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups
 from swift_r1.training.policy import ModelInputs, Policy
 
 
@@ -33,13 +38,16 @@ class LocalBackend:
     """Trains `model` in place.
 
     Weights of 16 bits keep a float32 master copy that the optimizer works on: at a learning rate of 1e-6 an
-    update is smaller than bf16 can add. Gradients are added up in float32 as soon as each is complete.
+    update is smaller than bf16 can add. Gradients are added up in float32 as soon as each is complete. In float16 the
+    loss is scaled.
     """
 
     def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
         self.model, self.config = model, config
         self.policy = Policy(model)
         self.policy.train()
+        self._scale = LossScale() if model.dtype == torch.float16 else None
+        self._ranks = Ranks(0, 1, torch.device("cpu"), None)
         self._trained = [parameter for _, parameter in trained_parameters(model)]
         self._masters = self._trained
         if any(parameter.dtype != torch.float32 for parameter in self._trained):
@@ -49,21 +57,31 @@ class LocalBackend:
         for master in self._masters:
             # For good: made and freed between activations, they leave holes that the allocator cannot fill.
             master.grad = torch.zeros_like(master)
-        self.optimizer = build_adamw(parameter_groups(self._masters, config.weight_decay), config)
+        self.optimizer = build_optimizer(parameter_groups(self._masters, config.weight_decay), config)
+
+    @property
+    def loss_scale(self) -> float | None:
+        return self._scale and self._scale.scale
 
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
         return self.policy(*inputs, temperature)
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        loss.backward()
+        (loss if self._scale is None else loss * self._scale.scale).backward()
 
     def step(self, learning_rate: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
+        if self._scale is not None:
+            for master in self._masters:
+                assert master.grad is not None
+                master.grad /= self._scale.scale
         norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self.config.max_grad_norm))
         if math.isfinite(norm):
             self.optimizer.step()
             self._round_masters()
+        if self._scale is not None:
+            self._scale.update(overflow=not math.isfinite(norm))
         self.optimizer.zero_grad(set_to_none=False)
         return norm
 
@@ -80,6 +98,8 @@ class LocalBackend:
 
     def training_state(self) -> Iterator[StateBucket]:
         yield [(UPDATES, updates_of(self.optimizer))]
+        if self._scale is not None:
+            yield [(LOSS_SCALE, self._scale.to_tensor())]
         masters = dict(zip(self._trained, self._masters, strict=True))
         for bucket in parameter_buckets(self.model):
             tensors = []
@@ -88,16 +108,21 @@ class LocalBackend:
                 state = self.optimizer.state.get(master, {})
                 tensors.append((state_name(MASTER, name), master.detach()))
                 # Without state where every step so far was skipped.
-                tensors += [(state_name(kind, name), state.get(kind, torch.zeros_like(master))) for kind in MOMENTS]
+                kinds = moments_of(self.optimizer)
+                tensors += [(state_name(kind, name), state.get(kind, torch.zeros_like(master))) for kind in kinds]
             yield [(name, tensor.to("cpu", copy=True)) for name, tensor in tensors]
+        yield from codes_of(self.optimizer, self._masters, self._ranks)
 
     @torch.no_grad()
     def load_training_state(self, read: ReadTensor) -> None:
-        start_adamw(self.optimizer, self._masters, read(UPDATES))
+        start_state(self.optimizer, self._masters, read(UPDATES))
+        if self._scale is not None:
+            self._scale = LossScale.of_tensor(read(LOSS_SCALE))
         for (name, _), master in zip(trained_parameters(self.model), self._masters, strict=True):
             master.copy_(read(state_name(MASTER, name)))
-            for kind in MOMENTS:
+            for kind in moments_of(self.optimizer):
                 self.optimizer.state[master][kind].copy_(read(state_name(kind, name)))
+        load_codes(self.optimizer, self._masters, 0, read)
         self._round_masters()
 
     def generation_model(self) -> nn.Module:
@@ -108,7 +133,7 @@ class LocalBackend:
 
     def describe(self) -> dict[str, Any]:
         masters = self._masters is not self._trained
-        return {"backend": "local", "float32_master_weights": masters}
+        return {"backend": "plain torch", "float32_master_weights": masters, "optimizer": self.config.optim}
 
 
 class LocalReference:

@@ -1,6 +1,8 @@
 """What an optimizer remembers, in one form for every backend: whole float32 tensors under parameter names.
 
-A state that one backend wrote can be read by any other, on any number of ranks.
+A state that one backend wrote can be read by any other, on any number of ranks. But for the moments of an 8-bit
+optimizer: their codes belong to blocks of one rank's part, and are kept as they are, since rounding them anew would not
+give the same ones.
 """
 
 from __future__ import annotations
@@ -10,14 +12,19 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from swift_r1.training.distributed import Ranks
+
 MASTER = "master"
 """The float32 weight that the optimizer works on."""
 MOMENTS = ("exp_avg", "exp_avg_sq")
 UPDATES = "updates"
 """Name of the number of updates so far, a float32 scalar: AdamW's `step`."""
+LOSS_SCALE = "loss_scale"
+"""Name of float16's loss scale, float64 `[3]`: the fields of `LossScale`."""
+_CODES = ("state1", "state2", "absmax1", "absmax2")
 
 StateBucket = Sequence[tuple[str, Tensor]]
-"""Float32 tensors on the CPU, named `<kind>:<parameter>`; empty on all but the main rank."""
+"""Tensors on the CPU (float32 but for codes), named `<kind>:<parameter>`; empty on all but the main rank."""
 ReadTensor = Callable[[str], Tensor]
 """Gives a tensor of a saved state by its name.
 
@@ -52,17 +59,73 @@ def parameter_buckets(model: nn.Module) -> Iterator[list[tuple[str, nn.Parameter
         yield bucket
 
 
-def start_adamw(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], updates: Tensor) -> None:
-    """Gives the parameters of a fresh AdamW a state of zero moments after `updates` updates."""
-    for parameter in parameters:
+def moments_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
+    """Which of a parameter's moments `optimizer` keeps in float32 under its own name."""
+    return MOMENTS if isinstance(optimizer, torch.optim.AdamW) else ()
+
+
+def start_state(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor], updates: Tensor) -> None:
+    """Gives the parameters of a fresh optimizer a state of zero moments after `updates` updates."""
+    kinds = moments_of(optimizer)
+    for parameter in parameters if kinds else ():
         optimizer.state[parameter] = {
             "step": updates.to(parameter.device, torch.float32, copy=True),
-            **{kind: torch.zeros_like(parameter, dtype=torch.float32) for kind in MOMENTS},
+            **{kind: torch.zeros_like(parameter, dtype=torch.float32) for kind in kinds},
         }
 
 
 def updates_of(optimizer: torch.optim.Optimizer) -> Tensor:
-    """How many updates an AdamW has made; they are the same for all its parameters."""
+    """How many updates an AdamW has made, the same for all its parameters; 0 where the optimizer does not count."""
     for state in optimizer.state.values():
-        return torch.as_tensor(state["step"], dtype=torch.float32).detach().to("cpu", copy=True)
+        if "step" in state:
+            return torch.as_tensor(state["step"], dtype=torch.float32).detach().to("cpu", copy=True)
     return torch.zeros(())
+
+
+def codes_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], ranks: Ranks) -> Iterator[StateBucket]:
+    """The moments of an 8-bit optimizer as they are; nothing for another (collective).
+
+    Args:
+        parameters: what the optimizer works on on this rank: as many on each.
+    """
+    for number, parameter in enumerate(parameters if has_codes(optimizer) else ()):
+        found = []
+        for kind in _CODES:
+            own = optimizer.state.get(parameter, {}).get(kind, torch.zeros(0, dtype=torch.uint8))
+            # As bytes: small parameters have float32 moments on the rank where they are.
+            parts = ranks.gather(own.detach().cpu().flatten().view(torch.uint8)) or ()
+            found += [(_code_name(kind, number, rank), part.clone()) for rank, part in enumerate(parts)]
+        yield found
+
+
+@torch.no_grad()
+def load_codes(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], rank: int, read: ReadTensor
+) -> None:
+    """Goes on from `codes_of` of as many ranks; nothing for another optimizer.
+
+    Raises:
+        KeyError, RuntimeError: it is the state of other parameters or another number of ranks.
+    """
+    updates = int(read(UPDATES))
+    for number, parameter in enumerate(parameters if has_codes(optimizer) and updates else ()):
+        group = optimizer.param_groups[0]
+        # It looks its parameter up by place, which under ZeRO-3 is only filled during a step.
+        kept, group["params"] = group["params"], [parameter]
+        optimizer.init_state(group, parameter, 0, 0)
+        group["params"] = kept
+        state = optimizer.state[parameter]
+        state["step"] = updates
+        for kind in _CODES:
+            saved = read(_code_name(kind, number, rank))
+            if kind in state:
+                state[kind].copy_(saved.view(state[kind].dtype).view(state[kind].shape))
+
+
+def has_codes(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether it is one of bitsandbytes'."""
+    return hasattr(optimizer, "init_state")
+
+
+def _code_name(kind: str, number: int, rank: int) -> str:
+    return f"{kind}:{number}:{rank}"

@@ -1,0 +1,119 @@
+"""`--deepspeed`: reading it, and holding it against the flags. Without DeepSpeed itself, so before anything loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from swift_r1.errors import UsageError
+
+_DEFAULTS = {
+    # The optimizer is the flags': plain torch's or bitsandbytes', also with offload.
+    "zero_allow_untested_optimizer": True,
+    "zero_force_ds_cpu_optimizer": False,
+    "steps_per_print": 2**31 - 1,
+}
+_NOT_OURS = {
+    "optimizer": "--optim, --learning_rate, --weight_decay, --adam_beta1 and the like decide it",
+    "scheduler": "--lr_scheduler_type, --lr_scheduler_kwargs and --warmup_ratio decide it",
+    "amp": "--torch_dtype decides the dtype",
+}
+LOSS_SCALE = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 1, "min_loss_scale": 1}
+"""DeepSpeed's own fields; 0 is dynamic."""
+
+
+def read_config(name_path_or_json: str) -> dict[str, Any]:
+    """One of our names (`zero3`), a JSON file, or JSON itself, without every "auto" and with our defaults.
+
+    Raises:
+        UsageError: if it is none of the three.
+    """
+    text = name_path_or_json.strip()
+    packaged = resources.files(__package__).joinpath("deepspeed_configs", f"{text}.json")
+    try:
+        if text.startswith("{"):
+            config = json.loads(text)
+        elif packaged.is_file():
+            config = json.loads(packaged.read_text())
+        else:
+            config = json.loads(Path(text).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"--deepspeed {text}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise UsageError(f"--deepspeed {text}: not valid JSON ({error})") from error
+    if not isinstance(config, dict):
+        raise UsageError(f"--deepspeed {text}: holds no JSON object")
+    return _DEFAULTS | _without_auto(config)
+
+
+def contradictions(
+    config: Mapping[str, Any],
+    *,
+    dtype: str,
+    micro_batch: int,
+    accumulation: int,
+    world_size: int,
+    max_grad_norm: float,
+) -> Iterator[str]:
+    """What `config` (of `read_config`) says against the flags, one line each; the same value in both is fine.
+
+    Args:
+        dtype: `float32`, `bfloat16` or `float16`, in which the model computes.
+    """
+    decided = {
+        "train_micro_batch_size_per_gpu": (micro_batch, "--per_device_train_batch_size"),
+        "gradient_accumulation_steps": (accumulation, "--gradient_accumulation_steps"),
+        "train_batch_size": (
+            micro_batch * accumulation * world_size,
+            "--per_device_train_batch_size x --gradient_accumulation_steps x processes",
+        ),
+        "gradient_clipping": (max_grad_norm, "--max_grad_norm"),
+    }
+    for key, (value, flag) in decided.items():
+        if key in config and config[key] != value:
+            yield f"--deepspeed sets {key} {config[key]}, but {flag} is {value:g}: leave it out, or write \"auto\""
+    for key, why in _NOT_OURS.items():
+        if key in config:
+            yield f'--deepspeed sets {key}: {why}; leave it out, or write "auto"'
+    for key, name in (("bf16", "bfloat16"), ("fp16", "float16")):
+        section = config.get(key, {})
+        if not isinstance(section, Mapping):
+            yield f"--deepspeed: {key} must be an object"
+        elif "enabled" in section and section["enabled"] != (dtype == name):
+            yield f"--deepspeed sets {key}.enabled {json.dumps(section['enabled'])}, but --torch_dtype is {dtype}"
+    if config["zero_force_ds_cpu_optimizer"]:
+        yield "--deepspeed sets zero_force_ds_cpu_optimizer: --optim decides the optimizer; leave it out"
+    zero = config.get("zero_optimization", {})
+    if not isinstance(zero, Mapping) or zero.get("stage", 0) not in (0, 1, 2, 3):
+        yield "--deepspeed: zero_optimization must be an object whose stage is 0, 1, 2 or 3"
+
+
+def resolved(config: Mapping[str, Any], dtype: str, max_grad_norm: float) -> dict[str, Any]:
+    """What DeepSpeed is given: `config` (of `read_config`) with what the flags decide filled in.
+
+    Of `fp16`, a file's own loss scale is kept.
+    """
+    filled = {key: value for key, value in config.items() if key not in ("bf16", "fp16", "train_batch_size")}
+    filled |= {
+        # The loop cuts micro-batches and marks the step's end itself: DeepSpeed must neither scale nor wait.
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": max_grad_norm,
+    }
+    if dtype == "bfloat16":
+        filled |= {"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}
+    if dtype == "float16":
+        own = {key: value for key, value in config.get("fp16", {}).items() if key in LOSS_SCALE}
+        filled |= {"fp16": {"enabled": True, **LOSS_SCALE, **own}, "data_types": {"grad_accum_dtype": "fp32"}}
+    return filled
+
+
+def _without_auto(value: Any) -> Any:
+    """Drops every "auto" (and what is empty without it), as ms-swift's own files have them."""
+    if not isinstance(value, dict):
+        return value
+    cleaned = {key: _without_auto(item) for key, item in value.items() if item != "auto"}
+    return {key: item for key, item in cleaned.items() if item != {} or value[key] == {}}
