@@ -23,6 +23,8 @@ _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _SCHEDULER_KWARGS = {
     "cosine": {"num_cycles"},
     "cosine_with_min_lr": {"num_cycles", "min_lr", "min_lr_rate"},
+    "cosine_with_restarts": {"num_cycles"},
+    "inverse_sqrt": {"timescale"},
     "polynomial": {"lr_end", "power"},
 }
 
@@ -156,26 +158,50 @@ def reference_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fau
 
 
 def tuner_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
-    """What is trained, and the flags that only adapters read."""
-    if args.train_type == "lora":
+    """What is trained, and the flags that only adapters, or only full training, read."""
+    kind = args.train_type
+    if kind != "full":
         if args.sync_ref_model:
             yield Fault(
-                "--sync_ref_model true has nothing to move with --train_type lora: the reference is the model without "
-                "its adapters",
+                f"--sync_ref_model true has nothing to move with --train_type {kind}: the reference is the model "
+                "without its adapters",
                 ("sync_ref_model", "train_type"),
             )
         if not args.target_modules:
             yield Fault(
                 "--target_modules names no module to adapt: all-linear means every linear one", ("target_modules",)
             )
-        return
-    unused = [name for name in ("lora_rank", "lora_alpha", "target_modules") if name in given]
-    if unused:
-        yield Fault(
-            f"{', '.join(f'--{name}' for name in unused)} {'has' if len(unused) == 1 else 'have'} no effect with "
-            f"--train_type {args.train_type}: use lora",
-            (*unused, "train_type"),
-        )
+    flags = {
+        "lora": ("lora_rank", "lora_alpha", "target_modules", "quant_bits"),
+        "full": ("freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio", "trainable_parameters"),
+        "qlora": ("quant_method", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
+    }
+    read = {"full": ("full",), "lora": ("lora", "qlora") if args.quant_bits else ("lora",), "qlora": ("lora", "qlora")}
+    for wanted, names in flags.items():
+        unused = [f"--{name}" for name in names if name in given]
+        if unused and wanted not in read[kind]:
+            verb = "has" if len(unused) == 1 else "have"
+            yield Fault(
+                f"{', '.join(unused)} {verb} no effect with --train_type {kind}: use {wanted}",
+                (*(name.lstrip("-") for name in unused), "train_type"),
+            )
+    if args.trainable_parameters and not (
+        args.freeze_parameters or args.freeze_parameters_regex or args.freeze_parameters_ratio
+    ):
+        yield Fault("--trainable_parameters has no effect where nothing is frozen", ("trainable_parameters",))
+    if args.freeze_parameters_regex is not None:
+        try:
+            re.compile(args.freeze_parameters_regex)
+        except re.error as error:
+            yield Fault(f"--freeze_parameters_regex {args.freeze_parameters_regex}: no pattern ({error})")
+
+
+def optimizer_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
+    """Flags that the chosen optimizer does not read."""
+    unused = [f"--{name}" for name in ("adam_beta1", "adam_beta2", "adam_epsilon") if name in given]
+    if unused and args.optim == "sgd":
+        verb = "has" if len(unused) == 1 else "have"
+        yield Fault(f"{', '.join(unused)} {verb} no effect with --optim sgd", ("optim",))
 
 
 def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:

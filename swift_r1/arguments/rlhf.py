@@ -53,6 +53,7 @@ class RlhfArguments(
         yield from checks.loss_faults(self, given)
         yield from checks.reference_faults(self, given)
         yield from checks.tuner_faults(self, given)
+        yield from checks.optimizer_faults(self, given)
         yield from checks.schedule_faults(self, given)
         yield from checks.process_faults(self, given, world)
         yield from checks.evaluation_faults(self, given)
@@ -75,6 +76,8 @@ class RlhfArguments(
             multi_turn_scheduler=self.multi_turn_scheduler or (GYM_SCHEDULER if self.use_gym_env else None),
             steps_per_generation=steps_per_generation,
             generation_batch_size=micro_batch * steps_per_generation,
+            quant_bits=4 if self.train_type == "qlora" else self.quant_bits,
+            train_type="qlora" if self.quant_bits and self.train_type == "lora" else self.train_type,
             data_seed=self.seed if self.data_seed is None else self.data_seed,
             scale_rewards=self.scale_rewards or self._default_scale(),
             reward_weights=self.reward_weights or [1.0] * len(rewards),

@@ -21,7 +21,10 @@ class TrainingArguments:
     lr_scheduler_type: str = flag(
         "cosine",
         "course of the learning rate",
-        choices=("linear", "cosine", "cosine_with_min_lr", "polynomial", "constant", "constant_with_warmup"),
+        choices=(
+            *("linear", "cosine", "cosine_with_min_lr", "cosine_with_restarts", "polynomial", "inverse_sqrt"),
+            *("constant", "constant_with_warmup"),
+        ),
     )
     lr_scheduler_kwargs: dict[str, Any] = flag({}, "more of the scheduler: '{\"min_lr\": 1e-7}'")
     warmup_ratio: float = flag(0.05, "share of the steps in which the learning rate rises", at_least=0, at_most=1)
@@ -51,7 +54,11 @@ class TrainingArguments:
         False,
         "put a micro-batch's completions into one row, without padding, where prompts are not shared (which packs too)",
     )
-    optim: str = flag("adamw_torch", "the optimizer", choices=("adamw_torch",), ms_swift="adamw_torch_fused")
+    optim: str = flag(
+        "adamw_torch_fused",
+        "the optimizer; 8bit: moments of 8 bits, by bitsandbytes; paged: those move between GPU and host",
+        choices=("adamw_torch_fused", "adamw_torch", "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "sgd"),
+    )
     seed: int = flag(42, "seed of everything random", at_least=0)
     max_skipped_steps: int = flag(
         3, "steps in a row that may be skipped since loss or gradient is not finite; one more ends the run", at_least=0

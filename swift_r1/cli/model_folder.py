@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -25,6 +26,16 @@ def model_faults(model: str, environ: Mapping[str, str]) -> list[str]:
     if not _like_hub_id(model):
         return [f"--model {model}: there is no such folder (looked in {Path.cwd()})"]
     return _hub_faults(model, environ)
+
+
+def config_dtype(model: str) -> str:
+    """The dtype that the config of the model folder names; float32 where it names none or cannot be read yet."""
+    try:
+        content = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
+        dtype = content.get("dtype") or content.get("torch_dtype") or "float32"
+    except (OSError, ValueError, AttributeError):
+        return "float32"
+    return str(dtype)
 
 
 def _folder_faults(model: str, path: Path) -> list[str]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
-from swift_r1.cli.model_folder import model_faults
+from swift_r1.cli.model_folder import config_dtype, model_faults
 from swift_r1.cli.run_folder import run_folder_faults
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
@@ -39,7 +37,7 @@ def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) 
         *reward_name_faults(args),
         *scheduler_name_faults(args),
         *run_folder_faults(args, world),
-        *deepspeed_file_faults(args),
+        *deepspeed_faults(args, world),
     ]
     data: LoadedData | None = None
     try:
@@ -144,14 +142,23 @@ def required_columns(reward: Any) -> frozenset[str]:
     )
 
 
-def deepspeed_file_faults(args: RlhfArguments) -> list[str]:
-    """What is wrong with a `--deepspeed` value that names a file."""
-    if args.deepspeed is None or not args.deepspeed.endswith(".json"):
+def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
+    """What is wrong with the `--deepspeed` file or JSON, and what it says against the flags."""
+    if args.deepspeed is None:
         return []
+    from swift_r1.training.backends.deepspeed_config import contradictions, read_config
+
     try:
-        content: Any = json.loads(Path(args.deepspeed).read_text(encoding="utf-8"))
-    except OSError as error:
-        return [f"--deepspeed {args.deepspeed}: {error.strerror or error}"]
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        return [f"--deepspeed {args.deepspeed}: not valid JSON ({error})"]
-    return [] if isinstance(content, dict) else [f"--deepspeed {args.deepspeed}: holds no JSON object"]
+        config = read_config(args.deepspeed)
+    except UsageError as error:
+        return list(error.faults)
+    return list(
+        contradictions(
+            config,
+            dtype=args.torch_dtype or config_dtype(args.model),
+            micro_batch=args.per_device_train_batch_size,
+            accumulation=args.gradient_accumulation_steps,
+            world_size=world.size,
+            max_grad_norm=args.max_grad_norm,
+        )
+    )

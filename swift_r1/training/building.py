@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from contextlib import ExitStack
 from typing import Any
@@ -19,13 +20,16 @@ from swift_r1.rollout.engines.transformers import TransformersEngine
 from swift_r1.rollout.identity import tokenizer_hash
 from swift_r1.rollout.link import Expected, ServerLink
 from swift_r1.training.backends.base import Backend
+from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.distributed import Ranks
+from swift_r1.training.freezing import Freezing
 from swift_r1.training.lora import LoraSettings, trained_share
 from swift_r1.training.multi_turn import Stage
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
 from swift_r1.training.policy import load_model
 from swift_r1.training.probes import check_fused_head
+from swift_r1.training.quantization import Quantization
 from swift_r1.training.rng import seed_everything
 from swift_r1.training.rollouts import EmbeddedRollouts, Rollouts
 from swift_r1.training.server_rollouts import ServerRollouts
@@ -35,12 +39,22 @@ logger = logging.getLogger("swift_r1.training")
 
 
 def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
-    lora = None
-    if args.train_type == "lora":
-        lora = LoraSettings(args.lora_rank, args.lora_alpha, tuple(args.target_modules))
+    """The policy and its optimizer, and the size of its vocabulary. Collective.
+
+    Raises:
+        UsageError: the model cannot be loaded, adapted, frozen or trained as the flags say.
+    """
+    lora, quantization, freezing = lora_of(args), quantization_of(args), freezing_of(args)
 
     def load() -> nn.Module:
-        return load_model(args.model, args.torch_dtype, args.gradient_checkpointing, lora)
+        return load_model(
+            args.model,
+            args.torch_dtype,
+            args.gradient_checkpointing,
+            lora,
+            quantization=quantization,
+            freezing=freezing,
+        )
 
     optimizer = OptimizerConfig(
         args.learning_rate,
@@ -49,28 +63,49 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
         args.adam_beta2,
         args.adam_epsilon,
         args.max_grad_norm,
+        args.optim,
     )
     seed_everything(args.seed)
     if args.deepspeed is None:
-        model = load().to(ranks.device)
-        if model.dtype == torch.float16:
-            raise UsageError("training in float16 needs a loss scale, which is not there yet: --torch_dtype bfloat16")
-        backend: Backend = LocalBackend(model, optimizer)
+        backend: Backend = LocalBackend(load().to(ranks.device), optimizer)
     else:
         from transformers import AutoConfig
 
-        from swift_r1.training.backends.deepspeed import DeepSpeedBackend, read_config
+        from swift_r1.training.backends.deepspeed import DeepSpeedBackend
 
         config_dtype = AutoConfig.from_pretrained(args.model).dtype or torch.float32
         dtype = getattr(torch, args.torch_dtype) if args.torch_dtype else config_dtype
-        backend = DeepSpeedBackend(load, dtype, optimizer, read_config(args.deepspeed), ranks)
+        config = read_config(args.deepspeed)
+        backend = DeepSpeedBackend(load, dtype, optimizer, config, ranks, quantization is not None)
     vocab_size = backend.model.config.get_text_config().vocab_size
     check_fused_head(backend, vocab_size, ranks.device)
-    if ranks.is_main and lora is not None:
-        logger.info("--train_type lora: %s", trained_share(backend.model))
-    if ranks.is_main and args.loss_type == "cispo" and args.epsilon_high is None:
-        logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
+    if ranks.is_main:
+        logger.info("backend: %s", json.dumps(backend.describe()))
+        if lora is not None or freezing is not None:
+            logger.info("--train_type %s: %s", args.train_type, trained_share(backend.model))
+        if args.loss_type == "cispo" and args.epsilon_high is None:
+            logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
     return backend, vocab_size
+
+
+def lora_of(args: RlhfArguments) -> LoraSettings | None:
+    if args.train_type == "full":
+        return None
+    return LoraSettings(args.lora_rank, args.lora_alpha, tuple(args.target_modules))
+
+
+def quantization_of(args: RlhfArguments) -> Quantization | None:
+    return Quantization(args.bnb_4bit_quant_type, args.bnb_4bit_use_double_quant) if args.quant_bits else None
+
+
+def freezing_of(args: RlhfArguments) -> Freezing | None:
+    freezing = Freezing(
+        tuple(args.freeze_parameters),
+        args.freeze_parameters_regex,
+        args.freeze_parameters_ratio,
+        tuple(args.trainable_parameters),
+    )
+    return None if freezing == Freezing() else freezing
 
 
 def open_rollouts(

@@ -215,8 +215,15 @@ class Trainer:
         parts.learning_rate.advance()
         self.outcome.steps += 1
         finite = all(math.isfinite(metrics[name]) for name in ("loss", "grad_norm"))
-        self.progress.skipped_in_a_row = 0 if finite else self.progress.skipped_in_a_row + 1
         metrics["skipped"] = float(not finite)
+        overflow = not finite and math.isfinite(metrics["loss"]) and metrics.get("loss_scale", 1.0) > 1
+        if overflow and parts.ranks.is_main:
+            # How a loss scale is found: no fault of the step.
+            logger.info(
+                "step %d is skipped: its gradient overflows float16; the loss scale was %g and is now %g",
+                *(self.outcome.steps, metrics["loss_scale"], parts.backend.loss_scale),
+            )
+        self.progress.skipped_in_a_row = 0 if finite or overflow else self.progress.skipped_in_a_row + 1
         if args.sync_ref_model:
             due = self.outcome.steps % args.ref_model_sync_steps == 0
             if due and parts.reference is not None:

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from swift_r1.errors import UsageError
 from swift_r1.training.attention import PackedRow, use_packed_attention
 from swift_r1.training.elementwise import use_block_functions
-from swift_r1.training.logprobs import LogitForm, TokenLogprobs, selective_logprobs_and_entropies
 from swift_r1.training.freezing import Freezing, freeze
+from swift_r1.training.logprobs import LogitForm, TokenLogprobs, selective_logprobs_and_entropies
 from swift_r1.training.lora import LoraSettings, add_lora
 from swift_r1.training.quantization import Quantization, settle
 

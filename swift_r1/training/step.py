@@ -153,8 +153,9 @@ def train_step(
 
     Returns:
         The whole step's `loss`, `grad_norm` (where one is not finite nothing was updated), `learning_rate`, the loss's
-        metrics, each rank's `micro_batches` and the `tokens_computed` of all of them (prompts, completions and padding
-        that went through the model for the gradient); the same on every rank.
+        metrics, in float16 the `loss_scale` that this step used, each rank's `micro_batches` and the `tokens_computed`
+        of all of them (prompts, completions and padding that went through the model for the gradient); the same on
+        every rank.
     """
     normalizer = ranks.sum(sum(loss_normalizer(batch.mask, config) for batch in batches))
     filtered = config.top_entropy_quantile < 1
@@ -183,6 +184,7 @@ def train_step(
         backend.backward(share, last=number + 1 == len(batches))
         loss += result.loss.detach().double().cpu()
         metrics.append(result.metrics | masked_metric("entropy", entropies, batch.mask.to(entropies.dtype)))
+    scale = backend.loss_scale
     grad_norm = backend.step(learning_rate)
     names, sums = zip(*sorted(sum_metrics(metrics).items()), strict=True)
     computed = torch.tensor(sum(batch.micro.inputs.token_ids.numel() for batch in batches), dtype=torch.float64)
@@ -190,6 +192,8 @@ def train_step(
     means = mean_metrics(dict(zip(names, totals[2:], strict=True)))
     if threshold is not None and threshold.isfinite():
         means["entropy/threshold"] = threshold.item()
+    if scale is not None:
+        means["loss_scale"] = scale
     means |= {"micro_batches": float(len(batches)), "tokens_computed": totals[1].item()}
     return {"loss": totals[0].item(), "grad_norm": grad_norm, "learning_rate": learning_rate} | means
 

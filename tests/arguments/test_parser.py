@@ -61,13 +61,22 @@ def test_one_dash_is_a_typo_unless_a_number_follows() -> None:
 
 def test_all_faults_come_together_one_a_line() -> None:
     found = faults(
-        "--lerning_rate", "1", "--reward_model", "x", "--lora_dropout", "0.1", "--train_type", "qlora", "--beta", "-1"
+        "--lerning_rate",
+        "1",
+        "--reward_model",
+        "x",
+        "--lora_dropout",
+        "0.1",
+        "--weight_transport",
+        "nccl",
+        "--beta",
+        "-1",
     )
     assert found == (
         "unknown flag --lerning_rate: did you mean --learning_rate?",
         "--reward_model: reward models are not done here: write a reward function (--external_plugins, --reward_funcs)",
         "--lora_dropout is an ms-swift flag that `swift rlhf` does not have in this version: leave it out",
-        "--train_type qlora is not there yet in this version; it can be: full, lora",
+        "--weight_transport nccl is not there yet in this version; it can be: auto, shm, http",
         "--beta must be at least 0, not -1.0",
     )
 

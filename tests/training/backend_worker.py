@@ -1,20 +1,30 @@
-"""Trains a tiny model for a few optimizer steps on one backend and writes what came out (run by test_backends.py)."""
+"""One rank that trains a tiny model for a few optimizer steps, once for each line of JSON on standard input.
 
-import argparse
+Started by `conftest.py`. A line is a `Case`; the main rank writes what came out to its `out`, and every rank answers
+with a line: `ok`, or a traceback as JSON.
+"""
+
+import gc
 import json
+import sys
+import traceback
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 
 from swift_r1.algorithms import LossConfig
+from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.batching import Cut, round_batch
 from swift_r1.training.distributed import join_ranks
+from swift_r1.training.freezing import Freezing
 from swift_r1.training.lora import LoraSettings, policy_weights
 from swift_r1.training.micro_batches import Form
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.policy import load_model
 from swift_r1.training.probes import check_fused_head
+from swift_r1.training.quantization import Quantization
 from swift_r1.training.step import (
     before_training,
     deal_round,
@@ -55,52 +65,119 @@ def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False
     return train_step(steps[0], advantages, backend, config, 0.9, rate, ranks)
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--backend", required=True)
-    parser.add_argument("--model", required=True)
-    parser.add_argument("--dtype", required=True)
-    parser.add_argument("--cuts", nargs="+", required=True, help="of each step, see `step_on`")
-    parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--loss", type=json.loads, default={}, help="fields of LossConfig, and overlong_filter")
-    parser.add_argument("--mix_after", type=int, help="the step after which the reference moves to the policy")
-    parser.add_argument("--lora_rank", type=int, default=0)
-    parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
-    ranks = join_ranks(60, distributed=args.backend != "local")
-    optimizer = OptimizerConfig(args.rate, 0.1, 0.9, 0.95, 1e-8, 1.0)
+@dataclass
+class Case:
+    """One run.
+
+    Attributes:
+        backend: `local`, or what `--deepspeed` takes.
+        cuts: of each step, see `step_on`.
+        loss: fields of LossConfig, and overlong_filter.
+        mix_after: the step after which the reference moves to the policy.
+        train: full, lora or qlora, with a prefix to freeze behind a colon (`full:model.embed`).
+        reload_after: the step after which the training state goes through `training_state` into a new backend.
+    """
+
+    backend: str
+    model: str
+    out: str
+    dtype: str = "float32"
+    cuts: str = "150 150 150"
+    loss: dict = field(default_factory=dict)
+    rate: float = 1e-3
+    mix_after: int | None = None
+    train: str = "full"
+    optim: str = "adamw_torch_fused"
+    checkpointing: bool = False
+    reload_after: int | None = None
+
+
+def open_backend(case, ranks):
+    kind, _, frozen = case.train.partition(":")
 
     def load():
         torch.manual_seed(0)
-        lora = LoraSettings(args.lora_rank, 16, ("all-linear",)) if args.lora_rank else None
-        return load_model(args.model, args.dtype, gradient_checkpointing=False, lora=lora)
+        return load_model(
+            case.model,
+            case.dtype,
+            case.checkpointing,
+            None if kind == "full" else LoraSettings(4, 16, ("all-linear",)),
+            quantization=Quantization() if kind == "qlora" else None,
+            freezing=Freezing((frozen,)) if frozen else None,
+        )
 
-    if args.backend == "local":
+    optimizer = OptimizerConfig(case.rate, 0.1, 0.9, 0.95, 1e-8, 1.0, case.optim)
+    if case.backend == "local":
         from swift_r1.training.backends.local import LocalBackend
 
-        backend = LocalBackend(load(), optimizer)
-    else:
-        from swift_r1.training.backends.deepspeed import DeepSpeedBackend, read_config
+        return LocalBackend(load(), optimizer)
+    from deepspeed.accelerator import get_accelerator
 
-        backend = DeepSpeedBackend(load, getattr(torch, args.dtype), optimizer, read_config(args.backend), ranks)
+    from swift_r1.training.backends.deepspeed import DeepSpeedBackend
+
+    # On a CPU DeepSpeed asks for fast instructions; the slow ones compute the same.
+    get_accelerator().is_fp16_supported = lambda: True
+    config = read_config(case.backend)
+    return DeepSpeedBackend(load, getattr(torch, case.dtype), optimizer, config, ranks, kind == "qlora")
+
+
+def reloaded(backend, case, ranks):
+    """A new backend that goes on from what `backend` would save."""
+    state = {name: tensor for bucket in backend.training_state() for name, tensor in bucket}
+    names = sorted(state)
+    if ranks.world_size > 1:
+        names = json.loads(bytes(ranks.broadcast([_bytes(json.dumps(names))] if ranks.is_main else None)[0].tolist()))
+    everyones = {}
+    for name in names:
+        kept = state.get(name)
+        described = [_bytes(f"{kept.dtype} {list(kept.shape)}")] if ranks.is_main else None
+        dtype, shape = bytes(ranks.broadcast(described)[0].tolist()).decode().split(" ", 1)
+        flat = [_bytes(kept.contiguous().flatten().view(torch.uint8).numpy().tobytes())] if ranks.is_main else None
+        raw = ranks.broadcast(flat)[0].to(torch.uint8)
+        everyones[name] = raw.view(getattr(torch, dtype.removeprefix("torch."))).reshape(json.loads(shape))
+    fresh = open_backend(case, ranks)
+    fresh.load_training_state(everyones.__getitem__)
+    return fresh
+
+
+def _bytes(text):
+    return torch.tensor(list(text if isinstance(text, bytes) else text.encode()), dtype=torch.long)
+
+
+def run(case, ranks):
+    backend = open_backend(case, ranks)
     check_fused_head(backend, 100, ranks.device)
-    reference = backend.reference()
-    overlong_filter = args.loss.pop("overlong_filter", False)
-    config = LossConfig(**{"beta": 0.1} | args.loss)
+    overlong_filter = case.loss.pop("overlong_filter", False)
+    config = LossConfig(**{"beta": 0.1} | case.loss)
+    reference = backend.reference() if config.beta else None
     steps = []
-    for cut in args.cuts:
-        steps.append(step_on(ragged_round(), backend, reference, config, cut, ranks, overlong_filter, args.rate))
-        if len(steps) == args.mix_after:
+    for cut in case.cuts.split():
+        steps.append(step_on(ragged_round(), backend, reference, config, cut, ranks, overlong_filter, case.rate))
+        if len(steps) == case.mix_after:
             reference.mix_in_policy(0.6)
+        if len(steps) == case.reload_after:
+            backend = reloaded(backend, case, ranks)
     weights = {
         name: tensor for bucket in backend.weight_buckets(policy_weights(backend.model)) for name, tensor in bucket
     }
     generation = backend.generation_model()
     if ranks.is_main:
+        out = Path(case.out)
         same = all(torch.equal(weights[w.name], w.value()) for w in policy_weights(generation))
-        save_file({name: tensor.float() for name, tensor in weights.items()}, args.out.with_suffix(".safetensors"))
-        args.out.write_text(json.dumps({"steps": steps, "generation_equals_weights": same}))
-    ranks.close()
+        save_file({name: tensor.float() for name, tensor in weights.items()}, out.with_suffix(".safetensors"))
+        out.write_text(json.dumps({"steps": steps, "generation_equals_weights": same, **backend.describe()}))
+
+
+def main():
+    ranks = join_ranks(600, distributed=len(sys.argv) > 1)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        try:
+            run(Case(**json.loads(line)), ranks)
+            print("ok", flush=True)
+        except Exception:  # noqa: BLE001  told to the test
+            print(json.dumps(traceback.format_exc()), flush=True)
+        gc.collect()
 
 
 if __name__ == "__main__":

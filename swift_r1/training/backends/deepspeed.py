@@ -6,12 +6,14 @@ import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import deepspeed
 import torch
+from accelerate import init_empty_weights
+from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+from deepspeed.runtime.config import DeepSpeedConfigError
 from deepspeed.utils import (
     safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
@@ -21,7 +23,6 @@ from deepspeed.utils import (
     safe_set_local_fp32_param,
     safe_set_local_optimizer_state,
 )
-from deepspeed.runtime.config import DeepSpeedConfigError
 from pydantic import ValidationError
 from torch import Tensor, nn
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
@@ -50,6 +51,7 @@ from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parame
 from swift_r1.training.policy import ModelInputs, Policy
 
 logger = logging.getLogger(__name__)
+
 
 class DeepSpeedBackend:
     """Trains under ZeRO.
@@ -86,8 +88,12 @@ class DeepSpeedBackend:
         # DeepSpeed would compile an all-reduce through shared memory at its first start: a C++ compiler and up to
         # two minutes for something that only its inference uses.
         deepspeed.ops.__compatible_ops__[ShareMemCommBuilder.NAME] = False
-        with self._partitioned_loading():
-            policy = Policy(load())
+        if dtype == torch.float16 and not get_accelerator().is_fp16_supported():
+            raise UsageError(
+                f"DeepSpeed does not compute in float16 on this {get_accelerator().device_name()}: "
+                "--torch_dtype bfloat16, or plain torch without --deepspeed"
+            )
+        policy = self._load_policy()
         policy.train()
         groups = parameter_groups(policy.model.parameters(), optimizer.weight_decay)
         try:
@@ -236,25 +242,23 @@ class DeepSpeedBackend:
     def reference(self) -> ReferencePolicy:
         if has_adapters(self.model):
             return AdaptersOff(self)
-        with self._partitioned_loading():
-            policy = Policy(self._load())
-        return DeepSpeedReference(policy, self.policy, self.resolved, self.stage)
+        return DeepSpeedReference(self._load_policy(), self.policy, self.resolved, self.stage)
 
-    @contextmanager
-    def _partitioned_loading(self) -> Iterator[None]:
-        """Under ZeRO-3, transformers gives each rank its part of the weights while this is open.
+    def _load_policy(self) -> Policy:
+        """Under ZeRO-3, transformers gives each rank its part of the weights.
 
         Weights of 4 bits are loaded whole and cut up by DeepSpeed afterwards.
         """
         if self.stage < 3 or self._quantized:
-            yield
-            return
+            return Policy(self._load())
         config = HfDeepSpeedConfig(self.resolved)
         try:
-            yield
+            policy = Policy(self._load())
         finally:
             del config
             unset_hf_deepspeed_config()
+        _compute_buffers(policy.model)
+        return policy
 
     def describe(self) -> dict[str, Any]:
         return {"backend": f"DeepSpeed ZeRO-{self.stage}", "deepspeed": self.resolved}
@@ -304,6 +308,27 @@ class DeepSpeedReference:
     @torch.no_grad()
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
         return self.forward(*inputs, temperature)
+
+
+def _compute_buffers(model: nn.Module) -> None:
+    """Computes what a model computes for itself, as the frequencies of rotary positions, in its own dtype.
+
+    While DeepSpeed partitions a model it makes every new tensor in the weights' dtype. In 16 bits positions then turn
+    by up to half a percent too much or too little, which after some hundred tokens is another position.
+    """
+    with init_empty_weights(include_buffers=False):
+        skeleton = type(model)(model.config)
+    computed = {
+        f"{prefix}.{name}" if prefix else name: buffer
+        for prefix, module in skeleton.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name in module._non_persistent_buffers_set
+    }
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            right = computed.get(f"{prefix}.{name}" if prefix else name)
+            if right is not None:
+                module.register_buffer(name, right.to(buffer.device), persistent=False)
 
 
 def _one_line(error: Exception) -> str:

@@ -21,7 +21,13 @@ _NOT_OURS = {
     "scheduler": "--lr_scheduler_type, --lr_scheduler_kwargs and --warmup_ratio decide it",
     "amp": "--torch_dtype decides the dtype",
 }
-LOSS_SCALE = {"loss_scale": 0, "initial_scale_power": 16, "loss_scale_window": 1000, "hysteresis": 1, "min_loss_scale": 1}
+LOSS_SCALE = {
+    "loss_scale": 0,
+    "initial_scale_power": 16,
+    "loss_scale_window": 1000,
+    "hysteresis": 1,
+    "min_loss_scale": 1,
+}
 """DeepSpeed's own fields; 0 is dynamic."""
 
 
@@ -74,7 +80,7 @@ def contradictions(
     }
     for key, (value, flag) in decided.items():
         if key in config and config[key] != value:
-            yield f"--deepspeed sets {key} {config[key]}, but {flag} is {value:g}: leave it out, or write \"auto\""
+            yield f'--deepspeed sets {key} {config[key]}, but {flag} is {value:g}: leave it out, or write "auto"'
     for key, why in _NOT_OURS.items():
         if key in config:
             yield f'--deepspeed sets {key}: {why}; leave it out, or write "auto"'

@@ -99,9 +99,7 @@ def codes_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], ran
 
 
 @torch.no_grad()
-def load_codes(
-    optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], rank: int, read: ReadTensor
-) -> None:
+def load_codes(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], rank: int, read: ReadTensor) -> None:
     """Goes on from `codes_of` of as many ranks; nothing for another optimizer.
 
     Raises:

@@ -1,0 +1,100 @@
+"""`--deepspeed` as a name, a file or JSON, held against the flags. Without DeepSpeed."""
+
+import json
+
+import pytest
+
+from swift_r1.arguments.checks import DEEPSPEED_NAMES
+from swift_r1.errors import UsageError
+from swift_r1.training.backends.deepspeed_config import contradictions, read_config, resolved
+
+FLAGS = {"dtype": "bfloat16", "micro_batch": 4, "accumulation": 2, "world_size": 2, "max_grad_norm": 1.0}
+
+MS_SWIFT = {
+    "fp16": {"enabled": "auto", "loss_scale": 0, "loss_scale_window": 1000, "hysteresis": 2, "min_loss_scale": 1},
+    "bf16": {"enabled": "auto"},
+    "zero_optimization": {"stage": 3, "reduce_bucket_size": "auto", "offload_param": {"device": "none"}},
+    "gradient_accumulation_steps": "auto",
+    "gradient_clipping": "auto",
+    "train_batch_size": "auto",
+    "train_micro_batch_size_per_gpu": "auto",
+    "steps_per_print": 2000,
+}
+"""The form of ms-swift's own files."""
+
+
+@pytest.mark.parametrize("name", DEEPSPEED_NAMES)
+def test_every_name_is_a_preset(name):
+    config = read_config(name)
+    assert config["zero_optimization"]["stage"] == int(name[4])
+    assert ("offload_optimizer" in config["zero_optimization"]) == name.endswith("offload")
+    assert list(contradictions(config, **FLAGS)) == []
+
+
+def test_a_file_and_json_say_the_same(tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps(MS_SWIFT))
+    config = read_config(str(path))
+    assert config == read_config(json.dumps(MS_SWIFT))
+    assert config["zero_optimization"] == {"stage": 3, "offload_param": {"device": "none"}}
+    assert config["steps_per_print"] == 2000
+    assert list(contradictions(config, **FLAGS)) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("nowhere.json", "No such file"),
+        ("{", "not valid JSON"),
+        ("[1].json", "No such file"),
+        ("zero9", "No such file"),
+    ],
+)
+def test_what_is_none_is_refused(text, part):
+    with pytest.raises(UsageError, match=part):
+        read_config(text)
+
+
+@pytest.mark.parametrize(
+    ("config", "part"),
+    [
+        (
+            {"train_micro_batch_size_per_gpu": 8},
+            "train_micro_batch_size_per_gpu 8, but --per_device_train_batch_size is 4",
+        ),
+        ({"train_batch_size": 8}, "is 16"),
+        ({"gradient_accumulation_steps": 1}, "--gradient_accumulation_steps is 2"),
+        ({"gradient_clipping": 0.5}, "--max_grad_norm is 1"),
+        ({"bf16": {"enabled": False}}, "bf16.enabled false, but --torch_dtype is bfloat16"),
+        ({"fp16": {"enabled": True}}, "fp16.enabled true, but --torch_dtype is bfloat16"),
+        ({"optimizer": {"type": "AdamW"}}, "--optim"),
+        ({"scheduler": {"type": "WarmupLR"}}, "--lr_scheduler_type"),
+        ({"zero_force_ds_cpu_optimizer": True}, "--optim decides"),
+        ({"zero_optimization": {"stage": 4}}, "stage is 0, 1, 2 or 3"),
+    ],
+)
+def test_contradictions_are_named(config, part):
+    [fault] = contradictions(read_config(json.dumps(config)), **FLAGS)
+    assert part in fault
+
+
+def test_equal_values_are_no_contradiction():
+    same = {
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": 2,
+        "train_batch_size": 16,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": True},
+        "fp16": {"enabled": False},
+    }
+    assert list(contradictions(read_config(json.dumps(same)), **FLAGS)) == []
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_flags_fill_in_the_rest(dtype):
+    filled = resolved(read_config(json.dumps(MS_SWIFT)), dtype, 0.3)
+    assert filled["gradient_clipping"] == 0.3
+    assert ("bf16" in filled, "fp16" in filled) == (dtype == "bfloat16", dtype == "float16")
+    if dtype == "float16":
+        assert filled["fp16"]["enabled"] and filled["fp16"]["hysteresis"] == 2
+        assert filled["fp16"]["initial_scale_power"] == 16
