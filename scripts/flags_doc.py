@@ -9,6 +9,7 @@ from swift_r1.arguments import RlhfArguments, RolloutArguments
 from swift_r1.arguments.check import CheckArguments
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import FlagSpec, flag_specs
+from swift_r1.arguments.merge import MergeArguments
 from swift_r1.cli.help import shown
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "flags.md"
@@ -30,6 +31,9 @@ def page() -> str:
             parts.append(f"### {group}\n\n| flag | default | what it does | ms-swift's default |\n|---|---|---|---|")
             parts += [_row(spec) for spec in members]
             parts.append("")
+    parts.append("## `swift merge-lora`\n")
+    parts.append("| flag | default | what it does | ms-swift's default |\n|---|---|---|---|")
+    parts += [*(_row(spec) for spec in flag_specs(MergeArguments).values()), ""]
     parts.append("## `swift check`\n\nThe flags of `swift rlhf`, none of them required, and:\n")
     parts.append("| flag | default | what it does | ms-swift's default |\n|---|---|---|---|")
     parts += [_row(spec) for spec in flag_specs(CheckArguments).values() if spec.group == "Check"]

@@ -9,6 +9,8 @@ EXIT_USAGE = 2
 EXIT_SERVER_UNREACHABLE = 3
 EXIT_PORT_TAKEN = 4
 EXIT_RUN_FAILED = 5
+EXIT_LOST_PEER = 75
+"""Of a rank alone, to its launcher: it ended since another rank is gone. The run's own code is the other rank's."""
 EXIT_INTERRUPTED = 130
 EXIT_TERMINATED = 143
 

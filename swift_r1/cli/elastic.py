@@ -1,11 +1,12 @@
 """`python -m swift_r1.cli.elastic ARGS_JSON`: several trainer processes through torch's elastic launcher.
 
 It starts one worker a rank, forwards SIGINT and SIGTERM to them, gives them time to save, and ends with the exit
-code of the rank that failed first. Nothing is restarted: a run resumes from its checkpoint.
+code of the rank that failed first, on every node. Nothing is restarted: a run resumes from its checkpoint.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -17,13 +18,16 @@ from typing import TYPE_CHECKING
 
 from swift_r1.arguments.world import World
 from swift_r1.cli.launch import WORKER_MODULE
+from swift_r1.cli.nodes import Cause, Nodes
 from swift_r1.errors import (
     EXIT_INTERRUPTED,
+    EXIT_LOST_PEER,
     EXIT_PORT_TAKEN,
     EXIT_RUN_FAILED,
     EXIT_SERVER_UNREACHABLE,
     EXIT_TERMINATED,
     EXIT_USAGE,
+    SwiftError,
 )
 
 if TYPE_CHECKING:
@@ -31,6 +35,9 @@ if TYPE_CHECKING:
 
 SAVE_SECONDS = 300  # what a worker may take to save after SIGTERM before it is killed
 MEETING_SECONDS = 900  # what the nodes may take to find each other
+_ENDING_SECONDS = 30.0  # what a rank may take to end after another has failed
+_SAME_MOMENT = 5  # seconds after the first failure in which a rank may die of the same cause
+_BEATS_MISSED = 5.0  # seconds without a sign of life that say nothing yet
 _DEFAULT_MASTER_PORT = 29500
 
 
@@ -44,16 +51,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     if faults:
         print("\n".join(faults), file=sys.stderr)
         return EXIT_USAGE
-    return run_workers(world, (sys.executable, "-m", WORKER_MODULE, words[0]))
+    ddp_timeout = json.loads(Path(words[0]).read_text(encoding="utf-8"))["args"]["ddp_timeout"]
+    try:
+        return run_workers(world, (sys.executable, "-m", WORKER_MODULE, words[0]), ddp_timeout)
+    except SwiftError as error:
+        print(f"swift rlhf: {error}", file=sys.stderr)
+        return error.exit_code
 
 
-def run_workers(world: World, command: Sequence[str]) -> int:
+def run_workers(world: World, command: Sequence[str], ddp_timeout: float) -> int:
     """One process of `command` a rank of this node; RANK, LOCAL_RANK, WORLD_SIZE, ... are set for it.
 
+    When a rank fails the others get SIGTERM, and SIGKILL half of `ddp_timeout` seconds later.
+
     Returns:
-        0, the exit code of the rank that failed first (5 where it was killed), or 128 + the signal that this
-        process got.
+        0, the exit code of the rank that failed first, on whichever node (5 where it was killed), or 128 + the signal
+        that this process got.
+
+    Raises:
+        PortTaken, RunFailed: the nodes cannot meet.
     """
+    _limit_ending(min(_ENDING_SECONDS, ddp_timeout / 2))
+    if world.nnodes == 1:
+        cause = _run_node(world, command)
+        return _tell(cause, world) if isinstance(cause, Cause) else cause
+    port = world.master_port or _DEFAULT_MASTER_PORT
+    with Nodes(world, port, max(_BEATS_MISSED, ddp_timeout / 2), MEETING_SECONDS, _kill_children) as nodes:
+        cause = _run_node(world, command)
+        if isinstance(cause, Cause):
+            return _tell(nodes.settle(cause), world)
+        nodes.done()
+        return cause
+
+
+def _tell(cause: Cause, world: World) -> int:
+    print(f"swift rlhf: {cause.line(world.nnodes > 1)}", file=sys.stderr)
+    return cause.code
+
+
+def _run_node(world: World, command: Sequence[str]) -> int | Cause:
+    """This node's workers, to their end: an exit code, or why they failed."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -82,43 +119,50 @@ def run_workers(world: World, command: Sequence[str]) -> int:
         try:
             elastic_launch(config, command[0])(*command[1:])
         except ChildFailedError as error:
-            rank, code, cause = first_cause(error.failures)
-            print(f"swift rlhf: rank {rank} was the first to end: {cause}", file=sys.stderr)
-            return code
+            first = world.node_rank * world.nproc_per_node
+            local, code, text = first_cause({rank - first: failure for rank, failure in error.failures.items()})
+            lost_peer = code == EXIT_LOST_PEER
+            return Cause(world.node_rank, first + local, EXIT_RUN_FAILED if lost_peer else code, text, lost_peer)
         except SignalException as error:
             return 128 + int(error.sigval)
         except RendezvousError as error:
-            print(f"swift rlhf: the {world.nnodes} nodes did not meet: {error}", file=sys.stderr)
-            return EXIT_RUN_FAILED
+            text = f"the {world.nnodes} nodes did not meet: {error}"
+            return Cause(world.node_rank, None, EXIT_RUN_FAILED, text)
         finally:
-            _kill_leftovers()
+            _kill_children()
     return 0
 
 
 def first_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int, str]:
-    """Rank, exit code for the run, and words for the failure that caused the others.
+    """Rank, exit code for the run (or `EXIT_LOST_PEER`), and words for the failure that caused the others.
 
-    A rank that loses its peer fails a moment after it, often within the same second; so among the earliest the
-    one whose exit code says most is taken: unreachable server before "the run failed" before a traceback. Death by
-    SIGTERM says least: that is how this launcher ends the others, maybe while they are leaving by themselves.
+    A rank that loses its peer says so by its exit code, but it may be seen first. Death by SIGTERM says least: that is
+    how this launcher ends the others, maybe while they are leaving by themselves; and by SIGKILL some seconds after the
+    first failure, since then it is the launcher's too. Of the rest the earliest counts, and among those of the same
+    second the one whose code says most: unreachable server before "the run failed" before a traceback.
     """
+    earliest = min(failure.timestamp for failure in failures.values())
+    telling = (EXIT_USAGE, EXIT_SERVER_UNREACHABLE, EXIT_PORT_TAKEN, EXIT_INTERRUPTED, EXIT_TERMINATED)
 
-    def order(item: tuple[int, ProcessFailure]) -> tuple[int, int]:
+    def order(item: tuple[int, ProcessFailure]) -> tuple[int, int, int]:
         _, failure = item
-        if failure.exitcode == -signal.SIGTERM:
-            return failure.timestamp, 3
-        telling = (EXIT_USAGE, EXIT_SERVER_UNREACHABLE, EXIT_PORT_TAKEN, EXIT_INTERRUPTED, EXIT_TERMINATED)
-        rarity = 0 if failure.exitcode < 0 or failure.exitcode in telling else 1
-        return failure.timestamp, rarity if failure.exitcode != 1 else 2
+        code = failure.exitcode
+        if code == -signal.SIGTERM or (code < 0 and failure.timestamp > earliest + _SAME_MOMENT):
+            return 2, failure.timestamp, 0
+        if code == EXIT_LOST_PEER:
+            return 1, failure.timestamp, 0
+        return 0, failure.timestamp, 0 if code < 0 or code in telling else 2 if code == 1 else 1
 
     rank, failure = min(failures.items(), key=order)
     code = failure.exitcode
+    if code == EXIT_LOST_PEER:
+        return rank, code, "it lost another rank"
     if code >= 0:
         return rank, code, f"exit code {code}"
     ended_by = signal.Signals(-code)
     if ended_by in (signal.SIGINT, signal.SIGTERM):
         return rank, 128 + ended_by, ended_by.name
-    hint = " (out of memory?)" if ended_by is signal.SIGKILL else ""
+    hint = " (likely out of memory)" if ended_by is signal.SIGKILL else ""
     return rank, EXIT_RUN_FAILED, f"killed by {ended_by.name}{hint}"
 
 
@@ -129,8 +173,20 @@ def _quiet_torch() -> None:
             logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
-def _kill_leftovers() -> None:
-    """Ends workers that a second signal left behind (each leads a process group of its own)."""
+def _limit_ending(seconds: float) -> None:
+    """torch's launcher gives the ranks that are left 30 seconds when one has failed, whatever `--ddp_timeout` is."""
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
+    close = PContext.close
+
+    def limited(self: PContext, death_sig: signal.Signals | None = None, timeout: float = seconds) -> None:
+        close(self, death_sig, timeout)
+
+    PContext.close = limited
+
+
+def _kill_children() -> None:
+    """Ends this node's workers at once; each leads a process group of its own."""
     me = os.getpid()
     children = Path(f"/proc/{me}/task/{me}/children")
     for child in children.read_text().split() if children.exists() else ():

@@ -10,11 +10,14 @@ from __future__ import annotations
 import glob
 import os
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from swift_r1.arguments.world import World
 
@@ -86,9 +89,32 @@ def trainer_environment(
         wanted["DS_ACCELERATOR"] = "cpu"  # else DeepSpeed looks for devices and warns that it finds none
     elif deterministic:
         wanted["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch refuses matrix products in deterministic mode without it
+    if world.nnodes > 1 and (name := interface_to(str(world.master_addr))):
+        # gloo would take the address that this machine's name stands for, often one that no other machine reaches.
+        wanted["GLOO_SOCKET_IFNAME"] = name
+        if gpu:
+            wanted["NCCL_SOCKET_IFNAME"] = name
     if offline:
         wanted["HF_HUB_OFFLINE"] = "1"
     return _unless_set(wanted, environ)
+
+
+def interface_to(host: str) -> str | None:
+    """Name of the network interface whose address this machine uses towards `host`; None where that cannot be told.
+
+    Sends nothing.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            own = probe.getsockname()[0].partition("%")[0]
+    except OSError:
+        return None
+    for name, addresses in psutil.net_if_addrs().items():
+        if own in (item.address.partition("%")[0] for item in addresses):
+            return name
+    return None
 
 
 def server_environment(

@@ -18,9 +18,9 @@ COMMANDS = {
     "eval": "measure a model on benchmarks, and compare two measurements",
     "check": "try plugins, data and rewards before a model is loaded",
     "plugins": "list the rewards and datasets that are registered",
+    "merge-lora": "make one model of adapters and the model under them",
     "doctor": "say what this machine and installation can do",
 }
-NOT_YET = ("merge-lora",)
 _HELP_FLAGS = ("-h", "--help", "help")
 
 
@@ -56,10 +56,8 @@ def _run(command: str, words: list[str]) -> int:
     if handover.is_for_ms_swift(command, words):
         handover.to_ms_swift(command, words)
     if command in COMMANDS:
-        return importlib.import_module(f"swift_r1.cli.{command}").run(words)
-    if command in NOT_YET:
-        raise UsageError(f"`swift {command}` is not there yet in this version")
-    known = [*COMMANDS, *NOT_YET, *handover.MS_SWIFT_COMMANDS]
+        return importlib.import_module(f"swift_r1.cli.{command.replace('-', '_')}").run(words)
+    known = [*COMMANDS, *handover.MS_SWIFT_COMMANDS]
     near = difflib.get_close_matches(command, known, n=1)
     hint = f"did you mean `swift {near[0]}`?" if near else "`swift --help` lists the commands"
     raise UsageError(f"there is no command {command!r}: {hint}")
@@ -68,13 +66,12 @@ def _run(command: str, words: list[str]) -> int:
 def _help() -> str:
     from swift_r1.cli.versions import own_version
 
-    ours = "\n".join(f"  swift {name:<9} {text}" for name, text in COMMANDS.items())
+    ours = "\n".join(f"  swift {name:<10} {text}" for name, text in COMMANDS.items())
     return f"""swift-r1 {own_version()}: R1-Zero style reinforcement learning, driven by plugins
 
 {ours}
 
 `swift COMMAND --help` lists a command's flags; `swift --version` prints the version.
-Not there yet: {", ".join(NOT_YET)}.
 Handed to ms-swift where it is installed: {", ".join(handover.MS_SWIFT_COMMANDS)},
 and `swift rlhf` of another --rlhf_type ({", ".join(handover.MS_SWIFT_RLHF_TYPES)}).
 

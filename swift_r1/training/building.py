@@ -13,7 +13,6 @@ from torch import nn
 from swift_r1.algorithms.config import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.data.prompts import PromptEncoder, Wording
-from swift_r1.errors import UsageError
 from swift_r1.plugins.rollouts import multi_turns
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines.transformers import TransformersEngine

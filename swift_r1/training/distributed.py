@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,8 @@ def join_ranks(timeout_s: float, distributed: bool) -> Ranks:
     if not distributed:
         return Ranks(0, 1, device, None)
     timeout = timedelta(seconds=timeout_s)
+    # DeepSpeed makes groups of its own without a time limit of theirs: they get torch's.
+    distributed_c10d.default_pg_timeout = timeout
     backend = "nccl" if device.type == "cuda" else "gloo"
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(backend, timeout=timeout)
@@ -111,3 +114,22 @@ def join_ranks(timeout_s: float, distributed: bool) -> Ranks:
         dist.init_process_group(backend, timeout=timeout, store=dist.HashStore(), rank=0, world_size=1)
     group = dist.new_group(backend="gloo", timeout=timeout)
     return Ranks(dist.get_rank(), dist.get_world_size(), device, group)
+
+
+_OF_A_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Timed out waiting",
+    "Broken pipe",
+    "gloo/transport",
+)
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether `error` is what a collective raises when another rank is gone or does not come.
+
+    gloo raises plain RuntimeErrors, which only their text tells apart.
+    """
+    if isinstance(error, dist.DistNetworkError | dist.DistBackendError):
+        return True
+    return type(error) is RuntimeError and any(words in str(error) for words in _OF_A_PEER)

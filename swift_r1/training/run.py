@@ -37,6 +37,7 @@ from swift_r1.training.building import (
     open_backend,
     open_rollouts,
     open_stage,
+    quantization_of,
 )
 from swift_r1.training.checkpoints import set_aside_later
 from swift_r1.training.distributed import join_ranks
@@ -164,7 +165,14 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
                 evaluator=evaluator,
                 recorder=recorder,
                 saver=Saver(
-                    run_dir, backend, moving, tokenizer, ranks, args.save_total_limit, not args.save_only_model
+                    run_dir,
+                    backend,
+                    moving,
+                    tokenizer,
+                    ranks,
+                    args.save_total_limit,
+                    not args.save_only_model,
+                    quantization_of(args),
                 ),
                 stop=stop,
                 watchdog=watchdog,

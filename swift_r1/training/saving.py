@@ -17,6 +17,8 @@ from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.checkpoints import remove_old_checkpoints, save_checkpoint
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.lora import checkpoint_weights
+from swift_r1.training.merging import write_base
+from swift_r1.training.quantization import Quantization
 from swift_r1.training.rng import rng_state
 from swift_r1.training.run_state import STATE, RunState
 
@@ -47,6 +49,7 @@ class Saver:
         reference: one whose weights move and must be saved, or None.
         keep: `--save_total_limit`.
         with_state: false for `--save_only_model true`.
+        quantization: of the weights under adapters.
     """
 
     def __init__(
@@ -58,11 +61,13 @@ class Saver:
         ranks: Ranks,
         keep: int | None,
         with_state: bool,
+        quantization: Quantization | None = None,
     ) -> None:
         self.run_dir, self.backend, self.reference, self.tokenizer = run_dir, backend, reference, tokenizer
         self.ranks, self.keep, self.with_state = ranks, keep, with_state
         self._weights = checkpoint_weights(backend.model)
         self._failures = 0
+        self._quantization = quantization
 
     def save(self, step: int, saved: Saved, last: bool, best_step: int | None = None) -> None:
         """Makes `checkpoint-<step>`. A failure is logged, unless it is the third in a row or `last`.
@@ -80,6 +85,7 @@ class Saver:
 
         def write(folder: Path) -> None:
             self.backend.model.save_pretrained(folder, state_dict=weights)
+            write_base(self.backend.model, folder, self._quantization)
             self.tokenizer.save_pretrained(folder)
             if not self.with_state:
                 return

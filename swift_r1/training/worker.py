@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from swift_r1.errors import EXIT_RUN_FAILED, EXIT_USAGE, SwiftError
+from swift_r1.errors import EXIT_LOST_PEER, EXIT_RUN_FAILED, EXIT_USAGE, SwiftError
 
 
 def main(argv: Sequence[str]) -> int:
@@ -52,9 +52,22 @@ def main(argv: Sequence[str]) -> int:
         else:
             print(f"swift rlhf: {error.strerror}: {error.filename or content.get('run_dir', argv[0])}", file=sys.stderr)
         return EXIT_RUN_FAILED
-    except Exception:  # noqa: BLE001  the last line of defence: reported whole, and a clear exit code
+    except Exception as error:  # noqa: BLE001  the last line of defence: reported whole, and a clear exit code
+        if code := _known_end(error):
+            return code
         traceback.print_exc()
         return EXIT_RUN_FAILED
+
+
+def _known_end(error: Exception) -> int:
+    """Says in a line what ended this rank, where it is one of the usual accidents; 0 where it is not."""
+    from swift_r1.training.distributed import lost_peer
+
+    rank = os.environ.get("RANK", "0")
+    if lost_peer(error):
+        print(f"swift rlhf: rank {rank} lost another rank: {str(error).splitlines()[0]}", file=sys.stderr)
+        return EXIT_LOST_PEER
+    return 0
 
 
 def _end_with_the_launcher() -> None:

@@ -193,7 +193,7 @@ def test_bad_rollout_flags(model: Path, tmp_path: Path, flags: list[str], line: 
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        (["merge-lora"], "swift merge-lora: `swift merge-lora` is not there yet in this version"),
+        (["merge-lora"], "swift merge-lora: --adapters is missing"),
         (["rolout"], "swift rolout: there is no command 'rolout': did you mean `swift rollout`?"),
         (["plugins", "gone.py"], "swift plugins: --external_plugins gone.py: there is no such file"),
         (["rlhf", "gone.yaml"], "swift rlhf: config file gone.yaml: No such file or directory"),

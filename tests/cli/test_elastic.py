@@ -35,7 +35,7 @@ LAUNCH = """
 import sys
 from swift_r1.arguments import World
 from swift_r1.cli.elastic import run_workers
-sys.exit(run_workers(World(nproc_per_node=2), (sys.executable, "worker.py", sys.argv[1])))
+sys.exit(run_workers(World(nproc_per_node=2), (sys.executable, "worker.py", sys.argv[1]), 8))
 """
 
 
@@ -70,7 +70,7 @@ def test_every_rank_runs_and_knows_the_world(tmp_path: Path) -> None:
     ("mode", "code", "line"),
     [
         ("exit", 3, "swift rlhf: rank 1 was the first to end: exit code 3"),
-        ("killed", 5, "swift rlhf: rank 1 was the first to end: killed by SIGKILL (out of memory?)"),
+        ("killed", 5, "swift rlhf: rank 1 was the first to end: killed by SIGKILL (likely out of memory)"),
     ],
 )
 def test_the_first_failure_is_the_runs(tmp_path: Path, mode: str, code: int, line: str) -> None:
@@ -106,3 +106,22 @@ def test_of_ranks_that_fail_together_the_telling_code_wins() -> None:
     assert first_cause({0: failure(0, 5), 1: failure(1, -9)})[:2] == (1, 5)
     assert first_cause({0: failure(0, 5), 1: failure(1, -signal.SIGTERM)}) == (0, 5, "exit code 5")
     assert first_cause({0: failure(0, -signal.SIGTERM)}) == (0, 143, "SIGTERM")
+
+
+def test_losing_a_peer_is_no_first_cause() -> None:
+    from torch.distributed.elastic.multiprocessing.api import ProcessFailure
+
+    from swift_r1.cli.elastic import first_cause
+    from swift_r1.errors import EXIT_LOST_PEER
+
+    def failure(rank: int, code: int, time: int) -> ProcessFailure:
+        one = ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="")
+        one.timestamp = time
+        return one
+
+    lost = failure(0, EXIT_LOST_PEER, 7)
+    assert first_cause({0: lost, 1: failure(1, 1, 8)}) == (1, 1, "exit code 1")
+    assert first_cause({0: lost, 1: failure(1, -signal.SIGKILL, 8)})[:2] == (1, 5)
+    # Half of --ddp_timeout later it is the launcher that kills.
+    assert first_cause({0: lost, 1: failure(1, -signal.SIGKILL, 17)}) == (0, EXIT_LOST_PEER, "it lost another rank")
+    assert first_cause({0: lost, 1: failure(1, -signal.SIGTERM, 7)})[0] == 0

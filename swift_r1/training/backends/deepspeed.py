@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -47,6 +46,7 @@ from swift_r1.training.backends.optimizer_state import (
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.logprobs import TokenLogprobs
 from swift_r1.training.lora import Weight, has_adapters, parameters_of, policy_weights
+from swift_r1.training.merging import plain_like
 from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups
 from swift_r1.training.policy import ModelInputs, Policy
 
@@ -88,6 +88,10 @@ class DeepSpeedBackend:
         # DeepSpeed would compile an all-reduce through shared memory at its first start: a C++ compiler and up to
         # two minutes for something that only its inference uses.
         deepspeed.ops.__compatible_ops__[ShareMemCommBuilder.NAME] = False
+        try:
+            deepspeed.DeepSpeedConfig(self.resolved)
+        except (ValidationError, DeepSpeedConfigError, AssertionError) as error:
+            raise UsageError(f"DeepSpeed does not take this --deepspeed: {_one_line(error)}") from error
         if dtype == torch.float16 and not get_accelerator().is_fp16_supported():
             raise UsageError(
                 f"DeepSpeed does not compute in float16 on this {get_accelerator().device_name()}: "
@@ -96,12 +100,9 @@ class DeepSpeedBackend:
         policy = self._load_policy()
         policy.train()
         groups = parameter_groups(policy.model.parameters(), optimizer.weight_decay)
-        try:
-            self.engine, self.optimizer, *_ = deepspeed.initialize(
-                model=policy, optimizer=build_optimizer(groups, optimizer), config=self.resolved
-            )
-        except (ValidationError, DeepSpeedConfigError) as error:
-            raise UsageError(f"DeepSpeed does not take this --deepspeed: {_one_line(error)}") from error
+        self.engine, self.optimizer, *_ = deepspeed.initialize(
+            model=policy, optimizer=build_optimizer(groups, optimizer), config=self.resolved
+        )
         if dtype == torch.float16:
             # At the least scale the loop decides what becomes of the run (--max_skipped_steps).
             self.optimizer.loss_scaler.raise_error_at_min_scale = False
@@ -144,7 +145,7 @@ class DeepSpeedBackend:
         if self.stage < 3:
             return self.model
         if self._copy_for_generation is None:
-            self._copy_for_generation = _plain_like(self.model)
+            self._copy_for_generation = plain_like(self.model)
         targets = dict(self._copy_for_generation.named_parameters())
         for bucket in bucketed(policy_weights(self.model)):
             with deepspeed.zero.GatheredParameters(parameters_of(bucket)), torch.no_grad():
@@ -335,12 +336,3 @@ def _one_line(error: Exception) -> str:
     if isinstance(error, ValidationError):
         return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
     return str(error).splitlines()[0]
-
-
-def _plain_like(model: nn.Module) -> nn.Module:
-    """A model of the same class, config and dtype whose parameters are ordinary and whole."""
-    config = copy.deepcopy(model.config)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
-    plain = type(model)._from_config(config, dtype=model.dtype)
-    return plain.requires_grad_(False).eval()

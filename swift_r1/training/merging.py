@@ -1,0 +1,74 @@
+"""Adapters and the model under them as one plain model: the same numbers that training gave to the engine."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from swift_r1.errors import UsageError
+from swift_r1.training.lora import has_adapters, policy_weights
+from swift_r1.training.policy import load_model
+from swift_r1.training.quantization import Quantization
+
+BASE = "base_model.json"
+"""In a checkpoint of adapters: how the model under them was loaded."""
+
+
+def write_base(model: nn.Module, folder: Path, quantization: Quantization | None) -> None:
+    """Writes down what `merge` must know of the model under the adapters; nothing where there are none."""
+    if has_adapters(model):
+        content = {
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "quantization": None if quantization is None else asdict(quantization),
+        }
+        (folder / BASE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
+    """Writes the merged model, with the tokenizer, to `output`.
+
+    Weights that were stored in 4 bits are merged as the numbers that these stand for: over them the adapters were
+    trained.
+
+    Args:
+        dtype: of the merged weights; None: the one that they were trained in, else the model's.
+
+    Raises:
+        UsageError: the adapters are not of this model.
+    """
+    from transformers import AutoTokenizer
+
+    path = adapters / BASE
+    known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    quantization = Quantization(**known["quantization"]) if known.get("quantization") else None
+    model = load_model(base, known.get("dtype"), False, quantization=quantization)
+    try:
+        model.load_adapter(str(adapters), adapter_name="default")
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise UsageError(f"--adapters {adapters} are not of --model {base}: {str(error).splitlines()[0]}") from error
+    plain = plain_like(model)
+    weights = dict(plain.named_parameters())
+    with torch.no_grad():
+        for weight in policy_weights(model):
+            weights[weight.name].copy_(weight.value())
+    if dtype is not None:
+        plain = plain.to(getattr(torch, dtype))
+    plain.generation_config = model.generation_config
+    plain.save_pretrained(output)
+    tokenizer = adapters if (adapters / "tokenizer_config.json").is_file() else base
+    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(output)
+
+
+def plain_like(model: nn.Module) -> nn.Module:
+    """A model of the same class, config and dtype whose parameters are ordinary, whole and without adapters."""
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    plain: nn.Module = type(model)._from_config(config, dtype=model.dtype)
+    return plain.requires_grad_(False).eval()

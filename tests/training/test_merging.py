@@ -1,0 +1,64 @@
+"""`swift merge-lora`: a plain model with the numbers that training gave to the engine."""
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from swift_r1.cli.main import main
+from swift_r1.training.lora import LoraSettings, checkpoint_weights, policy_weights
+from swift_r1.training.merging import write_base
+from swift_r1.training.policy import load_model
+from swift_r1.training.quantization import Quantization
+
+
+def adapted(model, folder, quantization):
+    """A model with adapters that do something, saved as a checkpoint is."""
+    loaded = load_model(
+        model, "bfloat16", False, LoraSettings(4, 16, ("q_proj", "down_proj")), quantization=quantization
+    )
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in loaded.named_parameters():
+            if ".lora_" in name:
+                parameter.normal_(std=0.1)
+    loaded.save_pretrained(folder, state_dict={w.name: w.value() for w in checkpoint_weights(loaded)})
+    write_base(loaded, folder, quantization)
+    AutoTokenizer.from_pretrained(model).save_pretrained(folder)
+    return loaded
+
+
+@pytest.mark.parametrize("quantization", [None, Quantization()])
+def test_merged_is_what_the_engine_had(tiny_model, tmp_path, capsys, quantization):
+    trained = adapted(tiny_model, tmp_path / "checkpoint-3", quantization)
+    assert main(["merge-lora", "--adapters", str(tmp_path / "checkpoint-3")]) == 0
+    output = tmp_path / "checkpoint-3-merged"
+    assert capsys.readouterr().out.endswith(f"merged model: {output}\n")
+    merged = AutoModelForCausalLM.from_pretrained(output)
+    assert merged.dtype == torch.bfloat16 and not hasattr(merged.config, "quantization_config")
+    weights = dict(merged.named_parameters())
+    base = dict(AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16).named_parameters())
+    assert weights.keys() == base.keys()
+    for weight in policy_weights(trained):
+        assert torch.equal(weights[weight.name], weight.value()), weight.name
+        moved = not torch.equal(weights[weight.name], base[weight.name])
+        changed = ("proj",) if quantization else ("q_proj", "down_proj")
+        assert moved == any(name in weight.name for name in changed), weight.name
+    assert AutoTokenizer.from_pretrained(output).chat_template
+
+
+def test_dtype_and_model_may_be_given(tiny_model, tmp_path):
+    adapted(tiny_model, tmp_path / "a", None)
+    config = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
+    (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    words = ["merge-lora", "--adapters", str(tmp_path / "a"), "--output_dir", str(tmp_path / "out")]
+    assert main(words) == 2
+    assert main([*words, "--model", str(tiny_model), "--torch_dtype", "float32"]) == 0
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out").dtype == torch.float32
+    assert main([*words, "--model", str(tiny_model)]) == 2  # something is in the way
+
+
+def test_no_adapters(tiny_model, tmp_path, capsys):
+    assert main(["merge-lora", "--adapters", str(tiny_model)]) == 2
+    assert "holds no adapters" in capsys.readouterr().err
