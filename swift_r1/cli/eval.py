@@ -19,6 +19,7 @@ from swift_r1.cli.model_folder import is_local, model_faults
 from swift_r1.cli.run_folder import without_secrets
 from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.evaluation import ADDED_VARIABLE
+from swift_r1.evaluation.model import base_of
 
 EVAL_MODULE = "swift_r1.evaluation.worker"
 _USAGE = """swift eval --model M --benchmarks B ... [config.yaml] [--flag value ...]
@@ -46,8 +47,7 @@ def run(words: Sequence[str]) -> int:
     args = parse_arguments(EvalArguments, words)
     if args.compare:
         return _compare(args)
-    faults = [] if args.is_url else model_faults(args.model, os.environ)
-    if faults:
+    if faults := _model_faults(args):
         raise UsageError(*faults)
     world, _ = World.from_environment({})
     additions = trainer_environment(
@@ -63,6 +63,18 @@ def run(words: Sequence[str]) -> int:
     if args.api_key:
         environ[API_KEY_VARIABLE] = args.api_key
     replace_process(EVAL_MODULE, (_args_file(args, words),), environ)
+
+
+def _model_faults(args: EvalArguments) -> list[str]:
+    """What is wrong with the model, [] where it can be loaded."""
+    if args.is_url:
+        return []
+    base = base_of(args.model)
+    if base is None:
+        return model_faults(args.model, os.environ)
+    if args.infer_backend != "transformers":
+        return [f"--model {args.model} holds adapters, which vLLM is not given: --infer_backend transformers"]
+    return [f"--model {args.model} holds adapters of {base}: {fault}" for fault in model_faults(base, os.environ)]
 
 
 def _compare(args: EvalArguments) -> int:

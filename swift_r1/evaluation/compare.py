@@ -50,10 +50,10 @@ def compare(first: Path, second: Path, seed: int) -> dict[str, Compared]:
     if faults:
         raise UsageError(*faults)
     pairs = {name: _pairs(*(run.results[name] for run in runs)) for name in shared}
-    compared = {
-        name: Compared(*(run.results[name].average.value for run in runs), paired_bootstrap([pairs[name]], seed))
-        for name in shared
-    }
+    compared: dict[str, Compared] = {}
+    for name in shared:
+        first_mean, second_mean = (run.results[name].average.value for run in runs)
+        compared[name] = Compared(first_mean, second_mean, paired_bootstrap([pairs[name]], seed))
     if len(shared) > 1:
         means = [sum(run.results[name].average.value for name in shared) / len(shared) for run in runs]
         compared[MEAN] = Compared(means[0], means[1], paired_bootstrap(list(pairs.values()), seed))

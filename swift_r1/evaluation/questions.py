@@ -65,14 +65,14 @@ def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> lis
     """
     task = questions.task
     if tokenizer is not None:
-        encoder = PromptEncoder(tokenizer, task.system)
+        encoder = PromptEncoder(tokenizer, task.system or None)
         encoded = [prompt for row in questions.rows if (prompt := encoder.encode(row)) is not None]
         assert len(encoded) == len(questions.rows), "an encoder without a limit"
         check_room(task, encoded, longest)
         return encoded
     prompts = []
     for row in questions.rows:
-        system = task.system is not None and row["messages"][0]["role"] != "system"
+        system = bool(task.system) and row["messages"][0]["role"] != "system"
         messages = [*([{"role": "system", "content": task.system}] if system else []), *row["messages"]]
         columns = {key: value for key, value in row.items() if key not in RESERVED and key != "messages"}
         prompts.append(Prompt(row["prompt_id"], row["dataset"], tuple(messages), "", (), columns))

@@ -35,15 +35,15 @@ def report(settings: Mapping[str, Any], results: Mapping[str, Result], versions:
 
 
 def results_table(results: Mapping[str, Result], model: str) -> Table:
-    """One line a benchmark."""
+    """One line a benchmark, shares in percent; `cut` is the share that reached its limit."""
     from rich import box
     from rich.table import Table
 
     ns = {one.n for one in results.values()}
-    n = str(ns.pop()) if len(ns) == 1 else "n"
+    n, several = (str(ns.pop()) if len(ns) == 1 else "n"), any(one.n > 1 for one in results.values())
     table = Table(title=model, title_justify="left", box=box.SIMPLE, pad_edge=False)
     table.add_column("benchmark", no_wrap=True)
-    for name in ("questions", f"avg@{n}", "95 %", f"pass@{n}", f"maj@{n}", "length", "cut off"):
+    for name in ("questions", f"avg@{n}", "95 %", *((f"pass@{n}", f"maj@{n}") if several else ()), "length", "cut"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, one in results.items():
         table.add_row(
@@ -51,8 +51,7 @@ def results_table(results: Mapping[str, Result], model: str) -> Table:
             str(one.questions) if one.n == 1 else f"{one.questions} x {one.n}",
             percent(one.average.value),
             _interval(one.average),
-            _of(one, f"pass@{one.n}"),
-            _of(one, f"maj@{one.n}"),
+            *((_of(one, f"pass@{one.n}"), _of(one, f"maj@{one.n}")) if several else ()),
             "" if one.mean_length is None else f"{one.mean_length:.0f}",
             percent(one.truncated),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -16,6 +15,7 @@ from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.evaluation.engines.base import Engine, Question
 from swift_r1.evaluation.engines.choose import open_engine
 from swift_r1.evaluation.grading import Grader
+from swift_r1.evaluation.model import model_sha256
 from swift_r1.evaluation.progress import EvalProgress
 from swift_r1.evaluation.questions import Questions, load_questions, prompts_of, reward_faults
 from swift_r1.evaluation.report import report, results_table
@@ -88,7 +88,7 @@ def settings_of(args: EvalArguments, sets: Sequence[Questions], engine: Engine) 
     """What the completions depend on; a folder goes on only with the same."""
     return {
         "model": args.base_url if args.is_url else args.model,
-        "model_sha256": None if args.is_url else folder_sha256(Path(args.model).expanduser()),
+        "model_sha256": None if args.is_url else model_sha256(args.model),
         "engine": dict(engine.facts),
         "seed": args.seed,
         "stop_words": list(args.stop_words),
@@ -96,16 +96,3 @@ def settings_of(args: EvalArguments, sets: Sequence[Questions], engine: Engine) 
             one.task.name: one.task.to_dict() | {"questions": len(one.rows), "sha256": one.sha256} for one in sets
         },
     }
-
-
-def folder_sha256(folder: Path) -> str | None:
-    """Of the names and contents of a model folder's own files, in order; None for a model that is no folder here."""
-    if not folder.is_dir():
-        return None
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.suffix in (".safetensors", ".bin", ".json", ".model", ".jinja", ".txt"):
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{path.name} {content}\n".encode())
-    return digest.hexdigest()

@@ -83,7 +83,7 @@ def _taken(
     arrived: queue.SimpleQueue[tuple[Question, Sequence[Written]] | _Over],
 ) -> list[tuple[Question, Sequence[Written]] | _Over]:
     """Everything that is there, at least one; waits for it."""
-    items = []
+    items: list[tuple[Question, Sequence[Written]] | _Over] = []
     while not items:
         try:
             items.append(arrived.get(timeout=_LOOK_EVERY_S))

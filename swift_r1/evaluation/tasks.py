@@ -61,7 +61,7 @@ class Task:
         return asdict(self)
 
 
-_NAMES = frozenset(field.name for field in fields(Task)) - {"benchmark"}
+_NAMES = frozenset(field.name for field in fields(Task)) - {"benchmark", "prompt_template", "response_prefix"}
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "limit": (int,),
     "num_generations": (int,),
@@ -69,7 +69,7 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
     "temperature": (int, float),
     "top_p": (int, float),
 }
-_LEAST = {"limit": 1, "num_generations": 1, "max_completion_length": 1, "temperature": 0}
+_LEAST: Mapping[str, int] = {"limit": 1, "num_generations": 1, "max_completion_length": 1, "temperature": 0}
 
 
 def read_tasks(flag: str, values: Sequence[str], defaults: Mapping[str, Any]) -> list[Task]:
@@ -121,7 +121,8 @@ def _task(value: str, defaults: Mapping[str, Any]) -> Task:
         filled["limit"] = spec.sample
     filled |= own | {"dataset": dataset, "benchmark": benchmark or None}
     if "reward" not in own:
-        filled["reward"] = _IN_TAGS.get(filled.get("prompt_template") or "", {}).get(reward, reward)
+        in_tags = _IN_TAGS.get(str(filled.get("prompt_template")), {})
+        filled["reward"] = in_tags.get(str(reward), reward)
     if "instruction" not in own and instruction is None:
         # A template of another form than the chat has its own words for that.
         plain = kind in BENCHMARKS and not filled.get("prompt_template") and not filled.get("system")
@@ -131,7 +132,7 @@ def _task(value: str, defaults: Mapping[str, Any]) -> Task:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        own = json.loads(text)
+        own: dict[str, Any] = json.loads(text)
     except json.JSONDecodeError as error:
         raise UsageError(f"no JSON object: {error.msg} at {error.pos}") from error
     if not isinstance(own.get("dataset"), str):
@@ -140,10 +141,10 @@ def _object(text: str) -> dict[str, Any]:
     if unknown:
         raise UsageError(f"there is no {unknown[0]} here; known are {', '.join(sorted(_NAMES))}")
     for key, item in own.items():
-        kinds = _KINDS.get(key, (str,))
+        kinds: tuple[type, ...] = _KINDS.get(key, (str,))
         if isinstance(item, bool) or not isinstance(item, kinds):
             raise UsageError(f"{key} must be {'a number' if kinds != (str,) else 'text'}, not {json.dumps(item)}")
-        if key in _LEAST and item < _LEAST[key]:
+        if key in _LEAST and isinstance(item, int | float) and item < _LEAST[key]:
             raise UsageError(f"{key} must be at least {_LEAST[key]}, not {item}")
     if not 0 < own.get("top_p", 1) <= 1:
         raise UsageError(f"top_p must be above 0 and at most 1, not {own['top_p']}")

@@ -146,3 +146,37 @@ def test_flags_of_evaluation_reach_each_data_set() -> None:
     # Without --eval_limit a benchmark is whole, and the run's own held-out prompts are 64.
     plain = parse_arguments(RlhfArguments, [*WORDS.split(), "--eval_steps", "5", "--eval_datasets", "gsm8k"], {})
     assert plain.eval_tasks()[0].limit is None and plain.eval_limit == 64
+
+
+@pytest.mark.long
+def test_through_vllm_too(
+    swift_eval: Evaluate, rollout_server: Callable[..., str], tiny_model: Path, gsm8k_file: Path, tmp_path: Path
+) -> None:
+    """In float32, greedily: the server that trains along, and a server that starts with the checkpoint."""
+    url = rollout_server(tiny_model, torch_dtype="float32")
+    (line,) = train(
+        tiny_model,
+        tmp_path / "run",
+        use_vllm="true",
+        vllm_server_base_url=url,
+        eval_datasets=[f"gsm8k={gsm8k_file}"],
+        eval_steps=2,
+        eval_temperature=0,
+        eval_max_completion_length=40,
+        max_steps=2,
+    )
+    folder = swift_eval(
+        tmp_path / "run" / "checkpoint-2",
+        benchmarks=[f"gsm8k={gsm8k_file}"],
+        n=1,
+        temperature=0,
+        instruction=BOXED,
+        max_completion_length=40,
+        infer_backend="vllm",
+        torch_dtype="float32",
+        vllm_engine_kwargs=json.dumps({"kv_cache_memory_bytes": 64 << 20}),
+    )
+    rows = [json.loads(text) for text in (tmp_path / "run" / "eval_completions.jsonl").read_text().splitlines()]
+    assert [row["completion"] for row in rows_of(folder)] == [row["completion"] for row in rows]
+    metrics = json.loads((folder / "report.json").read_text())["benchmarks"]["gsm8k"]["metrics"]
+    assert line["eval/gsm8k/avg@1"] == metrics["avg@1"]["value"]

@@ -37,8 +37,6 @@ def open_engine(args: EvalArguments, folder: Path) -> Engine:
         return LocalEngine(args.model, args.torch_dtype, args.per_device_eval_batch_size, args.seed, stop)
     if vllm_version() is None:
         raise UsageError("vLLM is not installed here: --infer_backend transformers needs none")
-    if (Path(args.model) / "adapter_config.json").is_file():
-        raise UsageError(f"--model {args.model} holds adapters, which vLLM does not load: --infer_backend transformers")
     dtype, longest = _of_config(args)
     return OwnServerEngine(
         args.model, _server_words(args), folder / "server.log", dtype, longest, args.seed, args.stop_words

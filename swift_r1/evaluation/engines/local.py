@@ -7,6 +7,7 @@ from importlib.metadata import version
 from typing import Any
 
 from swift_r1.evaluation.engines.base import OnWritten, Question, Written, request_of
+from swift_r1.evaluation.model import base_of
 from swift_r1.rollout.protocol import RolloutOutput
 
 
@@ -26,7 +27,7 @@ class LocalEngine:
 
         self._path, self._dtype, self._batch_size, self._seed, self._stop = model, dtype, batch_size, seed, stop
         self.tokenizer = load_tokenizer(model)
-        config = AutoConfig.from_pretrained(model)
+        config = AutoConfig.from_pretrained(base_of(model) or model)
         self.max_model_length: int | None = getattr(config.get_text_config(), "max_position_embeddings", None)
         own = str(config.dtype or "float32").removeprefix("torch.")
         self.facts: Mapping[str, Any] = {

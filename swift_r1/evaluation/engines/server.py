@@ -51,7 +51,8 @@ class ServerEngine:
                 f"the tokenizer is not that of the server at {client.base_url}, which serves {info.model}: "
                 "name its model folder with --tokenizer"
             )
-        self.tokenizer, self.max_model_length = tokenizer, info.max_model_len
+        self.tokenizer = tokenizer
+        self.max_model_length: int | None = info.max_model_len
         self._client, self._timeout_s, self._seed, self._stop = client, timeout_s, seed, stop
         self._instance = info.instance
         self.facts: Mapping[str, Any] = {
