@@ -194,6 +194,11 @@ def test_bad_rollout_flags(model: Path, tmp_path: Path, flags: list[str], line: 
     ("command", "line"),
     [
         (["merge-lora"], "swift merge-lora: --adapters is missing"),
+        (["eval", "--model", "gone", "--benchmarks", "gsm8k"], "swift eval: --model gone: there is no such folder"),
+        (
+            ["eval", "--compare", "gone", "gone"],
+            "swift eval: gone is no folder of an evaluation: settings.json: No such",
+        ),
         (["rolout"], "swift rolout: there is no command 'rolout': did you mean `swift rollout`?"),
         (["plugins", "gone.py"], "swift plugins: --external_plugins gone.py: there is no such file"),
         (["rlhf", "gone.yaml"], "swift rlhf: config file gone.yaml: No such file or directory"),

@@ -15,6 +15,7 @@ import pytest
 
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
 
+from ..conftest import KillableServer, ServerProcess, start_tiny_server, wait_until_serving
 from .conftest import rows_of
 
 Evaluate = Callable[..., Path]
@@ -140,8 +141,6 @@ def test_our_server_and_the_folder_agree_greedily(
     swift_eval: Evaluate, start_tiny: Callable[..., Any], tiny_model: Path, gsm8k_file: Path, tmp_path: Path
 ) -> None:
     """By token ids through `/v1/rollouts`; a server that is killed on the way is waited for."""
-    from tests.conftest import wait_until_serving
-
     flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}"], "temperature": 0, "n": 1}
     flags["max_completion_length"] = 40
     local = rows_of(swift_eval(tiny_model, **flags, output_dir=tmp_path / "local", per_device_eval_batch_size=1))
@@ -153,6 +152,43 @@ def test_our_server_and_the_folder_agree_greedily(
     assert [row["tokens"] for row in served] == [row["tokens"] for row in local]
     assert {row["weight_version"] for row in served} == {0}
     assert json.loads((folder / "settings.json").read_text())["engine"]["served_model"] == str(tiny_model)
+
+
+@pytest.mark.long
+def test_our_server_may_die_on_the_way(
+    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path
+) -> None:
+    """It is waited for, and asked again for what it had not answered."""
+
+    def start(model: Path, port: int | None) -> ServerProcess:
+        return start_tiny_server(tmp_path / "server", model, port)
+
+    server = KillableServer(start, tiny_model)
+    server.wait()
+    path = tmp_path / "eval" / "completions.jsonl"
+    written: list[int] = []
+
+    def kill() -> None:
+        end = time.monotonic() + 120
+        while time.monotonic() < end and not (path.is_file() and path.stat().st_size):
+            time.sleep(0.01)
+        server.kill()
+        written.append(len(path.read_text().splitlines()))
+        server.start()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        folder = swift_eval(
+            server.url, benchmarks=[f"gsm8k={gsm8k_file}"], n=4, max_completion_length=300, vllm_server_timeout=90
+        )
+    finally:
+        killer.join(130)
+        server.server.stop()
+    assert 0 < written[0] < 48
+    assert [(row["prompt_id"], row["index"]) for row in rows_of(folder)] == [
+        (f"gsm8k:{question}", index) for question in range(12) for index in range(4)
+    ]
 
 
 @pytest.mark.long

@@ -185,3 +185,32 @@ def test_each_benchmark_has_its_own_form() -> None:
     # Who says how to answer in a system message needs no instruction of the benchmark.
     words = ["--model", "m", "--benchmarks", "gsm8k", "--system", "Answer in tags."]
     assert parse_arguments(EvalArguments, words, {}).tasks()[0].instruction == ""
+
+
+def test_a_checkpoint_of_adapters(swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path) -> None:
+    """The model with its adapters writes, not its base; the base's files count for what it is."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from swift_r1.training.lora import LoraSettings
+    from swift_r1.training.policy import load_model
+
+    lora = LoraSettings(4, 32, ("q_proj", "v_proj"))
+    model = load_model(tiny_model, None, gradient_checkpointing=False, lora=lora)
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, std=0.5)
+    model.save_pretrained(tmp_path / "adapters")
+    AutoTokenizer.from_pretrained(tiny_model).save_pretrained(tmp_path / "adapters")
+    flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}"], "temperature": 0, "n": 1}
+    base = rows_of(swift_eval(tiny_model, **flags, output_dir=tmp_path / "base"))
+    folder = swift_eval(tmp_path / "adapters", **flags)
+    adapted = rows_of(folder)
+    assert [row["completion"] for row in adapted] != [row["completion"] for row in base]
+    row = adapted[0]
+    ids = AutoTokenizer.from_pretrained(tiny_model)(row["prompt"], return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        first = int(model.eval()(ids).logits[0, -1].argmax())
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    assert row["completion"].startswith(tokenizer.decode([first], skip_special_tokens=True))
