@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.parser import Fault
 from swift_r1.arguments.world import World
@@ -297,6 +297,21 @@ def process_faults(args: RlhfArguments, given: frozenset[str], world: World) -> 
         yield Fault(f"--deepspeed must be one of {', '.join(DEEPSPEED_NAMES)}, a .json file or JSON, not {text!r}")
 
 
+def template_faults(args: Any) -> Iterator[Fault]:
+    """A `--prompt_template` that is none, or that leaves `--enable_thinking` unread."""
+    if args.prompt_template is not None:
+        from swift_r1.data.prompt_templates import TEMPLATES, prompt_template
+
+        if args.prompt_template in TEMPLATES and args.enable_thinking is not None:
+            yield Fault(
+                f"--enable_thinking has no effect with --prompt_template {args.prompt_template}", ("enable_thinking",)
+            )
+        try:
+            prompt_template(args.prompt_template)
+        except UsageError as error:
+            yield Fault(str(error), ("prompt_template",))
+
+
 def data_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
     """Data flags that go together, or that nothing would read."""
     if args.streaming:
@@ -311,17 +326,7 @@ def data_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
         yield Fault("--shuffle_buffer_size has no effect without --streaming true", ("shuffle_buffer_size",))
     if args.streaming and "shuffle_buffer_size" in given and not args.dataset_shuffle:
         yield Fault("--shuffle_buffer_size has no effect with --dataset_shuffle false", ("shuffle_buffer_size",))
-    if args.prompt_template is not None:
-        from swift_r1.data.prompt_templates import TEMPLATES, prompt_template
-
-        if args.prompt_template in TEMPLATES and args.enable_thinking is not None:
-            yield Fault(
-                f"--enable_thinking has no effect with --prompt_template {args.prompt_template}", ("enable_thinking",)
-            )
-        try:
-            prompt_template(args.prompt_template)
-        except UsageError as error:
-            yield Fault(str(error), ("prompt_template",))
+    yield from template_faults(args)
     if args.truncation_strategy != "delete" and args.max_length is None:
         yield Fault(
             f"--truncation_strategy {args.truncation_strategy} has no effect without --max_length",
@@ -375,7 +380,7 @@ def evaluation_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fa
     try:
         args.eval_tasks()
     except UsageError as error:
-        yield from (Fault(fault, ("eval_datasets",)) for fault in error.faults)
+        yield from (Fault(fault, ("eval_datasets", "prompt_template")) for fault in error.faults)
 
 
 def output_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:

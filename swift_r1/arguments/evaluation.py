@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
+from swift_r1.arguments.checks import template_faults
 from swift_r1.arguments.fields import flag
 from swift_r1.arguments.parser import Fault, to_dict
 from swift_r1.arguments.reward import PluginArguments
@@ -36,6 +37,13 @@ class AskingArguments:
         None, "text below each question (default: the benchmark's own, without --system or another template)"
     )
     system: str | None = flag(None, "system message put before every prompt that has none")
+    prompt_template: str | None = flag(
+        None, "r1, qwen_math, no, or a Jinja file, in place of the tokenizer's chat template"
+    )
+    response_prefix: str = flag("", "what the model's turn begins with, '<think>'; part of its text when it is judged")
+    enable_thinking: bool | None = flag(None, "handed to the chat template (default: as it likes)")
+    use_hf: bool | None = flag(None, "hub ids without a prefix are Hugging Face's (default: USE_HF, else ModelScope's)")
+    custom_dataset_info: list[str] = flag([], "JSON files that register datasets, in ms-swift's form")
     eval_limit: int | None = flag(None, "the first so many questions of each benchmark (default: all)", at_least=1)
 
 
@@ -110,6 +118,9 @@ class EvalArguments(VllmArguments, PluginArguments, EndpointArguments, AskingArg
             "max_completion_length": self.max_completion_length,
             "instruction": self.instruction,
             "system": self.system,
+            "prompt_template": self.prompt_template,
+            "response_prefix": self.response_prefix,
+            "enable_thinking": self.enable_thinking,
             "reward": self.reward_func,
         }
         return read_tasks("--benchmarks", [limited(value, self.eval_limit) for value in self.benchmarks], defaults)
@@ -123,10 +134,11 @@ class EvalArguments(VllmArguments, PluginArguments, EndpointArguments, AskingArg
             yield Fault("--model is missing: a folder, a checkpoint, a Hugging Face id or a URL", ("model",))
         if not self.benchmarks:
             yield Fault("--benchmarks is missing: --benchmarks gsm8k math500", ("benchmarks",))
+        yield from template_faults(self)
         try:
             tasks = self.tasks()
         except UsageError as error:
-            yield from (Fault(fault, ("benchmarks",)) for fault in error.faults)
+            yield from (Fault(fault, ("benchmarks", "prompt_template")) for fault in error.faults)
         else:
             for task in tasks:
                 if task.reward is None:

@@ -105,6 +105,9 @@ class RlhfArguments(
             "top_p": float(self.eval_top_p),
             "max_completion_length": self.eval_max_completion_length or self.max_completion_length,
             "system": self.system,
+            "prompt_template": self.prompt_template,
+            "response_prefix": self.response_prefix,
+            "enable_thinking": self.enable_thinking,
             "instruction": None,
         }
         return read_tasks("--eval_datasets", self.eval_datasets, defaults)

@@ -81,7 +81,7 @@ def eval_dataset_faults(args: RlhfArguments) -> list[str]:
     faults: list[str] = []
     for task in args.eval_tasks():
         try:
-            questions = load_questions(task)
+            questions = load_questions(task, use_hf=args.use_hf)
         except UsageError as error:
             faults += [f"--eval_datasets {fault}" for fault in error.faults]
             continue

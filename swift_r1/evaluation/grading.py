@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from swift_r1.errors import RunFailed
@@ -34,6 +35,7 @@ class Grader:
             RunFailed: a reward function could not judge a completion: without it the figures would not be those of
                 all completions.
         """
+        answered = [(question, _with_prefix(question, written)) for question, written in answered]
         graded: list[tuple[Question, list[Row]]] = []
         tasks = dict.fromkeys(question.task for question, _ in answered)
         for task in tasks:
@@ -61,6 +63,12 @@ class Grader:
 def graded_of(row: Mapping[str, Any]) -> Graded:
     """What the figures need of a row."""
     return Graded(row["prompt_id"], row["reward"], row["answer"], row["tokens"], row["finish_reason"] == "length")
+
+
+def _with_prefix(question: Question, written: Sequence[Written]) -> Sequence[Written]:
+    """With what the prompt had the model's turn begin with (`--response_prefix`), as rewards see it in training."""
+    prefix = question.prompt.response_prefix
+    return [replace(one, text=prefix + one.text) for one in written] if prefix else written
 
 
 def _row(question: Question, index: int, written: Written, reward: float | None) -> Row:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from swift_r1.data.prompts import PromptEncoder
+from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.registry import find_dataset
 from swift_r1.data.rows import RESERVED, Drops, Row, preprocessed
 from swift_r1.data.sources import Source, Split, open_sources
@@ -32,13 +32,13 @@ class Questions:
     sha256: str
 
 
-def load_questions(task: Task, seed: int = 42) -> Questions:
+def load_questions(task: Task, seed: int = 42, use_hf: bool | None = None) -> Questions:
     """Reads the held-out split where the data set has one, else all of it; `prompt_id` is `<task name>:<row>`.
 
     Raises:
         UsageError: unknown or unreadable data, a row that cannot be used, or no limit for data without an end.
     """
-    source = _source(task)
+    source = _source(task, use_hf)
     split: Split = "eval" if source.has_held_out else "train"
     if source.samples_itself and task.limit is None:
         raise UsageError(f"{task.name} makes as many questions as it is asked for: say how many, {task.dataset}#500")
@@ -61,15 +61,21 @@ def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> lis
     """The prompts of all questions, without text and tokens where the other end renders them (`tokenizer` None).
 
     Raises:
-        UsageError: see `check_room`; or the tokenizer has no chat template.
+        UsageError: see `check_room`; or there is no chat template, or nobody here to apply it.
     """
     task = questions.task
+    wording = Wording(task.system or None, task.prompt_template, task.response_prefix, task.enable_thinking)
     if tokenizer is not None:
-        encoder = PromptEncoder(tokenizer, task.system or None)
+        encoder = PromptEncoder(tokenizer, wording=wording)
         encoded = [prompt for row in questions.rows if (prompt := encoder.encode(row)) is not None]
         assert len(encoded) == len(questions.rows), "an encoder without a limit"
         check_room(task, encoded, longest)
         return encoded
+    if wording != Wording(wording.system):
+        raise UsageError(
+            f"{task.name}: the endpoint renders the prompts itself, so --prompt_template, --response_prefix and "
+            "--enable_thinking cannot reach it: --endpoint completions --tokenizer FOLDER"
+        )
     prompts = []
     for row in questions.rows:
         system = bool(task.system) and row["messages"][0]["role"] != "system"
@@ -107,8 +113,8 @@ def shared_questions(questions: Questions, training: Iterable[Row]) -> int:
     return sum(_asked(row, questions.task.instruction) in known for row in questions.rows)
 
 
-def _source(task: Task) -> Source:
-    (source,) = open_sources([task.dataset])
+def _source(task: Task, use_hf: bool | None) -> Source:
+    (source,) = open_sources([task.dataset], use_hf=use_hf)
     if task.benchmark is not None:
         meta = find_dataset(task.benchmark)
         assert meta is not None, task.benchmark

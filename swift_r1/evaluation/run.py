@@ -10,6 +10,7 @@ from typing import Any
 
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.cli.versions import package_versions
+from swift_r1.data.dataset_info import register_dataset_info
 from swift_r1.data.types import Prompt
 from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.evaluation.engines.base import Engine, Question
@@ -37,7 +38,8 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
     """
     quiet_libraries()
     load_plugins(args.external_plugins)
-    sets = [load_questions(task, args.seed) for task in args.tasks()]
+    register_dataset_info(args.custom_dataset_info)
+    sets = [load_questions(task, args.seed, args.use_hf) for task in args.tasks()]
     faults = [fault for one in sets for fault in reward_faults(one, [str(one.task.reward)], args)]
     if faults:
         raise UsageError(*faults)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import PurePath
 from typing import Any
 
+from swift_r1.data.prompt_templates import TEMPLATES, prompt_template
 from swift_r1.data.syntax import parse_dataset
 from swift_r1.errors import UsageError
 
@@ -40,7 +42,7 @@ class Task:
         limit: the first so many questions; None for all.
         num_generations: completions a question.
         instruction: put below each question; "" for none.
-        system, prompt_template, response_prefix: as the flags of these names; None for the command's.
+        system, prompt_template, response_prefix, enable_thinking: as the flags of these names.
     """
 
     name: str
@@ -55,20 +57,28 @@ class Task:
     instruction: str = ""
     system: str | None = None
     prompt_template: str | None = None
-    response_prefix: str | None = None
+    response_prefix: str = ""
+    enable_thinking: bool | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """All fields, and a hash of the template where it is a file."""
+        own = asdict(self)
+        if self.prompt_template is not None and self.prompt_template not in TEMPLATES:
+            text = prompt_template(self.prompt_template)
+            own["prompt_template_sha256"] = hashlib.sha256(text.encode()).hexdigest()
+        return own
 
 
-_NAMES = frozenset(field.name for field in fields(Task)) - {"benchmark", "prompt_template", "response_prefix"}
+_NAMES = frozenset(field.name for field in fields(Task)) - {"benchmark"}
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "limit": (int,),
     "num_generations": (int,),
     "max_completion_length": (int,),
     "temperature": (int, float),
     "top_p": (int, float),
+    "enable_thinking": (bool,),
 }
+_SAID: Mapping[type, str] = {str: "text", bool: "true or false", int: "a number"}
 _LEAST: Mapping[str, int] = {"limit": 1, "num_generations": 1, "max_completion_length": 1, "temperature": 0}
 
 
@@ -123,6 +133,8 @@ def _task(value: str, defaults: Mapping[str, Any]) -> Task:
     if "reward" not in own:
         in_tags = _IN_TAGS.get(str(filled.get("prompt_template")), {})
         filled["reward"] = in_tags.get(str(reward), reward)
+    if "prompt_template" in own:
+        prompt_template(own["prompt_template"])
     if "instruction" not in own and instruction is None:
         # A template of another form than the chat has its own words for that.
         plain = kind in BENCHMARKS and not filled.get("prompt_template") and not filled.get("system")
@@ -142,8 +154,8 @@ def _object(text: str) -> dict[str, Any]:
         raise UsageError(f"there is no {unknown[0]} here; known are {', '.join(sorted(_NAMES))}")
     for key, item in own.items():
         kinds: tuple[type, ...] = _KINDS.get(key, (str,))
-        if isinstance(item, bool) or not isinstance(item, kinds):
-            raise UsageError(f"{key} must be {'a number' if kinds != (str,) else 'text'}, not {json.dumps(item)}")
+        if not isinstance(item, kinds) or (isinstance(item, bool) and bool not in kinds):
+            raise UsageError(f"{key} must be {_SAID.get(kinds[0], 'a number')}, not {json.dumps(item)}")
         if key in _LEAST and isinstance(item, int | float) and item < _LEAST[key]:
             raise UsageError(f"{key} must be at least {_LEAST[key]}, not {item}")
     if not 0 < own.get("top_p", 1) <= 1:

@@ -51,8 +51,8 @@ def load_eval_prompts(args: RlhfArguments, tokenizer: Any, training: Sequence[Ro
         return []
     found = []
     for task in args.eval_tasks():
-        questions = load_questions(task, args.seed if args.data_seed is None else args.data_seed)
-        if shared := shared_questions(questions, islice(training, _MOST_COMPARED)):
+        questions = load_questions(task, args.seed if args.data_seed is None else args.data_seed, args.use_hf)
+        if shared := shared_questions(questions, [] if args.streaming else islice(training, _MOST_COMPARED)):
             _logger.warning(
                 "%d of the %d questions of %s are in the training rows too", shared, len(questions.rows), task.name
             )

@@ -63,6 +63,7 @@ def train(model: Path, folder: Path, **flags: Any) -> list[dict[str, Any]]:
 def test_in_training_and_alone_agree(swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path) -> None:
     own = {"name": "second", "dataset": f"gsm8k={gsm8k_file}", "limit": 5, "num_generations": 2, "temperature": 0.7}
     own |= {"max_completion_length": 20, "system": "Count.", "instruction": "In digits."}
+    own |= {"prompt_template": "no", "response_prefix": "<think>"}
     lines = train(
         tiny_model,
         tmp_path / "run",
@@ -95,6 +96,7 @@ def test_in_training_and_alone_agree(swift_eval: Evaluate, tiny_model: Path, gsm
             texts = [row["completion"] for row in alone if row["benchmark"] == name]
             assert len(texts) == count
             assert texts == [row["completion"] for row in inside if row["benchmark"] == name]
+            assert all(text.startswith("<think>") for text in texts) == (name == "second")
         report = json.loads((folder / "report.json").read_text())
         for name, own_report in report["benchmarks"].items():
             for metric, value in own_report["metrics"].items():

@@ -214,3 +214,24 @@ def test_a_checkpoint_of_adapters(swift_eval: Evaluate, tiny_model: Path, gsm8k_
         first = int(model.eval()(ids).logits[0, -1].argmax())
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     assert row["completion"].startswith(tokenizer.decode([first], skip_special_tokens=True))
+
+
+def test_a_template_for_reasoning(swift_eval: Evaluate, tiny_model: Path, tmp_path: Path) -> None:
+    """The published R1 prompt: no instruction of the benchmark, answers in tags, and a turn that begins with a tag."""
+    problems = tmp_path / "problems.jsonl"
+    problems.write_text('{"problem": "What is $1+1$?", "answer": 2.0}\n')
+    flags: dict[str, Any] = {"benchmarks": [f"math500={problems}"], "max_completion_length": 4}
+    folder = swift_eval(tiny_model, **flags, prompt_template="r1", response_prefix="<think>")
+    for row in rows_of(folder):
+        assert row["prompt"].startswith("A conversation between User and Assistant.")
+        assert row["prompt"].endswith("What is $1+1$?\nAssistant:<think>") and row["completion"].startswith("<think>")
+        assert row["columns"] == {"solution": "2"}
+    settings = json.loads((folder / "settings.json").read_text())["tasks"]["math500"]
+    assert (settings["reward"], settings["prompt_template"]) == ("math_tag", "r1")
+    # A template in a file counts by what it says.
+    template = tmp_path / "own.jinja"
+    template.write_text("{{ messages[-1]['content'] }}:")
+    swift_eval(tiny_model, **flags, prompt_template=template, output_dir=tmp_path / "file")
+    template.write_text("{{ messages[-1]['content'] }}!")
+    with pytest.raises(UsageError, match=r"tasks\.math500\.prompt_template_sha256"):
+        swift_eval(tiny_model, **flags, prompt_template=template, output_dir=tmp_path / "file")
