@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.plan import make_plan, plan_table
@@ -50,7 +51,7 @@ def run(words: Sequence[str]) -> int:
     if resume.checkpoint is not None:
         check_same_run(args, world, data_hash, resume.checkpoint)
     if args.use_vllm and world.node_rank == 0:
-        wait_for_server(args)
+        wait_for_server(args, resume.run_dir)
     folder = resume.run_dir or make_run_folder(args, world)
     args_json = write_args(folder, args, world, words, data_hash, resume.checkpoint, data.prepared)
     additions = trainer_environment(
@@ -71,17 +72,20 @@ def run(words: Sequence[str]) -> int:
     launch_training(args_json, world, environ)
 
 
-def wait_for_server(args: RlhfArguments) -> None:
-    """Waits for the rollout server with a countdown on stderr.
+def wait_for_server(args: RlhfArguments, resumed: Path | None) -> None:
+    """Waits for the rollout server with a countdown on stderr, and for the right to write its weights.
 
     Raises:
         ServerUnreachable: it is not ready within `--vllm_server_timeout` seconds.
-        UsageError: it wants another API key.
+        UsageError: it wants another API key, or another trainer writes to it.
     """
     from swift_r1.rollout.client import RolloutClient
+    from swift_r1.rollout.weights.writer import WeightWriter, saved_token
 
     with RolloutClient(str(args.rollout_base_url), api_key=args.api_key) as client:
         client.wait_until_ready(args.vllm_server_timeout, report=_stderr)
+        with WeightWriter(client, token=saved_token(resumed)) as writer:
+            writer.hold(args.vllm_server_timeout, report=_stderr)
 
 
 def _print_plan(args: RlhfArguments, world: World, dataset_size: int | None, folder: str) -> None:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -17,19 +15,11 @@ from typing import TYPE_CHECKING, TypeVar
 import httpx
 from pydantic import BaseModel
 
-from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
+from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.rollout import protocol as wire
-from swift_r1.rollout.weights.hashing import content_hash, parts_digest
-from swift_r1.rollout.weights.transport import (
-    AUTO,
-    HTTP,
-    SHM,
-    chunks_of,
-    incoming,
-    overlapped,
-    usable_folder,
-    write_file,
-)
+from swift_r1.rollout.refusals import ServerRefused
+from swift_r1.rollout.weights.transport import AUTO
+from swift_r1.rollout.weights.writer import WeightWriter
 
 if TYPE_CHECKING:
     import torch
@@ -45,24 +35,15 @@ _CONNECT_S = 10.0
 _HEALTH_EVERY_S = 2.0
 
 
-class ServerRefused(RunFailed):
-    """The server answered with another `status` than 200; the message has its sentence."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class RolloutClient:
     """Talks to one `swift rollout` server.
 
     Args:
         base_url: `http://host:port`.
         api_key: sent as bearer token.
-        owner: who holds the lease on the weights, shown to others; default `host:pid`.
+        owner: of this client's own pushes, shown to others; default `host:pid`.
         request_timeout_s: longest wait for the answer to one request (a generation, a commit).
         silence_s: seconds without an answer from `/health` after which generations are no longer waited for.
-        lease_ttl_s: seconds of silence after which the server takes the lease back.
     """
 
     def __init__(
@@ -72,12 +53,10 @@ class RolloutClient:
         owner: str | None = None,
         request_timeout_s: float = 1800.0,
         silence_s: float = 60.0,
-        lease_ttl_s: float = 600.0,
     ) -> None:
         self.base_url = base_url.rstrip("/")
-        self.owner = owner or f"{socket.gethostname()}:{os.getpid()}"
+        self.owner = owner
         self._silence_s = silence_s
-        self._lease_ttl_s = lease_ttl_s
         # Proxies of the environment are for the internet, not for the server beside us.
         self._options = {
             "base_url": self.base_url,
@@ -89,7 +68,6 @@ class RolloutClient:
             "verify": ssl.create_default_context() if self.base_url.startswith("https:") else True,
         }
         self._http = httpx.Client(**self._options)
-        self._transport: str | None = None
 
     def __enter__(self) -> RolloutClient:
         return self
@@ -101,7 +79,7 @@ class RolloutClient:
         self._http.close()
 
     def info(self) -> wire.ServerInfo:
-        return self._call("GET", "/info", wire.ServerInfo)
+        return self.call("GET", "/info", wire.ServerInfo)
 
     def wait_until_ready(self, deadline_s: float, report: Callable[[str], None] = logger.info) -> wire.ServerInfo:
         """Waits until the server serves; `report` gets a line with a countdown every few seconds.
@@ -192,86 +170,14 @@ class RolloutClient:
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> wire.ScoreResponse:
         """The server's log-probs of given tokens: `L - 1` for a sequence of `L`, natural log, after temperature."""
         body = wire.ScoreRequest(sequences=tuple(tuple(one) for one in sequences), temperature=temperature)
-        return self._call("POST", "/v1/score", wire.ScoreResponse, body)
+        return self.call("POST", "/v1/score", wire.ScoreResponse, body)
 
     def push_weights(
         self, version: int, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]], transport: str = AUTO
     ) -> wire.UpdateStatus:
-        """Sends a whole version of the weights; returns once the server serves it.
-
-        A bucket is sent while the next one is taken from `buckets`.
-
-        Args:
-            version: higher than the served one.
-            buckets: named tensors (Hugging Face state-dict names, a tied head left out), taken one at a time; they
-                must not change before this returns. After a failure none is taken.
-            transport: `http`, `shm`, or `auto`: through shared memory if the server is on this host.
-
-        Raises:
-            ServerRefused: if the server refused; it then serves the old version, or says that it is not ready.
-            ServerUnreachable: if the connection broke.
-        """
-        lease = self._call(
-            "POST",
-            "/v1/weights/lease",
-            wire.Lease,
-            wire.LeaseRequest(owner=self.owner, ttl_seconds=self._lease_ttl_s),
-        )
-        headers = {wire.LEASE_HEADER: lease.token}
-        try:
-            begin = wire.UpdateBegin(version=version)
-            begun = self._call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, headers)
-            send = self._sender(transport, begun.folder, version, headers)
-            digests = overlapped(buckets, send)
-            commit = wire.UpdateCommit(version=version, buckets=len(digests), content_hash=content_hash(digests))
-            status = self._call("POST", "/v1/weights/commit", wire.UpdateStatus, commit, headers)
-        except BaseException:
-            self._give_up(version, headers)
-            raise
-        self._call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, headers)
-        return status
-
-    def _sender(
-        self, transport: str, folder: str | None, version: int, headers: dict[str, str]
-    ) -> Callable[[int, Sequence[tuple[str, torch.Tensor]]], str]:
-        """A function that sends one bucket and returns its digest."""
-        from swift_r1.rollout.weights.push import parts_of
-
-        shared = usable_folder(folder) if transport != HTTP else None
-        if transport == SHM and shared is None:
-            raise RunFailed(
-                f"--weight_transport shm: the rollout server at {self.base_url} is on another host, runs as another "
-                "user, or has too little shared memory; use http"
-            )
-        chosen = SHM if shared is not None else HTTP
-        if chosen != self._transport:
-            self._transport = chosen
-            logger.info("weights go to the rollout server by %s", chosen)
-
-        def by_file(index: int, bucket: Sequence[tuple[str, torch.Tensor]]) -> str:
-            assert shared is not None
-            digest = write_file(incoming(shared, index), parts_of(bucket))
-            body = wire.BucketFile(version=version, index=index, digest=digest)
-            self._call("POST", "/v1/weights/file", wire.UpdateStatus, body, headers)
-            return digest
-
-        def by_http(index: int, bucket: Sequence[tuple[str, torch.Tensor]]) -> str:
-            parts = parts_of(bucket)
-            digest = parts_digest(parts)
-            about = {wire.VERSION_HEADER: str(version), wire.BUCKET_HEADER: str(index), wire.DIGEST_HEADER: digest}
-            about["Content-Length"] = str(sum(len(part) for part in parts))
-            self._call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers | about)
-            return digest
-
-        return by_file if chosen == SHM else by_http
-
-    def _give_up(self, version: int, headers: dict[str, str]) -> None:
-        """Best effort: without it the server waits for the lease to expire."""
-        try:
-            self._call("POST", "/v1/weights/abort", wire.UpdateStatus, wire.UpdateAbort(version=version), headers)
-            self._call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, headers)
-        except (ServerRefused, ServerUnreachable) as error:
-            logger.warning("the update to weight version %d could not be called off: %s", version, error)
+        """One push under a lease of its own; see `WeightWriter.push`."""
+        with WeightWriter(self, self.owner) as writer:
+            return writer.push(version, buckets, transport)
 
     async def _generate(
         self,
@@ -324,7 +230,7 @@ class RolloutClient:
                     if time.monotonic() - heard > self._silence_s:
                         raise self._unreachable(error, "completions") from error
 
-    def _call(
+    def call(
         self,
         method: str,
         path: str,
@@ -332,6 +238,12 @@ class RolloutClient:
         body: BaseModel | Iterable[bytes] | None = None,
         headers: dict[str, str] | None = None,
     ) -> Answer:
+        """One request and its answer.
+
+        Raises:
+            ServerRefused: another status than 200.
+            ServerUnreachable: no answer.
+        """
         json = isinstance(body, BaseModel)
         try:
             response = self._http.request(
@@ -350,6 +262,7 @@ class RolloutClient:
         raise ServerRefused(
             response.status_code,
             f"the rollout server at {self.base_url} answered {response.status_code}: {_why(response)}",
+            int(after) if (after := response.headers.get("Retry-After", "")).isdigit() else None,
         )
 
     def _why_not_ready(self) -> str | None:

@@ -11,9 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
-from swift_r1.rollout.client import RolloutClient, ServerRefused
+from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.protocol import RolloutOutput, RolloutRequest, ServerInfo
+from swift_r1.rollout.refusals import ServerRefused
 from swift_r1.rollout.weights.transport import AUTO
+from swift_r1.rollout.weights.writer import WeightWriter
 
 if TYPE_CHECKING:
     import torch
@@ -63,13 +65,24 @@ class ServerLink:
     Args:
         timeout_s: longest wait for the server, at the start and after each loss (`--vllm_server_timeout`).
         transport: `--weight_transport`.
+        writer: pushes weights; until `close` it holds the lease on them.
+
+    Attributes:
+        refused: answers of other weights than those asked for, which were not taken.
 
     Raises:
         ServerUnreachable: no server within `timeout_s`.
-        UsageError: the server is not for this run.
+        UsageError: the server is not for this run, or another trainer writes to it.
     """
 
-    def __init__(self, client: RolloutClient, expected: Expected, timeout_s: float, transport: str = AUTO) -> None:
+    def __init__(
+        self,
+        client: RolloutClient,
+        expected: Expected,
+        timeout_s: float,
+        transport: str = AUTO,
+        writer: WeightWriter | None = None,
+    ) -> None:
         self._client, self._expected, self._timeout_s, self._transport = client, expected, timeout_s, transport
         self.first = client.wait_until_ready(timeout_s)
         if (fault := expected.fault(self.first)) is not None:
@@ -79,8 +92,14 @@ class ServerLink:
                 "the rollout server takes %d tokens, less than --max_length and --max_completion_length together (%d)",
                 *(self.first.max_model_len, expected.max_tokens),
             )
+        self._writer = writer or WeightWriter(client)
+        self._writer.hold(timeout_s)
         self._instance = self.first.instance
         self._losses = 0
+        self.refused = 0
+
+    def close(self) -> None:
+        self._writer.close()
 
     def ask(
         self,
@@ -107,6 +126,7 @@ class ServerLink:
         except ServerUnreachable as error:
             self._lost(error)
         except OtherWeights as error:
+            self.refused += 1
             # A server that was replaced in an idle moment serves its base weights, and no connection broke.
             if not self._was_replaced():
                 raise
@@ -127,7 +147,7 @@ class ServerLink:
         try:
             if self._client.info().instance != self._instance:
                 raise ServerUnreachable("the rollout server was replaced")
-            self._client.push_weights(version, buckets, self._transport)
+            self._writer.push(version, buckets, self._transport)
         except ServerUnreachable as error:
             self._lost(error)
         except ServerRefused as error:

@@ -116,8 +116,11 @@ class ServerInfo(Wire):
 
 
 class LeaseRequest(Wire):
+    """Takes the lease, or with the `token` in force renews it. A taker that names its token may repeat itself."""
+
     owner: str = Field(min_length=1, max_length=200)
     ttl_seconds: float = Field(default=600.0, gt=0, le=86_400)
+    token: str | None = Field(default=None, min_length=32, max_length=64, pattern="^[0-9a-f]+$")
 
 
 class Lease(Wire):

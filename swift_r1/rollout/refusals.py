@@ -1,6 +1,8 @@
-"""The one way in which the server says no."""
+"""The one way in which the server says no, and what the client makes of it."""
 
 from __future__ import annotations
+
+from swift_r1.errors import RunFailed
 
 
 class Refused(Exception):
@@ -9,7 +11,7 @@ class Refused(Exception):
     Args:
         status: HTTP status, 4xx for the asker's fault, 503 for "not now".
         sentence: what is wrong and, where it helps, what to do.
-        retry_after: seconds after which asking again makes sense (503 only).
+        retry_after: seconds after which asking again makes sense.
     """
 
     def __init__(self, status: int, sentence: str, retry_after: int | None = None) -> None:
@@ -21,3 +23,15 @@ class Refused(Exception):
 
 class EngineDead(Exception):
     """The engine's process has ended; nothing but a restart of the server helps."""
+
+
+class ServerRefused(RunFailed):
+    """The server answered with another `status` than 200; the message has its sentence.
+
+    Attributes:
+        retry_after: whole seconds, where the server named any.
+    """
+
+    def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.retry_after = status, retry_after

@@ -129,7 +129,7 @@ class RolloutService:
 
     async def take_lease(self, request: wire.LeaseRequest) -> wire.Lease:
         async with self._gate_follows():
-            token = self.updates.take_lease(request.owner, request.ttl_seconds)
+            token = self.updates.take_lease(request.owner, request.ttl_seconds, request.token)
         return wire.Lease(token=token, ttl_seconds=request.ttl_seconds)
 
     async def release_lease(self, token: str | None) -> wire.UpdateStatus:

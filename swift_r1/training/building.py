@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +20,7 @@ from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines.transformers import TransformersEngine
 from swift_r1.rollout.identity import tokenizer_hash
 from swift_r1.rollout.link import Expected, ServerLink
+from swift_r1.rollout.weights.writer import WeightWriter, save_token, saved_token
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.backends.local import LocalBackend
@@ -114,8 +117,11 @@ def open_rollouts(
     tokenizer: Any,
     ends: tuple[int, ...],
     vocab_size: int,
+    run_dir: Path,
+    progress: Callable[[str], None],
     cleanup: ExitStack,
 ) -> Rollouts:
+    """What generates; `progress` is told that a server is still waited for."""
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
         return EmbeddedRollouts(TransformersEngine(backend.generation_model(), tokenizer, ends, pad), backend, ranks)
@@ -124,9 +130,13 @@ def open_rollouts(
         client = cleanup.enter_context(RolloutClient(str(args.rollout_base_url), args.api_key))
         longest = args.max_length + args.max_completion_length if args.max_length else None
         expected = Expected(args.model, tokenizer_hash(tokenizer), vocab_size, longest)
-        link = ServerLink(client, expected, args.vllm_server_timeout, args.weight_transport)
+        writer = WeightWriter(client, token=saved_token(run_dir))
+        save_token(run_dir, writer.token)
+        link = ServerLink(client, expected, args.vllm_server_timeout, args.weight_transport, writer)
+        cleanup.callback(link.close)
         version = [torch.tensor([link.first.weight_version])]
-    return ServerRollouts(link, backend, ranks, int(ranks.broadcast(version)[0]), args.weight_check_steps)
+    first_version = int(ranks.broadcast(version)[0])
+    return ServerRollouts(link, backend, ranks, first_version, args.weight_check_steps, progress)
 
 
 def open_stage(args: RlhfArguments, tokenizer: Any, ends: tuple[int, ...], model_length: int | None) -> Stage:

@@ -116,7 +116,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
 
         backend, vocab_size = open_backend(args, ranks)
         ends = end_tokens(backend.model, tokenizer)
-        rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, cleanup)
+        rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, run_dir, watchdog.progress, cleanup)
         sampling = SamplingParams(
             max_tokens=args.max_completion_length,
             temperature=args.temperature,

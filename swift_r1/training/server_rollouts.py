@@ -36,15 +36,22 @@ class ServerRollouts:
         link: on the main rank, None elsewhere.
         first_version: of the weights that the server holds now.
         check_steps: updates between two checks that the engine uses what it was sent; 0 for none.
+        progress: called on all ranks every few seconds while the main rank waits for the server.
     """
 
     def __init__(
-        self, link: ServerLink | None, backend: Backend, ranks: Ranks, first_version: int, check_steps: int = 0
+        self,
+        link: ServerLink | None,
+        backend: Backend,
+        ranks: Ranks,
+        first_version: int,
+        check_steps: int = 0,
+        progress: Callable[[str], None] = lambda _doing: None,
     ) -> None:
         self.link, self.backend, self.ranks = link, backend, ranks
         self.weight_version = first_version
         self.max_model_length = link.first.max_model_len if link is not None else None
-        self._check_steps, self._updates = check_steps, 0
+        self._check_steps, self._updates, self._progress = check_steps, 0, progress
         self._metrics: dict[str, float] = {}
 
     def generate(
@@ -93,6 +100,8 @@ class ServerRollouts:
 
     def take_metrics(self) -> dict[str, float]:
         taken, self._metrics = self._metrics, {}
+        if self.link is not None:
+            taken["rollout/refused"], self.link.refused = float(self.link.refused), 0
         return taken
 
     def _check_weights(self) -> None:
@@ -180,7 +189,7 @@ class ServerRollouts:
         """Runs `work` on the main rank; every rank gets `_DONE` or `_LOST`, or raises what ends the run."""
         if self.link is None:
             while (code := int(self.ranks.broadcast(None)[0])) == _WAITING:
-                pass
+                self._progress("waiting for the main rank and its rollout server")
             if code > 0:
                 kind = ServerUnreachable if code == EXIT_SERVER_UNREACHABLE else RunFailed
                 raise kind("the main rank gave up on the rollout server")

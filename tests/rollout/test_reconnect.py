@@ -20,6 +20,7 @@ from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.identity import tokenizer_hash
 from swift_r1.rollout.link import Expected, ServerLink
 from swift_r1.rollout.protocol import RolloutOutput, RolloutRequest, SamplingParams
+from swift_r1.rollout.refusals import ServerRefused
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.lora import Weight
@@ -81,6 +82,7 @@ def connect(tiny_server: Any, tiny_model: Path, backend: OneWeightABucket) -> It
     from transformers import AutoTokenizer
 
     clients: list[RolloutClient] = []
+    links: list[ServerLink] = []
 
     def to(timeout_s: float = BACK_WITHIN_S, silence_s: float = 60.0, max_tokens: int | None = None) -> ServerRollouts:
         client = RolloutClient(tiny_server.url, silence_s=silence_s)
@@ -88,9 +90,12 @@ def connect(tiny_server: Any, tiny_model: Path, backend: OneWeightABucket) -> It
         tokenizer = AutoTokenizer.from_pretrained(tiny_model)
         expected = Expected(str(tiny_model), tokenizer_hash(tokenizer), len(tokenizer), max_tokens)
         held = ServerLink(client, expected, timeout_s)
+        links.append(held)
         return ServerRollouts(held, backend, ONE_RANK, held.first.weight_version)
 
     yield to
+    for held in links:
+        held.close()
     for client in clients:
         client.close()
 
@@ -232,8 +237,13 @@ def test_another_trainers_update_is_no_loss(connect: Any, tiny_server: Any, back
     rollouts.publish_weights()
     ours = rollouts.weight_version
     with RolloutClient(tiny_server.url, owner="another") as other:
+        with pytest.raises(ServerRefused, match=f":{os.getpid()} writes this server's weights"):
+            other.push_weights(ours + 7, [list(backend.model.named_parameters())])
+        # As if this process had been stopped for longer than its lease lasts.
+        rollouts.link.close()
         other.push_weights(ours + 7, [list(backend.model.named_parameters())])
     with pytest.raises(RunFailed, match=f"answered with weight version {ours + 7} .* where {ours} was published"):
         rollouts.generate(requests("another"), lambda _count: None, ignore_output)
+    assert rollouts.take_metrics()["rollout/refused"] == 1
     with pytest.raises(RunFailed, match=f"version {ours + 1} is not after the served version {ours + 7}"):
         rollouts.publish_weights()

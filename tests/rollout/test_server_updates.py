@@ -180,7 +180,7 @@ def test_missing_unknown_misshapen_and_tied_weights_are_named(writer: Writer, cl
 
 def test_only_the_leases_holder_writes(writer: Writer, server_url: str) -> None:
     body = writer.bodies[0]
-    refusal = pytest.raises(RunFailed, match="writer updates the weights of this server")
+    refusal = pytest.raises(RunFailed, match="writer writes this server's weights")
     with RolloutClient(server_url, owner="another trainer") as other, refusal:
         other.push_weights(writer.version, [])
     assert writer.put(0, body, **{wire.LEASE_HEADER: "0" * 32}).status_code == 409

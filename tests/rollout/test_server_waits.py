@@ -13,9 +13,10 @@ import torch
 
 from swift_r1.errors import RunFailed
 from swift_r1.rollout import limits
-from swift_r1.rollout.client import RolloutClient, ServerRefused
+from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines.base import EngineInfo, Generated
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.rollout.refusals import ServerRefused
 
 EXPECTED = {"w": (2,)}
 WAIT_S = 20

@@ -52,7 +52,9 @@ def rollouts(engine: Any, tiny_model: Path, serve_engine: Callable[..., str]) ->
     backend = LocalBackend(load_model(tiny_model, "float32", False), OptimizerConfig(0.1, 0.0, 0.9, 0.99, 1e-8, 1.0))
     with RolloutClient(serve_engine(engine, expected_weights(str(tiny_model)))) as client:
         expected = Expected(str(tiny_model), engine.info.tokenizer_hash, engine.info.vocab_size, None)
-        yield ServerRollouts(ServerLink(client, expected, 60), backend, ONE_RANK, 0, check_steps=2)
+        link = ServerLink(client, expected, 60)
+        yield ServerRollouts(link, backend, ONE_RANK, 0, check_steps=2)
+        link.close()
 
 
 @torch.no_grad()
@@ -70,7 +72,7 @@ def test_the_first_and_every_nth_update_are_checked(rollouts: ServerRollouts) ->
         checked.append("rollout/weight_check" in metrics)
         assert metrics.get("rollout/weight_check", 0.0) < TOLERANCE / 10
     assert checked == [True, True, False, True, False]
-    assert rollouts.weight_version == 5 and rollouts.take_metrics() == {}
+    assert rollouts.weight_version == 5 and rollouts.take_metrics() == {"rollout/refused": 0}
 
 
 def test_an_engine_that_kept_an_old_weight_is_repaired_by_one_full_push(rollouts: ServerRollouts, engine: Any) -> None:

@@ -12,8 +12,9 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import load_file
 
 from swift_r1.errors import RunFailed
-from swift_r1.rollout.client import RolloutClient, ServerRefused
+from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines.base import EngineInfo
+from swift_r1.rollout.refusals import ServerRefused
 from swift_r1.rollout.weights import transport
 from swift_r1.rollout.weights.hashing import bucket_digest, parts_digest
 from swift_r1.rollout.weights.push import parts_of, to_bytes
@@ -88,10 +89,10 @@ def test_a_file_that_changed_or_is_not_there_is_refused(
         return digest
 
     buckets = [list(weights(1).items())]
-    monkeypatch.setattr("swift_r1.rollout.client.write_file", flips_a_bit)
+    monkeypatch.setattr("swift_r1.rollout.weights.writer.write_file", flips_a_bit)
     with pytest.raises(ServerRefused, match="other bytes than were written"):
         client.push_weights(1, buckets, "shm")
-    monkeypatch.setattr("swift_r1.rollout.client.write_file", lambda path, parts: parts_digest(parts))
+    monkeypatch.setattr("swift_r1.rollout.weights.writer.write_file", lambda path, parts: parts_digest(parts))
     with pytest.raises(ServerRefused, match="not in this server's shared memory"):
         client.push_weights(1, buckets, "shm")
 
@@ -99,7 +100,7 @@ def test_a_file_that_changed_or_is_not_there_is_refused(
         path.symlink_to("/etc/hostname")
         return "0" * 64
 
-    monkeypatch.setattr("swift_r1.rollout.client.write_file", links_elsewhere)
+    monkeypatch.setattr("swift_r1.rollout.weights.writer.write_file", links_elsewhere)
     with pytest.raises(ServerRefused, match="not in this server's shared memory"):
         client.push_weights(1, buckets, "shm")
     assert not engine.loaded and client.info().weight_version == 0
@@ -108,7 +109,7 @@ def test_a_file_that_changed_or_is_not_there_is_refused(
 
 
 def test_shared_memory_of_another_host_is_not_used(client: RolloutClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swift_r1.rollout.client.usable_folder", lambda _folder: None)
+    monkeypatch.setattr("swift_r1.rollout.weights.writer.usable_folder", lambda _folder: None)
     buckets = [list(weights(1).items())]
     with pytest.raises(RunFailed, match=r"--weight_transport shm: .*use http"):
         client.push_weights(1, buckets, "shm")

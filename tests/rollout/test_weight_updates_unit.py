@@ -92,8 +92,9 @@ def test_a_silent_trainer_loses_its_lease_and_the_next_takes_over(
     first = machine.take_lease("first", 10)
     machine.begin(first, 1)
     machine.add_bucket(first, 1, bucket(0, "a"))
-    with pytest.raises(Refused, match=r"first updates the weights of this server \(its lease has 10 s left\)"):
+    with pytest.raises(Refused, match=r"first writes this server.s weights \(its lease has 10 s left\)"):
         machine.take_lease("second", 10)
+    assert machine.take_lease("first", 10, first) == first and machine.staged == 1
     clock.now = 9
     machine.check_bucket_welcome(first, 1, 1)  # being heard of renews it
     clock.now = 18
@@ -171,7 +172,7 @@ def test_no_order_of_calls_serves_a_mixture(steps: list[str]) -> None:
         before = machine.version
         try:
             if step == "lease":
-                token = machine.take_lease("me", 10)
+                token = machine.take_lease("me", 10, "0" * 32)
             elif step == "steal":
                 machine.take_lease("thief", 10)
             elif step == "begin":

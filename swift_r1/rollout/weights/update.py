@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import hmac
+import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -84,21 +85,22 @@ class UpdateMachine:
     def owner(self) -> str | None:
         return self._lease.owner if self._lease else None
 
-    def take_lease(self, owner: str, ttl: float) -> str:
-        """Returns the lease's token. The owner that holds it gets a new one, and its open update is forgotten.
+    def take_lease(self, owner: str, ttl: float, token: str | None = None) -> str:
+        """Returns the lease's token, `token` where one is given. With the token in force the lease is renewed.
 
         Raises:
             Refused: 409 with the owner's name while another holds it.
         """
         self.expire()
-        if self._lease is not None and self._lease.owner != owner:
-            left = self._lease.expires - self._clock()
-            raise Refused(
-                409, f"{self._lease.owner} updates the weights of this server (its lease has {left:.0f} s left)"
-            )
-        self._refuse_while_loading()
-        self._drop_pending()
-        self._lease = _Lease(owner, secrets.token_hex(16), ttl, self._clock() + ttl)
+        lease = self._lease
+        if lease is not None:
+            if token is None or not hmac.compare_digest(token, lease.token):
+                left = math.ceil(max(lease.expires - self._clock(), 0.0))
+                raise Refused(409, f"{lease.owner} writes this server's weights (its lease has {left} s left)", left)
+            lease.owner, lease.ttl = owner, ttl
+            lease.expires = self._clock() + ttl
+            return lease.token
+        self._lease = _Lease(owner, token or secrets.token_hex(16), ttl, self._clock() + ttl)
         return self._lease.token
 
     def release(self, token: str | None) -> None:

@@ -1,0 +1,223 @@
+"""The one writer of a server's weights: the lease that makes it so, and the push of a version under it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
+from swift_r1.rollout import protocol as wire
+from swift_r1.rollout.refusals import ServerRefused
+from swift_r1.rollout.weights.hashing import content_hash, parts_digest
+from swift_r1.rollout.weights.transport import (
+    AUTO,
+    HTTP,
+    SHM,
+    chunks_of,
+    incoming,
+    overlapped,
+    usable_folder,
+    write_file,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+    from swift_r1.rollout.client import RolloutClient
+
+logger = logging.getLogger("swift_r1.rollout.client")
+
+LEASE_TTL_S = 30.0
+_RENEWALS_PER_TTL = 5
+_TOKEN_FILE = ".lease"
+_POLL_S = 0.5
+_REPORT_EVERY_S = 5.0
+
+
+class WeightWriter:
+    """Holds the lease on a server's weights and pushes versions.
+
+    Args:
+        owner: shown to others who want the lease; default `host:pid`.
+        ttl_s: seconds of silence after which the server takes the lease back.
+        token: of a lease that an earlier process of this run may still have, at least 32 hexadecimal digits.
+    """
+
+    def __init__(
+        self, client: RolloutClient, owner: str | None = None, ttl_s: float = LEASE_TTL_S, token: str | None = None
+    ) -> None:
+        self._client = client
+        self.token = token or secrets.token_hex(16)
+        self._request = wire.LeaseRequest(
+            owner=owner or f"{socket.gethostname()}:{os.getpid()}", ttl_seconds=ttl_s, token=self.token
+        )
+        self._transport: str | None = None
+        self._closed = threading.Event()
+        self._renewals: threading.Thread | None = None
+
+    def __enter__(self) -> WeightWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def take(self) -> None:
+        """Takes the lease, or renews it.
+
+        Raises:
+            ServerRefused: 409 with the owner's name while another writes.
+            ServerUnreachable: no answer.
+        """
+        self._client.call("POST", "/v1/weights/lease", wire.Lease, self._request)
+
+    def hold(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
+        """Takes the lease and renews it in a thread until `close`. A trainer that died may have left one: its end is
+        waited for, at most `wait_s` seconds.
+
+        Raises:
+            UsageError: another trainer writes to this server.
+            ServerRefused, ServerUnreachable: as `take`.
+        """
+        began = next_report = time.monotonic()
+        ends = None
+        while True:
+            try:
+                self.take()
+                break
+            except ServerRefused as refused:
+                if refused.status != 409 or refused.retry_after is None:
+                    raise
+                now = time.monotonic()
+                ends = ends or now + refused.retry_after
+                # Renewed meanwhile, by more than rounding and the way here: its owner lives.
+                if now + refused.retry_after > ends + 2.0 or now > began + wait_s:
+                    raise UsageError(f"{refused}; stop that trainer, or start a `swift rollout` of its own") from None
+                if now >= next_report:
+                    report(f"waiting for the end of a lease, in case its owner is dead: {refused}")
+                    next_report = now + _REPORT_EVERY_S
+                time.sleep(_POLL_S)
+        self._renewals = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._renewals.start()
+
+    def close(self) -> None:
+        """Gives the lease back, so that the next trainer need not wait. Best effort: it expires by itself too."""
+        self._closed.set()
+        if self._renewals is not None:
+            self._renewals.join()
+        try:
+            self._client.call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, self._headers)
+        except (ServerRefused, ServerUnreachable) as error:
+            logger.info("the lease on the rollout server's weights was not given back: %s", error)
+
+    def push(
+        self, version: int, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]], transport: str = AUTO
+    ) -> wire.UpdateStatus:
+        """Sends a whole version of the weights; returns once the server serves it.
+
+        A bucket is sent while the next one is taken from `buckets`.
+
+        Args:
+            version: higher than the served one.
+            buckets: named tensors (Hugging Face state-dict names, a tied head left out), taken one at a time; they
+                must not change before this returns. After a failure none is taken.
+            transport: `http`, `shm`, or `auto`: through shared memory if the server is on this host.
+
+        Raises:
+            ServerRefused: if the server refused; it then serves the old version, or says that it is not ready.
+            ServerUnreachable: if the connection broke.
+        """
+        call = self._client.call
+        # A server that was started anew knows of no lease.
+        self.take()
+        try:
+            begin = wire.UpdateBegin(version=version)
+            begun = call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, self._headers)
+            digests = overlapped(buckets, self._sender(transport, begun.folder, version))
+            commit = wire.UpdateCommit(version=version, buckets=len(digests), content_hash=content_hash(digests))
+            return call("POST", "/v1/weights/commit", wire.UpdateStatus, commit, self._headers)
+        except BaseException:
+            self._call_off(version)
+            raise
+
+    def _sender(
+        self, transport: str, folder: str | None, version: int
+    ) -> Callable[[int, Sequence[tuple[str, torch.Tensor]]], str]:
+        """A function that sends one bucket and returns its digest."""
+        from swift_r1.rollout.weights.push import parts_of
+
+        call, headers = self._client.call, self._headers
+        shared = usable_folder(folder) if transport != HTTP else None
+        if transport == SHM and shared is None:
+            raise RunFailed(
+                f"--weight_transport shm: the rollout server at {self._client.base_url} is on another host, runs as "
+                "another user, or has too little shared memory; use http"
+            )
+        chosen = SHM if shared is not None else HTTP
+        if chosen != self._transport:
+            self._transport = chosen
+            logger.info("weights go to the rollout server by %s", chosen)
+
+        def by_file(index: int, bucket: Sequence[tuple[str, torch.Tensor]]) -> str:
+            assert shared is not None
+            digest = write_file(incoming(shared, index), parts_of(bucket))
+            body = wire.BucketFile(version=version, index=index, digest=digest)
+            call("POST", "/v1/weights/file", wire.UpdateStatus, body, headers)
+            return digest
+
+        def by_http(index: int, bucket: Sequence[tuple[str, torch.Tensor]]) -> str:
+            parts = parts_of(bucket)
+            digest = parts_digest(parts)
+            about = {wire.VERSION_HEADER: str(version), wire.BUCKET_HEADER: str(index), wire.DIGEST_HEADER: digest}
+            about["Content-Length"] = str(sum(len(part) for part in parts))
+            call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers | about)
+            return digest
+
+        return by_file if chosen == SHM else by_http
+
+    def _call_off(self, version: int) -> None:
+        """Best effort: without it the server waits for the update's time to be over."""
+        try:
+            abort = wire.UpdateAbort(version=version)
+            self._client.call("POST", "/v1/weights/abort", wire.UpdateStatus, abort, self._headers)
+        except (ServerRefused, ServerUnreachable) as error:
+            logger.warning("the update to weight version %d could not be called off: %s", version, error)
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {wire.LEASE_HEADER: self.token}
+
+    def _renew(self) -> None:
+        """Until closed. A loss is told once: the next push takes the lease again, or says who has it now."""
+        told = False
+        while not self._closed.wait(self._request.ttl_seconds / _RENEWALS_PER_TTL):
+            try:
+                self.take()
+                told = False
+            except (ServerRefused, ServerUnreachable) as error:
+                if not told:
+                    logger.info("the lease on the rollout server's weights could not be renewed: %s", error)
+                told = True
+
+
+def saved_token(run_dir: Path | None) -> str | None:
+    """The token of the lease that a run held when it was killed: resumed, it need not wait for its own lease."""
+    if run_dir is None or not (path := run_dir / _TOKEN_FILE).is_file():
+        return None
+    token = path.read_text(encoding="ascii", errors="replace").strip()
+    return token if re.fullmatch("[0-9a-f]{32}", token) else None
+
+
+def save_token(run_dir: Path, token: str) -> None:
+    """For `saved_token`; only the run's user can read it."""
+    path = run_dir / _TOKEN_FILE
+    path.unlink(missing_ok=True)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
+        file.write(token)

@@ -1,0 +1,125 @@
+"""One writer: who holds the lease on a server's weights, for how long, and who gets it next."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift_r1.errors import UsageError
+from swift_r1.rollout.client import RolloutClient
+from swift_r1.rollout.engines.base import EngineInfo
+from swift_r1.rollout.refusals import ServerRefused
+from swift_r1.rollout.weights.writer import WeightWriter, save_token, saved_token
+
+WAIT_S = 60
+
+
+class NoEngine:
+    """Takes weights and forgets them."""
+
+    dead = False
+    info = EngineInfo("none", "0", 100, "hash", 64, "float32")
+
+    async def load_weights(self, files: Any) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+@pytest.fixture
+def client(serve_engine: Callable[..., str]) -> Iterator[RolloutClient]:
+    with RolloutClient(serve_engine(NoEngine(), {"w": (2,)})) as client:
+        yield client
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def refusal_of(writer: WeightWriter) -> ServerRefused | None:
+    try:
+        writer.take()
+    except ServerRefused as refused:
+        return refused
+    return None
+
+
+def test_a_second_trainer_is_told_who_writes_also_between_pushes(client: RolloutClient) -> None:
+    with WeightWriter(client, "first", ttl_s=2) as first:
+        first.hold(WAIT_S)
+        with (
+            WeightWriter(client, "second") as second,
+            pytest.raises(UsageError, match=r"first writes this server's weights .* stop that trainer") as error,
+        ):
+            second.hold(WAIT_S)
+        assert "409" in str(error.value)
+    with WeightWriter(client, "third") as third:
+        third.hold(0)
+
+
+def test_a_dead_trainers_lease_ends_and_the_next_takes_over(client: RolloutClient) -> None:
+    lines: list[str] = []
+    dead = WeightWriter(client, "dead", ttl_s=1.5)
+    dead.take()
+    with WeightWriter(client, "next") as successor:
+        successor.hold(WAIT_S, lines.append)
+        assert "dead writes this server's weights" in lines[0]
+        refused = refusal_of(dead)
+        assert refused is not None and refused.status == 409 and "next writes" in str(refused)
+
+
+def test_a_resumed_run_takes_its_own_lease_back(client: RolloutClient, tmp_path: Path) -> None:
+    killed = WeightWriter(client, "killed", ttl_s=3000)
+    save_token(tmp_path, killed.token)
+    assert (tmp_path / ".lease").stat().st_mode & 0o077 == 0
+    killed.take()
+    with WeightWriter(client, "resumed", token=saved_token(tmp_path)) as resumed:
+        resumed.hold(0)
+        other = refusal_of(WeightWriter(client, "other"))
+        assert other is not None and "resumed writes" in str(other)
+    (tmp_path / ".lease").write_text("../../etc")
+    assert saved_token(tmp_path) is None and saved_token(None) is None
+
+
+def test_a_lease_is_renewed_on_a_server_that_was_started_anew(tiny_server: Any) -> None:
+    """Also while nothing is pushed: else another trainer could come between."""
+    with RolloutClient(tiny_server.url) as client, WeightWriter(client, "first", ttl_s=2) as first:
+        client.wait_until_ready(WAIT_S)
+        first.hold(WAIT_S)
+        tiny_server.kill()
+        tiny_server.start()
+        client.wait_until_ready(WAIT_S)
+        other = WeightWriter(client, "other", ttl_s=0.01)
+        until(lambda: refusal_of(other) is not None)
+        assert "first writes" in str(refusal_of(other))
+
+
+def test_swift_rlhf_stops_before_it_loads_a_model(tiny_server: Any, tiny_model: Path, tmp_path: Path) -> None:
+    plugin = Path(__file__).parents[1] / "e2e" / "digits_plugin.py"
+    words = [
+        *("--model", str(tiny_model), "--external_plugins", str(plugin), "--dataset", "counting#50"),
+        *("--reward_funcs", "digits", "--use_vllm", "true", "--vllm_server_base_url", tiny_server.url),
+        *("--num_generations", "4", "--per_device_train_batch_size", "4", "--output_dir", str(tmp_path / "out")),
+    ]
+    with RolloutClient(tiny_server.url) as client, WeightWriter(client, "somebody", ttl_s=3) as somebody:
+        client.wait_until_ready(WAIT_S)
+        somebody.hold(WAIT_S)
+        ended = subprocess.run(
+            [sys.executable, "-m", "swift_r1", "rlhf", "--rlhf_type", "grpo", *words],
+            env=os.environ,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_S,
+        )
+    assert ended.returncode == 2
+    assert "somebody writes this server's weights" in ended.stderr.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
