@@ -33,6 +33,7 @@ class TinyEngine:
     """One completion at a time, in a thread."""
 
     dead = False
+    scores_alone = False
 
     def __init__(self, folder: str) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)

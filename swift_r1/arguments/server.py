@@ -13,6 +13,8 @@ from swift_r1.arguments.parser import Fault, to_dict
 from swift_r1.arguments.rlhf import API_KEY_VARIABLE
 from swift_r1.arguments.world import World
 
+LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
+"""Those that vLLM has kernels for; adapters of lower rank are padded."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -59,6 +61,10 @@ class VllmArguments:
     vllm_enforce_eager: bool | None = flag(None, "no torch.compile and no CUDA graphs: starts sooner, runs slower")
     vllm_tensor_parallel_size: int = flag(1, "GPUs that share one copy of the model", at_least=1)
     vllm_enable_prefix_caching: bool = flag(True, "compute a group's shared prompt once")
+    vllm_enable_lora: bool = flag(False, "take adapters alone from a trainer with --train_type lora")
+    vllm_max_lora_rank: int = flag(
+        16, "highest --lora_rank that is taken: 8, 16, 32, 64, 128, 256, 320 or 512; with --vllm_enable_lora true"
+    )
     vllm_engine_kwargs: dict[str, Any] = flag({}, "more arguments of vLLM's engine, as JSON")
 
 
@@ -84,6 +90,13 @@ class RolloutArguments(EngineArguments, ServerArguments):
                 yield Fault(f"--vllm_engine_kwargs holds {name!r}: use --{spec.name}", ("vllm_engine_kwargs",))
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             yield Fault("--ssl_certfile and --ssl_keyfile go together", ("ssl_certfile", "ssl_keyfile"))
+        if self.vllm_max_lora_rank not in LORA_RANKS:
+            yield Fault(
+                f"--vllm_max_lora_rank {self.vllm_max_lora_rank}: vLLM has {', '.join(map(str, LORA_RANKS))}",
+                ("vllm_max_lora_rank",),
+            )
+        if "vllm_max_lora_rank" in given and not self.vllm_enable_lora:
+            yield Fault("--vllm_max_lora_rank needs --vllm_enable_lora true", ("vllm_max_lora_rank",))
         if self.served_model_name == "":
             yield Fault("--served_model_name is empty", ("served_model_name",))
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import httpx
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
-from swift_r1.errors import ServerUnreachable, UsageError
+from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.refusals import ServerRefused
 from swift_r1.rollout.weights.transport import AUTO
@@ -258,7 +258,14 @@ class RolloutClient:
 
     def _parse(self, response: httpx.Response, answer: type[Answer]) -> Answer:
         if response.status_code == 200:
-            return answer.model_validate_json(response.content)
+            try:
+                return answer.model_validate_json(response.content)
+            except ValidationError as error:
+                fault = error.errors()[0]
+                raise RunFailed(
+                    f"the rollout server at {self.base_url} answers as none of this version does "
+                    f"({'.'.join(map(str, fault['loc']))}: {fault['msg']}): is it another version of swift-r1?"
+                ) from error
         raise ServerRefused(
             response.status_code,
             f"the rollout server at {self.base_url} answered {response.status_code}: {_why(response)}",

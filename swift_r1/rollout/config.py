@@ -22,6 +22,7 @@ class ServerConfig:
         vllm_gpu_memory_utilization: share of the GPU's memory for weights and cache; without a GPU the cache is
             `kv_cache_memory_bytes` of `vllm_engine_kwargs`, 2 GiB unless given.
         vllm_engine_kwargs: any further argument of vLLM's engine; it wins over ours.
+        vllm_enable_lora: take LoRA adapters of rank `vllm_max_lora_rank` at most without the rest of the model.
         served_model_name: the name in `/info`; `None` is `model`.
         update_policy: what a commit does with running generations: `wait` for them, `abort` them, or `keep` them going
             on the new weights.
@@ -42,6 +43,8 @@ class ServerConfig:
     vllm_tensor_parallel_size: int = 1
     vllm_engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
     vllm_enable_prefix_caching: bool = True
+    vllm_enable_lora: bool = False
+    vllm_max_lora_rank: int = 16
     trust_remote_code: bool = False
     seed: int = 42
     served_model_name: str | None = None

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.protocol import RolloutOutput, RolloutRequest, ServerInfo
+from swift_r1.rollout.protocol import AdapterConfig, RolloutOutput, RolloutRequest, ServerInfo
 from swift_r1.rollout.refusals import ServerRefused
 from swift_r1.rollout.weights.transport import AUTO
 from swift_r1.rollout.weights.writer import WeightWriter
@@ -136,8 +136,13 @@ class ServerLink:
                 raise
             self._lost(error)
 
-    def push(self, version: int, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]]) -> None:
-        """Brings the server to `version`.
+    def push(
+        self,
+        version: int,
+        buckets: Iterable[Sequence[tuple[str, torch.Tensor]]],
+        adapter: AdapterConfig | None = None,
+    ) -> None:
+        """Brings the server to `version`; see `WeightWriter.push`.
 
         Raises:
             ServerLost: it went away meanwhile, or did not take the weights whole: push all again.
@@ -147,7 +152,7 @@ class ServerLink:
         try:
             if self._client.info().instance != self._instance:
                 raise ServerUnreachable("the rollout server was replaced")
-            self._writer.push(version, buckets, self._transport)
+            self._writer.push(version, buckets, self._transport, adapter)
         except ServerUnreachable as error:
             self._lost(error)
         except ServerRefused as error:
@@ -213,6 +218,9 @@ class ServerLink:
             return f"it serves {info.model} now, and served {self.first.model} before"
         if info.dtype != self.first.dtype:
             return f"it computes in {info.dtype} now, and did in {self.first.dtype} before (--torch_dtype)"
+        if info.max_lora_rank != self.first.max_lora_rank:
+            now, before = info.max_lora_rank or 0, self.first.max_lora_rank or 0
+            return f"it takes adapters up to rank {now} now, and did up to {before} before (--vllm_enable_lora)"
         needed = min(self._expected.max_tokens or self.first.max_model_len, self.first.max_model_len)
         if info.max_model_len < needed:
             return f"it takes only {info.max_model_len} tokens now (--max_model_len), this run needs {needed}"

@@ -99,7 +99,8 @@ class ServerInfo(Wire):
     """Answer of `GET /info`: enough for a trainer to know that it talks to the right server.
 
     `instance` is another one at each start of a server. `broken` says why it holds no whole version (a full push
-    repairs that), None where it does.
+    repairs that), None where it does. `max_lora_rank` is None where adapters alone are not taken.
+    `own_base` is false once whole weights were pushed: an adapter would be put on those.
     """
 
     instance: str
@@ -113,6 +114,8 @@ class ServerInfo(Wire):
     max_model_len: int
     max_n: int
     dtype: str
+    max_lora_rank: int | None
+    own_base: bool
 
 
 class LeaseRequest(Wire):
@@ -128,10 +131,22 @@ class Lease(Wire):
     ttl_seconds: float
 
 
+class AdapterConfig(Wire):
+    """A LoRA adapter: `W + alpha / rank * B A` for the weight `W` of each module that ends in a target module."""
+
+    rank: int = Field(ge=1, le=4096)
+    alpha: float = Field(gt=0)
+    target_modules: tuple[str, ...] = Field(min_length=1, max_length=4096)
+
+
 class UpdateBegin(Wire):
-    """Opens an update to `version` (the next one, or any higher one after the server was restarted)."""
+    """Opens an update to `version` (the next one, or any higher one after the server was restarted).
+
+    With an `adapter` the buckets hold that alone, under peft's names, and the base weights stay.
+    """
 
     version: int = Field(ge=1)
+    adapter: AdapterConfig | None = None
 
 
 class BucketFile(Wire):

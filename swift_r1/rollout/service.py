@@ -18,6 +18,7 @@ from swift_r1.rollout.limits import check_request, check_tokens
 from swift_r1.rollout.memory import RequestMemory
 from swift_r1.rollout.metrics import ServerMetrics
 from swift_r1.rollout.refusals import EngineDead, Refused
+from swift_r1.rollout.weights.adapter import adapter_shapes
 from swift_r1.rollout.weights.expected import Shapes
 from swift_r1.rollout.weights.header import FLOAT_BYTES
 from swift_r1.rollout.weights.staging import StagedBucket, Staging
@@ -42,6 +43,7 @@ class RolloutService:
     def __init__(self, config: ServerConfig, engine: Engine, expected: Shapes, metrics: ServerMetrics) -> None:
         self.config = config
         self.engine = engine
+        self._expected = expected
         self.gate = Gate()
         self.memory = RequestMemory()
         size = sum(_numel(shape) for shape in expected.values()) * max(FLOAT_BYTES.values())
@@ -50,6 +52,8 @@ class RolloutService:
         # Held by whoever changes the engine (new weights, another score temperature).
         self._exclusive = asyncio.Lock()
         self._commit: asyncio.Task[None] | None = None
+        self._adapter: wire.AdapterConfig | None = None
+        self._own_base = True
         self._pending = 0
         # Generations under way, and why they were stopped where they were.
         self._running: dict[asyncio.Future[Any], str | None] = {}
@@ -81,6 +85,8 @@ class RolloutService:
             max_model_len=known.max_model_len,
             max_n=self.config.max_n,
             dtype=known.dtype,
+            max_lora_rank=self.config.vllm_max_lora_rank if self.config.vllm_enable_lora else None,
+            own_base=self._own_base,
         )
 
     def status(self, seconds: float = 0.0) -> wire.UpdateStatus:
@@ -104,7 +110,7 @@ class RolloutService:
         return wire.RolloutResponse(outputs=tuple(outputs))
 
     async def score(self, request: wire.ScoreRequest) -> wire.ScoreResponse:
-        """Log-probs of given tokens; at a temperature other than 1 it has the engine for itself meanwhile."""
+        """Log-probs of given tokens; at a temperature other than 1, and with adapters, it has the engine for itself."""
         for number, sequence in enumerate(request.sequences):
             check_tokens(f"sequence {number}", sequence, self.engine.info.vocab_size)
             if not 2 <= len(sequence) < self.engine.info.max_model_len:
@@ -113,7 +119,7 @@ class RolloutService:
                     f"sequence {number} has {len(sequence)} tokens; 2 to {self.engine.info.max_model_len - 1} "
                     "can be scored",
                 )
-        if request.temperature == 1.0:
+        if request.temperature == 1.0 and not self.engine.scores_alone:
             while True:
                 async with self.gate.shared(self.config.update_timeout):
                     version = self.updates.version
@@ -122,7 +128,7 @@ class RolloutService:
                     if self.updates.newest_version == version:
                         break
         else:
-            version, rows = await self._score_at(request.temperature, request.sequences)
+            version, rows = await self._score_alone(request.temperature, request.sequences)
         return wire.ScoreResponse(logprobs=tuple(rows), weight_version=version)
 
     # Weight updates
@@ -138,8 +144,10 @@ class RolloutService:
         return self.status()
 
     async def begin(self, token: str | None, request: wire.UpdateBegin) -> wire.UpdateStatus:
+        expected = self._adapter_shapes(request.adapter) if request.adapter is not None else None
         async with self._gate_follows():
-            self.updates.begin(token, request.version)
+            self.updates.begin(token, request.version, expected)
+            self._adapter = request.adapter
         return self.status().model_copy(update={"folder": self.staging.shared})
 
     async def bucket(
@@ -226,6 +234,14 @@ class RolloutService:
 
     # Inside
 
+    def _adapter_shapes(self, adapter: wire.AdapterConfig) -> Shapes:
+        if not self.config.vllm_enable_lora:
+            raise Refused(422, "this server takes no adapters: start it with --vllm_enable_lora true")
+        highest = self.config.vllm_max_lora_rank
+        if adapter.rank > highest:
+            raise Refused(422, f"the adapter has rank {adapter.rank}, more than --vllm_max_lora_rank {highest}")
+        return adapter_shapes(self._expected, adapter)
+
     async def _generate(self, request: wire.RolloutRequest) -> wire.RolloutOutput:
         async with self.admitted() as version:
             seeds: Sequence[int | None] = request.seeds or (None,) * request.n
@@ -267,21 +283,25 @@ class RolloutService:
             self._running[task] = why
             task.cancel()
 
-    async def _score_at(
+    async def _score_alone(
         self, temperature: float, sequences: Sequence[Sequence[int]]
     ) -> tuple[int, list[tuple[float, ...]]]:
         timeout = self.config.update_timeout
         async with self.gate.shared(timeout):
             pass
         async with self._exclusive:
-            await self.gate.close(_SCORE, "scoring at another temperature")
+            await self.gate.close(_SCORE, "scoring that has the engine for itself")
             try:
                 await self.gate.drained(timeout, "scoring")
                 try:
-                    await self.engine.set_score_temperature(temperature)
-                    return self.updates.version, await _all([self.engine.score(one) for one in sequences])
+                    if temperature != 1.0:
+                        await self.engine.set_score_temperature(temperature)
+                    if not self.engine.scores_alone:
+                        return self.updates.version, await _all([self.engine.score(one) for one in sequences])
+                    return self.updates.version, [await self.engine.score(one) for one in sequences]
                 finally:
-                    await asyncio.shield(self.engine.set_score_temperature(1.0))
+                    if temperature != 1.0:
+                        await asyncio.shield(self.engine.set_score_temperature(1.0))
             finally:
                 await self.gate.open(_SCORE)
 
@@ -289,7 +309,12 @@ class RolloutService:
         async with self._exclusive:
             version = self.updates.pending_version
             try:
-                await self.engine.load_weights([bucket.path for bucket in buckets])
+                paths = [bucket.path for bucket in buckets]
+                if self._adapter is None:
+                    self._own_base = False
+                    await self.engine.load_weights(paths)
+                else:
+                    await self.engine.load_adapter(paths, self._adapter)
             except EngineDead:
                 self.updates.failed("the engine died")
                 self.metrics.update_failed()

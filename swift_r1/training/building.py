@@ -15,6 +15,7 @@ from torch import nn
 from swift_r1.algorithms.config import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.data.prompts import PromptEncoder, Wording
+from swift_r1.errors import UsageError
 from swift_r1.plugins.rollouts import multi_turns
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines.transformers import TransformersEngine
@@ -26,7 +27,7 @@ from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.freezing import Freezing
-from swift_r1.training.lora import LoraSettings, trained_share
+from swift_r1.training.lora import LoraSettings, adapter_config, trained_share
 from swift_r1.training.multi_turn import Stage
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
 from swift_r1.training.policy import load_model
@@ -134,9 +135,25 @@ def open_rollouts(
         save_token(run_dir, writer.token)
         link = ServerLink(client, expected, args.vllm_server_timeout, args.weight_transport, writer)
         cleanup.callback(link.close)
-        version = [torch.tensor([link.first.weight_version])]
-    first_version = int(ranks.broadcast(version)[0])
-    return ServerRollouts(link, backend, ranks, first_version, args.weight_check_steps, progress)
+        version = [torch.tensor([link.first.weight_version, link.first.max_lora_rank or 0, link.first.own_base])]
+    first_version, max_rank, own_base = ranks.broadcast(version)[0].tolist()
+    adapter, lora = None, lora_of(args)
+    # The server's base is not of 4 bits: merged with that of the trainer it is the policy, on its own it is not.
+    if lora is not None and max_rank and quantization_of(args) is None:
+        if lora.rank > max_rank:
+            raise UsageError(
+                f"--lora_rank {lora.rank} is more than the rollout server takes: start it with --vllm_max_lora_rank "
+                f"{lora.rank} or more, or without --vllm_enable_lora"
+            )
+        if not own_base:
+            raise UsageError(
+                f"the rollout server at {args.rollout_base_url} holds whole weights that another run has pushed, and "
+                "adapters need its own: start it anew"
+            )
+        adapter = adapter_config(backend.model, lora)
+        if ranks.is_main:
+            logger.info("adapters alone go to the rollout server, which takes them up to rank %d", max_rank)
+    return ServerRollouts(link, backend, ranks, first_version, args.weight_check_steps, progress, adapter)
 
 
 def open_stage(args: RlhfArguments, tokenizer: Any, ends: tuple[int, ...], model_length: int | None) -> Stage:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from swift_r1.errors import UsageError
+from swift_r1.rollout.protocol import AdapterConfig
+from swift_r1.rollout.weights.adapter import adapter_name
 from swift_r1.training.quantization import plain_value, whole_dtype, whole_shape
 
 if TYPE_CHECKING:
@@ -127,6 +129,21 @@ def checkpoint_weights(model: nn.Module) -> list[Weight]:
     if not has_adapters(model):
         return policy_weights(model)
     return [Weight(name, parameter) for name, parameter in model.named_parameters() if ".lora_" in name]
+
+
+def adapter_weights(model: nn.Module) -> list[Weight]:
+    """The adapters alone, under the names that they have in peft's files."""
+    return [replace(weight, name=adapter_name(weight.name, _ADAPTER)) for weight in checkpoint_weights(model)]
+
+
+def adapter_config(model: nn.Module, settings: LoraSettings) -> AdapterConfig:
+    """Which adapters `model` has, `all-linear` spelled out."""
+    from peft.tuners.lora import LoraLayer
+
+    modules = set(settings.target_modules)
+    if modules == {ALL_LINEAR}:
+        modules = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    return AdapterConfig(rank=settings.rank, alpha=settings.alpha, target_modules=tuple(sorted(modules)))
 
 
 def trained_share(model: nn.Module) -> str:

@@ -15,10 +15,10 @@ import torch
 
 from swift_r1.errors import EXIT_SERVER_UNREACHABLE, RunFailed, ServerUnreachable, SwiftError
 from swift_r1.rollout.link import ServerLink, ServerLost
-from swift_r1.rollout.protocol import RolloutOutput, RolloutRequest
+from swift_r1.rollout.protocol import AdapterConfig, RolloutOutput, RolloutRequest
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.distributed import Ranks
-from swift_r1.training.lora import policy_weights
+from swift_r1.training.lora import adapter_weights, policy_weights
 from swift_r1.training.rollouts import OnDone, OnOutput
 from swift_r1.training.weight_check import mean_difference, own_logprobs, probe_sequences, tolerance
 
@@ -36,6 +36,7 @@ class ServerRollouts:
         link: on the main rank, None elsewhere.
         first_version: of the weights that the server holds now.
         check_steps: updates between two checks that the engine uses what it was sent; 0 for none.
+        adapter: of the policy, where the server takes it alone; it has the base weights from its own `--model`.
         progress: called on all ranks every few seconds while the main rank waits for the server.
     """
 
@@ -47,11 +48,13 @@ class ServerRollouts:
         first_version: int,
         check_steps: int = 0,
         progress: Callable[[str], None] = lambda _doing: None,
+        adapter: AdapterConfig | None = None,
     ) -> None:
         self.link, self.backend, self.ranks = link, backend, ranks
         self.weight_version = first_version
         self.max_model_length = link.first.max_model_len if link is not None else None
         self._check_steps, self._updates, self._progress = check_steps, 0, progress
+        self._adapter = adapter
         self._metrics: dict[str, float] = {}
 
     def generate(
@@ -95,7 +98,9 @@ class ServerRollouts:
         if self.link is not None:
             self.link.pushed()
         self._updates += 1
-        if self._check_steps and (self._updates == 1 or self._updates % self._check_steps == 0):
+        # Nothing else tells whether the server's base weights are those that an adapter was trained on.
+        first = self._updates == 1 and (self._check_steps or self._adapter is not None)
+        if first or (self._check_steps and self._updates % self._check_steps == 0):
             self._check_weights()
 
     def take_metrics(self) -> dict[str, float]:
@@ -128,6 +133,7 @@ class ServerRollouts:
             raise RunFailed(
                 f"{what}, and by {again:.3g} after a full push (rounding explains {allowed:g}): "
                 "the engine does not use the weights that it was sent"
+                + (", or its base weights (its --model) are not those of --model" if self._adapter else "")
             )
 
     def _difference(self) -> tuple[float, float]:
@@ -170,11 +176,13 @@ class ServerRollouts:
                 return
 
     def _push(self) -> int:
-        buckets = self.backend.weight_buckets(policy_weights(self.backend.model))
+        model = self.backend.model
+        weights = policy_weights(model) if self._adapter is None else adapter_weights(model)
+        buckets = self.backend.weight_buckets(weights)
 
         def send(link: ServerLink) -> None:
             try:
-                link.push(self.weight_version, buckets)
+                link.push(self.weight_version, buckets, self._adapter)
             finally:
                 # Gathering is collective: the other ranks go through all buckets, whatever becomes of the push.
                 for _bucket in buckets:

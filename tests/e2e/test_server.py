@@ -66,3 +66,30 @@ def test_the_checkpoint_is_what_the_server_serves(rlhf, tiny_model, url):
         served = torch.tensor(client.score([sequence]).logprobs[0])
     torch.testing.assert_close(served, expected, rtol=0, atol=LOGP_NOISE)
     assert (base.gather(-1, ids[0, 1:, None]).squeeze(-1) - expected).abs().max() > 10 * LOGP_NOISE
+
+
+@pytest.mark.long
+def test_an_adapter_alone_and_then_whole_weights_on_one_server(rlhf, rollout_server, tiny_model):
+    """vLLM wraps the layers that may get adapters: a full push must still reach what is under them."""
+    url = rollout_server(tiny_model, torch_dtype="float32", vllm_enable_lora="true", vllm_max_lora_rank=8)
+    settings = {
+        "use_vllm": "true",
+        "vllm_server_base_url": url,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-2,
+        "beta": 0.01,
+        "max_steps": 4,
+        "save_steps": 4,
+        "weight_check_steps": 1,
+    }
+    runs = [
+        rlhf(tiny_model, processes=2, deepspeed="zero3", train_type="lora", lora_rank=4, **settings),
+        rlhf(tiny_model, **settings),
+    ]
+    for run in runs:
+        assert run.code == 0
+        assert all(line["rollout/logp_diff"] < LOGP_NOISE > line["rollout/weight_check"] for line in run.steps)
+        assert run.steps[-1]["kl"] > 0.01
+    assert "adapters alone go to the rollout server" in runs[0].errors
+    refused = rlhf(tiny_model, train_type="lora", lora_rank=4, **settings)
+    assert refused.code == 2 and "holds whole weights that another run has pushed" in refused.errors

@@ -35,7 +35,7 @@ def run_until(model: Path, url: str, folder: Path, at_step: Any) -> None:
         *("--num_generations", "4", "--per_device_train_batch_size", "16", "--gradient_checkpointing", "false"),
         *("--max_completion_length", "12", "--max_steps", str(STEPS), "--logging_steps", "1", "--report_to", "none"),
         *("--use_vllm", "true", "--vllm_server_base_url", url, "--vllm_server_timeout", "300"),
-        *("--learning_rate", "1e-3", "--lr_scheduler_type", "constant", "--save_steps", "10"),
+        *("--learning_rate", "2e-4", "--lr_scheduler_type", "constant", "--save_steps", "10"),
         *("--save_total_limit", "2", "--output_dir", str(folder), "--add_version", "false"),
         *("--resume_from_checkpoint", "last"),
     ]
@@ -80,7 +80,7 @@ def rewards_of(folder: Path) -> list[float]:
 @pytest.mark.long
 @pytest.mark.timeout(3000)
 def test_500_steps_with_random_kills_of_server_and_trainer(tiny_model: Path, killable_vllm: Any, tmp_path: Path):
-    rng = random.Random(11)
+    rng = random.Random(4)
     run_until(tiny_model, killable_vllm.url, tmp_path / "calm", lambda _step: None)
 
     kills: list[tuple[int, str]] = []

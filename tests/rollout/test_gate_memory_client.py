@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from swift_r1.errors import ServerUnreachable
+from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines.environment import engine_environment
 from swift_r1.rollout.gate import Gate
@@ -129,6 +131,25 @@ def test_a_server_that_is_not_there_is_said_with_a_countdown() -> None:
     assert time.monotonic() - started < 5
     assert f"http://127.0.0.1:{port} was not ready within 1 s" in str(error.value) and "\n" not in str(error.value)
     assert lines and "s left" in lines[0]
+
+
+def test_an_answer_of_another_version_is_one_line() -> None:
+    class Newer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = b'{"instance": "1", "something": "new"}'
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Newer) as server:
+        threading.Thread(target=server.handle_request).start()
+        refusal = pytest.raises(RunFailed, match="is it another version of swift-r1")
+        with RolloutClient(f"http://127.0.0.1:{server.server_port}") as client, refusal as error:
+            client.info()
+    assert "\n" not in str(error.value)
 
 
 def test_a_connection_that_breaks_says_who_waited_for_what() -> None:

@@ -25,6 +25,7 @@ class NoEngine:
     """Takes weights and forgets them."""
 
     dead = False
+    scores_alone = False
     info = EngineInfo("none", "0", 100, "hash", 64, "float32")
 
     async def load_weights(self, files: Any) -> None: ...

@@ -31,6 +31,7 @@ class QuickEngine:
     """Answers at once, and breaks where it is given what the server should not have let through."""
 
     dead = False
+    scores_alone = False
 
     def __init__(self) -> None:
         self.info = EngineInfo("quick", "0", VOCABULARY, "", LENGTH, "float32")

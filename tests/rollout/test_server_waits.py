@@ -29,6 +29,7 @@ class StandingEngine:
     def __init__(self) -> None:
         self.info = EngineInfo("standing", "0", 10, "", 100, "float32")
         self.dead = False
+        self.scores_alone = False
         self.started, self.cancelled = threading.Event(), threading.Event()
         self.may_end = threading.Event()
         self.loaded: list[bytes] = []

@@ -27,6 +27,7 @@ class LoadingEngine:
     """Keeps what it was given to load."""
 
     dead = False
+    scores_alone = False
 
     def __init__(self) -> None:
         self.info = EngineInfo("loading", "0", 10, "", 100, "float32")

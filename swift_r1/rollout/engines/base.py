@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from swift_r1.rollout.protocol import FinishReason, SamplingParams
+from swift_r1.rollout.protocol import AdapterConfig, FinishReason, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,10 @@ class Engine(Protocol):
     @property
     def dead(self) -> bool: ...
 
+    @property
+    def scores_alone(self) -> bool:
+        """Whether `score` must be the only call that runs."""
+
     async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
         """Samples one completion; cancelling the call stops the engine's work on it."""
 
@@ -92,6 +96,12 @@ class Engine(Protocol):
         """Replaces all weights by those of the safetensors files and forgets cached prefixes.
 
         After an exception the engine may hold a mixture, until a later call succeeds.
+        """
+
+    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig) -> None:
+        """Generates and scores with the adapter of the safetensors files from now on; `load_weights` ends that.
+
+        After an exception the one before stays in use.
         """
 
     def shutdown(self) -> None: ...

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import shutil
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,10 +17,12 @@ from swift_r1.rollout.config import ServerConfig
 from swift_r1.rollout.engines.base import EngineInfo, Generated, Piece, TokenLogprob
 from swift_r1.rollout.engines.environment import engine_environment
 from swift_r1.rollout.identity import tokenizer_hash
-from swift_r1.rollout.protocol import SamplingParams
+from swift_r1.rollout.protocol import AdapterConfig, SamplingParams
 from swift_r1.rollout.refusals import EngineDead, Refused
+from swift_r1.rollout.weights.adapter import write_adapter
 
 if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
     from vllm.outputs import RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -43,6 +46,7 @@ class VllmEngine:
         self._llm = llm
         self._timeout = timeout
         self._loads = 0
+        self._adapter: _Adapter | None = None
         config = llm.vllm_config.model_config
         self._tokenizer = tokenizer = llm.get_tokenizer()
         self.info = EngineInfo(
@@ -57,6 +61,12 @@ class VllmEngine:
     @property
     def dead(self) -> bool:
         return self._llm.errored
+
+    @property
+    def scores_alone(self) -> bool:
+        # With adapters, log-probs of a prompt beside any other sequence kill vLLM's engine (0.32: the adapter of its
+        # output head counts sequences, not tokens).
+        return self._llm.vllm_config.lora_config is not None
 
     async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
         from vllm.sampling_params import RequestOutputKind
@@ -123,10 +133,33 @@ class VllmEngine:
         # Salted by the load, no cached prefix of older weights is found again; the reset only frees its memory, and is
         # refused while requests run.
         self._loads += 1
+        self._use(None)
         if not await asyncio.wait_for(self._llm.reset_prefix_cache(), self._timeout):
             logger.info("requests are running: the prefix cache of the old weights stays until it is needed")
 
+    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig) -> None:
+        from vllm.lora.request import LoRARequest
+
+        number, folder = self._loads + 1, files[0].parent / f"adapter-{uuid.uuid4().hex}"
+        adapter = _Adapter(LoRARequest(f"load-{number}", number, str(folder)))
+        try:
+            await asyncio.to_thread(write_adapter, folder, files, config)
+            if not await asyncio.wait_for(self._llm.add_lora(adapter.request), self._timeout):
+                raise RuntimeError("vLLM did not take the adapter")
+        except BaseException:
+            adapter.forget()
+            raise
+        # A name of its own for each load, so that no prefix or weight of another is found under it.
+        self._loads += 1
+        self._use(adapter)
+
+    def _use(self, adapter: _Adapter | None) -> None:
+        old, self._adapter = self._adapter, adapter
+        if old is not None and not old.users:
+            old.forget()
+
     def shutdown(self) -> None:
+        self._use(None)
         self._llm.shutdown()
 
     async def _run(self, tokens: Sequence[int], params: Any) -> RequestOutput:
@@ -142,12 +175,22 @@ class VllmEngine:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         prompt = tokens_input(list(tokens), cache_salt=str(self._loads))
+        adapter = self._adapter
+        if adapter is not None:
+            adapter.users += 1
         try:
             # A name of its own for each engine request: a repeated one must not meet its cancelled twin.
-            async for output in self._llm.generate(prompt, params, request_id=uuid.uuid4().hex):
+            name = uuid.uuid4().hex
+            lora = adapter.request if adapter is not None else None
+            async for output in self._llm.generate(prompt, params, request_id=name, lora_request=lora):
                 yield output
         except EngineDeadError as error:
             raise EngineDead("the engine died while it generated") from error
+        finally:
+            if adapter is not None:
+                adapter.users -= 1
+                if adapter is not self._adapter and not adapter.users:
+                    adapter.forget()
 
     async def _on_workers(self, method: str, *args: Any) -> list[Any]:
         from vllm.v1.engine.exceptions import EngineDeadError
@@ -156,6 +199,17 @@ class VllmEngine:
             return await asyncio.wait_for(self._llm.collective_rpc(method, args=args), self._timeout)
         except EngineDeadError as error:
             raise EngineDead(f"the engine died in {method}") from error
+
+
+@dataclass(slots=True, eq=False)
+class _Adapter:
+    """An adapter in a folder, which vLLM may read again for as long as requests use it."""
+
+    request: LoRARequest
+    users: int = 0
+
+    def forget(self) -> None:
+        shutil.rmtree(self.request.lora_path, ignore_errors=True)
 
 
 def _sampling(sampling: SamplingParams, seed: int | None, **more: Any) -> Any:
@@ -232,6 +286,9 @@ def engine_arguments(config: ServerConfig, has_gpu: bool) -> dict[str, Any]:
         "worker_extension_cls": _WORKER,
         "disable_log_stats": True,
     }
+    if config.vllm_enable_lora:
+        # Two: generations that an update does not wait for end with the adapter that they began with.
+        arguments |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": config.vllm_max_lora_rank}
     if config.max_model_len is not None:
         arguments["max_model_len"] = config.max_model_len
     if has_gpu:

@@ -43,7 +43,8 @@ class SwiftWorker:
             loaded.update(original(weights))
             return loaded
 
-        names = {name for name, _ in model.named_parameters()}
+        # What vLLM wraps for adapters loads under its plain name; adapters themselves are no part of a version.
+        names = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
         # vLLM only logs which parameters got no value; we must know.
         model.load_weights = load_and_note
         try:

@@ -33,6 +33,7 @@ class _Lease:
 class _Pending:
     version: int
     progress: float
+    expected: Shapes
     buckets: list[StagedBucket] = field(default_factory=list)
     loading: bool = False
 
@@ -126,14 +127,17 @@ class UpdateMachine:
             return f"{lease.owner} left the update to version {pending.version} for {self._patience:g} s"
         return None
 
-    def begin(self, token: str | None, version: int) -> None:
-        """Opens the update to `version`; an update that the same holder left open is forgotten."""
+    def begin(self, token: str | None, version: int, expected: Shapes | None = None) -> None:
+        """Opens the update to `version`; an update that the same holder left open is forgotten.
+
+        `expected` are the names and shapes of this update where it is not of the whole model.
+        """
         self._holder(token)
         self._refuse_while_loading()
         if version <= self.version:
             raise Refused(409, f"version {version} is not after the served version {self.version}")
         self._drop_pending()
-        self._pending = _Pending(version, self._clock())
+        self._pending = _Pending(version, self._clock(), self._expected if expected is None else expected)
 
     def check_bucket_welcome(self, token: str | None, version: int, index: int) -> None:
         """What can be said before the bytes are read; the same is checked again when they have arrived.
@@ -159,7 +163,7 @@ class UpdateMachine:
                 raise Refused(409, f"bucket {bucket.index} came twice with different bytes")
             self._discard([bucket])
             return
-        check_bucket(bucket.tensors, self._expected, pending.names)
+        check_bucket(bucket.tensors, pending.expected, pending.names)
         pending.buckets.append(bucket)
         pending.progress = self._clock()
 
@@ -182,7 +186,7 @@ class UpdateMachine:
                 raise Refused(422, f"{len(pending.buckets)} buckets arrived, {buckets} were sent")
             if not hmac.compare_digest(content_hash(b.digest for b in pending.buckets), hash_of_all):
                 raise Refused(422, f"the content hash of version {version} differs: bytes changed on the way")
-            check_complete(pending.names, self._expected)
+            check_complete(pending.names, pending.expected)
         except Refused:
             self._drop_pending()
             raise

@@ -118,7 +118,11 @@ class WeightWriter:
             logger.info("the lease on the rollout server's weights was not given back: %s", error)
 
     def push(
-        self, version: int, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]], transport: str = AUTO
+        self,
+        version: int,
+        buckets: Iterable[Sequence[tuple[str, torch.Tensor]]],
+        transport: str = AUTO,
+        adapter: wire.AdapterConfig | None = None,
     ) -> wire.UpdateStatus:
         """Sends a whole version of the weights; returns once the server serves it.
 
@@ -129,6 +133,7 @@ class WeightWriter:
             buckets: named tensors (Hugging Face state-dict names, a tied head left out), taken one at a time; they
                 must not change before this returns. After a failure none is taken.
             transport: `http`, `shm`, or `auto`: through shared memory if the server is on this host.
+            adapter: of `buckets` that hold a LoRA adapter alone, under peft's names.
 
         Raises:
             ServerRefused: if the server refused; it then serves the old version, or says that it is not ready.
@@ -138,7 +143,7 @@ class WeightWriter:
         # A server that was started anew knows of no lease.
         self.take()
         try:
-            begin = wire.UpdateBegin(version=version)
+            begin = wire.UpdateBegin(version=version, adapter=adapter)
             begun = call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, self._headers)
             digests = overlapped(buckets, self._sender(transport, begun.folder, version))
             commit = wire.UpdateCommit(version=version, buckets=len(digests), content_hash=content_hash(digests))

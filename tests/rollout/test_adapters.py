@@ -1,0 +1,207 @@
+"""LoRA adapters alone, from a trainer to the server: names, shapes, refusals, and what the engine then says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swift_r1.errors import RunFailed
+from swift_r1.rollout.client import RolloutClient
+from swift_r1.rollout.engines.base import EngineInfo
+from swift_r1.rollout.identity import tokenizer_hash
+from swift_r1.rollout.link import Expected, ServerLink
+from swift_r1.rollout.protocol import AdapterConfig
+from swift_r1.rollout.refusals import Refused, ServerRefused
+from swift_r1.rollout.weights.adapter import adapter_shapes, write_adapter
+from swift_r1.rollout.weights.expected import expected_weights
+from swift_r1.rollout.weights.writer import WeightWriter
+from swift_r1.training.backends.local import LocalBackend
+from swift_r1.training.distributed import Ranks
+from swift_r1.training.lora import LoraSettings, adapter_config, adapter_weights
+from swift_r1.training.optimizer import OptimizerConfig
+from swift_r1.training.policy import load_model
+from swift_r1.training.server_rollouts import ServerRollouts
+
+SETTINGS = LoraSettings(rank=4, alpha=8, target_modules=("all-linear",))
+ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
+SEQUENCE = tuple(range(5, 45))
+
+
+class PeftEngine:
+    """The served model in this process; adapters are loaded by peft, from the folder that vLLM would read."""
+
+    dead = False
+    scores_alone = True
+
+    def __init__(self, folder: Path, room: Path) -> None:
+        from transformers import AutoTokenizer
+
+        self.base, self.room = load_model(folder, "float32", False), room
+        self.model: Any = self.base
+        size = self.base.config.vocab_size
+        self.info = EngineInfo(
+            "peft", "0", size, tokenizer_hash(AutoTokenizer.from_pretrained(folder)), 1024, "float32"
+        )
+
+    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig) -> None:
+        from peft import PeftModel
+
+        folder = self.room / str(len(list(self.room.iterdir())))
+        write_adapter(folder, files, config)
+        if isinstance(self.model, PeftModel):
+            self.base = self.model.unload()
+        self.model = PeftModel.from_pretrained(self.base, folder)
+
+    async def load_weights(self, files: Sequence[Path]) -> None: ...
+
+    @torch.no_grad()
+    async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
+        return tuple(logprobs_of(self.model, sequence).tolist())
+
+    async def set_score_temperature(self, temperature: float) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+
+def logprobs_of(model: torch.nn.Module, sequence: Sequence[int]) -> torch.Tensor:
+    ids = torch.tensor([list(sequence)])
+    with torch.no_grad():
+        return model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None]).squeeze(-1)
+
+
+@pytest.fixture
+def engine(tiny_model: Path, tmp_path: Path) -> PeftEngine:
+    room = tmp_path / "adapters"
+    room.mkdir()
+    return PeftEngine(tiny_model, room)
+
+
+@pytest.fixture
+def url(engine: PeftEngine, tiny_model: Path, serve_engine: Callable[..., str]) -> str:
+    return serve_engine(engine, expected_weights(str(tiny_model)), vllm_enable_lora=True, vllm_max_lora_rank=8)
+
+
+@pytest.fixture
+def policy(tiny_model: Path) -> torch.nn.Module:
+    model = load_model(tiny_model, "float32", False, SETTINGS)
+    learn(model, 1)
+    return model
+
+
+def learn(model: torch.nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "lora_" in name:
+                weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
+
+
+@pytest.fixture
+def rollouts(url: str, engine: PeftEngine, tiny_model: Path, policy: torch.nn.Module) -> Iterator[ServerRollouts]:
+    backend = LocalBackend(policy, OptimizerConfig(0.1, 0.0, 0.9, 0.99, 1e-8, 1.0))
+    with RolloutClient(url) as client:
+        expected = Expected(str(tiny_model), engine.info.tokenizer_hash, engine.info.vocab_size, None)
+        link = ServerLink(client, expected, 60)
+        assert link.first.max_lora_rank == 8
+        yield ServerRollouts(link, backend, ONE_RANK, 0, adapter=adapter_config(policy, SETTINGS))
+        link.close()
+
+
+def test_the_engine_uses_the_adapter_of_each_version(rollouts: ServerRollouts, policy: Any, url: str) -> None:
+    base = None
+    with RolloutClient(url) as client:
+        for version in (1, 2):
+            learn(policy, version)
+            rollouts.publish_weights()
+            scored = client.score([SEQUENCE])
+            assert scored.weight_version == version
+            own = logprobs_of(policy, SEQUENCE)
+            torch.testing.assert_close(torch.tensor(scored.logprobs[0]), own, rtol=0, atol=1e-4)
+            assert base is None or (own - base).abs().max() > 0.1
+            base = own
+    # Without --weight_check_steps too, the first adapter is checked: nothing else tells about the base.
+    assert rollouts.take_metrics()["rollout/weight_check"] < 1e-4
+
+
+def test_another_base_under_the_adapter_is_noticed(rollouts: ServerRollouts, engine: PeftEngine) -> None:
+    with torch.no_grad():
+        engine.base.model.norm.weight.mul_(3.0)
+    with pytest.raises(RunFailed, match=r"or its base weights \(its --model\) are not those of --model"):
+        rollouts.publish_weights()
+
+
+def test_only_the_adapters_weights_travel(policy: torch.nn.Module, tiny_model: Path) -> None:
+    config = adapter_config(policy, SETTINGS)
+    sent = {weight.name: tuple(weight.value().shape) for weight in adapter_weights(policy)}
+    assert sent == adapter_shapes(expected_weights(str(tiny_model)), config)
+    assert "lm_head" not in config.target_modules and "q_proj" in config.target_modules
+    whole = sum(weight.numel() for weight in policy.parameters())
+    assert sum(weight.value().numel() for weight in adapter_weights(policy)) < whole / 2
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"rank": 16}, "rank 16, more than --vllm_max_lora_rank 8"),
+        ({"target_modules": ("q_proj", "nowhere")}, "no linear module nowhere"),
+        ({"target_modules": ("q_proj",)}, "unexpected weight"),
+        ({"rank": 2}, "has shape"),
+    ],
+)
+def test_an_adapter_that_does_not_fit_is_refused(
+    url: str, policy: torch.nn.Module, change: dict[str, Any], sentence: str
+) -> None:
+    config = adapter_config(policy, SETTINGS).model_copy(update=change)
+    bucket = [(weight.name, weight.value()) for weight in adapter_weights(policy)]
+    with RolloutClient(url) as client, WeightWriter(client) as writer:
+        with pytest.raises(ServerRefused, match=sentence):
+            writer.push(1, [bucket], adapter=config)
+        assert client.info().weight_version == 0
+
+
+def test_a_missing_half_of_an_adapter_is_refused(url: str, policy: torch.nn.Module) -> None:
+    bucket = [
+        (weight.name, weight.value())
+        for weight in adapter_weights(policy)
+        if "layers.0.mlp.up_proj.lora_B" not in weight.name
+    ]
+    refusal = pytest.raises(ServerRefused, match=r"1 of \d+ weights were not sent: .*up_proj.lora_B.weight")
+    with RolloutClient(url) as client, WeightWriter(client) as writer, refusal:
+        writer.push(1, [bucket], adapter=adapter_config(policy, SETTINGS))
+
+
+def test_a_server_without_adapters_says_so(
+    engine: PeftEngine, tiny_model: Path, serve_engine: Callable[..., str], policy: torch.nn.Module
+) -> None:
+    url = serve_engine(engine, expected_weights(str(tiny_model)))
+    with RolloutClient(url) as client, WeightWriter(client) as writer:
+        assert client.info().max_lora_rank is None
+        with pytest.raises(ServerRefused, match="--vllm_enable_lora true"):
+            writer.push(1, [], adapter=adapter_config(policy, SETTINGS))
+
+
+def test_a_server_says_whether_an_adapter_would_be_on_its_own_base(
+    url: str, policy: torch.nn.Module, tiny_model: Path
+) -> None:
+    adapter = [(weight.name, weight.value()) for weight in adapter_weights(policy)]
+    whole = list(load_model(tiny_model, "float32", False).named_parameters())
+    with RolloutClient(url) as client, WeightWriter(client) as writer:
+        writer.push(1, [adapter], adapter=adapter_config(policy, SETTINGS))
+        assert client.info().own_base
+        writer.push(2, [whole])
+        assert not client.info().own_base
+
+
+def test_target_modules_are_matched_as_peft_does(tiny_model: Path) -> None:
+    model = {"model.layers.0.mlp.up_proj.weight": (6, 4), "model.layers.1.mlp.up_proj.weight": (6, 4)}
+    one = adapter_shapes(model, AdapterConfig(rank=2, alpha=1, target_modules=("layers.1.mlp.up_proj",)))
+    assert one == {
+        "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight": (2, 4),
+        "base_model.model.model.layers.1.mlp.up_proj.lora_B.weight": (6, 2),
+    }
+    with pytest.raises(Refused, match="no linear module oj"):
+        adapter_shapes(model, AdapterConfig(rank=2, alpha=1, target_modules=("oj",)))
