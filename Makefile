@@ -23,13 +23,14 @@ test: install ## the tests, under 15 minutes; PYTEST_ARGS='-k rewards' to choose
 test-long: install ## the slow tests too, under 60 minutes
 	@$(ENV) $(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 
-test-ms-swift: install ## plugins beside the real ms-swift 4.6.0, in .venv-ms-swift on top of .venv (3 minutes the first time)
+test-ms-swift: install ## plugins and datasets beside the real ms-swift 4.6.0, in .venv-ms-swift on top of .venv (3 minutes the first time)
 	@[ -x .venv-ms-swift/bin/python ] || $(PY) -m venv .venv-ms-swift
 	@$(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > \
 	  "$$(.venv-ms-swift/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base.pth"
 	@.venv-ms-swift/bin/python -m pip install -q --disable-pip-version-check ms-swift==4.6.0 \
 	  "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')"
-	@$(ENV) .venv-ms-swift/bin/python -m pytest tests/plugins/test_beside_ms_swift.py $(PYTEST_ARGS)
+	@$(ENV) .venv-ms-swift/bin/python -m pytest tests/plugins/test_beside_ms_swift.py \
+	  tests/data/test_beside_ms_swift.py $(PYTEST_ARGS)
 
 test-lm-eval: install smollm2 ## `swift eval` against lm-eval 0.4.13, in .venv-lm-eval on top of .venv (half an hour)
 	@[ -x .venv-lm-eval/bin/python ] || $(PY) -m venv .venv-lm-eval

@@ -64,6 +64,7 @@ class _Loading:
         store = prepare(source, split, count, self.seed, self.options)
         self.made[request_of(source, split, count, self.seed, self.options.columns)] = str(store.folder)
         self.drops.append(store.drops)
+        sampler.next_dataset()
         there = len(store)
         if wanted is not None and there < wanted and repeat and not self.options.prepared:
             _logger.info("dataset %s has %d rows, repeated to make %d", source.name, there, wanted)
@@ -86,6 +87,11 @@ class Sampler:
     def __init__(self, seed: int, shuffle: bool) -> None:
         self._seed, self._shuffle = seed, shuffle
         self._state: np.random.RandomState | None = None
+        self._skipped = 0
+
+    def next_dataset(self) -> None:
+        """ms-swift draws a number for something else before it comes to a dataset's rows."""
+        self._skipped += 1
 
     def places(self, count: int, wanted: int) -> Sequence[int]:
         """`wanted` places among `count` rows: all of them as often as they go into it, and a choice for the rest.
@@ -100,6 +106,9 @@ class Sampler:
 
             if self._state is None:
                 self._state = np.random.RandomState(self._seed % 2**32)
+            for _ in range(self._skipped):
+                self._state.randint(0, 2**31 - 1)
+            self._skipped = 0
             last = self._state.permutation(count)[:rest].tolist()
         chosen.extend(turns * count + place for place in last)
         return chosen

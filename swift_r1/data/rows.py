@@ -113,7 +113,9 @@ def _renamed(raw: RawRow, columns: Mapping[str, str]) -> Row:
     if not columns:
         return raw.row
     row = rename_columns(raw.row, columns)
-    if len(row) < len(raw.row) or any(old in row and new in row for old, new in columns.items() if old != new):
+    lowered = {old.lower(): new for old, new in columns.items()}
+    kept = all(row.get(lowered[name.lower()]) is value for name, value in raw.row.items() if name.lower() in lowered)
+    if len(row) < len(raw.row) or not kept:
         raise UsageError(f"--columns {json.dumps(dict(columns))}: {raw.where} has a column of the new name already")
     return row
 

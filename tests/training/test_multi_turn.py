@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from swift_r1.data.prompts import PromptEncoder
+from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import RunFailed
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.protocol import RequestConfig, RolloutOutput
@@ -66,10 +66,10 @@ def play(rollouts, tokenizer):
     """`play(scheduler class, n=4, max_tokens=8, timeout=20, **limits) -> trajectories` of two prompts."""
     stages = []
 
-    def run(kind, n=4, max_tokens=8, timeout=20.0, model_length=1024, total=False, turns=None):
+    def run(kind, n=4, max_tokens=8, timeout=20.0, model_length=1024, total=False, turns=None, prefix=""):
         stage = Stage("test", timeout)
         stages.append(stage)
-        encoder = PromptEncoder(tokenizer)
+        encoder = PromptEncoder(tokenizer, wording=Wording(response_prefix=prefix))
         limits = Limits(model_length, total, turns, 1.0)
         engine = TurnEngine(
             Opening(encoder, (tokenizer.eos_token_id,)),
@@ -144,6 +144,22 @@ def test_the_same_seeds_give_the_same_trajectories(play):
     first, again = play(HalfOfATurn), play(HalfOfATurn)
     assert [one.token_ids for one in first] == [one.token_ids for one in again]
     assert len({one.token_ids for one in first}) == len(first)
+
+
+def test_a_response_prefix_begins_every_turn_and_is_not_trained(play, tokenizer):
+    for one in play(HalfOfATurn, prefix="<think>"):
+        assert one.prompt.text.endswith("assistant\n<think>")
+        said = [message["content"] for message in one.messages if message["role"] == "assistant"]
+        assert len(said) == 2 and all(text.startswith("<think>") for text in said)
+        assert said[1].count("<think>") == 1 + sum(tokenizer.decode(ids).count("<think>") for ids in one.turn_token_ids[1:])
+        assert one.text == said[1]
+        begins = tokenizer("<|im_start|>assistant\n<think>", add_special_tokens=False)["input_ids"]
+        places = [
+            place
+            for place in range(len(one.token_ids))
+            if list(one.token_ids[place : place + len(begins)]) == begins and not any(one.loss_mask[place:][: len(begins)])
+        ]
+        assert len(places) == 1  # of the second turn; the third goes on with it
 
 
 class OwnPrompt(RolloutScheduler):

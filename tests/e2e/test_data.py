@@ -1,0 +1,38 @@
+"""Data flags in whole runs: streamed files, a prompt format, what the model's turn begins with."""
+
+import json
+from pathlib import Path
+
+PLUGIN = Path(__file__).parent / "thinks_plugin.py"
+
+
+def test_streamed_with_a_format_and_a_prefix(rlhf, tiny_model, tmp_path):
+    train, held_out = tmp_path / "train.jsonl", tmp_path / "val.jsonl"
+    train.write_text("".join(json.dumps({"Stem": f"{n}?", "answer": str(n), "step": n}) + "\n" for n in range(9)))
+    held_out.write_text(json.dumps({"Stem": "held out?", "answer": "1", "step": 1}) + "\n")
+    run = rlhf(
+        tiny_model,
+        external_plugins=PLUGIN,
+        dataset=train,
+        val_dataset=held_out,
+        columns={"stem": "query", "answer": "solution"},
+        reward_funcs="begins",
+        streaming="true",
+        shuffle_buffer_size=4,
+        dataloader_num_workers=2,
+        max_steps=6,
+        eval_steps=6,
+        prompt_template="qwen_math",
+        response_prefix="<think>",
+    )
+    assert run.code == 0
+    rows = run.lines("completions.jsonl")
+    assert len(rows) == 6 * 8 and len({row["prompt_id"] for row in rows}) == 12
+    assert {row["prompt_id"].partition("@")[0] for row in rows} == {f"train:{n}" for n in range(9)}
+    for row in [*rows, *run.lines("eval_completions.jsonl")]:
+        question = "held out?" if row["prompt_id"].startswith("val") else f"{row['columns/step']}?"
+        assert row["prompt"].startswith("<|im_start|>system\nPlease reason step by step")
+        assert row["prompt"].endswith(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n<think>")
+        assert row["completion"].startswith("<think>") and row["reward"] == 1.0
+        assert row["solution"] == str(row["columns/step"]) and isinstance(row["step"], int)
+    assert all(line["rollout/logp_diff"] < 2e-3 for line in run.steps)
