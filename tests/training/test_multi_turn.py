@@ -151,14 +151,12 @@ def test_a_response_prefix_begins_every_turn_and_is_not_trained(play, tokenizer)
         assert one.prompt.text.endswith("assistant\n<think>")
         said = [message["content"] for message in one.messages if message["role"] == "assistant"]
         assert len(said) == 2 and all(text.startswith("<think>") for text in said)
-        assert said[1].count("<think>") == 1 + sum(tokenizer.decode(ids).count("<think>") for ids in one.turn_token_ids[1:])
+        written = "".join(tokenizer.decode(ids) for ids in one.turn_token_ids[1:])
+        assert said[1].count("<think>") == 1 + written.count("<think>")
         assert one.text == said[1]
         begins = tokenizer("<|im_start|>assistant\n<think>", add_special_tokens=False)["input_ids"]
-        places = [
-            place
-            for place in range(len(one.token_ids))
-            if list(one.token_ids[place : place + len(begins)]) == begins and not any(one.loss_mask[place:][: len(begins)])
-        ]
+        windows = [slice(place, place + len(begins)) for place in range(len(one.token_ids))]
+        places = [at for at in windows if list(one.token_ids[at]) == begins and not any(one.loss_mask[at])]
         assert len(places) == 1  # of the second turn; the third goes on with it
 
 
