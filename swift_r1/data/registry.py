@@ -116,6 +116,8 @@ def register_dataset(meta: DatasetMeta, *, exist_ok: bool = False, origin: str |
         origin = f"{caller.f_code.co_filename}:{caller.f_lineno}"
     for name, other in list(datasets.items()):
         shared = set(meta.names).intersection(other.names)
+        if meta.dataset_name and other.dataset_name:  # two views of one file, by names of their own
+            shared -= {meta.dataset_path}
         if not shared:
             continue
         if _origins[name] != origin and not exist_ok:
