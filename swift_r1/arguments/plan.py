@@ -117,6 +117,20 @@ def rollouts_from(args: RlhfArguments) -> str:
     return "this process (transformers, the trainer's own weights)"
 
 
+def evaluation_of(args: RlhfArguments) -> str:
+    """What is evaluated and when, in words."""
+    sets = [
+        f"{task.name} ({task.limit or 'all'} questions x {task.num_generations} completions)"
+        for task in args.eval_tasks()
+    ]
+    if not sets or args.val_dataset or args.split_dataset_ratio:
+        sets.insert(0, f"held out (at most {args.eval_limit} prompts x {args.num_generations_eval} completions)")
+    unit = "optimizer steps" if args.eval_unit == "step" else "rounds"
+    times = ["at the start"] * args.eval_on_start
+    times += [] if args.eval_steps is None else [f"every {args.eval_steps} {unit}", "at the end"]
+    return f"{', '.join(sets)}; {', '.join(times)}"
+
+
 def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     """The plan as a table for people."""
     from rich.table import Table
@@ -146,6 +160,8 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         most = f"at most {args.max_turns}" if args.max_turns else "as many as it wants"
         environment = f", environment {args.gym_env or 'by row'}" if args.use_gym_env else ""
         rows["turns"] = f"{most}, driven by {args.multi_turn_scheduler}{environment}"
+    if args.eval_steps is not None or args.eval_on_start:
+        rows["evaluation"] = evaluation_of(args)
     if plan.max_tokens_per_micro_batch:
         rows["a micro-batch"] = f"at most {plan.max_tokens_per_micro_batch:,} tokens, prompts included"
     for name, text in rows.items():

@@ -73,7 +73,7 @@ def _model_faults(args: EvalArguments) -> list[str]:
     if base is None:
         return model_faults(args.model, os.environ)
     if args.infer_backend != "transformers":
-        return [f"--model {args.model} holds adapters, which vLLM is not given: --infer_backend transformers"]
+        return [f"--model {args.model} holds adapters: --infer_backend transformers, or merge them (swift merge-lora)"]
     return [f"--model {args.model} holds adapters of {base}: {fault}" for fault in model_faults(base, os.environ)]
 
 

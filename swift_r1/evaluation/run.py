@@ -27,8 +27,6 @@ from swift_r1.rewards.inline import rewards_for
 from swift_r1.training.quiet import quiet_libraries
 from swift_r1.training.run_lock import run_folder_held
 
-_LOCK_WAIT_S = 2.0
-
 
 def run(args: EvalArguments, command: Sequence[str]) -> int:
     """The whole evaluation; what was answered before is not asked again.
@@ -46,7 +44,7 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
     folder = Path(str(args.output_dir))
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as cleanup:
-        cleanup.enter_context(run_folder_held(folder, _LOCK_WAIT_S))
+        _hold(folder, cleanup)
         engine = open_engine(args, folder)
         cleanup.callback(engine.close)
         questions = [Question(one.task, prompt) for one in sets for prompt in _prompts(one, engine)]
@@ -56,13 +54,21 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
         store = cleanup.enter_context(Store(folder, counts))
         _answer(args, engine, questions, store, cleanup)
         results = results_of([one.task for one in sets], questions, store)
-        content = report(settings, results, package_versions()) | {"command": list(command)}
+        served = _weight_versions(store)
+        content = report(settings, results, package_versions()) | {"weight_versions": served, "command": list(command)}
         write_whole(folder / REPORT, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
     from rich.console import Console
 
     Console().print(results_table(results, args.model))
     print(f"folder: {folder}")
     return EXIT_OK
+
+
+def _hold(folder: Path, cleanup: ExitStack) -> None:
+    try:
+        cleanup.enter_context(run_folder_held(folder, 0.0))
+    except UsageError as error:
+        raise UsageError(f"another evaluation is at work in {folder}: give another --output_dir") from error
 
 
 def _answer(
@@ -84,6 +90,14 @@ def _answer(
 
 def _prompts(questions: Questions, engine: Engine) -> list[Prompt]:
     return prompts_of(questions, engine.tokenizer, engine.max_model_length)
+
+
+def _weight_versions(store: Store) -> list[int]:
+    """Of the server's weights that wrote completions; more than one is said."""
+    found = {row["weight_version"] for rows in store.done.values() for row in rows} - {None}
+    if len(found) > 1:
+        say(f"the server's weights changed meanwhile: completions are of versions {min(found)} to {max(found)}")
+    return sorted(found)
 
 
 def settings_of(args: EvalArguments, sets: Sequence[Questions], engine: Engine) -> dict[str, Any]:

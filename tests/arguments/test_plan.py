@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
-from swift_r1.arguments.plan import plan_table
+from swift_r1.arguments.plan import evaluation_of, plan_table
 
 ISSUE = shlex.split("""
     --rlhf_type grpo --model models/smollm2-135m --external_plugins plugins/countdown.py --reward_funcs
@@ -80,6 +80,18 @@ def test_the_table_shows_the_numbers() -> None:
     assert "1,234 prompts" in text
     assert "1 prompts x 8 completions = 8" in text
     assert "this process" in text
+
+
+def test_the_table_says_what_is_evaluated_and_when() -> None:
+    base = "--per_device_train_batch_size 8 --eval_steps 5"
+    assert evaluation_of(arguments(*base.split())) == (
+        "held out (at most 64 prompts x 1 completions); every 5 optimizer steps, at the end"
+    )
+    words = f"{base} --eval_unit rollout --eval_on_start true --eval_datasets gsm8k aime24#9 --num_generations_eval 4"
+    assert evaluation_of(arguments(*words.split())) == (
+        "gsm8k (all questions x 4 completions), aime24 (9 questions x 4 completions); "
+        "at the start, every 5 rounds, at the end"
+    )
 
 
 def test_an_empty_dataset_has_no_plan() -> None:

@@ -48,6 +48,9 @@ class Endpoint(BaseHTTPRequestHandler):
             answer = f"It is {int(text.split()[2]) + 1}."
             choice = {"index": 0, "message": {"role": "assistant", "content": answer}, "finish_reason": "stop"}
             self._answer(200, {"object": "chat.completion", "choices": [choice], "usage": {"completion_tokens": 4}})
+        elif fault[0] == 1:
+            choice = {"index": 0, "message": {"role": "assistant", "content": "I"}, "finish_reason": "abort"}
+            self._answer(200, {"object": "chat.completion", "choices": [choice]})
         elif fault[0] == 0:
             self.close_connection = True  # hangs up
         else:
@@ -86,8 +89,8 @@ def test_transient_failures_leave_nothing_out(
 ) -> None:
     """Every request fails at first, each kind in its turn; every question is answered n times in the end."""
     url, handler = endpoint
-    kinds = [(429, {"Retry-After": "0"}), (500, {}), (503, {}), (0, {})]
-    handler.faults = staticmethod(lambda text, times: kinds[int(text.split()[2]) % 4] if times == 1 else None)
+    kinds = [(429, {"Retry-After": "0"}), (500, {}), (503, {}), (0, {}), (1, {})]
+    handler.faults = staticmethod(lambda text, times: kinds[int(text.split()[2]) % 5] if times == 1 else None)
     folder = swift_eval(f"{url}/v1", benchmarks=[f"gsm8k={gsm8k_file}"], n=3, vllm_server_timeout=60)
     rows = rows_of(folder)
     assert len(rows) == 36 and all(row["right"] and row["tokens"] == 4 for row in rows)

@@ -116,6 +116,19 @@ def test_other_settings_in_the_same_folder_are_refused(
     swift_eval(tiny_model, **flags | {"output_dir": gsm8k_file.parent / "other"})
 
 
+def test_one_evaluation_at_a_time_in_a_folder(
+    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "eval").mkdir()
+    hold = "import fcntl, sys; file = open(sys.argv[1], 'w'); fcntl.lockf(file, 2); print(1, flush=True); input()"
+    words = [sys.executable, "-c", hold, str(tmp_path / "eval" / ".lock")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        with pytest.raises(UsageError, match="another evaluation is at work in"):
+            swift_eval(tiny_model, benchmarks=[f"gsm8k={gsm8k_file}"])
+        other.communicate(b"\n", timeout=10)
+
+
 def test_a_question_that_cannot_be_asked_is_no_question_less(
     swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path
 ) -> None:

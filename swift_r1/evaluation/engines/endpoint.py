@@ -117,8 +117,14 @@ class EndpointEngine:
         path = "/v1/completions" if self._render else "/v1/chat/completions"
         while True:
             answer = await self._post(http, path, self._body(question, seed), question.prompt.prompt_id, patience)
-            if answer is not None:
-                return self._read(answer, question.prompt.prompt_id)
+            if answer is None:
+                continue
+            written = self._read(answer, question.prompt.prompt_id)
+            if written.finish_reason != "abort":
+                patience.answered()
+                return written
+            patience.failed(f"{self.base_url} does not finish {question.prompt.prompt_id}: aborted")
+            await asyncio.sleep(_pause(_FIRST_PAUSE_S, None))
 
     def _body(self, question: Question, seed: int) -> dict[str, Any]:
         task, prompt = question.task, question.prompt
@@ -147,7 +153,6 @@ class EndpointEngine:
                 cause, wait = f"{what}: {error or type(error).__name__}", None
             else:
                 if response.status_code == 200:
-                    patience.answered()
                     return _json(response, self.base_url)
                 cause, wait = f"{what}: {response.status_code} {_sentence(response)}", response.headers
                 if response.status_code not in _TRANSIENT:
