@@ -72,6 +72,7 @@ def test_what_a_kill_cut_off_is_asked_again(
     assert rows_of(cut) == rows_of(whole)
 
 
+@pytest.mark.long
 def test_killed_at_any_moment_it_goes_on(
     swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path
 ) -> None:
