@@ -37,6 +37,8 @@ def from_config(spec: FlagSpec, value: Any) -> Any:
         return spec.default
     if spec.is_list:
         items = value if isinstance(value, list) else [value]
+        if spec.info.objects:
+            items = [json.dumps(item, ensure_ascii=False) if isinstance(item, dict) else item for item in items]
         return [_checked(spec, _item(spec, _as_word(spec, item))) for item in items]
     if spec.kind is dict and isinstance(value, dict):
         return value

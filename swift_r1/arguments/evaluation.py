@@ -56,6 +56,7 @@ class ModelUnderTest:
         [],
         "gsm8k, math500, aime24, amc23, minerva, olympiad_bench; any data set or file; gsm8k=FILE; name#100; or a JSON "
         "object (docs/evaluation.md)",
+        objects=True,
     )
     reward_func: str | None = flag(None, "the reward function that judges data sets which are no benchmark")
     output_dir: str | None = flag(None, "folder of the evaluation; the same command goes on in it (default: by model)")

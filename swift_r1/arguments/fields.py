@@ -27,6 +27,7 @@ class FlagInfo:
         at_least, more_than, at_most, less_than: limits of a number, each checked on list items too.
         ms_swift: ms-swift's default where it differs from ours, as text for the help.
         secret: never written to a file or shown.
+        objects: items of the list may be JSON objects; in a config file they are written as such.
     """
 
     help: str
@@ -40,6 +41,7 @@ class FlagInfo:
     less_than: float | None = None
     ms_swift: str | None = None
     secret: bool = False
+    objects: bool = False
 
 
 @dataclass(frozen=True, slots=True)

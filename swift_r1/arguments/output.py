@@ -37,6 +37,7 @@ class OutputArguments:
         [],
         "benchmarks and data sets to evaluate on, each whole and judged by its own reward: gsm8k math500#100, "
         "gsm8k=FILE, or a JSON object (docs/evaluation.md); nothing is then held out of --dataset",
+        objects=True,
     )
     eval_limit: int | None = flag(
         None,

@@ -13,7 +13,7 @@ from typing import Any
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.registry import find_dataset
 from swift_r1.data.rows import RESERVED, Drops, Row, preprocessed
-from swift_r1.data.sources import Source, Split, open_sources
+from swift_r1.data.sources import DATA_FOLDER, Source, Split, open_sources
 from swift_r1.data.types import Prompt
 from swift_r1.errors import UsageError
 from swift_r1.evaluation.tasks import Task
@@ -44,7 +44,13 @@ def load_questions(task: Task, seed: int = 42, use_hf: bool | None = None) -> Qu
         raise UsageError(f"{task.name} makes as many questions as it is asked for: say how many, {task.dataset}#500")
     count = task.limit if source.samples_itself else None
     drops = Drops()
-    rows = list(islice(preprocessed(source, source.rows(split, count, seed), {}, drops), task.limit))
+    try:
+        rows = list(islice(preprocessed(source, source.rows(split, count, seed), {}, drops), task.limit))
+    except UsageError as error:
+        if source.place is None:
+            raise
+        hint = f"a file is named by {task.name}=FILE, a folder of them by {DATA_FOLDER}"
+        raise UsageError(*(f"{task.name}: {fault} ({hint})" for fault in error.faults)) from error
     if drops.broken:
         examples = "; ".join(drops.examples)
         raise UsageError(f"{task.name}: {drops.broken} of {drops.seen} rows cannot be used: {examples}")
@@ -55,6 +61,24 @@ def load_questions(task: Task, seed: int = 42, use_hf: bool | None = None) -> Qu
     if task.limit is not None and len(rows) < task.limit:
         _logger.info("%s has %d questions, %d were asked for", task.name, len(rows), task.limit)
     return Questions(task, [_with_instruction(row, task.instruction) for row in rows], _sha256(rows))
+
+
+def load_all(tasks: Iterable[Task], seed: int, use_hf: bool | None) -> list[Questions]:
+    """The questions of all tasks.
+
+    Raises:
+        UsageError: what is wrong with any of them, one a line.
+    """
+    found: list[Questions] = []
+    faults: list[str] = []
+    for task in tasks:
+        try:
+            found.append(load_questions(task, seed, use_hf))
+        except UsageError as error:
+            faults += error.faults
+    if faults:
+        raise UsageError(*faults)
+    return found
 
 
 def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> list[Prompt]:

@@ -18,7 +18,7 @@ from swift_r1.evaluation.engines.choose import open_engine
 from swift_r1.evaluation.grading import Grader
 from swift_r1.evaluation.model import model_sha256
 from swift_r1.evaluation.progress import EvalProgress
-from swift_r1.evaluation.questions import Questions, load_questions, prompts_of, reward_faults
+from swift_r1.evaluation.questions import Questions, load_all, prompts_of, reward_faults
 from swift_r1.evaluation.report import report, results_table
 from swift_r1.evaluation.runner import complete, results_of
 from swift_r1.evaluation.store import REPORT, Store, open_settings, say, write_whole
@@ -37,7 +37,7 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
     quiet_libraries()
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
-    sets = [load_questions(task, args.seed, args.use_hf) for task in args.tasks()]
+    sets = load_all(args.tasks(), args.seed, args.use_hf)
     faults = [fault for one in sets for fault in reward_faults(one, [str(one.task.reward)], args)]
     if faults:
         raise UsageError(*faults)

@@ -30,6 +30,8 @@ def main(repos: str, cache: str) -> None:
     from swift_r1.data.hubs import load_split
     from swift_r1.data.loading import load_rows
     from swift_r1.errors import UsageError
+    from swift_r1.evaluation.questions import load_questions
+    from swift_r1.evaluation.tasks import read_tasks
 
     register_dataset(
         DatasetMeta(
@@ -68,6 +70,8 @@ def main(repos: str, cache: str) -> None:
         "no such set": load("hf::org/gone"),
         "copy": load("hf::other/sums:main"),
     }
+    (task,) = read_tasks("--benchmarks", ["hf::org/sums:main"], {"reward": "gsm8k"})
+    found["evaluated"] = list(load_questions(task).rows)
     hub.shutdown()
     hub.server_close()
     load_split.cache_clear()

@@ -84,6 +84,11 @@ def test_subsets_and_held_out_splits(found: dict[str, Any]) -> None:
     assert "name a subset, sums:SUBSET; there are easy, hard, all" in found["unnamed"]["fault"]
 
 
+def test_an_evaluation_takes_the_held_out_split(found: dict[str, Any]) -> None:
+    assert solutions(found["evaluated"]) == ["90", "91"]
+    assert [row["prompt_id"] for row in found["evaluated"]] == ["org_sums:0", "org_sums:1"]
+
+
 def test_sets_that_nobody_registered(found: dict[str, Any]) -> None:
     (row,) = found["unregistered"]["rows"]
     assert row["dataset"] == "org/plain" and row["solution"] == "s" and row["messages"][0]["content"] == "q"
@@ -114,6 +119,7 @@ def test_which_hub(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ids_of_built_in_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SWIFT_R1_DATA", raising=False)  # files come before hubs
     monkeypatch.setattr(registry, "datasets", {})  # a plugin of other tests may have one of the names
     places = {value: open_sources([value])[0].place for value in ("hf::gsm8k", "ms::gsm8k", "hf::countdown", "hf::o/x")}
     names = {value: (place.name, place.hub) for value, place in places.items() if place}

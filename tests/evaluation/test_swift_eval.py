@@ -157,6 +157,13 @@ def test_a_reward_that_cannot_judge_ends_it(
         swift_eval(tiny_model, benchmarks=[task], external_plugins=[plugin])
 
 
+def test_a_config_file_holds_objects_as_they_are(tmp_path: Path) -> None:
+    config = tmp_path / "eval.yaml"
+    config.write_text("model: m\nbenchmarks:\n- gsm8k#5\n- {dataset: math500, name: own, num_generations: 3}\n")
+    first, own = parse_arguments(EvalArguments, [str(config)], {}).tasks()
+    assert (first.limit, own.name, own.num_generations, own.reward) == (5, "own", 3, "math")
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
