@@ -9,6 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from swift_r1.data.store import MAKING
+
 CACHE_FOLDER = "SWIFT_R1_CACHE"
 RUN_ONLY = "run-"  # begins the names of stores that no later run may take
 _DAY = 86_400
@@ -48,7 +50,7 @@ def remove_old(cache: Path) -> None:
     """Removes stores that were not used for long. What another process removes meanwhile is no fault."""
     now = time.time()
     for entry in cache.iterdir():
-        kept = _LEFT_OVER_DAYS if entry.name.startswith((".making-", RUN_ONLY)) else _KEPT_DAYS
+        kept = _LEFT_OVER_DAYS if entry.name.startswith((MAKING, RUN_ONLY)) else _KEPT_DAYS
         with contextlib.suppress(OSError):
             if now - entry.stat().st_mtime > kept * _DAY:
                 shutil.rmtree(entry, ignore_errors=True)

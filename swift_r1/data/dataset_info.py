@@ -25,14 +25,14 @@ _SUBSET_TEXTS = ("name", "subset")
 _SUBSET_KEYS = frozenset((*_SUBSET_TEXTS, "split", "columns", "messages", "is_weak_subset"))
 
 
-def register_dataset_info(paths: Sequence[str]) -> None:
-    """Registers what the files say; the same file may be given again.
+def register_dataset_info(paths: str | Sequence[str]) -> None:
+    """Registers what a file or several say; the same file may be given again.
 
     Raises:
         UsageError: every fault of every file, one a line.
     """
     faults: list[str] = []
-    for path in paths:
+    for path in [paths] if isinstance(paths, str) else paths:
         try:
             _register_file(Path(path).expanduser())
         except UsageError as error:

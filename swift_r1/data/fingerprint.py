@@ -16,7 +16,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
-from pathlib import Path
+from pathlib import Path, PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -59,7 +59,7 @@ def _own_code() -> str:
 
 def _described(value: Any, sources: dict[str, str], seen: set[int]) -> Any:
     """JSON-able; adds the sources of the code that is met."""
-    if value is None or isinstance(value, bool | int | float | str | bytes):
+    if value is None or isinstance(value, bool | int | float | str | bytes | PurePath):
         return [type(value).__name__, repr(value)]
     if id(value) in seen:
         return "again"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import logging
 import multiprocessing
 import signal
+import sys
 import threading
 import time
 import uuid
@@ -28,7 +30,7 @@ from swift_r1.data.fingerprint import fingerprint
 from swift_r1.data.progress import Progress
 from swift_r1.data.rows import Drops, Row, prompt_key, results
 from swift_r1.data.sources import Source, Split, Task
-from swift_r1.data.store import Block, Store, StoreWriter
+from swift_r1.data.store import Block, Store, StoreWriter, whole_store
 from swift_r1.errors import UsageError
 
 _logger = logging.getLogger("swift_r1.data")
@@ -69,13 +71,13 @@ def prepare(source: Source, split: Split, count: int | None, seed: int, options:
             with `strict`, a broken row.
     """
     request = request_of(source, split, count, seed, options.columns)
-    if (folder := options.prepared.get(request)) and (made := _opened(Path(folder))):
+    if (folder := options.prepared.get(request)) and (made := whole_store(Path(folder))):
         if made.folder.name.startswith(RUN_ONLY):
             made.remove()
         return made
     cache = writable_cache()
     key = _key(source, split, count, seed, options.columns)
-    if key is not None and options.use_cache and (kept := _opened(cache / key)):
+    if key is not None and options.use_cache and (kept := whole_store(cache / key)):
         _logger.info(
             "dataset %s: %s prepared rows from the cache, %s (--load_from_cache_file false prepares anew)",
             *(source.name, f"{len(kept):,}", kept.folder),
@@ -104,16 +106,6 @@ def _key(source: Source, split: Split, count: int | None, seed: int, columns: Ma
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _opened(folder: Path) -> Store | None:
-    try:
-        return Store(folder)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        _logger.warning("prepared rows in %s cannot be used, and are made anew: %s", folder, error)
-        return None
-
-
 def _made(source: Source, split: Split, count: int | None, seed: int, options: Options, folder: Path) -> Store:
     started = time.perf_counter()
     with StoreWriter(folder.parent) as writer:
@@ -133,7 +125,7 @@ def _made(source: Source, split: Split, count: int | None, seed: int, options: O
         if seconds > 2:
             _logger.info("dataset %s: %s rows prepared in %.0f s", source.name, f"{writer.count:,}", seconds)
         _report(source, writer.drops)
-        store = writer.finish(folder)
+        store = writer.finish(folder, replace=not options.use_cache)
     if folder.name.startswith(RUN_ONLY) and not options.keep:
         store.remove()
     return store
@@ -177,7 +169,7 @@ def _parallel(source: Source, tasks: Iterable[Task], options: Options, processes
     _job = (source, options)
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("fork")  # plugins are loaded already
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_leave_signals_to_the_parent)
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_belong_to_the_parent)
     done = False
     try:
         coming = iter(tasks)
@@ -200,8 +192,12 @@ def _parallel(source: Source, tasks: Iterable[Task], options: Options, processes
         _job = None
 
 
-def _leave_signals_to_the_parent() -> None:
+def _belong_to_the_parent() -> None:
+    """Ctrl-C is the parent's to answer; and where it is killed, the kernel kills its processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        set_death_signal = 1  # PR_SET_PDEATHSIG, <sys/prctl.h>
+        ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGKILL)
 
 
 def _work(task: Task) -> Block:

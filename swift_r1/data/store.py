@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import mmap
 import os
 import shutil
@@ -21,7 +22,9 @@ from typing import Any
 from swift_r1.data.rows import Drops
 
 FORMAT = 1
+MAKING = ".making-"  # begins the names of folders that are no store yet, or no longer
 _ROWS, _INDEX, _HEADER = "rows.jsonl", "index.bin", "header.json"
+_logger = logging.getLogger("swift_r1.data")
 _FIELDS = (("ends", "Q"), ("keys", "Q"), ("raws", "Q"), ("sizes", "I"), ("turns", "H"), ("parts", "H"), ("kinds", "H"))
 """Columns of the index and their types, one value a row."""
 
@@ -128,13 +131,24 @@ class Store:
         return self._kinds[place]
 
 
+def whole_store(folder: Path) -> Store | None:
+    """The store of that name; None where there is none, or it is broken or of another version, which is logged."""
+    try:
+        return Store(folder)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        _logger.warning("prepared rows in %s cannot be used, and are made anew: %s", folder, error)
+        return None
+
+
 class StoreWriter:
     """Writes a store; `finish` makes it appear. A context manager: what is not finished is removed."""
 
     def __init__(self, parent: Path) -> None:
         """Raises OSError where nothing can be written."""
         parent.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix=".making-", dir=parent))
+        self._folder = Path(tempfile.mkdtemp(prefix=MAKING, dir=parent))
         self._file = (self._folder / _ROWS).open("wb")
         self._index = {name: array(kind) for name, kind in _FIELDS}
         self._columns: dict[tuple[str, ...], int] = {}
@@ -168,8 +182,8 @@ class StoreWriter:
                 values.extend(getattr(block, name))
         self.drops.merge(block.drops)
 
-    def finish(self, folder: Path) -> Store:
-        """Gives the store its name; where another process was first, that one's is taken."""
+    def finish(self, folder: Path, *, replace: bool = False) -> Store:
+        """Gives the store its name. Where one of that name is there and whole, that is taken, or replaced."""
         self._file.close()
         with (self._folder / _INDEX).open("wb") as file:
             for values in self._index.values():
@@ -188,11 +202,12 @@ class StoreWriter:
         except OSError:
             if not folder.is_dir():
                 raise
-            try:
-                return Store(folder)
-            except (OSError, ValueError):  # what is there is broken: ours takes its place
-                shutil.rmtree(folder)
-                os.rename(self._folder, folder)
+            if not replace and (there := whole_store(folder)):
+                return there
+            aside = Path(tempfile.mkdtemp(prefix=MAKING, dir=folder.parent))  # what has it open reads on
+            os.rename(folder, aside / folder.name)
+            os.rename(self._folder, folder)
+            shutil.rmtree(aside, ignore_errors=True)
         return Store(folder)
 
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import textwrap
@@ -142,6 +143,28 @@ def test_what_a_preprocessor_is() -> None:
     assert fingerprint(Settable(iter([]))) is None  # what comes of it cannot be told
 
 
+def test_made_anew_they_take_the_place_of_the_old(tmp_path: Path, own_cache: Path) -> None:
+    note = tmp_path / "note.txt"
+
+    def noted(row: dict[str, Any]) -> dict[str, Any]:
+        return {"messages": [{"role": "user", "content": note.read_text()}]}
+
+    register_dataset(
+        DatasetMeta(dataset_name="noted", dataset_path=jsonl(tmp_path / "a.jsonl", 1), preprocess_func=noted)
+    )
+
+    def content(**flags: Any) -> str:
+        return load_rows(arguments(dataset=["noted"], **flags)).train[0]["messages"][0]["content"]
+
+    note.write_text("one")
+    assert content() == "one"
+    note.write_text("two")
+    assert content() == "one"  # what it reads is not seen
+    assert content(load_from_cache_file=False) == "two"
+    assert content() == "two"
+    assert len(stores(own_cache)) == 1
+
+
 def test_a_loader_is_asked_each_time(own_cache: Path) -> None:
     times = []
 
@@ -200,6 +223,38 @@ def test_a_process_that_dies_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
     register_dataset(DatasetMeta(dataset_name="deadly", dataset_path=file, preprocess_func=Deadly()))
     with pytest.raises(UsageError, match="a process that prepared rows was killed"):
         load_rows(arguments(dataset=["deadly"], dataset_num_proc=2))
+
+
+SLOW = """
+import os, time
+from swift_r1.data import DatasetMeta, load_dataset, register_dataset
+def slow(row):
+    os.write(1, f"{os.getpid()}\\n".encode())
+    time.sleep(100)
+register_dataset(DatasetMeta(dataset_name="slow", dataset_path="a.jsonl", preprocess_func=slow))
+load_dataset("slow", num_proc=2)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+def test_its_processes_end_with_it(tmp_path: Path, sent: signal.Signals) -> None:
+    jsonl(tmp_path / "a.jsonl", 5_000)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", SLOW],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(REPO)},
+    )
+    assert parent.stdout is not None
+    children = {int(parent.stdout.readline()) for _ in range(2)}
+    assert parent.pid not in children and len(children) == 2
+    parent.send_signal(sent)
+    parent.wait(60)
+    # A process that has ended has closed its end of the pipe.
+    assert parent.stdout.read() == ""
+    parent.stdout.close()
 
 
 def test_a_broken_store_is_made_anew(tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
