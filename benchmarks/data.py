@@ -63,12 +63,16 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         os.environ["SWIFT_R1_CACHE"] = folder
-        from swift_r1.data.loading import load_rows
+        from swift_r1.data.loading import load_rows, stream_of
 
         dataset = f"countdown#{options.rows}"
         if options.from_file == "true":
             dataset = str(written(Path(folder) / "countdown.jsonl", options.rows))
         what = f"{options.rows:,} rows, {options.processes} processes, {'file' if '.jsonl' in dataset else 'generated'}"
+        with measured(f"streamed: the first {options.round} rows"):
+            stream = stream_of(flags(dataset, 1, streaming=True), options.round, lambda row: True)
+            for _ in zip(range(options.round), stream, strict=False):
+                pass
         with measured(f"{what}: prepared"):
             rows = load_rows(flags(dataset, options.processes)).train
         with measured(f"{what}: from the cache"):

@@ -69,16 +69,15 @@ def countdown_problem(
     lowest, highest = spec.targets
     first, size = spec.numbers[0], spec.numbers[1] - spec.numbers[0] + 1
     count = rng.choice(spec.counts)
-    draw, operators = rng.random, spec.operators
-    numbers, draws = range(count), range(3 * (count - 1))
+    draw = rng.random
     for _ in range(_ATTEMPTS):
-        nums = [first + int(draw() * size) for _ in numbers]
-        joins = [draw() for _ in draws]
-        target = _value(nums, joins, operators)
+        nums = [first + int(draw() * size) for _ in range(count)]
+        joins = [(draw(), draw(), spec.operators[int(draw() * len(spec.operators))]) for _ in range(count - 1)]
+        target = _value(nums, joins)
         if target is None or not lowest <= target <= highest:
             continue
         if is_held_out(nums, target) == (split == "eval"):
-            return CountdownProblem(tuple(nums), target, _text(nums, joins, operators))
+            return CountdownProblem(tuple(nums), target, _text(nums, joins))
     raise ValueError(f"no Countdown problem found for {spec} ({split})")
 
 
@@ -105,19 +104,16 @@ def countdown_problems(
         yield problem
 
 
-# A join takes two terms out of those left and puts their result back. It is three numbers in [0, 1): which terms, and
-# which operator. One after the other they lie in a list: a million problems are made in this loop.
+# A join takes two terms out of those left, chosen by two numbers in [0, 1), and puts their result back.
+_Join = tuple[float, float, str]
 
 
-def _value(nums: list[int], joins: list[float], operators: str) -> int | None:
+def _value(nums: Sequence[int], joins: Sequence[_Join]) -> int | None:
     """What the joins make of the numbers; None when a division leaves a remainder."""
-    terms = nums[:]
-    left, choices = len(terms), len(operators)
-    for place in range(0, len(joins), 3):
-        a = terms.pop(int(joins[place] * left))
-        left -= 1
-        b = terms.pop(int(joins[place + 1] * left))
-        operator = operators[int(joins[place + 2] * choices)]
+    terms = list(nums)
+    for first, second, operator in joins:
+        a = terms.pop(int(first * len(terms)))
+        b = terms.pop(int(second * len(terms)))
         if operator == "+":
             terms.append(a + b)
         elif operator == "-":
@@ -131,11 +127,11 @@ def _value(nums: list[int], joins: list[float], operators: str) -> int | None:
     return terms[0]
 
 
-def _text(nums: list[int], joins: list[float], operators: str) -> str:
+def _text(nums: Sequence[int], joins: Sequence[_Join]) -> str:
     """The same joins written down."""
     terms = [str(number) for number in nums]
-    for place in range(0, len(joins), 3):
-        a = terms.pop(int(joins[place] * len(terms)))
-        b = terms.pop(int(joins[place + 1] * len(terms)))
-        terms.append(f"({a} {operators[int(joins[place + 2] * len(operators))]} {b})")
+    for first, second, operator in joins:
+        a = terms.pop(int(first * len(terms)))
+        b = terms.pop(int(second * len(terms)))
+        terms.append(f"({a} {operator} {b})")
     return terms[0][1:-1] if joins else terms[0]
