@@ -25,7 +25,8 @@ def test_zero3_keeps_the_engine_on_the_trainers_weights(rlhf, tiny_model, url, l
         beta=0.01,
         max_steps=4,
         eval_steps=2,
-        eval_limit=4,
+        val_dataset="counting#4",
+        eval_datasets='{"name": "again", "dataset": "counting#3", "temperature": 0, "num_generations": 2}',
         save_steps=4,
         weight_check_steps=2,
     )
@@ -37,6 +38,9 @@ def test_zero3_keeps_the_engine_on_the_trainers_weights(rlhf, tiny_model, url, l
     checked = [line["step"] for line in run.steps if "rollout/weight_check" in line]
     assert checked == [1, 3]
     assert all(line.get("rollout/weight_check", 0) < LOGP_NOISE for line in run.steps)
+    evaluations = [line for line in run.lines("logging.jsonl") if "eval/counting/accuracy" in line]
+    assert [line["step"] for line in evaluations] == [2, 4]
+    assert all((line["eval/counting/completions"], line["eval/again/completions"]) == (4, 6) for line in evaluations)
     versions = [line["rollout/weight_version"] for line in run.steps]
     assert versions == [versions[0] + i for i in range(4)]
     if learning_rate == 0:

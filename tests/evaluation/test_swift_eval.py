@@ -17,6 +17,7 @@ import pytest
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.errors import RunFailed, UsageError
+from swift_r1.evaluation.engines.base import evaluation_seeds
 from swift_r1.evaluation.engines.local import LocalEngine
 from swift_r1.rewards.graders import grade_gsm8k
 
@@ -57,6 +58,13 @@ def test_a_finished_evaluation_is_shown_again_without_a_model(
     first = (swift_eval(tiny_model, **flags) / "report.json").read_text()
     monkeypatch.setattr(LocalEngine, "start", lambda self: pytest.fail("the model was loaded"))
     assert (swift_eval(tiny_model, **flags) / "report.json").read_text() == first
+
+
+def test_every_completion_has_a_seed_of_its_own() -> None:
+    """More completions of a question begin with those that fewer have."""
+    prompts = [(seed, prompt) for seed in (1, 2) for prompt in ("a:0", "a:1", "b:0")]
+    assert len({one for seed, prompt in prompts for one in evaluation_seeds(seed, prompt, 8)}) == 48
+    assert evaluation_seeds(1, "a:0", 8)[:3] == evaluation_seeds(1, "a:0", 3)
 
 
 @pytest.mark.parametrize("end", ['{"benchmark": "gsm', '{"benchmark": "gsm8k", "prompt_id": "gsm8k:5", "ind', ""])
