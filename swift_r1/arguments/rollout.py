@@ -21,9 +21,9 @@ class GenerationArguments:
     )
     weight_transport: str = flag(
         "auto",
-        "how weights go to the server: auto takes shared memory where it is on this host",
-        choices=("auto", "shm", "http"),
-        not_yet=("nccl",),
+        "how weights go to the server: auto takes shared memory where it is on this host, else http; nccl needs GPUs "
+        "on both sides",
+        choices=("auto", "shm", "http", "nccl"),
     )
     weight_check_steps: int = flag(
         10, "weight updates between two comparisons of the server's log-probs with the trainer's; 0: none", at_least=0

@@ -65,7 +65,7 @@ class Lifecycle:
         logger.info(
             "serving %s, %d weights, max_model_len %d", self._config.model, len(expected), engine.info.max_model_len
         )
-        leases = asyncio.create_task(self.service.watch_leases())
+        leases = asyncio.create_task(self.service.updating.watch_leases())
         try:
             while not engine.dead:
                 await asyncio.sleep(_WATCH_EVERY_S)

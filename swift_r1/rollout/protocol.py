@@ -8,6 +8,8 @@ Weight updates are a small transaction under a lease::
     POST   /v1/weights/begin    UpdateBegin    -> UpdateStatus     opens version N+1
     PUT    /v1/weights/bucket   safetensors bytes, headers below   -> UpdateStatus
     POST   /v1/weights/file     BucketFile     -> UpdateStatus     the same through a file in shared memory
+    POST   /v1/weights/channel  ChannelRequest -> UpdateStatus     joins an NCCL group
+    POST   /v1/weights/stream   StreamedBucket -> UpdateStatus     a bucket through it, loaded at once
     POST   /v1/weights/commit   UpdateCommit   -> UpdateStatus     loads all buckets, serves N+1
     POST   /v1/weights/abort    UpdateAbort    -> UpdateStatus     forgets staged buckets, N stays
     DELETE /v1/weights/lease                                       -> UpdateStatus; gives the lease back
@@ -100,7 +102,8 @@ class ServerInfo(Wire):
 
     `instance` is another one at each start of a server. `broken` says why it holds no whole version (a full push
     repairs that), None where it does. `max_lora_rank` is None where adapters alone are not taken.
-    `own_base` is false once whole weights were pushed: an adapter would be put on those.
+    `own_base` is false once whole weights were pushed: an adapter would be put on those. `nccl_workers` is how many
+    processes take weights over NCCL, 0 where there is no GPU.
     """
 
     instance: str
@@ -116,6 +119,7 @@ class ServerInfo(Wire):
     dtype: str
     max_lora_rank: int | None
     own_base: bool
+    nccl_workers: int
 
 
 class LeaseRequest(Wire):
@@ -157,8 +161,30 @@ class BucketFile(Wire):
     digest: Digest
 
 
+class ChannelRequest(Wire):
+    """Makes the engine's workers ranks 1, 2, ... of the NCCL group of this id (base64); the asker is rank 0."""
+
+    unique_id: str = Field(pattern="^[A-Za-z0-9+/]{171}=$")
+    world_size: int = Field(ge=2, le=100_000)
+
+
+class StreamedTensor(Wire):
+    name: Text
+    dtype: Literal["float32", "bfloat16", "float16"]
+    shape: tuple[Annotated[int, Field(ge=1)], ...]
+
+
+class StreamedBucket(Wire):
+    """Bucket `index` comes over NCCL while this is being answered: its tensors, one broadcast from rank 0 each."""
+
+    version: int = Field(ge=1)
+    index: int = Field(ge=0, lt=1_000_000)
+    tensors: tuple[StreamedTensor, ...] = Field(min_length=1)
+
+
 class UpdateCommit(Wire):
-    """Closes an update. `content_hash` is the SHA-256 over the buckets' SHA-256 digests in order."""
+    """Closes an update. `content_hash` is the SHA-256 over the buckets' SHA-256 digests in order; such a digest is of
+    the bucket's bytes, or for NCCL of its tensors' names, dtypes and shapes."""
 
     version: int = Field(ge=1)
     buckets: int = Field(ge=1)

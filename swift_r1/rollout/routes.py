@@ -1,4 +1,4 @@
-"""HTTP in, HTTP out: each route is one call of RolloutService."""
+"""HTTP in, HTTP out: each route is one call of RolloutService, or of its WeightUpdates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from swift_r1.rollout.openai.answers import error as openai_error
 from swift_r1.rollout.openai.routes import PATHS as OPENAI_PATHS
 from swift_r1.rollout.openai.routes import add_openai
 from swift_r1.rollout.refusals import EngineDead, Refused
-from swift_r1.rollout.service import RolloutService
+from swift_r1.rollout.updates import WeightUpdates
 
 logger = logging.getLogger("swift_r1.rollout")
 
@@ -80,20 +80,20 @@ def _add_generation(app: FastAPI, lifecycle: Lifecycle) -> None:
 
 
 def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
-    def service() -> RolloutService:
-        return lifecycle.loaded()
+    def updates() -> WeightUpdates:
+        return lifecycle.loaded().updating
 
     @app.post("/v1/weights/lease", response_model=wire.Lease)
     async def take_lease(body: wire.LeaseRequest) -> Response:
-        return _json(await service().take_lease(body))
+        return _json(await updates().take_lease(body))
 
     @app.delete("/v1/weights/lease", response_model=wire.UpdateStatus)
     async def release_lease(lease: LeaseToken = None) -> Response:
-        return _json(await service().release_lease(lease))
+        return _json(await updates().release_lease(lease))
 
     @app.post("/v1/weights/begin", response_model=wire.UpdateStatus)
     async def begin(body: wire.UpdateBegin, lease: LeaseToken = None) -> Response:
-        return _json(await service().begin(lease, body))
+        return _json(await updates().begin(lease, body))
 
     @app.put("/v1/weights/bucket", response_model=wire.UpdateStatus)
     async def bucket(
@@ -103,19 +103,27 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
         digest: Annotated[str | None, Header(alias=wire.DIGEST_HEADER, pattern="^[0-9a-f]{64}$")] = None,
         lease: LeaseToken = None,
     ) -> Response:
-        return _json(await service().bucket(lease, version, index, digest, request.stream()))
+        return _json(await updates().bucket(lease, version, index, digest, request.stream()))
 
     @app.post("/v1/weights/file", response_model=wire.UpdateStatus)
     async def file(body: wire.BucketFile, lease: LeaseToken = None) -> Response:
-        return _json(await service().file(lease, body))
+        return _json(await updates().file(lease, body))
+
+    @app.post("/v1/weights/channel", response_model=wire.UpdateStatus)
+    async def channel(body: wire.ChannelRequest, lease: LeaseToken = None) -> Response:
+        return _json(await updates().channel(lease, body))
+
+    @app.post("/v1/weights/stream", response_model=wire.UpdateStatus)
+    async def stream(body: wire.StreamedBucket, lease: LeaseToken = None) -> Response:
+        return _json(await updates().stream(lease, body))
 
     @app.post("/v1/weights/commit", response_model=wire.UpdateStatus)
     async def commit(body: wire.UpdateCommit, lease: LeaseToken = None) -> Response:
-        return _json(await service().commit(lease, body))
+        return _json(await updates().commit(lease, body))
 
     @app.post("/v1/weights/abort", response_model=wire.UpdateStatus)
     async def abort(body: wire.UpdateAbort, lease: LeaseToken = None) -> Response:
-        return _json(await service().abort(lease, body))
+        return _json(await updates().abort(lease, body))
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -17,20 +17,16 @@ from swift_r1.rollout.gate import Gate
 from swift_r1.rollout.limits import check_request, check_tokens
 from swift_r1.rollout.memory import RequestMemory
 from swift_r1.rollout.metrics import ServerMetrics
-from swift_r1.rollout.refusals import EngineDead, Refused
-from swift_r1.rollout.weights.adapter import adapter_shapes
+from swift_r1.rollout.refusals import Refused
+from swift_r1.rollout.updates import WeightUpdates
 from swift_r1.rollout.weights.expected import Shapes
-from swift_r1.rollout.weights.header import FLOAT_BYTES
-from swift_r1.rollout.weights.staging import StagedBucket, Staging
 from swift_r1.rollout.weights.update import UpdateMachine
 
 T = TypeVar("T")
 
 logger = logging.getLogger("swift_r1.rollout")
 
-_UPDATE = "update"
 _SCORE = "score"
-_HEADER_ROOM = 16 << 20
 
 
 class RolloutService:
@@ -43,17 +39,20 @@ class RolloutService:
     def __init__(self, config: ServerConfig, engine: Engine, expected: Shapes, metrics: ServerMetrics) -> None:
         self.config = config
         self.engine = engine
-        self._expected = expected
         self.gate = Gate()
         self.memory = RequestMemory()
-        size = sum(_numel(shape) for shape in expected.values()) * max(FLOAT_BYTES.values())
-        self.staging = Staging(size + _HEADER_ROOM)
-        self.updates = UpdateMachine(expected, time.monotonic, config.update_timeout, self.staging.forget)
         # Held by whoever changes the engine (new weights, another score temperature).
         self._exclusive = asyncio.Lock()
-        self._commit: asyncio.Task[None] | None = None
-        self._adapter: wire.AdapterConfig | None = None
-        self._own_base = True
+        self.updating = WeightUpdates(
+            config,
+            engine,
+            expected,
+            metrics,
+            self.gate,
+            self._exclusive,
+            self._abort_running,
+            self.memory.forget_finished,
+        )
         self._pending = 0
         # Generations under way, and why they were stopped where they were.
         self._running: dict[asyncio.Future[Any], str | None] = {}
@@ -86,16 +85,13 @@ class RolloutService:
             max_n=self.config.max_n,
             dtype=known.dtype,
             max_lora_rank=self.config.vllm_max_lora_rank if self.config.vllm_enable_lora else None,
-            own_base=self._own_base,
+            own_base=self.updating.own_base,
+            nccl_workers=known.nccl_workers,
         )
 
-    def status(self, seconds: float = 0.0) -> wire.UpdateStatus:
-        return wire.UpdateStatus(
-            weight_version=self.updates.version,
-            pending_version=self.updates.pending_version,
-            buckets=self.updates.staged,
-            seconds=seconds,
-        )
+    @property
+    def updates(self) -> UpdateMachine:
+        return self.updating.machine
 
     async def rollouts(self, batch: wire.RolloutBatch) -> wire.RolloutResponse:
         """All requests of the batch, in its order.
@@ -131,89 +127,8 @@ class RolloutService:
             version, rows = await self._score_alone(request.temperature, request.sequences)
         return wire.ScoreResponse(logprobs=tuple(rows), weight_version=version)
 
-    # Weight updates
-
-    async def take_lease(self, request: wire.LeaseRequest) -> wire.Lease:
-        async with self._gate_follows():
-            token = self.updates.take_lease(request.owner, request.ttl_seconds, request.token)
-        return wire.Lease(token=token, ttl_seconds=request.ttl_seconds)
-
-    async def release_lease(self, token: str | None) -> wire.UpdateStatus:
-        async with self._gate_follows():
-            self.updates.release(token)
-        return self.status()
-
-    async def begin(self, token: str | None, request: wire.UpdateBegin) -> wire.UpdateStatus:
-        expected = self._adapter_shapes(request.adapter) if request.adapter is not None else None
-        async with self._gate_follows():
-            self.updates.begin(token, request.version, expected)
-            self._adapter = request.adapter
-        return self.status().model_copy(update={"folder": self.staging.shared})
-
-    async def bucket(
-        self, token: str | None, version: int, index: int, digest: str | None, chunks: AsyncIterator[bytes]
-    ) -> wire.UpdateStatus:
-        """Stages one bucket; a refused one leaves the update open at the bucket before it."""
-        async with self._gate_follows():
-            self.updates.check_bucket_welcome(token, version, index)
-            staged = await self.staging.write(index, chunks, digest)
-            try:
-                self.updates.add_bucket(token, version, staged)
-            except Refused:
-                self.staging.forget([staged])
-                raise
-        return self.status()
-
-    async def file(self, token: str | None, request: wire.BucketFile) -> wire.UpdateStatus:
-        """As `bucket`, for one that the lease's holder has written into the staging folder."""
-        async with self._gate_follows():
-            self.updates.check_bucket_welcome(token, request.version, request.index)
-            staged = await self.staging.take(request.index, request.digest)
-            try:
-                self.updates.add_bucket(token, request.version, staged)
-            except Refused:
-                self.staging.forget([staged])
-                raise
-        return self.status()
-
-    async def commit(self, token: str | None, request: wire.UpdateCommit) -> wire.UpdateStatus:
-        """Loads the staged version into the engine; `--update_policy` says what becomes of running rollouts.
-
-        Raises:
-            Refused: as UpdateMachine says; 503 if rollouts did not finish in time (the update stays open); 500 if
-                the engine could not load it (then nothing is served until a full push succeeds).
-        """
-        started = time.monotonic()
-        async with self._gate_follows():
-            if self.updates.already_committed(token, request.version, request.content_hash):
-                return self.status()
-            if self.config.update_policy == "abort":
-                self._abort_running(f"the update to weight version {request.version} stopped it; ask again")
-            if self.config.update_policy != "keep":
-                await self.gate.drained(self.config.update_timeout, f"the update to version {request.version}")
-            buckets = self.updates.start_loading(token, request.version, request.buckets, request.content_hash)
-            # A task of its own: a trainer that hangs up must not leave the engine half loaded.
-            self._commit = asyncio.create_task(self._load(buckets))
-            await asyncio.shield(self._commit)
-        seconds = time.monotonic() - started
-        self.metrics.updated(seconds)
-        return self.status(seconds)
-
-    async def abort(self, token: str | None, request: wire.UpdateAbort) -> wire.UpdateStatus:
-        async with self._gate_follows():
-            self.updates.abort(token, request.version)
-        return self.status()
-
-    async def watch_leases(self, interval_s: float = 1.0) -> None:
-        """Ends leases and updates of trainers that have gone silent, for as long as the server runs."""
-        while True:
-            await asyncio.sleep(interval_s)
-            if (what := self.updates.expire()) is not None:
-                logger.warning("%s; version %d stays", what, self.updates.version)
-                await self._sync_gate()
-
     def close(self) -> None:
-        self.staging.close()
+        self.updating.staging.close()
         self.engine.shutdown()
 
     @asynccontextmanager
@@ -233,14 +148,6 @@ class RolloutService:
             self._pending -= 1
 
     # Inside
-
-    def _adapter_shapes(self, adapter: wire.AdapterConfig) -> Shapes:
-        if not self.config.vllm_enable_lora:
-            raise Refused(422, "this server takes no adapters: start it with --vllm_enable_lora true")
-        highest = self.config.vllm_max_lora_rank
-        if adapter.rank > highest:
-            raise Refused(422, f"the adapter has rank {adapter.rank}, more than --vllm_max_lora_rank {highest}")
-        return adapter_shapes(self._expected, adapter)
 
     async def _generate(self, request: wire.RolloutRequest) -> wire.RolloutOutput:
         async with self.admitted() as version:
@@ -290,6 +197,8 @@ class RolloutService:
         async with self.gate.shared(timeout):
             pass
         async with self._exclusive:
+            if self.updates.streaming:
+                raise Refused(503, "weights are being loaded", 5)
             await self.gate.close(_SCORE, "scoring that has the engine for itself")
             try:
                 await self.gate.drained(timeout, "scoring")
@@ -305,47 +214,6 @@ class RolloutService:
             finally:
                 await self.gate.open(_SCORE)
 
-    async def _load(self, buckets: list[StagedBucket]) -> None:
-        async with self._exclusive:
-            version = self.updates.pending_version
-            try:
-                paths = [bucket.path for bucket in buckets]
-                if self._adapter is None:
-                    self._own_base = False
-                    await self.engine.load_weights(paths)
-                else:
-                    await self.engine.load_adapter(paths, self._adapter)
-            except EngineDead:
-                self.updates.failed("the engine died")
-                self.metrics.update_failed()
-                raise
-            except Exception as error:
-                logger.exception("loading weight version %s failed", version)
-                self.updates.failed(_one_line(error))
-                self.metrics.update_failed()
-                raise Refused(500, self.updates.broken or "") from error
-            else:
-                self.updates.loaded()
-                self.memory.forget_finished()
-            finally:
-                await self._sync_gate()
-
-    @asynccontextmanager
-    async def _gate_follows(self) -> AsyncIterator[None]:
-        try:
-            yield
-        finally:
-            await self._sync_gate()
-
-    async def _sync_gate(self) -> None:
-        """Makes the gate say what the update machine says."""
-        pending = self.updates.pending_version
-        if pending is None:
-            await self.gate.open(_UPDATE)
-        else:
-            await self.gate.close(_UPDATE, f"the update to weight version {pending} by {self.updates.owner}")
-        await self.gate.set_broken(self.updates.broken)
-
 
 async def _all(work: Sequence[Awaitable[T]]) -> list[T]:
     """Results in order; the first failure, or our own cancellation, cancels the rest."""
@@ -355,14 +223,3 @@ async def _all(work: Sequence[Awaitable[T]]) -> list[T]:
     finally:
         for task in tasks:
             task.cancel()
-
-
-def _numel(shape: Sequence[int]) -> int:
-    size = 1
-    for side in shape:
-        size *= side
-    return size
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]

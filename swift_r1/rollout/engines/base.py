@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from swift_r1.rollout.protocol import AdapterConfig, FinishReason, SamplingParams
+from swift_r1.rollout.protocol import AdapterConfig, FinishReason, SamplingParams, StreamedTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class EngineInfo:
     tokenizer_hash: str
     max_model_len: int
     dtype: str
+    nccl_workers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +98,19 @@ class Engine(Protocol):
 
         After an exception the engine may hold a mixture, until a later call succeeds.
         """
+
+    async def join_nccl(self, unique_id: str, world_size: int) -> None:
+        """The workers join the NCCL group of this id (base64) as ranks 1, 2, ..., and leave an earlier one."""
+
+    async def receive_weights(self, tensors: Sequence[StreamedTensor], first: bool) -> None:
+        """Loads tensors that rank 0 of the group broadcasts now, one after another; `first` opens an update.
+
+        Raises:
+            EngineDead: they did not come in time: the workers wait in a collective that nothing ends.
+        """
+
+    async def finish_receiving(self) -> None:
+        """Ends the update that `receive_weights` opened; every weight must have come."""
 
     async def load_adapter(self, files: Sequence[Path], config: AdapterConfig) -> None:
         """Generates and scores with the adapter of the safetensors files from now on; `load_weights` ends that.

@@ -17,7 +17,7 @@ from swift_r1.rollout.config import ServerConfig
 from swift_r1.rollout.engines.base import EngineInfo, Generated, Piece, TokenLogprob
 from swift_r1.rollout.engines.environment import engine_environment
 from swift_r1.rollout.identity import tokenizer_hash
-from swift_r1.rollout.protocol import AdapterConfig, SamplingParams
+from swift_r1.rollout.protocol import AdapterConfig, SamplingParams, StreamedTensor
 from swift_r1.rollout.refusals import EngineDead, Refused
 from swift_r1.rollout.weights.adapter import write_adapter
 
@@ -47,7 +47,9 @@ class VllmEngine:
         self._timeout = timeout
         self._loads = 0
         self._adapter: _Adapter | None = None
+        self._stuck = False
         config = llm.vllm_config.model_config
+        parallel = llm.vllm_config.parallel_config
         self._tokenizer = tokenizer = llm.get_tokenizer()
         self.info = EngineInfo(
             name="vllm",
@@ -56,11 +58,12 @@ class VllmEngine:
             tokenizer_hash=tokenizer_hash(tokenizer),
             max_model_len=config.max_model_len,
             dtype=str(config.dtype).removeprefix("torch."),
+            nccl_workers=parallel.world_size if llm.vllm_config.weight_transfer_config is not None else 0,
         )
 
     @property
     def dead(self) -> bool:
-        return self._llm.errored
+        return self._stuck or self._llm.errored
 
     @property
     def scores_alone(self) -> bool:
@@ -130,12 +133,30 @@ class VllmEngine:
     async def load_weights(self, files: Sequence[Path]) -> None:
         counts = await self._on_workers("swift_load_weights", [str(file) for file in files])
         logger.info("engine loaded %s tensors from %d buckets", counts[0], len(files))
+        await self._loaded()
+
+    async def _loaded(self) -> None:
         # Salted by the load, no cached prefix of older weights is found again; the reset only frees its memory, and is
         # refused while requests run.
         self._loads += 1
         self._use(None)
         if not await asyncio.wait_for(self._llm.reset_prefix_cache(), self._timeout):
             logger.info("requests are running: the prefix cache of the old weights stays until it is needed")
+
+    async def join_nccl(self, unique_id: str, world_size: int) -> None:
+        await self._on_workers("swift_join_nccl", unique_id, world_size)
+
+    async def receive_weights(self, tensors: Sequence[StreamedTensor], first: bool) -> None:
+        names, dtypes = [one.name for one in tensors], [one.dtype for one in tensors]
+        try:
+            await self._on_workers("swift_receive", names, dtypes, [list(one.shape) for one in tensors], first)
+        except TimeoutError as error:
+            self._stuck = True
+            raise EngineDead(f"its workers waited {self._timeout:g} s for weights that did not come") from error
+
+    async def finish_receiving(self) -> None:
+        await self._on_workers("swift_finish_receiving")
+        await self._loaded()
 
     async def load_adapter(self, files: Sequence[Path], config: AdapterConfig) -> None:
         from vllm.lora.request import LoRARequest
@@ -293,6 +314,7 @@ def engine_arguments(config: ServerConfig, has_gpu: bool) -> dict[str, Any]:
         arguments["max_model_len"] = config.max_model_len
     if has_gpu:
         arguments["gpu_memory_utilization"] = config.vllm_gpu_memory_utilization
+        arguments["weight_transfer_config"] = {"backend": "nccl"}
     else:
         arguments["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
         # A seeded request whose prompt is read in two steps kills vLLM's CPU engine (0.32: "CPU Generator does not

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,6 +17,12 @@ class SwiftWorker:
     """Mixed into vLLM's worker class (`worker_extension_cls`); its methods are called on every worker."""
 
     model_runner: Any
+    # vLLM's own, of its worker class.
+    init_weight_transfer_engine: Callable[[dict[str, Any]], None]
+    shutdown_weight_transfer_engine: Callable[[], None]
+    start_weight_update: Callable[[], None]
+    update_weights: Callable[[dict[str, Any]], None]
+    finish_weight_update: Callable[[], None]
 
     def swift_load_weights(self, files: Sequence[str]) -> int:
         """Replaces every weight by the safetensors files' tensors (checkpoint names); returns how many came.
@@ -37,28 +44,50 @@ class SwiftWorker:
                 yield name, tensor
 
         loaded: set[str] = set()
-        original = model.load_weights
-
-        def load_and_note(weights: Iterator[tuple[str, Tensor]]) -> set[str]:
-            loaded.update(original(weights))
-            return loaded
-
-        # What vLLM wraps for adapters loads under its plain name; adapters themselves are no part of a version.
-        names = {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
-        # vLLM only logs which parameters got no value; we must know.
-        model.load_weights = load_and_note
+        names = _parameter_names(model)
         try:
-            self.model_runner.reload_weights(weights_iterator=tensors())
+            with _noting(model, loaded):
+                self.model_runner.reload_weights(weights_iterator=tensors())
         except BaseException:
             _leave_reload(model, self.model_runner)
             raise
-        finally:
-            del model.load_weights
-        missing = sorted(names - loaded)
-        if missing:
-            raise RuntimeError(f"{len(missing)} engine parameters got no value: {', '.join(missing[:5])}")
+        _check_whole(names, loaded)
         repack_embeddings(model)
         return count
+
+    def swift_join_nccl(self, unique_id: str, world_size: int) -> None:
+        """Joins the trainer's NCCL group (vLLM's own transfer engine, one tensor a broadcast)."""
+        self.shutdown_weight_transfer_engine()
+        self.init_weight_transfer_engine(
+            {"nccl_unique_id_b64": unique_id, "rank_offset": 1, "world_size": world_size, "packed": False}
+        )
+
+    def swift_receive(
+        self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], first: bool
+    ) -> None:
+        """Receives these tensors from the trainer and loads them; see `swift_finish_receiving`."""
+        if first:
+            self._received: set[str] = set()
+            self._names = _parameter_names(self.model_runner.get_model())
+            self.start_weight_update()
+        model = self.model_runner.get_model()
+        try:
+            with _noting(model, self._received):
+                self.update_weights({"names": list(names), "dtype_names": list(dtypes), "shapes": list(shapes)})
+        except BaseException:
+            _leave_reload(model, self.model_runner)
+            raise
+
+    def swift_finish_receiving(self) -> None:
+        """Ends the update.
+
+        Raises:
+            RuntimeError: if a parameter of the engine's model got no value.
+        """
+        model = self.model_runner.get_model()
+        self.finish_weight_update()
+        _check_whole(self._names, self._received)
+        repack_embeddings(model)
 
     def swift_set_logits_scale(self, scale: float) -> None:
         """Multiplies all logits by `scale` (a float) from now on; 1.0 restores the model's own."""
@@ -74,6 +103,33 @@ class SwiftWorker:
             return None if logits is None else logits.float() * scale
 
         model.compute_logits = scaled
+
+
+@contextmanager
+def _noting(model: nn.Module, loaded: set[str]) -> Iterator[None]:
+    """Adds to `loaded` the parameters that `model.load_weights` gave a value: vLLM only logs which ones it did not."""
+    original = model.load_weights
+
+    def load_and_note(weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        loaded.update(original(weights))
+        return loaded
+
+    model.load_weights = load_and_note
+    try:
+        yield
+    finally:
+        del model.load_weights
+
+
+def _parameter_names(model: nn.Module) -> set[str]:
+    """What vLLM wraps for adapters loads under its plain name; adapters themselves are no part of a version."""
+    return {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
+
+
+def _check_whole(names: set[str], loaded: set[str]) -> None:
+    missing = sorted(names - loaded)
+    if missing:
+        raise RuntimeError(f"{len(missing)} engine parameters got no value: {', '.join(missing[:5])}")
 
 
 def _read(files: Sequence[str]) -> Iterator[tuple[str, Tensor]]:

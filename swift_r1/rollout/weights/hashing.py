@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
+
+from swift_r1.rollout.protocol import StreamedTensor
 
 
 def bucket_digest(body: bytes | memoryview) -> str:
@@ -17,6 +20,11 @@ def parts_digest(parts: Iterable[memoryview]) -> str:
     for part in parts:
         digest.update(part)
     return digest.hexdigest()
+
+
+def entries_digest(tensors: Sequence[StreamedTensor]) -> str:
+    """SHA-256 (hex) of what a bucket holds by name, dtype and shape: all that is known of one sent by NCCL."""
+    return bucket_digest(json.dumps([[one.name, one.dtype, *one.shape] for one in tensors]).encode())
 
 
 def content_hash(digests: Iterable[str]) -> str:

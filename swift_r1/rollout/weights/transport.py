@@ -1,6 +1,7 @@
 """The ways for a bucket: over HTTP anywhere, or through a file in shared memory where both ends are on one host.
 
 Either way the bytes are those of a safetensors file, and the server checks their SHA-256, their names and their shapes.
+From GPU to GPU there is `nccl`, in a module of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-AUTO, SHM, HTTP = "auto", "shm", "http"
+AUTO, SHM, HTTP, NCCL = "auto", "shm", "http", "nccl"
 _PIECE = 1 << 20
 
 

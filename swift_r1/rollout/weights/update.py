@@ -2,7 +2,9 @@
 
     idle --lease--> leased --begin--> open --bucket*--> open --commit--> loading --loaded--> leased (version N+1)
                                         |                                  `------failed--> leased (broken)
-                                        `--abort, lease lost, refused commit--> version N as before
+                                        |--abort, lease lost, refused commit--> version N as before
+                                        `--stream, received*--commit--> loading --loaded--> leased (version N+1)
+                                              `--abort, lease lost, refused commit--> leased (broken)
 
 `broken` means that the engine may hold a mixture: nothing is served until a later load succeeds.
 """
@@ -15,9 +17,11 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from swift_r1.rollout.protocol import StreamedBucket
 from swift_r1.rollout.refusals import Refused
 from swift_r1.rollout.weights.expected import Shapes, check_bucket, check_complete
-from swift_r1.rollout.weights.hashing import content_hash
+from swift_r1.rollout.weights.hashing import content_hash, entries_digest
+from swift_r1.rollout.weights.header import TensorEntry
 from swift_r1.rollout.weights.staging import StagedBucket
 
 
@@ -36,10 +40,16 @@ class _Pending:
     expected: Shapes
     buckets: list[StagedBucket] = field(default_factory=list)
     loading: bool = False
+    streamed: list[StreamedBucket] = field(default_factory=list)
 
     @property
     def names(self) -> set[str]:
-        return {name for bucket in self.buckets for name in bucket.tensors}
+        staged = {name for bucket in self.buckets for name in bucket.tensors}
+        return staged | {one.name for bucket in self.streamed for one in bucket.tensors}
+
+    @property
+    def digests(self) -> list[str]:
+        return [one.digest for one in self.buckets] or [entries_digest(one.tensors) for one in self.streamed]
 
 
 class UpdateMachine:
@@ -80,7 +90,12 @@ class UpdateMachine:
 
     @property
     def staged(self) -> int:
-        return len(self._pending.buckets) if self._pending else 0
+        return len(self._pending.digests) if self._pending else 0
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the engine holds a part of the pending version."""
+        return bool(self._pending and self._pending.streamed)
 
     @property
     def owner(self) -> str | None:
@@ -139,6 +154,11 @@ class UpdateMachine:
         self._drop_pending()
         self._pending = _Pending(version, self._clock(), self._expected if expected is None else expected)
 
+    def check_holder(self, token: str | None) -> None:
+        """Raises Refused (409) for anyone but the lease's holder, and while an update is in the engine."""
+        self._holder(token)
+        self._refuse_while_loading()
+
     def check_bucket_welcome(self, token: str | None, version: int, index: int) -> None:
         """What can be said before the bytes are read; the same is checked again when they have arrived.
 
@@ -147,7 +167,7 @@ class UpdateMachine:
         """
         self._holder(token)
         pending = self._open(version)
-        if index > len(pending.buckets):
+        if pending.streamed or index > len(pending.buckets):
             raise Refused(409, f"bucket {index} came out of order, the next one is {len(pending.buckets)}")
 
     def add_bucket(self, token: str | None, version: int, bucket: StagedBucket) -> None:
@@ -167,6 +187,37 @@ class UpdateMachine:
         pending.buckets.append(bucket)
         pending.progress = self._clock()
 
+    def check_stream_welcome(self, token: str | None, bucket: StreamedBucket) -> None:
+        """What can be said before the engine is touched.
+
+        Raises:
+            Refused: 409 for a wrong lease, version or order; 422 for names or shapes that are not the model's.
+        """
+        self._holder(token)
+        pending = self._open(bucket.version)
+        if pending.buckets or bucket.index != len(pending.streamed):
+            raise Refused(409, f"bucket {bucket.index} came out of order, the next one is {len(pending.digests)}")
+        tensors = {one.name: TensorEntry(one.dtype, one.shape) for one in bucket.tensors}
+        if len(tensors) < len(bucket.tensors):
+            raise Refused(422, "a weight's name comes twice in one bucket")
+        check_bucket(tensors, pending.expected, pending.names)
+
+    def stream(self, token: str | None, bucket: StreamedBucket) -> None:
+        """The engine loads this bucket as it comes, `received` or `failed` must follow; from the first one on there is
+        no way back to the old version.
+
+        Raises as `check_stream_welcome` does.
+        """
+        self.check_stream_welcome(token, bucket)
+        pending = self._open(bucket.version)
+        pending.loading = True
+        pending.streamed.append(bucket)
+
+    def received(self) -> None:
+        assert self._pending is not None and self._pending.loading
+        self._pending.loading = False
+        self._pending.progress = self._clock()
+
     def already_committed(self, token: str | None, version: int, hash_of_all: str) -> bool:
         """True for a commit that was done before (its answer got lost)."""
         self._holder(token)
@@ -182,9 +233,9 @@ class UpdateMachine:
         self._holder(token)
         pending = self._open(version)
         try:
-            if buckets != len(pending.buckets):
-                raise Refused(422, f"{len(pending.buckets)} buckets arrived, {buckets} were sent")
-            if not hmac.compare_digest(content_hash(b.digest for b in pending.buckets), hash_of_all):
+            if buckets != len(pending.digests):
+                raise Refused(422, f"{len(pending.digests)} buckets arrived, {buckets} were sent")
+            if not hmac.compare_digest(content_hash(pending.digests), hash_of_all):
                 raise Refused(422, f"the content hash of version {version} differs: bytes changed on the way")
             check_complete(pending.names, pending.expected)
         except Refused:
@@ -197,18 +248,16 @@ class UpdateMachine:
     def loaded(self) -> None:
         assert self._pending is not None and self._pending.loading
         self.version = self._pending.version
-        self.broken = None
         self._finish()
+        self.broken = None
 
     def failed(self, cause: str) -> None:
         """The load went wrong: the engine may hold parts of two versions."""
         assert self._pending is not None and self._pending.loading
-        self.broken = (
-            f"the update to version {self._pending.version} failed while loading ({cause}); "
-            "a full push of a version repairs it"
-        )
+        broken = _broken(self._pending.version, cause)
         self._committed = {}
         self._finish()
+        self.broken = broken
 
     def abort(self, token: str | None, version: int) -> None:
         self._holder(token)
@@ -245,6 +294,14 @@ class UpdateMachine:
             raise Refused(409, f"version {self._pending.version} is being loaded right now")
 
     def _drop_pending(self) -> None:
-        if self._pending is not None:
-            self._discard(self._pending.buckets)
-        self._pending = None
+        """Forgets the open update; one that is in the engine in part leaves it broken."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return
+        self._discard(pending.buckets)
+        if pending.streamed:
+            self.broken = _broken(pending.version, "it broke off")
+
+
+def _broken(version: int, cause: str) -> str:
+    return f"the update to version {version} failed while loading ({cause}); a full push of a version repairs it"

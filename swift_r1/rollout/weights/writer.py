@@ -17,9 +17,11 @@ from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.refusals import ServerRefused
 from swift_r1.rollout.weights.hashing import content_hash, parts_digest
+from swift_r1.rollout.weights.nccl import Nccl, NcclSender
 from swift_r1.rollout.weights.transport import (
     AUTO,
     HTTP,
+    NCCL,
     SHM,
     chunks_of,
     incoming,
@@ -49,10 +51,17 @@ class WeightWriter:
         owner: shown to others who want the lease; default `host:pid`.
         ttl_s: seconds of silence after which the server takes the lease back.
         token: of a lease that an earlier process of this run may still have, at least 32 hexadecimal digits.
+        nccl_deadline_s, nccl: see `NcclSender`.
     """
 
     def __init__(
-        self, client: RolloutClient, owner: str | None = None, ttl_s: float = LEASE_TTL_S, token: str | None = None
+        self,
+        client: RolloutClient,
+        owner: str | None = None,
+        ttl_s: float = LEASE_TTL_S,
+        token: str | None = None,
+        nccl_deadline_s: float = 120.0,
+        nccl: Callable[[], Nccl] | None = None,
     ) -> None:
         self._client = client
         self.token = token or secrets.token_hex(16)
@@ -60,6 +69,7 @@ class WeightWriter:
             owner=owner or f"{socket.gethostname()}:{os.getpid()}", ttl_seconds=ttl_s, token=self.token
         )
         self._transport: str | None = None
+        self._nccl = NcclSender(client, self._headers, nccl_deadline_s, nccl)
         self._closed = threading.Event()
         self._renewals: threading.Thread | None = None
 
@@ -112,6 +122,7 @@ class WeightWriter:
         self._closed.set()
         if self._renewals is not None:
             self._renewals.join()
+        self._nccl.close()
         try:
             self._client.call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, self._headers)
         except (ServerRefused, ServerUnreachable) as error:
@@ -132,7 +143,7 @@ class WeightWriter:
             version: higher than the served one.
             buckets: named tensors (Hugging Face state-dict names, a tied head left out), taken one at a time; they
                 must not change before this returns. After a failure none is taken.
-            transport: `http`, `shm`, or `auto`: through shared memory if the server is on this host.
+            transport: `http`, `shm`, `nccl`, or `auto`: through shared memory if the server is on this host.
             adapter: of `buckets` that hold a LoRA adapter alone, under peft's names.
 
         Raises:
@@ -144,6 +155,8 @@ class WeightWriter:
         self.take()
         try:
             begin = wire.UpdateBegin(version=version, adapter=adapter)
+            if transport == NCCL:
+                self._nccl.connect()
             begun = call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, self._headers)
             digests = overlapped(buckets, self._sender(transport, begun.folder, version))
             commit = wire.UpdateCommit(version=version, buckets=len(digests), content_hash=content_hash(digests))
@@ -159,13 +172,13 @@ class WeightWriter:
         from swift_r1.rollout.weights.push import parts_of
 
         call, headers = self._client.call, self._headers
-        shared = usable_folder(folder) if transport != HTTP else None
+        shared = usable_folder(folder) if transport in (AUTO, SHM) else None
         if transport == SHM and shared is None:
             raise RunFailed(
                 f"--weight_transport shm: the rollout server at {self._client.base_url} is on another host, runs as "
                 "another user, or has too little shared memory; use http"
             )
-        chosen = SHM if shared is not None else HTTP
+        chosen = SHM if shared is not None else NCCL if transport == NCCL else HTTP
         if chosen != self._transport:
             self._transport = chosen
             logger.info("weights go to the rollout server by %s", chosen)
@@ -185,7 +198,10 @@ class WeightWriter:
             call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers | about)
             return digest
 
-        return by_file if chosen == SHM else by_http
+        def by_nccl(index: int, bucket: Sequence[tuple[str, torch.Tensor]]) -> str:
+            return self._nccl.send(version, index, bucket)
+
+        return {SHM: by_file, HTTP: by_http, NCCL: by_nccl}[chosen]
 
     def _call_off(self, version: int) -> None:
         """Best effort: without it the server waits for the update's time to be over."""
