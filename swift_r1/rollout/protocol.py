@@ -26,13 +26,13 @@ from pydantic import BaseModel, ConfigDict, Field
 LEASE_HEADER = "X-Swift-Lease"
 VERSION_HEADER = "X-Swift-Weight-Version"
 BUCKET_HEADER = "X-Swift-Bucket"
-DIGEST_HEADER = "X-Swift-Bucket-SHA256"
+DIGEST_HEADER = "X-Swift-Bucket-XXH3"
 
 FinishReason = Literal["stop", "length", "abort"]
 TokenId = Annotated[int, Field(ge=0)]
 # The limit makes pydantic look into the text: JSON can spell half a character, which nothing behind it can write.
 Text = Annotated[str, Field(max_length=64 << 20)]
-Digest = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
+Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 TOP_K_LIMIT = 2**31
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
@@ -154,7 +154,7 @@ class UpdateBegin(Wire):
 
 
 class BucketFile(Wire):
-    """Bucket `index` lies as `incoming-<index>` in the folder that `begin` named; `digest` is its SHA-256."""
+    """Bucket `index` lies as `incoming-<index>` in the folder that `begin` named; `digest` is its XXH3."""
 
     version: int = Field(ge=1)
     index: int = Field(ge=0, lt=1_000_000)
@@ -183,7 +183,7 @@ class StreamedBucket(Wire):
 
 
 class UpdateCommit(Wire):
-    """Closes an update. `content_hash` is the SHA-256 over the buckets' SHA-256 digests in order; such a digest is of
+    """Closes an update. `content_hash` is the XXH3 over the buckets' digests in order; such a digest is of
     the bucket's bytes, or for NCCL of its tensors' names, dtypes and shapes."""
 
     version: int = Field(ge=1)

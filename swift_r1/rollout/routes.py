@@ -100,7 +100,7 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
         request: Request,
         version: Annotated[int, Header(alias=wire.VERSION_HEADER, ge=1)],
         index: Annotated[int, Header(alias=wire.BUCKET_HEADER, ge=0)],
-        digest: Annotated[str | None, Header(alias=wire.DIGEST_HEADER, pattern="^[0-9a-f]{64}$")] = None,
+        digest: Annotated[str | None, Header(alias=wire.DIGEST_HEADER, pattern="^[0-9a-f]{32}$")] = None,
         lease: LeaseToken = None,
     ) -> Response:
         return _json(await updates().bucket(lease, version, index, digest, request.stream()))

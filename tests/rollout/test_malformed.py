@@ -110,7 +110,7 @@ def good_bodies(model: str, end: int) -> dict[str, dict[str, Any]]:
         "/v1/completions": talk | {"prompt": "ab", "logprobs": 1},
         "/v1/weights/lease": {"owner": "fuzz", "ttl_seconds": 0.1},
         "/v1/weights/begin": {"version": 1},
-        "/v1/weights/commit": {"version": 1, "buckets": 1, "content_hash": "0" * 64},
+        "/v1/weights/commit": {"version": 1, "buckets": 1, "content_hash": "0" * 32},
         "/v1/weights/abort": {"version": 1},
     }
 
@@ -224,7 +224,7 @@ def test_a_bucket_of_nonsense_and_headers_that_are_none(quick_url: str) -> None:
         about = {"X-Swift-Weight-Version": "1", "X-Swift-Bucket": "0"}
         for body in (b"", b"\x00" * 8, b"\xff" * 8, b"\x02" + b"\x00" * 7 + b"[]", b"\x02" + b"\x00" * 7 + b"{}"):
             assert http.put("/v1/weights/bucket", content=body, headers=lease | about).status_code == 422
-        bad = [{"X-Swift-Bucket": "-1"}, {"X-Swift-Weight-Version": "9" * 5000}, {"X-Swift-Bucket-SHA256": "zz"}]
+        bad = [{"X-Swift-Bucket": "-1"}, {"X-Swift-Weight-Version": "9" * 5000}, {"X-Swift-Bucket-XXH3": "zz"}]
         for change in bad:
             assert http.put("/v1/weights/bucket", content=b"x", headers=lease | about | change).status_code == 422
         assert http.put("/v1/weights/bucket", content=b"x", headers=about).status_code == 409

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -81,6 +82,18 @@ def check_updates(client: RolloutClient, folder: Path) -> None:
         assert difference(client, other) < 2e-3
 
 
+def test_the_engine_keeps_no_hold_on_the_files_of_a_version(client: RolloutClient, tiny_model: Path) -> None:
+    """They are written to again for the next one, while requests may still run on this one."""
+    push(client, shake(load(tiny_model), 9))
+    mapped, looked_at = [], 0
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            text = maps.read_text()
+            mapped += [maps for line in text.splitlines() if "/swift-r1-weights-" in line]
+            looked_at += "vllm" in text
+    assert looked_at and not mapped
+
+
 def test_a_cached_prefix_of_old_weights_is_not_used(client: RolloutClient, tiny_model: Path) -> None:
     prompt = tuple(3 + i % 90 for i in range(300))
 
@@ -148,7 +161,7 @@ def test_a_changed_or_cut_bucket_is_refused_and_the_version_stays(
 ) -> None:
     body = writer.bodies[0]
     digest = {wire.DIGEST_HEADER: bucket_digest(body)}
-    assert "SHA-256 differs" in writer.put(0, flipped(body), **digest).json()["error"]
+    assert "their hash differs" in writer.put(0, flipped(body), **digest).json()["error"]
     assert writer.put(0, body[:-100]).status_code == 422
     assert writer.put(0, b"garbage").status_code == 422
     # Without a digest of its own a flipped bit passes as a bucket, but the commit sees it.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from swift_r1.rollout.refusals import ServerRefused
 from swift_r1.rollout.weights import transport
 from swift_r1.rollout.weights.hashing import bucket_digest, parts_digest
 from swift_r1.rollout.weights.push import parts_of, to_bytes
+from swift_r1.rollout.weights.staging import StagedBucket, Staging
 
 Tensors = dict[str, torch.Tensor]
 EXPECTED = {"a": (3, 5), "b": (7,), "c": (0, 2), "d": ()}
@@ -72,8 +74,28 @@ def test_the_same_bytes_arrive_by_each_way(client: RolloutClient, engine: Loadin
         assert client.push_weights(version, buckets, way).weight_version == version
         assert same(engine.loaded, sent)
     folder = engine.files[0].parent
-    # Nothing is left of it, whatever the way.
-    assert not list(folder.glob("bucket-*")) and not list(folder.glob("incoming-*"))
+    # Nothing is left of it but its memory, which the next version is written to; shorter ones are cut off.
+    assert not list(folder.glob("bucket-*")) and len(list(folder.glob("incoming-*"))) == len(buckets)
+    names = list(sent)
+    again = [[(names[0], sent[names[0]])], [(name, sent[name]) for name in names[1:]]]
+    assert client.push_weights(3, again[::-1], way).weight_version == 3
+    assert same(engine.loaded, sent)
+
+
+def test_spare_files_are_not_kept_where_memory_is_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    staging = Staging(1000)
+    try:
+        for free, kept in ((2001, 1), (2000, 0)):
+            monkeypatch.setattr(
+                shutil, "disk_usage", lambda _folder, free=free: shutil._ntuple_diskusage(free, 0, free)
+            )
+            path = staging.folder / "bucket-000001.safetensors"
+            path.write_bytes(b"")
+            staging.forget([StagedBucket(0, path, "", {})])
+            assert len(list(staging.folder.iterdir())) == kept
+            (staging.folder / "incoming-000000").unlink(missing_ok=True)
+    finally:
+        staging.close()
 
 
 def test_a_file_that_changed_or_is_not_there_is_refused(
@@ -99,7 +121,7 @@ def test_a_file_that_changed_or_is_not_there_is_refused(
 
     def links_elsewhere(path: Path, parts: Sequence[memoryview]) -> str:
         path.symlink_to("/etc/hostname")
-        return "0" * 64
+        return "0" * 32
 
     monkeypatch.setattr("swift_r1.rollout.weights.writer.write_file", links_elsewhere)
     with pytest.raises(ServerRefused, match="not in this server's shared memory"):

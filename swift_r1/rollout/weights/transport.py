@@ -1,17 +1,18 @@
 """The ways for a bucket: over HTTP anywhere, or through a file in shared memory where both ends are on one host.
 
-Either way the bytes are those of a safetensors file, and the server checks their SHA-256, their names and their shapes.
+Either way the bytes are those of a safetensors file, and the server checks their hash, their names and their shapes.
 From GPU to GPU there is `nccl`, in a module of its own.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
+
+from swift_r1.rollout.weights.hashing import Hash
 
 T = TypeVar("T")
 
@@ -36,10 +37,10 @@ def incoming(folder: Path, index: int) -> Path:
 
 
 def write_file(path: Path, parts: Sequence[memoryview]) -> str:
-    """Writes the parts, cutting off what was there before, and returns their SHA-256 (hex)."""
+    """Writes the parts, cutting off what was there before, and returns their hash (hex)."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        digest = hashlib.sha256()
+        digest = Hash()
         for part in _pieces(parts):
             digest.update(part)
             written = os.write(descriptor, part)
