@@ -128,7 +128,8 @@ def evaluation_of(args: RlhfArguments) -> str:
     unit = "optimizer steps" if args.eval_unit == "step" else "rounds"
     times = ["at the start"] * args.eval_on_start
     times += [] if args.eval_steps is None else [f"every {args.eval_steps} {unit}", "at the end"]
-    return f"{', '.join(sets)}; {', '.join(times)}"
+    at_once = "" if args.use_vllm else f"; {args.per_device_eval_batch_size} completions a process at once"
+    return f"{', '.join(sets)}; {', '.join(times)}{at_once}"
 
 
 def plan_table(plan: Plan, args: RlhfArguments) -> Table:

@@ -20,6 +20,7 @@ from swift_r1.errors import RunFailed, UsageError
 from swift_r1.evaluation.engines.base import evaluation_seeds
 from swift_r1.evaluation.engines.local import LocalEngine
 from swift_r1.rewards.graders import grade_gsm8k
+from swift_r1.rewards.orm import orms
 
 from .conftest import eval_words, rows_of
 
@@ -150,8 +151,9 @@ def test_a_question_that_cannot_be_asked_is_no_question_less(
 
 
 def test_a_reward_that_cannot_judge_ends_it(
-    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path
+    swift_eval: Evaluate, tiny_model: Path, gsm8k_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(orms, "a_judge", None)  # what the plugin registers goes with the test
     plugin = tmp_path / "judge.py"
     plugin.write_text(
         "from swift.rewards import ORM, orms\n"
