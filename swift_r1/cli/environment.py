@@ -94,6 +94,8 @@ def trainer_environment(
         wanted["GLOO_SOCKET_IFNAME"] = name
         if gpu:
             wanted["NCCL_SOCKET_IFNAME"] = name
+    if world.nnodes > 1:
+        wanted["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # else torch warns of every address that has no name
     if offline:
         wanted["HF_HUB_OFFLINE"] = "1"
     return _unless_set(wanted, environ)

@@ -66,17 +66,21 @@ class Nodes:
         self.world, self.port, self.silence_s, self.meeting_s = world, port, silence_s, meeting_s
         self._end_workers = end_workers
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="nodes", daemon=True)
+        self._heard = {node: time.monotonic() for node in range(world.nnodes) if node != world.node_rank}
+        self._threads = [
+            threading.Thread(target=work, name=work.__name__, daemon=True) for work in (self._talk, self._judge)
+        ]
+        self._store_lost = False
         self.seen: Cause | None = None
 
     def __enter__(self) -> Nodes:
         self._own, self._watching = self._connect(self.meeting_s), self._connect(self.meeting_s)
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(2 * _ANSWER_SECONDS)
 
     def done(self) -> None:
         """This node's ranks have ended well; nobody shall miss it."""
@@ -89,18 +93,27 @@ class Nodes:
         A consequence waits some seconds for its cause. Node 0, which holds the store, waits until the others know.
         """
         self._over.set()
-        self._thread.join(2 * _ANSWER_SECONDS)
+        if self._store_lost:
+            return self.seen or own
         if self.seen is not None:
             first = self.seen
         else:
             try:
                 number = self._own.add("causes", 1)
                 self._own.set(f"cause/{number}", json.dumps(asdict(own)))
-                first = self._first(self._own, wait_s=_ANSWER_SECONDS if own.consequence else 0) or own
+                first = self._await_first(own)
             except (RuntimeError, ValueError):
                 first = own  # node 0 is gone, and with it the store
         self._say_goodbye()
         return first
+
+    def _await_first(self, own: Cause) -> Cause:
+        deadline = time.monotonic() + _ANSWER_SECONDS
+        while True:
+            cause, consequence = self._first(self._own)
+            if cause is not None or time.monotonic() >= deadline:
+                return cause or consequence or own
+            time.sleep(0.1)
 
     def _say_goodbye(self) -> None:
         self._tell(self._own, f"read/{self.world.node_rank}", "1")
@@ -111,52 +124,55 @@ class Nodes:
         while time.monotonic() < deadline and not self._own.check(others):
             time.sleep(0.1)
 
-    def _watch(self) -> None:
-        """Beats, listens, and ends this node's ranks when another node's ended or is silent."""
-        heard = {node: (b"", time.monotonic()) for node in range(self.world.nnodes) if node != self.world.node_rank}
-        met: set[int] = set()
-        beats = 0
-        while not self._over.wait(_BEAT_SECONDS):
+    def _talk(self) -> None:
+        """Beats, and listens to the others; a store that is gone may hold it up for ever, which `_judge` sees."""
+        beats, consequences_since = 0, None
+        last = dict.fromkeys(self._heard, b"")
+        while self.seen is None and not self._over.wait(_BEAT_SECONDS):
             beats += 1
-            now = time.monotonic()
             try:
                 self._watching.set(f"beat/{self.world.node_rank}", str(beats))
-                self.seen = self._first(self._watching, wait_s=0)
-                for node, (last, _) in heard.items():
-                    key = f"beat/{node}"
-                    beat = self._watching.get(key) if self._watching.check([key]) else b""
-                    if beat != last:
-                        met.add(node)
-                        heard[node] = beat, now
-                    elif self._watching.check([f"done/{node}"]):
-                        heard[node] = beat, now
-                if self.world.node_rank and 0 in heard:
-                    # Node 0 holds the store: it lives as long as that answers.
-                    heard[0] = heard[0][0], now
+                cause, consequence = self._first(self._watching)
+                for node in last:
+                    beat = self._watching.get(f"beat/{node}") if self._watching.check([f"beat/{node}"]) else b""
+                    if beat != last[node] or not beat or self._watching.check([f"done/{node}"]):
+                        last[node], self._heard[node] = beat, time.monotonic()
             except RuntimeError:
-                pass  # no answer: node 0 is silent, or gone
-            silent = [node for node, (_, since) in heard.items() if node in met | {0} and now - since > self.silence_s]
-            if self.seen is None and silent:
-                text = f"node {silent[0]} has not been heard of for {self.silence_s:g} s: it is gone, or the network is"
-                self.seen = Cause(silent[0], None, EXIT_RUN_FAILED, text)
-            if self.seen is not None:
-                self._end_workers()
-                return
+                continue
+            if self.world.node_rank:
+                self._heard[0] = time.monotonic()  # it holds the store
+            if consequence is not None:
+                consequences_since = consequences_since or time.monotonic()
+                if cause is None and time.monotonic() - consequences_since > _ANSWER_SECONDS:
+                    cause = consequence
+            if cause is not None:
+                self._end(cause)
 
-    def _first(self, store: Store, wait_s: float) -> Cause | None:
-        """The first reported cause that is no consequence; one of those where none comes in `wait_s` seconds."""
-        deadline = time.monotonic() + wait_s
-        while True:
-            count = store.add("causes", 0)
-            found = [
-                Cause(**json.loads(store.get(key)))
-                for key in (f"cause/{number}" for number in range(1, count + 1))
-                if store.check([key])
-            ]
-            causes = [cause for cause in found if not cause.consequence]
-            if causes or time.monotonic() >= deadline:
-                return causes[0] if causes else found[0] if found and wait_s else None
-            time.sleep(0.1)
+    def _judge(self) -> None:
+        while self.seen is None and not self._over.wait(_BEAT_SECONDS):
+            for node, since in list(self._heard.items()):
+                if time.monotonic() - since > self.silence_s:
+                    self._store_lost = node == 0
+                    text = f"node {node} has not been heard of for {self.silence_s:g} s: it is gone, or the network is"
+                    self._end(Cause(node, None, EXIT_RUN_FAILED, text))
+                    return
+
+    def _end(self, cause: Cause) -> None:
+        if not self._over.is_set():
+            self.seen = cause
+            self._end_workers()
+
+    def _first(self, store: Store) -> tuple[Cause | None, Cause | None]:
+        """The first cause reported that is no consequence, and the first that is."""
+        found = [
+            Cause(**json.loads(store.get(key)))
+            for key in (f"cause/{number}" for number in range(1, store.add("causes", 0) + 1))
+            if store.check([key])
+        ]
+        return (
+            next((cause for cause in found if not cause.consequence), None),
+            next((cause for cause in found if cause.consequence), None),
+        )
 
     def _tell(self, store: Store, key: str, value: str) -> None:
         try:

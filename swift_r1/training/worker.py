@@ -65,8 +65,10 @@ def _known_end(error: Exception) -> int:
 
     rank = os.environ.get("RANK", "0")
     if lost_peer(error):
-        print(f"swift rlhf: rank {rank} lost another rank: {str(error).splitlines()[0]}", file=sys.stderr)
-        return EXIT_LOST_PEER
+        print(f"swift rlhf: rank {rank} lost another rank: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+        sys.stdout.flush()
+        # The group's own threads may still wait for that rank, and would abort an interpreter that ends.
+        os._exit(EXIT_LOST_PEER)
     return 0
 
 
