@@ -49,30 +49,35 @@ def save_tiny_tokenizer(folder: Path) -> int:
     return len(fast)
 
 
-def save_tiny_model(folder: Path, kind: str = "llama", tied: bool = True, seed: int = 0) -> Path:
+def save_tiny_model(
+    folder: Path, kind: str = "llama", tied: bool = True, seed: int = 0, dtype: str = "float32", **sizes: Any
+) -> Path:
     """A random 2-layer model (hidden 64, heads of 32, float32) with the tiny tokenizer, spread enough to have
-    opinions: its next-token distributions are far from uniform."""
+    opinions: its next-token distributions are far from uniform. `sizes` are fields of the config that are otherwise."""
     import torch
     from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
     size = save_tiny_tokenizer(folder)
+    fields = {
+        "vocab_size": size,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 1024,
+        "initializer_range": 0.3,
+    } | sizes
     config = {"llama": LlamaConfig, "qwen2": Qwen2Config}[kind](
-        vocab_size=size,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=32,
-        max_position_embeddings=1024,
-        initializer_range=0.3,
+        **fields,
+        head_dim=fields["hidden_size"] // fields["num_attention_heads"],
         tie_word_embeddings=tied,
         bos_token_id=1,
         eos_token_id=2,
         pad_token_id=0,
     )
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.save_pretrained(folder)
     return folder
 
@@ -81,6 +86,12 @@ def save_tiny_model(folder: Path, kind: str = "llama", tied: bool = True, seed: 
 def own_data_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Prepared rows of the tests, and of the processes that they start, are kept apart from the user's."""
     os.environ["SWIFT_R1_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def save_model() -> Callable[..., Path]:
+    """`save_tiny_model`."""
+    return save_tiny_model
 
 
 @pytest.fixture(scope="session")

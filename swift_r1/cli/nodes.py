@@ -75,6 +75,8 @@ class Nodes:
 
     def __enter__(self) -> Nodes:
         self._own, self._watching = self._connect(self.meeting_s), self._connect(self.meeting_s)
+        # Meeting may have taken minutes.
+        self._heard = dict.fromkeys(self._heard, time.monotonic())
         for thread in self._threads:
             thread.start()
         return self

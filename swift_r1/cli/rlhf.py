@@ -44,6 +44,10 @@ def run(words: Sequence[str]) -> int:
         return EXIT_OK
     args = parse_arguments(RlhfArguments, words)
     world, _ = World.from_environment(os.environ)
+    if args.estimate:
+        from swift_r1.cli.estimate import run_estimate
+
+        return run_estimate(args, world)
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
     data = check_inputs(args, world, os.environ)
     data_hash = dataset_hash(data.train)

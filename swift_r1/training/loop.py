@@ -19,6 +19,7 @@ from swift_r1.errors import RunFailed
 from swift_r1.training.batching import RoundBatch
 from swift_r1.training.collecting import Collector
 from swift_r1.training.continuing import Progress, captured, restored
+from swift_r1.training.memory import GIB, peak_bytes
 from swift_r1.training.open_round import OpenRound, batch_of, with_saved, write_step
 from swift_r1.training.parts import Parts
 from swift_r1.training.run_state import RunState
@@ -301,5 +302,6 @@ class Trainer:
         seconds = sum(times.values())
         tokens = int(round_.batch.loss_mask.sum()) / self.plan.optimizer_steps_per_round
         times |= {"time/step": seconds, "tokens_per_second": tokens / seconds}
+        times["memory/peak_gib"] = self.parts.ranks.max(peak_bytes(self.parts.ranks.device)) / GIB
         metrics = metrics | times | self.parts.rollouts.take_metrics()
         self.parts.recorder.step(self.outcome.steps, metrics, last)

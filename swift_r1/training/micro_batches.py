@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+LEAST_SAVING = 0.25
+"""With `--share_prompt auto`: the least share of an optimizer step's tokens that sharing must save. Attention over a
+packed row costs more calls, which a very small model with short prompts feels (docs/performance.md)."""
+
 Unit = tuple[int, ...]
 """Completions (their numbers) that stay together: one, or some of one prompt's that share it."""
 

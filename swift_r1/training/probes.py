@@ -12,14 +12,10 @@ from swift_r1.training.attention import takes_packed_rows
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.batching import Cut, collate, round_batch
 from swift_r1.training.distributed import Ranks
-from swift_r1.training.micro_batches import SHARED, Form
+from swift_r1.training.micro_batches import LEAST_SAVING, SHARED, Form
 from swift_r1.training.policy import ModelInputs
 
 logger = logging.getLogger(__name__)
-
-LEAST_SAVING = 0.25
-"""With `--share_prompt auto`: the least share of an optimizer step's tokens that sharing must save. Attention over a
-packed row costs more calls, which a very small model with short prompts feels (docs/performance.md)."""
 
 _PROBE_TOLERANCE = 0.05
 """Largest difference (nats) between fused and plain log-probs that bf16 rounding explains."""

@@ -99,13 +99,14 @@ def launched(hosts, tmp_path):
         run.close()
 
 
+@pytest.mark.long
 def test_ranks_of_two_hosts_meet_and_end(launched):
     run = launched(3)
     assert run.codes() == [0, 0], run.said()
     assert run.said() == ["", ""]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [1, pytest.param(0, marks=pytest.mark.long)])
 def test_a_killed_rank_ends_all_with_its_cause(launched, rank):
     run = launched(100_000)
     pids = [run.pid(0), run.pid(1)]
@@ -130,6 +131,7 @@ def test_a_host_that_vanishes_ends_the_other(launched, hosts, node):
         hosts[node].plug_in()
 
 
+@pytest.mark.long
 def test_a_stopped_rank_ends_all(launched):
     run = launched(100_000)
     pids = [run.pid(0), run.pid(1)]

@@ -1,0 +1,227 @@
+"""Memory that one rank will need, by part, from the flags and the model's shape: `swift rlhf --estimate true`.
+
+Bytes of tensors are counted; what a phase holds for a moment is taken at its largest. docs/backends.md says how far
+off measured peaks were.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.training.freezing import Freezing, frozen_names
+from swift_r1.training.logprobs import LOGITS_BYTES
+from swift_r1.training.micro_batches import LEAST_SAVING
+from swift_r1.training.model_shape import ModelShape
+from swift_r1.training.optimizer import EIGHT_BIT
+
+GIB = 2**30
+DEFAULT_PROMPT_TOKENS = 512
+"""Taken for the longest prompt where `--max_length` does not bound it."""
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_FOUR_BIT = {True: 0.516, False: 0.5625}
+"""Bytes a 4-bit number with the scales of its blocks, by whether these are stored in 8 bits."""
+_SLACK = 0.2
+"""What an allocator holds beside what it has given out, of memory that comes and goes."""
+_CACHE_BYTES = 2 * GIB
+"""Most that the embedded engine's keys and values take (rollout/engines/transformers.py)."""
+_BUCKET_NUMBERS = 50_000_000
+"""`reduce_bucket_size` of our DeepSpeed presets."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Bytes of one rank.
+
+    Attributes:
+        parts: held from the first optimizer step on, by name.
+        phases: what each phase of a step holds beside that, by name and then by part; one phase after the other.
+        on_host: parts that stay in the host's memory although training is on a GPU.
+        prompt_tokens: the longest prompt that this is for.
+        tokens: of one forward pass.
+    """
+
+    parts: Mapping[str, float]
+    phases: Mapping[str, Mapping[str, float]]
+    on_host: Mapping[str, float]
+    prompt_tokens: int
+    tokens: int
+
+    @property
+    def highest_phase(self) -> str:
+        return max(self.phases, key=lambda name: sum(self.phases[name].values()))
+
+    @property
+    def counted(self) -> Mapping[str, float]:
+        """The parts of the peak."""
+        return {**self.parts, **self.phases[self.highest_phase]}
+
+    @property
+    def peak(self) -> float:
+        return sum(self.counted.values())
+
+    @property
+    def largest(self) -> str:
+        """The name of the largest part that flags can change."""
+        return max((name for name in self.counted if name != "libraries"), key=self.counted.__getitem__)
+
+
+def estimate(
+    args: RlhfArguments,
+    shape: ModelShape,
+    world_size: int,
+    *,
+    libraries: float,
+    stage: int | None,
+    offload: tuple[bool, bool] = (False, False),
+    gpu: bool = False,
+) -> Estimate:
+    """Of resolved arguments.
+
+    Args:
+        libraries: bytes that the process holds before it loads a model.
+        stage: ZeRO's, None for plain torch.
+        offload: of optimizer and parameters.
+        gpu: training is on a GPU.
+    """
+    width = _BYTES[args.torch_dtype or shape.dtype]
+    ranks = world_size if stage is not None else 1
+    sharded = ranks if stage == 3 else 1
+    trained, adapters = trained_numbers(args, shape)
+    embedding_trained = args.train_type == "full" and trained == shape.total
+
+    if args.train_type == "qlora":
+        plain = shape.total - shape.quantized
+        base = plain * width + shape.quantized * _FOUR_BIT[args.bnb_4bit_use_double_quant]
+    else:
+        base = shape.total * width
+    weights = (base + adapters * width) / sharded
+    masters = 4 * trained / ranks if stage is not None or width == 2 else 0.0
+    moments = {"sgd": 0, **dict.fromkeys(EIGHT_BIT, 2)}.get(args.optim, 8) * trained / ranks
+    gradients = _gradients(trained, width, ranks, stage)
+    parts = {"weights": weights, "gradients": gradients, "optimizer": masters + moments}
+    if args.beta > 0 and args.train_type == "full":
+        parts["reference"] = shape.total * width / sharded
+    if stage == 3:
+        parts["gathered weights"] = min(shape.total * width, _live_numbers(shape) * width)
+        if not args.use_vllm:
+            parts["generation copy"] = shape.total * width
+    on_host = {}
+    if gpu:
+        if offload[0]:
+            on_host["optimizer"] = parts.pop("optimizer")
+        if offload[1]:
+            on_host["weights"] = parts.pop("weights")
+
+    prompt = args.max_length or DEFAULT_PROMPT_TOKENS
+    tokens, predicted = _tokens(args, prompt)
+    training = {
+        "activations": _activations(args, shape, tokens, width),
+        "logits": _logits(shape, predicted, width, embedding_trained),
+    }
+    phases = {"training": training}
+    if not args.use_vllm:
+        phases["generation"] = {"keys, values and logits": _generation(args, shape, world_size, prompt, width)}
+    for phase in phases.values():
+        phase["allocator's slack"] = _SLACK * sum(phase.values())
+    return Estimate({**parts, "libraries": libraries}, phases, on_host, prompt, tokens)
+
+
+def _tokens(args: RlhfArguments, prompt: int) -> tuple[int, int]:
+    """Tokens of the largest micro-batch, and how many of them are predicted."""
+    size, group = args.per_device_train_batch_size, args.num_generations
+    row = prompt + args.max_completion_length
+    budget = args.max_tokens_per_micro_batch or size * row
+    step = size * args.gradient_accumulation_steps
+    apart = step * row
+    shared = step * args.max_completion_length + math.ceil(step / group) * prompt
+    shares = args.share_prompt == "true" or (args.share_prompt == "auto" and shared <= (1 - LEAST_SAVING) * apart)
+    whole = shared if shares else apart
+    tokens = min(budget, whole)
+    return tokens, round(tokens * step * args.max_completion_length / whole)
+
+
+def trained_numbers(args: RlhfArguments, shape: ModelShape) -> tuple[int, int]:
+    """How many numbers get a gradient, and how many of them are in adapters."""
+    if args.train_type != "full":
+        adapters = shape.adapters(args.lora_rank, args.target_modules)
+        return adapters, adapters
+    freezing = Freezing(
+        tuple(args.freeze_parameters),
+        args.freeze_parameters_regex,
+        args.freeze_parameters_ratio,
+        tuple(args.trainable_parameters),
+    )
+    if freezing == Freezing():
+        return shape.total, 0
+    frozen = frozen_names(shape.weights, freezing)
+    return sum(size for name, size in shape.weights if name not in frozen), 0
+
+
+def changes(args: RlhfArguments) -> Iterator[tuple[str, RlhfArguments]]:
+    """Flags that could save memory, each with the arguments that it makes."""
+    if not args.gradient_checkpointing:
+        yield "--gradient_checkpointing true", replace(args, gradient_checkpointing=True)
+    if args.per_device_train_batch_size > 1 and args.max_tokens_per_micro_batch is None:
+        row = (args.max_length or DEFAULT_PROMPT_TOKENS) + args.max_completion_length
+        tokens = max(row, args.per_device_train_batch_size * row // 4)
+        yield f"--max_tokens_per_micro_batch {tokens}", replace(args, max_tokens_per_micro_batch=tokens)
+    if args.train_type == "full":
+        yield "--train_type lora", replace(args, train_type="lora", beta=args.beta)
+    elif args.train_type == "lora":
+        yield "--train_type qlora", replace(args, train_type="qlora", quant_bits=4)
+    if args.optim not in (*EIGHT_BIT, "sgd"):
+        yield "--optim adamw_8bit", replace(args, optim="adamw_8bit")
+    if args.torch_dtype == "float32":
+        yield "--torch_dtype bfloat16", replace(args, torch_dtype="bfloat16")
+    if args.deepspeed in ("zero0", "zero1", "zero2"):
+        yield "--deepspeed zero3", replace(args, deepspeed="zero3")
+    if not args.use_vllm:
+        yield "--use_vllm true (a `swift rollout` server)", replace(args, use_vllm=True)
+
+
+def _gradients(trained: int, width: int, ranks: int, stage: int | None) -> float:
+    """Float32 sums, and what of the weights' own dtype is on its way into them."""
+    if stage is None:
+        return 4.0 * trained
+    bucket = min(trained, _BUCKET_NUMBERS) * width
+    if stage in (0, 1):
+        return 4.0 * trained + bucket
+    return 4.0 * trained / ranks + bucket + min(trained, _BUCKET_NUMBERS) * width
+
+
+def _live_numbers(shape: ModelShape) -> float:
+    """What ZeRO-3 has gathered at a time: the layer at work, the next one, and the output head."""
+    return shape.head + 2 * (shape.total - shape.head) / shape.layers
+
+
+def _activations(args: RlhfArguments, shape: ModelShape, tokens: float, width: int) -> float:
+    """Kept for the backward pass: of every layer, or with checkpointing its input and one whole layer."""
+    hidden, wide, kv = shape.hidden, shape.feed_forward, shape.kv_width
+    # The inputs of the norms and of each group of matrix products, gate and up; queries, keys and values; and in
+    # float32 a number a norm and a head. As autograd saves them for a Llama here.
+    layer = ((6 * hidden + 2 * kv + 3 * wide) * width + 4 * (2 + hidden // 64)) * tokens
+    if args.train_type != "full":
+        layer += 7 * args.lora_rank * width * tokens  # between the two matrices of each adapter
+    if args.gradient_checkpointing:
+        return shape.layers * hidden * width * tokens + 1.5 * layer
+    # What the layer at work computes on its way through is not saved.
+    return shape.layers * layer + layer / 2
+
+
+def _logits(shape: ModelShape, predicted: float, width: int, head_trained: bool) -> float:
+    """A chunk of float32 logits with its exponentials and their low-precision copy, and the head's gradient."""
+    chunk = min(float(LOGITS_BYTES), 4.0 * predicted * shape.vocabulary)
+    gradient = shape.head * (4 + 2 * width) if head_trained else 0.0
+    return chunk * (2 + width / 4) + gradient
+
+
+def _generation(args: RlhfArguments, shape: ModelShape, world_size: int, prompt: int, width: int) -> float:
+    """Keys and values of the completions that are decoded together, the old copy while they grow, and their logits."""
+    rows = int(args.generation_batch_size or args.per_device_train_batch_size * world_size) / world_size
+    positions = prompt + args.max_completion_length
+    cache = min(_CACHE_BYTES, rows * positions * 2 * shape.layers * shape.kv_width * width)
+    return 1.25 * cache + rows * shape.vocabulary * (4 * 3 + width)

@@ -1,0 +1,122 @@
+"""Two hosts train, a third generates: `swift rlhf` as a user starts it on each, and no address is loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).resolve().parents[1]
+KEY = "not-on-loopback"
+PORT = 8765
+DDP_TIMEOUT = 20
+
+
+@pytest.fixture
+def server(hosts, tiny_model, tmp_path):
+    """`tests/tiny_server.py` on the third host; its URL."""
+    config = {"host": hosts[2].address, "api_key": KEY}
+    words = [sys.executable, str(TESTS / "tiny_server.py"), str(tiny_model), str(PORT), json.dumps(config)]
+    process = hosts[2].start(words, tmp_path, tmp_path / "server.log")
+    yield f"http://{hosts[2].address}:{PORT}"
+    process.terminate()
+    process.wait(30)
+
+
+@pytest.fixture
+def train(hosts, tiny_model, server, tmp_path):
+    """`train(**flags) -> the two processes`."""
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(**flags):
+        values = {
+            "rlhf_type": "grpo",
+            "model": tiny_model,
+            "external_plugins": TESTS / "e2e" / "digits_plugin.py",
+            "dataset": "counting#40",
+            "reward_funcs": "digits",
+            "per_device_train_batch_size": 4,
+            "num_generations": 4,
+            "max_completion_length": 8,
+            "gradient_checkpointing": "false",
+            "lr_scheduler_type": "constant",
+            "learning_rate": 1e-3,
+            "logging_steps": 1,
+            "report_to": "none",
+            "output_dir": tmp_path / "run",
+            "add_version": "false",
+            "deepspeed": "zero2",
+            "ddp_timeout": DDP_TIMEOUT,
+            "use_vllm": "true",
+            "vllm_server_base_url": server,
+            "weight_transport": "http",
+        } | flags
+        words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+        for number in range(2):
+            started.append(
+                hosts[number].start(
+                    [sys.executable, "-m", "swift_r1", "rlhf", *words],
+                    tmp_path,
+                    tmp_path / f"node{number}.log",
+                    NNODES="2",
+                    NODE_RANK=str(number),
+                    NPROC_PER_NODE="1",
+                    MASTER_ADDR=hosts[0].address,
+                    MASTER_PORT="29512",
+                    SWIFT_API_KEY=KEY,
+                )
+            )
+        return started
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(20)
+    for number in range(2):
+        print((tmp_path / f"node{number}.log").read_text())
+
+
+def steps_of(folder: Path) -> list[dict[str, float]]:
+    path = folder / "run" / "logging.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [row for row in map(json.loads, lines) if "loss" in row]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_two_hosts_train_and_a_third_generates(train, tmp_path):
+    processes = train(max_steps=3)
+    assert [process.wait(500) for process in processes] == [0, 0]
+    steps = steps_of(tmp_path)
+    assert [row["step"] for row in steps] == [1, 2, 3]
+    assert all(row["grad_norm"] > 0 and row["rollout/logp_diff"] < 0.01 for row in steps)
+    assert (tmp_path / "run" / "checkpoint-3" / "model.safetensors").exists()
+    assert "GLOO_SOCKET_IFNAME=eth0" in (tmp_path / "node1.log").read_text()
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("node", [0, 1])
+def test_a_killed_rank_ends_both_hosts(train, tmp_path, node):
+    processes = train(max_steps=100_000)
+    deadline = time.monotonic() + 400
+    while not steps_of(tmp_path):
+        assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
+        time.sleep(0.1)
+    launcher = processes[node].pid
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    [rank] = [pid for pid in children if b"swift_r1.training.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(int(rank), signal.SIGKILL)
+    killed = time.monotonic()
+    assert [process.wait(DDP_TIMEOUT) for process in processes] == [5, 5]
+    assert time.monotonic() - killed < DDP_TIMEOUT
+    line = f"swift rlhf: rank {node} on node {node} was the first to end: killed by SIGKILL (likely out of memory)"
+    for number in range(2):
+        assert (tmp_path / f"node{number}.log").read_text().splitlines()[-1] == line
