@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 SAVE_SECONDS = 300  # what a worker may take to save after SIGTERM before it is killed
 MEETING_SECONDS = 900  # what the nodes may take to find each other
 _ENDING_SECONDS = 30.0  # what a rank may take to end after another has failed
+_KILLED = "killed by SIGKILL (likely out of memory)"
 _SAME_MOMENT = 5  # seconds after the first failure in which a rank may die of the same cause
 _BEATS_MISSED = 5.0  # seconds without a sign of life that say nothing yet
 _DEFAULT_MASTER_PORT = 29500
@@ -51,18 +52,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     if faults:
         print("\n".join(faults), file=sys.stderr)
         return EXIT_USAGE
-    ddp_timeout = json.loads(Path(words[0]).read_text(encoding="utf-8"))["args"]["ddp_timeout"]
+    content = json.loads(Path(words[0]).read_text(encoding="utf-8"))
+
+    def say_what_helps() -> str:
+        from swift_r1.cli.estimate import advice_for
+
+        return advice_for(content, world)
+
     try:
-        return run_workers(world, (sys.executable, "-m", WORKER_MODULE, words[0]), ddp_timeout)
+        command = (sys.executable, "-m", WORKER_MODULE, words[0])
+        return run_workers(world, command, content["args"]["ddp_timeout"], say_what_helps)
     except SwiftError as error:
         print(f"swift rlhf: {error}", file=sys.stderr)
         return error.exit_code
 
 
-def run_workers(world: World, command: Sequence[str], ddp_timeout: float) -> int:
+def run_workers(
+    world: World, command: Sequence[str], ddp_timeout: float, say_what_helps: Callable[[], str] | None = None
+) -> int:
     """One process of `command` a rank of this node; RANK, LOCAL_RANK, WORLD_SIZE, ... are set for it.
 
     When a rank fails the others get SIGTERM, and SIGKILL half of `ddp_timeout` seconds later.
+
+    Args:
+        say_what_helps: against running out of memory; asked where a rank was killed.
 
     Returns:
         0, the exit code of the rank that failed first, on whichever node (5 where it was killed), or 128 + the signal
@@ -74,18 +87,20 @@ def run_workers(world: World, command: Sequence[str], ddp_timeout: float) -> int
     _limit_ending(min(_ENDING_SECONDS, ddp_timeout / 2))
     if world.nnodes == 1:
         cause = _run_node(world, command)
-        return _tell(cause, world) if isinstance(cause, Cause) else cause
+        return _tell(cause, world, say_what_helps) if isinstance(cause, Cause) else cause
     port = world.master_port or _DEFAULT_MASTER_PORT
     with Nodes(world, port, max(_BEATS_MISSED, ddp_timeout / 2), MEETING_SECONDS, _kill_children) as nodes:
         cause = _run_node(world, command)
         if isinstance(cause, Cause):
-            return _tell(nodes.settle(cause), world)
+            return _tell(nodes.settle(cause), world, say_what_helps)
         nodes.done()
         return cause
 
 
-def _tell(cause: Cause, world: World) -> int:
-    print(f"swift rlhf: {cause.line(world.nnodes > 1)}", file=sys.stderr)
+def _tell(cause: Cause, world: World, say_what_helps: Callable[[], str] | None) -> int:
+    print(f"swift rlhf: {cause.line(world.nnodes > 1)}", file=sys.stderr, flush=True)
+    if _KILLED in cause.text and say_what_helps is not None:
+        print(f"swift rlhf: {say_what_helps()}", file=sys.stderr)
     return cause.code
 
 
@@ -162,8 +177,7 @@ def first_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int, str]:
     ended_by = signal.Signals(-code)
     if ended_by in (signal.SIGINT, signal.SIGTERM):
         return rank, 128 + ended_by, ended_by.name
-    hint = " (likely out of memory)" if ended_by is signal.SIGKILL else ""
-    return rank, EXIT_RUN_FAILED, f"killed by {ended_by.name}{hint}"
+    return rank, EXIT_RUN_FAILED, _KILLED if ended_by is signal.SIGKILL else f"killed by {ended_by.name}"
 
 
 def _quiet_torch() -> None:

@@ -49,13 +49,12 @@ def run_estimate(args: RlhfArguments, world: World) -> int:
     bound = "--max_length" if args.max_length else "taken, for want of --max_length"
     print(f"for prompts of up to {found.prompt_tokens} tokens ({bound}), {found.tokens:,} tokens a forward pass")
     print(room(found, world, gpu))
-    if tips := advice(args, shape, world, gpu, found):
-        print(tips)
+    print(advice(args, shape, world, gpu, found))
     return EXIT_OK
 
 
 def estimated(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool) -> Estimate:
-    """Of these flags on this machine; the libraries are those that this process has loaded."""
+    """Of these flags on this machine. Taken for its libraries is what this process holds: to be asked early."""
     stage, offload = zero_of(args)
     more = {"trainer": True, "adapters": args.train_type != "full", "deepspeed": stage is not None}
     libraries = _CONTEXT if gpu else _resident() + sum(_LIBRARIES[name] for name, on in more.items() if on)
@@ -93,13 +92,12 @@ def room(found: Estimate, world: World, gpu: bool) -> str:
     )
 
 
-def advice(
-    args: RlhfArguments, shape: ModelShape, world: World, gpu: bool, found: Estimate | None = None
-) -> str | None:
-    """The largest part, and the two flags that would save most; None where none saves a twentieth."""
+def advice(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool, found: Estimate | None = None) -> str:
+    """The largest part, and the two flags that would save most, of those that save a twentieth or more."""
     found = found or estimated(args, shape, world, gpu)
     savings = {flag: found.peak - estimated(other, shape, world, gpu).peak for flag, other in changes(args)}
-    best = [flag for flag in sorted(savings, key=savings.__getitem__, reverse=True) if savings[flag] > found.peak / 20]
+    worth = (found.peak - found.parts["libraries"]) / 20
+    best = [flag for flag in sorted(savings, key=savings.__getitem__, reverse=True) if savings[flag] > worth]
     largest = f"the largest part is {found.largest} ({found.counted[found.largest] / GIB:.2f} GiB)"
     if not best:
         return f"{largest}; no flag would save much"
@@ -107,7 +105,7 @@ def advice(
     return f"{largest}; what would help most: {tips}"
 
 
-def advice_for(args_json: Mapping[str, object], world: World) -> str | None:
+def advice_for(args_json: Mapping[str, object], world: World) -> str:
     """`advice` for the content of an args.json."""
     args = RlhfArguments.from_dict(args_json["args"])  # type: ignore[arg-type]
     return advice(args, shape_of(args.model), world, has_gpu(os.environ))

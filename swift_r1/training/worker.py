@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,23 +53,44 @@ def main(argv: Sequence[str]) -> int:
             print(f"swift rlhf: {error.strerror}: {error.filename or content.get('run_dir', argv[0])}", file=sys.stderr)
         return EXIT_RUN_FAILED
     except Exception as error:  # noqa: BLE001  the last line of defence: reported whole, and a clear exit code
-        if code := _known_end(error):
+        if code := known_end(error, content):
             return code
         traceback.print_exc()
         return EXIT_RUN_FAILED
 
 
-def _known_end(error: Exception) -> int:
-    """Says in a line what ended this rank, where it is one of the usual accidents; 0 where it is not."""
+def known_end(error: Exception, content: Mapping[str, Any]) -> int:
+    """Says in a line what ended this rank, where it is one of the usual accidents; 0 where it is not.
+
+    Args:
+        content: of args.json.
+    """
     from swift_r1.training.distributed import lost_peer
+    from swift_r1.training.memory import out_of_memory
 
     rank = os.environ.get("RANK", "0")
+    if what := out_of_memory(error):
+        # What the failed step held can go: saying what would help needs some memory too.
+        error.__traceback__ = None
+        print(f"swift rlhf: rank {rank} is out of memory: {what}{_advice(content)}", file=sys.stderr)
+        return EXIT_RUN_FAILED
     if lost_peer(error):
         print(f"swift rlhf: rank {rank} lost another rank: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
         sys.stdout.flush()
         # The group's own threads may still wait for that rank, and would abort an interpreter that ends.
         os._exit(EXIT_LOST_PEER)
     return 0
+
+
+def _advice(content: Mapping[str, Any]) -> str:
+    from swift_r1.arguments import World
+    from swift_r1.cli.estimate import advice_for
+
+    world, _ = World.from_environment(os.environ)
+    try:
+        return f"; {advice_for(content, world)}" if content else ""
+    except MemoryError:
+        return ""
 
 
 def _end_with_the_launcher() -> None:

@@ -35,7 +35,7 @@ LAUNCH = """
 import sys
 from swift_r1.arguments import World
 from swift_r1.cli.elastic import run_workers
-sys.exit(run_workers(World(nproc_per_node=2), (sys.executable, "worker.py", sys.argv[1]), 8))
+sys.exit(run_workers(World(nproc_per_node=2), (sys.executable, "worker.py", sys.argv[1]), 8, lambda: "what helps"))
 """
 
 
@@ -67,16 +67,23 @@ def test_every_rank_runs_and_knows_the_world(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "code", "line"),
+    ("mode", "code", "lines"),
     [
-        ("exit", 3, "swift rlhf: rank 1 was the first to end: exit code 3"),
-        ("killed", 5, "swift rlhf: rank 1 was the first to end: killed by SIGKILL (likely out of memory)"),
+        ("exit", 3, ["swift rlhf: rank 1 was the first to end: exit code 3"]),
+        (
+            "killed",
+            5,
+            [
+                "swift rlhf: rank 1 was the first to end: killed by SIGKILL (likely out of memory)",
+                "swift rlhf: what helps",
+            ],
+        ),
     ],
 )
-def test_the_first_failure_is_the_runs(tmp_path: Path, mode: str, code: int, line: str) -> None:
+def test_the_first_failure_is_the_runs(tmp_path: Path, mode: str, code: int, lines: list[str]) -> None:
     found, err = end(launch(tmp_path, mode))
     assert found == code
-    assert err.splitlines() == [line]
+    assert err.splitlines() == lines
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])

@@ -1,0 +1,93 @@
+"""Estimates by hand, and what a run that is out of memory says."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from swift_r1.arguments import World
+from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.cli.estimate import advice, zero_of
+from swift_r1.errors import EXIT_RUN_FAILED
+from swift_r1.training.estimate import changes, estimate
+from swift_r1.training.memory import out_of_memory, peak_bytes
+from swift_r1.training.model_shape import shape_of
+from swift_r1.training.worker import known_end
+
+
+@pytest.fixture(scope="module")
+def shape(tiny_model_untied):
+    return shape_of(str(tiny_model_untied))
+
+
+def args_of(model="m", **flags):
+    values = {"model": str(model), "max_length": 100, "max_completion_length": 100, "use_vllm": True}
+    return RlhfArguments(**values | {"torch_dtype": "bfloat16", "per_device_train_batch_size": 8} | flags)
+
+
+def parts(shape, world=1, stage=None, **flags):
+    return estimate(args_of(**flags), shape, world, libraries=0.0, stage=stage).parts
+
+
+def test_the_shape_is_the_models(shape, tiny_model_untied):
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_untied)
+    assert dict(shape.weights) == {name: p.numel() for name, p in model.named_parameters()}
+    assert (shape.layers, shape.hidden, shape.feed_forward, shape.kv_width) == (2, 64, 128, 32)
+    from swift_r1.training.lora import LoraSettings, add_lora
+
+    add_lora(model, LoraSettings(4, 16, ("all-linear",)))
+    assert shape.adapters(4, ["all-linear"]) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert shape.adapters(4, ["q_proj"]) == 2 * 4 * (64 + 64)
+
+
+def test_parts_are_what_tensors_take(shape):
+    total = shape.total
+    full = parts(shape)
+    assert (full["weights"], full["gradients"], full["optimizer"]) == (2 * total, 4 * total, 12 * total)
+    assert parts(shape, torch_dtype="float32")["optimizer"] == 8 * total
+    assert parts(shape, optim="adamw_8bit")["optimizer"] == 6 * total
+    assert parts(shape, beta=0.1)["reference"] == 2 * total
+    assert parts(shape, world=2, stage=2)["optimizer"] == 6 * total
+    assert parts(shape, world=2, stage=3)["weights"] == total
+    lora = parts(shape, train_type="lora", beta=0.1)
+    assert lora["optimizer"] == 12 * shape.adapters(8, ["all-linear"]) and "reference" not in lora
+    assert parts(shape, train_type="qlora")["weights"] < 0.6 * lora["weights"]
+    frozen = parts(shape, freeze_parameters=["model"])
+    assert frozen["optimizer"] == 12 * shape.head
+
+
+def test_flags_that_help_are_those_that_save_most(shape):
+    args = args_of(per_device_train_batch_size=64, gradient_checkpointing=False)
+    peaks = {flag: estimate(other, shape, 1, libraries=0.0, stage=None).peak for flag, other in changes(args)}
+    best = sorted(peaks, key=peaks.__getitem__)[:2]
+    line = advice(args, shape, World(), gpu=False)
+    found = estimate(args, shape, 1, libraries=0.0, stage=None)
+    assert f"the largest part is {found.largest} (" in line
+    assert line.index(best[0]) < line.index(best[1])
+
+
+def test_stages_are_read_from_the_config():
+    assert zero_of(args_of()) == (None, (False, False))
+    assert zero_of(args_of(deepspeed="zero3_offload")) == (3, (True, True))
+    none = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}}'
+    assert zero_of(args_of(deepspeed=none)) == (2, (False, False))
+
+
+def test_a_run_out_of_memory_says_what_helps(tiny_model, capsys):
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**60, dtype=torch.int8)
+    args = args_of(tiny_model, gradient_checkpointing=False, per_device_train_batch_size=64)
+    assert known_end(caught.value, {"args": dataclasses.asdict(args)}) == EXIT_RUN_FAILED
+    [line] = capsys.readouterr().err.splitlines()
+    assert "rank 0 is out of memory: 1073741824.00 GiB more were not to be had; the largest part is" in line
+    assert "what would help most: --" in line
+
+
+def test_kinds_of_running_out():
+    gpu = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has")
+    assert out_of_memory(gpu) == "2.50 GiB more did not fit on the GPU"
+    assert out_of_memory(MemoryError()) == "Python got no more memory"
+    assert out_of_memory(RuntimeError("shapes differ")) is None
+    assert peak_bytes(torch.device("cpu")) > 100 * 2**20
