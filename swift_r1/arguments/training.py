@@ -59,7 +59,7 @@ class TrainingArguments:
         "the optimizer; 8bit: moments of 8 bits, by bitsandbytes; paged: those move between GPU and host",
         choices=("adamw_torch_fused", "adamw_torch", "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "sgd"),
     )
-    estimate: bool = flag(False, "say how much memory a rank will need, and end; loads no weights and needs no data")
+    estimate: bool = flag(False, "say how much memory a rank will need, and end; loads neither weights nor data")
     seed: int = flag(42, "seed of everything random", at_least=0)
     max_skipped_steps: int = flag(
         3, "steps in a row that may be skipped since loss or gradient is not finite; one more ends the run", at_least=0

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from swift_r1.arguments.world import World
+from swift_r1.cli.environment import has_gpu
 from swift_r1.cli.launch import WORKER_MODULE
 from swift_r1.cli.nodes import Cause, Nodes
 from swift_r1.errors import (
@@ -55,9 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     content = json.loads(Path(words[0]).read_text(encoding="utf-8"))
 
     def say_what_helps() -> str:
-        from swift_r1.cli.estimate import advice_for
+        from swift_r1.training.advice import advice_for
 
-        return advice_for(content, world)
+        return advice_for(content, world, has_gpu(os.environ))
 
     try:
         command = (sys.executable, "-m", WORKER_MODULE, words[0])

@@ -83,12 +83,14 @@ def known_end(error: Exception, content: Mapping[str, Any]) -> int:
 
 
 def _advice(content: Mapping[str, Any]) -> str:
+    import torch
+
     from swift_r1.arguments import World
-    from swift_r1.cli.estimate import advice_for
+    from swift_r1.training.advice import advice_for
 
     world, _ = World.from_environment(os.environ)
     try:
-        return f"; {advice_for(content, world)}" if content else ""
+        return f"; {advice_for(content, world, torch.cuda.is_available())}" if content else ""
     except MemoryError:
         return ""
 

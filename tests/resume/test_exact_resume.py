@@ -52,6 +52,8 @@ SETTINGS = {
     "streamed": STREAMED,
     "zero2": FULL | TWO_RANKS | {"deepspeed": "zero2"},
     "zero3": FULL | TWO_RANKS | {"deepspeed": "zero3"},
+    "qlora": LORA | {"train_type": "qlora", "torch_dtype": "bfloat16", "optim": "adamw_8bit"},
+    "zero3-qlora": LORA | TWO_RANKS | {"train_type": "qlora", "deepspeed": "zero3"},
     "zero2-lora": LORA | TWO_RANKS | {"deepspeed": "zero2"},
     "zero3-lora": LORA | TWO_RANKS | {"deepspeed": "zero3"},
 }
