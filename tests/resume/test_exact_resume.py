@@ -104,7 +104,7 @@ def test_killed_and_resumed_equals_uninterrupted(runs, uninterrupted, same, tmp_
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_many_kills(runs, uninterrupted, same, tmp_path, name):
-    """Five each, so 35 in all."""
+    """Five each, so 45 in all."""
     expected, seconds = uninterrupted(name)
     killed = 0
     while killed < 5:
