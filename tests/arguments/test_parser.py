@@ -67,8 +67,6 @@ def test_all_faults_come_together_one_a_line() -> None:
         "x",
         "--lora_dropout",
         "0.1",
-        "--weight_transport",
-        "nccl",
         "--beta",
         "-1",
     )
@@ -76,7 +74,6 @@ def test_all_faults_come_together_one_a_line() -> None:
         "unknown flag --lerning_rate: did you mean --learning_rate?",
         "--reward_model: reward models are not done here: write a reward function (--external_plugins, --reward_funcs)",
         "--lora_dropout is an ms-swift flag that `swift rlhf` does not have in this version: leave it out",
-        "--weight_transport nccl is not there yet in this version; it can be: auto, shm, http",
         "--beta must be at least 0, not -1.0",
     )
 
