@@ -21,7 +21,7 @@ def main(repos: str, cache: str) -> None:
         HF_ENDPOINT=hub.url,
         HF_HOME=f"{cache}/hf",
         HF_HUB_DISABLE_TELEMETRY="1",
-        MODELSCOPE_API_MAX_RETRIES="1",
+        MODELSCOPE_REPO_TREE_PAGE_MAX_ATTEMPTS="1",  # no waiting for what is not there
         MODELSCOPE_ENDPOINT=hub.url,
         MODELSCOPE_CACHE=f"{cache}/ms",
         SWIFT_R1_CACHE=f"{cache}/own",
