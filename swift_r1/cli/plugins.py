@@ -22,7 +22,7 @@ def run(words: Sequence[str]) -> int:
     flags = [word for word in words if word.startswith("-")]
     if flags:
         raise UsageError(f"unknown flag {flags[0]}: only plugin files can be given")
-    from swift_r1.data.sources import builtin_datasets, datasets
+    from swift_r1.data.resolve import builtin_datasets, datasets
     from swift_r1.plugins import load_plugins
     from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
     from swift_r1.rewards import orms

@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import logging
-import random
 import sys
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from swift_r1.data.choosing import Sampler, choice, shares, take_out
 from swift_r1.data.prepare import Options, prepare, request_of, require_rows
+from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, Row, preprocessed
-from swift_r1.data.sources import Source, Split, open_sources
+from swift_r1.data.sources import Source, Split
 from swift_r1.data.store import Part
 from swift_r1.data.streaming import RowStream
 from swift_r1.data.view import Rows
 from swift_r1.errors import UsageError
-
-if TYPE_CHECKING:
-    import numpy as np
 
 _logger = logging.getLogger("swift_r1.data")
 _LOOKED_AT = 100  # rows of a dataset that tell its columns
@@ -74,44 +71,6 @@ class _Loading:
             places = sampler.places(there, wanted)
         tag = "/eval" if split == "eval" and source.has_held_out else ""
         return Rows([Part(store, source.name, source.label + tag, places)])
-
-
-class Sampler:
-    """Chooses the rows of `#N` as ms-swift does, dataset after dataset: with its default seed, the same rows.
-
-    Args:
-        seed: of the choice.
-        shuffle: False takes rows in their order.
-    """
-
-    def __init__(self, seed: int, shuffle: bool) -> None:
-        self._seed, self._shuffle = seed, shuffle
-        self._state: np.random.RandomState | None = None
-        self._skipped = 0
-
-    def next_dataset(self) -> None:
-        """ms-swift draws a number for something else before it comes to a dataset's rows."""
-        self._skipped += 1
-
-    def places(self, count: int, wanted: int) -> Sequence[int]:
-        """`wanted` places among `count` rows: all of them as often as they go into it, and a choice for the rest.
-
-        A place plus `n * count` stands for its `n`th repetition.
-        """
-        turns, rest = divmod(wanted, count)
-        chosen = array("Q", range(turns * count))
-        last: Sequence[int] = range(rest)
-        if self._shuffle and rest:
-            import numpy as np
-
-            if self._state is None:
-                self._state = np.random.RandomState(self._seed % 2**32)
-            for _ in range(self._skipped):
-                self._state.randint(0, 2**31 - 1)
-            self._skipped = 0
-            last = self._state.permutation(count)[:rest].tolist()
-        chosen.extend(turns * count + place for place in last)
-        return chosen
 
 
 def options_of(args: Any, prepared: Mapping[str, str] | None = None, keep: bool = False) -> Options:
@@ -180,7 +139,7 @@ def load_rows(args: Any, prepared: Mapping[str, str] | None = None, *, keep: boo
             training[number], out = take_out(rows, min(share, len(rows) - 1), seed)
             held_out += out
     elif evaluates and not getattr(args, "eval_datasets", ()):
-        for number, (source, quota) in enumerate(zip(sources, _shares(args.eval_limit, len(sources)), strict=True)):
+        for number, (source, quota) in enumerate(zip(sources, shares(args.eval_limit, len(sources)), strict=True)):
             if quota and source.has_held_out:
                 held_out += loading.collect(source, "eval", quota, sampler, repeat=False)
             elif quota:
@@ -188,7 +147,7 @@ def load_rows(args: Any, prepared: Mapping[str, str] | None = None, *, keep: boo
                 held_out += out
     if len(held_out) > args.eval_limit:
         _logger.info("evaluating on %d of %d held-out rows (--eval_limit)", args.eval_limit, len(held_out))
-        held_out = held_out.chosen(_choice(len(held_out), args.eval_limit, f"{seed}:eval"))
+        held_out = held_out.chosen(choice(len(held_out), args.eval_limit, f"{seed}:eval"))
     train = Rows(part for rows in training for part in rows.parts)
     if not train:
         raise UsageError("no training row is left; see the causes above")
@@ -204,7 +163,7 @@ def _load_streamed(args: Any, prepared: Mapping[str, str] | None, keep: bool) ->
     held_out, sampler = Rows(), loading.sampler()
     if args.eval_steps is not None or args.eval_on_start:
         sources = sources_of(args, args.val_dataset or args.dataset, set())
-        for source, quota in zip(sources, _shares(args.eval_limit, len(sources)), strict=True):
+        for source, quota in zip(sources, shares(args.eval_limit, len(sources)), strict=True):
             if not args.val_dataset and not source.has_held_out:
                 raise UsageError(
                     f"--streaming true takes no held-out rows out of the training rows: give --val_dataset "
@@ -304,24 +263,6 @@ def columns_of(data: LoadedData) -> frozenset[str]:
     return frozenset.intersection(*sets) if sets else frozenset()
 
 
-def take_out(rows: Rows, count: int, seed: int) -> tuple[Rows, Rows]:
-    """Splits rows into (kept, taken out): `count` different prompts, never more than half of them.
-
-    Rows with the same messages always end up on the same side, so no prompt is in both.
-    """
-    keys = list(rows.keys())
-    first: dict[int, int] = {}
-    for place, key in enumerate(keys):
-        first.setdefault(key, place)
-    most = len(first) // 2
-    if count > most:
-        _logger.warning("only %d of %d different prompts are held out: %d were asked for", most, len(first), count)
-    different = list(first)
-    chosen = {different[place] for place in _choice(len(different), min(count, most), f"{seed}:held out")}
-    kept = rows.chosen(place for place, key in enumerate(keys) if key not in chosen)
-    return kept, rows.chosen(place for key, place in first.items() if key in chosen)
-
-
 def _check_column_names(sources: Sequence[Source], columns: Mapping[str, str], seed: int) -> None:
     """Every column that `--columns` renames is in the first rows of some dataset."""
     if not columns:
@@ -337,15 +278,6 @@ def _warn_overlap(training: Sequence[Rows], held_out: Rows) -> None:
     shared = len(set(held_out.keys()).intersection(key for rows in training for key in rows.keys()))  # noqa: SIM118
     if shared:
         _logger.warning("%d prompts of --val_dataset are in the training rows too", shared)
-
-
-def _shares(total: int, parts: int) -> list[int]:
-    return [total // parts + (number < total % parts) for number in range(parts)]
-
-
-def _choice(among: int, count: int, seed: str) -> list[int]:
-    """`count` places, in their order."""
-    return sorted(random.Random(seed).sample(range(among), count))
 
 
 def _seed(args: Any) -> int:

@@ -12,8 +12,9 @@ from typing import Any
 
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.registry import find_dataset
+from swift_r1.data.resolve import DATA_FOLDER, open_sources
 from swift_r1.data.rows import RESERVED, Drops, Row, preprocessed
-from swift_r1.data.sources import DATA_FOLDER, Source, Split, open_sources
+from swift_r1.data.sources import Source, Split
 from swift_r1.data.types import Prompt
 from swift_r1.errors import UsageError
 from swift_r1.evaluation.tasks import Task

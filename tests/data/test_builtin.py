@@ -11,7 +11,7 @@ import pytest
 
 from swift_r1.data.loading import load_rows
 from swift_r1.data.preprocessors import preprocess_row
-from swift_r1.data.sources import DATA_FOLDER, builtin_datasets
+from swift_r1.data.resolve import DATA_FOLDER, builtin_datasets
 from swift_r1.rewards.graders import grade_gsm8k, grade_math
 
 REPO = Path(__file__).parents[2]

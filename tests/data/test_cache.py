@@ -33,7 +33,7 @@ REPO = Path(__file__).parents[2]
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("SWIFT_R1_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(registry_module, "datasets", dict(registry_module.datasets))
-    monkeypatch.setattr("swift_r1.data.sources.datasets", registry_module.datasets)
+    monkeypatch.setattr("swift_r1.data.resolve.datasets", registry_module.datasets)
     monkeypatch.setattr(registry_module, "_origins", dict(registry_module._origins))
     return tmp_path / "cache" / "data"
 

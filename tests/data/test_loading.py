@@ -44,7 +44,7 @@ def solutions(rows: Any) -> list[int]:
 @pytest.fixture(autouse=True)
 def own_registry(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry_module, "datasets", dict(registry_module.datasets))
-    monkeypatch.setattr("swift_r1.data.sources.datasets", registry_module.datasets)
+    monkeypatch.setattr("swift_r1.data.resolve.datasets", registry_module.datasets)
     monkeypatch.setattr(registry_module, "_origins", dict(registry_module._origins))
 
 

@@ -53,7 +53,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             yield {"question": f"{number}?", "solution": number}
 
     monkeypatch.setattr(registry_module, "datasets", dict(registry_module.datasets))
-    monkeypatch.setattr("swift_r1.data.sources.datasets", registry_module.datasets)
+    monkeypatch.setattr("swift_r1.data.resolve.datasets", registry_module.datasets)
     register_dataset(DatasetMeta(dataset_name="counted", loader=load), exist_ok=True)
     return given
 

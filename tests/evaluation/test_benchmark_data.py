@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swift_r1.data.files import read_file
-from swift_r1.data.sources import DATA_FOLDER
+from swift_r1.data.resolve import DATA_FOLDER
 from swift_r1.evaluation.questions import load_questions, shared_questions
 from swift_r1.evaluation.tasks import read_tasks
 
