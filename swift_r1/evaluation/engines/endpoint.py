@@ -24,6 +24,7 @@ _logger = logging.getLogger("swift_r1.evaluation")
 _CONNECT_S = 10.0
 _TRANSIENT = frozenset((408, 409, 425, 429, *range(500, 600)))
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
+_LONGEST_ASKED_S = 600.0  # that `Retry-After` may ask for
 _SEEDS = 2**31  # what every endpoint takes
 
 
@@ -234,7 +235,7 @@ def _pause(seconds: float, headers: Mapping[str, str] | None) -> float:
         asked = float((headers or {}).get("retry-after", ""))
     except ValueError:
         asked = 0.0
-    return min(max(asked, 0.0), _LONGEST_PAUSE_S) + seconds * random.uniform(0.5, 1.0)
+    return min(max(asked, 0.0), _LONGEST_ASKED_S) + seconds * random.uniform(0.5, 1.0)
 
 
 def _json(response: httpx.Response, base_url: str) -> Any:
