@@ -106,7 +106,7 @@ def words(model: Path, folder: Path, /, **flags: Any) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, Any]:
-    """What two runs that are the same have in common, file by file: all but times."""
+    """What two runs that are the same have in common, file by file: all but times and memory."""
     checkpoint = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     found: dict[str, Any] = {
         str(path.relative_to(folder)): path.read_bytes() for path in sorted(checkpoint.rglob("*.safetensors"))
@@ -115,7 +115,7 @@ def contents(folder: Path) -> dict[str, Any]:
         found[name] = (folder / name).read_text()
     lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
     found["logging.jsonl"] = [
-        {key: value for key, value in line.items() if not key.startswith("time/") and "second" not in key}
+        {key: value for key, value in line.items() if not key.startswith(("time/", "memory/")) and "second" not in key}
         for line in lines
     ]
     return found
