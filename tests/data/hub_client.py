@@ -70,6 +70,8 @@ def main(repos: str, cache: str) -> None:
         "no such subset": load("hf::org/sums:nothing"),
         "no such set": load("hf::org/gone"),
         "copy": load("hf::other/sums:main"),
+        "hf streamed": load("hf::org/sums:hard", streaming=True),
+        "ms streamed": load("ms::org/sums:hard", streaming=True),
     }
     (task,) = read_tasks("--benchmarks", ["hf::org/sums:main"], {"reward": "gsm8k"})
     found["evaluated"] = list(load_questions(task).rows)

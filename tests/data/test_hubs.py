@@ -95,6 +95,10 @@ def test_sets_that_nobody_registered(found: dict[str, Any]) -> None:
     assert solutions(found["copy"]["rows"]) == ["1", "2", "3"]  # preprocessed like the set that it is a copy of
 
 
+def test_streamed(found: dict[str, Any]) -> None:
+    assert solutions(found["hf streamed"]["rows"]) == solutions(found["ms streamed"]["rows"]) == ["10", "20"]
+
+
 def test_faults_are_one_line(found: dict[str, Any]) -> None:
     for name, part in (("no such subset", "nothing"), ("no such set", "org/gone")):
         fault = found[name]["fault"]
