@@ -172,7 +172,7 @@ def first_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int, str]:
     rank, failure = min(failures.items(), key=order)
     code = failure.exitcode
     if code == EXIT_LOST_PEER:
-        return rank, code, "it lost another rank"
+        return rank, code, "it lost another rank, or waited --ddp_timeout for one"
     if code >= 0:
         return rank, code, f"exit code {code}"
     ended_by = signal.Signals(-code)

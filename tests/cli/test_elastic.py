@@ -130,5 +130,5 @@ def test_losing_a_peer_is_no_first_cause() -> None:
     assert first_cause({0: lost, 1: failure(1, 1, 8)}) == (1, 1, "exit code 1")
     assert first_cause({0: lost, 1: failure(1, -signal.SIGKILL, 8)})[:2] == (1, 5)
     # Half of --ddp_timeout later it is the launcher that kills.
-    assert first_cause({0: lost, 1: failure(1, -signal.SIGKILL, 17)}) == (0, EXIT_LOST_PEER, "it lost another rank")
+    assert first_cause({0: lost, 1: failure(1, -signal.SIGKILL, 17)})[:2] == (0, EXIT_LOST_PEER)
     assert first_cause({0: lost, 1: failure(1, -signal.SIGTERM, 7)})[0] == 0

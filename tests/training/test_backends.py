@@ -3,6 +3,8 @@
 `test_invariance.py` compares gradients themselves, in one process; here each case is a run of its own.
 """
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -109,9 +111,35 @@ def test_zero3_equals_one_process_with_weights_of_4_bits(train, tiny_model):
 BACKENDS = ("zero0", "zero1", "zero2", "zero3", "zero3_offload")
 
 
-@pytest.mark.parametrize("backend", ["zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload"])
+AS_MS_SWIFT = json.dumps(
+    {
+        "fp16": {"enabled": "auto", "loss_scale": 0, "initial_scale_power": 16, "hysteresis": 2},
+        "bf16": {"enabled": "auto"},
+        "zero_optimization": {
+            "stage": 3,
+            "offload_optimizer": {"device": "cpu", "pin_memory": True},
+            "offload_param": {"device": "none", "pin_memory": True},
+            "overlap_comm": False,
+            "sub_group_size": 1e9,
+            "reduce_bucket_size": "auto",
+            "stage3_prefetch_bucket_size": "auto",
+            "stage3_max_live_parameters": 1e9,
+            "stage3_gather_16bit_weights_on_model_save": True,
+        },
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "steps_per_print": 2000,
+    }
+)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    ["zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload", pytest.param(AS_MS_SWIFT, id="json")],
+)
 def test_deepspeed_takes_every_preset(train, backend):
-    """And the first step is that of one process."""
+    """And a file as ms-swift has them; the first step is that of one process."""
     step, expected = train(backend, ranks=2, cuts="150")[0][0], train("local", cuts="150")[0][0]
     assert step["loss"] == pytest.approx(expected["loss"], abs=1e-4)
     assert step["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-4)
