@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -123,6 +124,11 @@ _OF_A_PEER = (
     "Broken pipe",
     "gloo/transport",
 )
+
+
+def peer_fault(error: BaseException) -> str:
+    """What the collective says, without gloo's source file and good wishes."""
+    return re.sub(r"^\[[^\]]*\] *", "", str(error).splitlines()[0]).partition(". ")[0]
 
 
 def lost_peer(error: BaseException) -> bool:

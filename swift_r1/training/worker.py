@@ -65,7 +65,7 @@ def known_end(error: Exception, content: Mapping[str, Any]) -> int:
     Args:
         content: of args.json.
     """
-    from swift_r1.training.distributed import lost_peer
+    from swift_r1.training.distributed import lost_peer, peer_fault
     from swift_r1.training.memory import out_of_memory
 
     rank = os.environ.get("RANK", "0")
@@ -75,7 +75,7 @@ def known_end(error: Exception, content: Mapping[str, Any]) -> int:
         print(f"swift rlhf: rank {rank} is out of memory: {what}{_advice(content)}", file=sys.stderr)
         return EXIT_RUN_FAILED
     if lost_peer(error):
-        print(f"swift rlhf: rank {rank} lost another rank: {str(error).splitlines()[0]}", file=sys.stderr, flush=True)
+        print(f"swift rlhf: rank {rank} lost another rank: {peer_fault(error)}", file=sys.stderr, flush=True)
         sys.stdout.flush()
         # The group's own threads may still wait for that rank, and would abort an interpreter that ends.
         os._exit(EXIT_LOST_PEER)

@@ -89,6 +89,20 @@ def steps_of(folder: Path) -> list[dict[str, float]]:
     return [row for row in map(json.loads, lines) if "loss" in row]
 
 
+def rank_of(launcher: subprocess.Popen[bytes]) -> list[int]:
+    """The ranks that a launcher has."""
+    path = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
+    pids = path.read_text().split() if path.exists() else []
+    found = []
+    for pid in pids:
+        try:
+            if b"swift_r1.training.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(int(pid))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
 @pytest.mark.long
 @pytest.mark.timeout(600)
 def test_two_hosts_train_and_a_third_generates(train, tmp_path):
@@ -104,21 +118,27 @@ def test_two_hosts_train_and_a_third_generates(train, tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_killed_rank_ends_both_hosts(train, tmp_path, node):
-    processes = train(max_steps=100_000)
+def test_a_killed_rank_ends_both_hosts_and_the_run_goes_on(train, tmp_path, node):
+    processes = train(max_steps=100_000, save_steps=1, save_total_limit=1)
     deadline = time.monotonic() + 400
-    while not steps_of(tmp_path):
+    while not list((tmp_path / "run").glob("checkpoint-*")):
         assert time.monotonic() < deadline and all(process.poll() is None for process in processes)
         time.sleep(0.1)
-    launcher = processes[node].pid
-    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
-    [rank] = [pid for pid in children if b"swift_r1.training.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(int(rank), signal.SIGKILL)
+    [rank] = rank_of(processes[node])
+    os.kill(rank, signal.SIGKILL)
     killed = time.monotonic()
-    assert [process.wait(DDP_TIMEOUT) for process in processes] == [5, 5]
-    assert time.monotonic() - killed < DDP_TIMEOUT
+    while any(rank_of(process) for process in processes):
+        assert time.monotonic() - killed < DDP_TIMEOUT, "ranks did not end in time"
+        time.sleep(0.05)
+    assert [process.wait(60) for process in processes] == [5, 5]
     line = f"swift rlhf: rank {node} on node {node} was the first to end: killed by SIGKILL (likely out of memory)"
     for number in range(2):
         *_, last, helps = (tmp_path / f"node{number}.log").read_text().splitlines()
         assert last == line
         assert helps.startswith("swift rlhf: the largest part is ")
+
+    [saved] = [int(path.name.partition("-")[2]) for path in (tmp_path / "run").glob("checkpoint-*")]
+    again = {"resume_from_checkpoint": "last", "resume_force": "true", "max_steps": saved + 1}
+    processes = train(save_steps=1, save_total_limit=1, **again)[2:]
+    assert [process.wait(400) for process in processes] == [0, 0]
+    assert [row["step"] for row in steps_of(tmp_path)] == list(range(1, saved + 2))
