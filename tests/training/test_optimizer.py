@@ -1,0 +1,75 @@
+"""The learning rate's course by transformers' names, and optimizers by the flag's."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from swift_r1.arguments.fields import flag_specs
+from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.training.loss_scale import GROW_AFTER, LossScale
+from swift_r1.training.optimizer import LearningRate, OptimizerConfig, build_optimizer, parameter_groups
+
+PEAK, WARMUP, TOTAL = 1.0, 2, 10
+AFTER_WARMUP = {
+    "linear": ({}, lambda part: 1 - part),
+    "cosine": ({}, lambda part: 0.5 * (1 + math.cos(math.pi * part))),
+    "cosine_with_min_lr": ({"min_lr": 0.1}, lambda part: 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * part))),
+    "cosine_with_restarts": ({"num_cycles": 2}, lambda part: 0.5 * (1 + math.cos(math.pi * (2 * part % 1)))),
+    "polynomial": ({"power": 2, "lr_end": 0.1}, lambda part: 0.1 + 0.9 * (1 - part) ** 2),
+    "inverse_sqrt": ({"timescale": 2}, lambda part: 1 / math.sqrt((8 * part + 2) / 2)),
+    "constant": ({}, lambda part: 1.0),
+    "constant_with_warmup": ({}, lambda part: 1.0),
+}
+
+
+def test_every_name_is_here():
+    assert set(flag_specs(RlhfArguments)["lr_scheduler_type"].info.choices) == set(AFTER_WARMUP)
+
+
+@pytest.mark.parametrize("name", AFTER_WARMUP)
+def test_the_course(name):
+    """By the schedules' own formulas."""
+    kwargs, formula = AFTER_WARMUP[name]
+    rate = LearningRate(name, PEAK, WARMUP, TOTAL, kwargs)
+    values = []
+    for _ in range(TOTAL):
+        values.append(rate.value)
+        rate.advance()
+    if name != "constant":
+        assert values[:2] == pytest.approx([0.0, 0.5])
+    wanted = [formula(step / (TOTAL - WARMUP)) for step in range(TOTAL - WARMUP)]
+    assert values[WARMUP:] == pytest.approx(wanted)
+    again = LearningRate(name, PEAK, WARMUP, TOTAL, kwargs)
+    again.go_to(5)
+    assert again.value == values[5]
+
+
+@pytest.mark.parametrize("name", flag_specs(RlhfArguments)["optim"].info.choices)
+@pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
+def test_every_optimizer_takes_a_step_down(name):
+    parameter = nn.Parameter(torch.ones(80, 80))
+    config = OptimizerConfig(0.1, 0.0, 0.9, 0.95, 1e-8, 1.0, name)
+    optimizer = build_optimizer(parameter_groups([parameter], 0.0), config)
+    parameter.grad = torch.full_like(parameter, 0.5)
+    optimizer.step()
+    # Adam's first step is the learning rate, whatever the gradient's size.
+    torch.testing.assert_close(
+        parameter.detach(), torch.full((80, 80), 0.95 if name == "sgd" else 0.9), rtol=1e-3, atol=0
+    )
+
+
+def test_the_loss_scale_falls_and_grows():
+    scale = LossScale()
+    scale.update(overflow=True)
+    assert scale.scale == 2.0**15
+    for _ in range(GROW_AFTER):
+        scale.update(overflow=False)
+    assert scale.scale == 2.0**15
+    scale.update(overflow=False)
+    assert scale.scale == 2.0**16
+    assert LossScale.of_tensor(scale.to_tensor()) == scale
+    for _ in range(30):
+        scale.update(overflow=True)
+    assert scale.scale == 1.0
