@@ -73,6 +73,7 @@ def test_the_checkpoint_is_what_the_server_serves(rlhf, tiny_model, url):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_an_adapter_alone_and_then_whole_weights_on_one_server(rlhf, rollout_server, tiny_model):
     """vLLM wraps the layers that may get adapters: a full push must still reach what is under them."""
     url = rollout_server(tiny_model, torch_dtype="float32", vllm_enable_lora="true", vllm_max_lora_rank=8)
