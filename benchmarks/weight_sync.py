@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from swift_r1.rollout.client import RolloutClient
+from swift_r1.rollout.weights.writer import WeightWriter
 
 
 @contextmanager
@@ -58,14 +59,14 @@ def main() -> None:
     backend = LocalBackend(model, OptimizerConfig(1e-6, 0.0, 0.9, 0.99, 1e-8, 1.0))
     size = sum(weight.numel() * weight.element_size() for weight in model.parameters())
     print(f"{args.model}, {args.torch_dtype}: {size / 1e6:.0f} MB")
-    with server(args.model, args.torch_dtype) as client:
+    with server(args.model, args.torch_dtype) as client, WeightWriter(client) as writer:
         version = client.info().weight_version
         for transport in args.transport:
             whole, commits = [], []
             for _ in range(args.repeats + 1):
                 version += 1
                 started = time.perf_counter()
-                status = client.push_weights(version, backend.weight_buckets(policy_weights(model)), transport)
+                status = writer.push(version, backend.weight_buckets(policy_weights(model)), transport)
                 whole.append(time.perf_counter() - started)
                 commits.append(status.seconds)
             # The first push finds nothing warm.
