@@ -63,7 +63,7 @@ def rlhf(tmp_path: Path) -> Callable[..., Run]:
             check=False,
         )
         print(done.stdout, done.stderr)
-        return Run(done.returncode, done.stderr, tmp_path / "run")
+        return Run(done.returncode, done.stderr, Path((defaults | flags)["output_dir"]))
 
     return run
 

@@ -74,7 +74,7 @@ def test_the_checkpoint_is_what_the_server_serves(rlhf, tiny_model, url):
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_an_adapter_alone_and_then_whole_weights_on_one_server(rlhf, rollout_server, tiny_model):
+def test_an_adapter_alone_and_then_whole_weights_on_one_server(rlhf, rollout_server, tiny_model, tmp_path):
     """vLLM wraps the layers that may get adapters: a full push must still reach what is under them."""
     url = rollout_server(tiny_model, torch_dtype="float32", vllm_enable_lora="true", vllm_max_lora_rank=8)
     settings = {
@@ -89,12 +89,12 @@ def test_an_adapter_alone_and_then_whole_weights_on_one_server(rlhf, rollout_ser
     }
     runs = [
         rlhf(tiny_model, processes=2, deepspeed="zero3", train_type="lora", lora_rank=4, **settings),
-        rlhf(tiny_model, **settings),
+        rlhf(tiny_model, output_dir=tmp_path / "whole", **settings),
     ]
     for run in runs:
         assert run.code == 0
         assert all(line["rollout/logp_diff"] < LOGP_NOISE > line["rollout/weight_check"] for line in run.steps)
         assert run.steps[-1]["kl"] > 0.01
     assert "adapters alone go to the rollout server" in runs[0].errors
-    refused = rlhf(tiny_model, train_type="lora", lora_rank=4, **settings)
+    refused = rlhf(tiny_model, train_type="lora", lora_rank=4, output_dir=tmp_path / "late", **settings)
     assert refused.code == 2 and "holds whole weights that another run has pushed" in refused.errors
