@@ -25,6 +25,7 @@ def prompts(folder: Path) -> list[tuple[int, str, int]]:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
 def test_a_killed_run_asks_the_server_for_what_is_left(runs, launch_server, tiny_model, tmp_path):
     settings = SETTINGS | {"vllm_server_base_url": launch_server(tiny_model).url}
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
