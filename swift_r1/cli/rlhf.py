@@ -20,6 +20,7 @@ from swift_r1.cli.preflight import check_inputs
 from swift_r1.cli.resume import check_same_run, dataset_hash, find_checkpoint
 from swift_r1.cli.run_folder import make_run_folder, write_args
 from swift_r1.errors import EXIT_OK
+from swift_r1.rollout.lease_token import save_token, saved_token
 
 _USAGE = """swift rlhf [config.yaml] --rlhf_type grpo --model M --dataset D --reward_funcs R [--flag value ...]
 
@@ -54,9 +55,11 @@ def run(words: Sequence[str]) -> int:
     resume = find_checkpoint(args)
     if resume.checkpoint is not None:
         check_same_run(args, world, data_hash, resume.checkpoint)
-    if args.use_vllm and world.node_rank == 0:
-        wait_for_server(args, resume.run_dir)
+    serves = args.use_vllm and world.node_rank == 0
+    token = wait_for_server(args, resume.run_dir) if serves else None
     folder = resume.run_dir or make_run_folder(args, world)
+    if token is not None:
+        save_token(folder, token)
     args_json = write_args(folder, args, world, words, data_hash, resume.checkpoint, data.prepared)
     additions = trainer_environment(
         os.environ,
@@ -76,20 +79,26 @@ def run(words: Sequence[str]) -> int:
     launch_training(args_json, world, environ)
 
 
-def wait_for_server(args: RlhfArguments, resumed: Path | None) -> None:
-    """Waits for the rollout server with a countdown on stderr, and for the right to write its weights.
+_HANDOVER_S = 60.0
+"""Until the trainer, which imports torch first, renews the lease that was taken for it."""
+
+
+def wait_for_server(args: RlhfArguments, resumed: Path | None) -> str:
+    """Waits for the rollout server with a countdown on stderr, and for the right to write its weights; returns the
+    lease's token, which the trainer goes on with.
 
     Raises:
         ServerUnreachable: it is not ready within `--vllm_server_timeout` seconds.
         UsageError: it wants another API key, or another trainer writes to it.
     """
     from swift_r1.rollout.client import RolloutClient
-    from swift_r1.rollout.weights.writer import WeightWriter, saved_token
+    from swift_r1.rollout.weights.writer import WeightWriter
 
     with RolloutClient(str(args.rollout_base_url), api_key=args.api_key) as client:
         client.wait_until_ready(args.vllm_server_timeout, report=_stderr)
-        with WeightWriter(client, token=saved_token(resumed)) as writer:
-            writer.hold(args.vllm_server_timeout, report=_stderr)
+        writer = WeightWriter(client, ttl_s=_HANDOVER_S, token=saved_token(resumed))
+        writer.take_when_free(args.vllm_server_timeout, report=_stderr)
+        return writer.token
 
 
 def _print_plan(args: RlhfArguments, world: World, dataset_size: int | None, folder: str) -> None:

@@ -19,7 +19,7 @@ from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.refusals import ServerRefused
 from swift_r1.rollout.weights.transport import AUTO
-from swift_r1.rollout.weights.writer import WeightWriter
+from swift_r1.rollout.weights.writer import QUICK_S, WeightWriter
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +32,7 @@ _CONCURRENT_REQUESTS = 256
 _POLL_S = 0.5
 _REPORT_EVERY_S = 5.0
 _CONNECT_S = 10.0
+_WORK_S = 600.0
 _HEALTH_EVERY_S = 2.0
 
 
@@ -79,7 +80,7 @@ class RolloutClient:
         self._http.close()
 
     def info(self) -> wire.ServerInfo:
-        return self.call("GET", "/info", wire.ServerInfo)
+        return self.call("GET", "/info", wire.ServerInfo, timeout_s=QUICK_S)
 
     def wait_until_ready(self, deadline_s: float, report: Callable[[str], None] = logger.info) -> wire.ServerInfo:
         """Waits until the server serves; `report` gets a line with a countdown every few seconds.
@@ -114,7 +115,7 @@ class RolloutClient:
                 info = self.info()
             except ServerUnreachable as error:
                 return f"no answer ({error.__cause__ or error})"
-            except ServerRefused as error:
+            except RunFailed as error:
                 return str(error)
             if (why := fault(info)) is not None:
                 return why
@@ -237,8 +238,9 @@ class RolloutClient:
         answer: type[Answer],
         body: BaseModel | Iterable[bytes] | None = None,
         headers: dict[str, str] | None = None,
+        timeout_s: float = _WORK_S,
     ) -> Answer:
-        """One request and its answer.
+        """One request and its answer, within `timeout_s` seconds of silence.
 
         Raises:
             ServerRefused: another status than 200.
@@ -251,6 +253,7 @@ class RolloutClient:
                 path,
                 content=body.model_dump_json() if isinstance(body, BaseModel) else body,
                 headers=(headers or {}) | (_JSON if json else {}),
+                timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
             )
         except httpx.HTTPError as error:
             raise self._unreachable(error, f"{method} {path}") from error

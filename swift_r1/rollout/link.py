@@ -65,7 +65,7 @@ class ServerLink:
     Args:
         timeout_s: longest wait for the server, at the start and after each loss (`--vllm_server_timeout`).
         transport: `--weight_transport`.
-        writer: pushes weights; until `close` it holds the lease on them.
+        writer: holds the lease on the weights already; None: one that does so until `close`.
 
     Attributes:
         refused: answers of other weights than those asked for, which were not taken.
@@ -93,9 +93,11 @@ class ServerLink:
                 *(self.first.max_model_len, expected.max_tokens),
             )
         self._writer = writer or WeightWriter(client)
-        self._writer.hold(timeout_s)
+        if writer is None:
+            self._writer.hold(timeout_s)
         self._instance = self.first.instance
         self._losses = 0
+        self._adapters = False
         self.refused = 0
 
     def close(self) -> None:
@@ -149,6 +151,7 @@ class ServerLink:
             ServerUnreachable: lost again and again.
             RunFailed: another trainer writes to it, or it refused the weights again and again.
         """
+        self._adapters = adapter is not None
         try:
             if self._client.info().instance != self._instance:
                 raise ServerUnreachable("the rollout server was replaced")
@@ -218,6 +221,8 @@ class ServerLink:
             return f"it serves {info.model} now, and served {self.first.model} before"
         if info.dtype != self.first.dtype:
             return f"it computes in {info.dtype} now, and did in {self.first.dtype} before (--torch_dtype)"
+        if self._adapters and not info.own_base:
+            return "it holds whole weights that another run has pushed, and adapters need its own: start it anew"
         if info.max_lora_rank != self.first.max_lora_rank:
             now, before = info.max_lora_rank or 0, self.first.max_lora_rank or 0
             return f"it takes adapters up to rank {now} now, and did up to {before} before (--vllm_enable_lora)"

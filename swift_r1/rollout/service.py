@@ -143,6 +143,8 @@ class RolloutService:
         self._pending += 1
         try:
             async with self.gate.shared(self.config.update_timeout):
+                if self.updates.broken is not None:
+                    raise Refused(503, self.updates.broken, 5)
                 yield self.updates.version
         finally:
             self._pending -= 1

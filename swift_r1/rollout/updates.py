@@ -82,6 +82,8 @@ class WeightUpdates:
 
     async def begin(self, token: str | None, request: wire.UpdateBegin) -> wire.UpdateStatus:
         expected = self._adapter_shapes(request.adapter) if request.adapter is not None else None
+        if request.adapter is not None and not self.own_base:
+            raise Refused(409, "whole weights were pushed, and adapters need the server's own: start it anew")
         async with self._gate_follows():
             self.machine.begin(token, request.version, expected)
             self._adapter = request.adapter
@@ -133,11 +135,12 @@ class WeightUpdates:
             await self._make_way(bucket.version, keep=False)
             async with self._exclusive:
                 self.machine.stream(token, bucket)
+                self.own_base = False
                 try:
                     await asyncio.shield(self.engine.receive_weights(bucket.tensors, bucket.index == 0))
                     self.machine.received()
                 except Exception as error:
-                    raise self._load_failed(error) from error
+                    raise self._load_failed(error, []) from error
         return self.status()
 
     async def commit(self, token: str | None, request: wire.UpdateCommit) -> wire.UpdateStatus:
@@ -151,7 +154,9 @@ class WeightUpdates:
         async with self._gate_follows():
             if self.machine.already_committed(token, request.version, request.content_hash):
                 return self.status()
+            opened = self.machine.opened(token, request.version)
             await self._make_way(request.version, keep=True)
+            self.machine.check_still_open(opened)
             buckets = self.machine.start_loading(token, request.version, request.buckets, request.content_hash)
             # A task of its own: a trainer that hangs up must not leave the engine half loaded.
             self._commit = asyncio.create_task(self._load(buckets))
@@ -169,7 +174,12 @@ class WeightUpdates:
         """Ends leases and updates of trainers that have gone silent, for as long as the server runs."""
         while True:
             await asyncio.sleep(interval_s)
-            if (what := self.machine.expire()) is not None:
+            try:
+                what = self.machine.expire()
+            except OSError:
+                logger.exception("the files of an update could not be put away")
+                continue
+            if what is not None:
                 logger.warning("%s; version %d stays", what, self.machine.version)
                 await self._sync_gate()
 
@@ -201,16 +211,19 @@ class WeightUpdates:
                 else:
                     await self.engine.finish_receiving()
             except Exception as error:
-                raise self._load_failed(error) from error
+                raise self._load_failed(error, buckets) from error
             else:
                 self.machine.loaded()
                 self._committed()
             finally:
                 await self._sync_gate()
 
-    def _load_failed(self, error: Exception) -> Exception:
+    def _load_failed(self, error: Exception, buckets: Sequence[StagedBucket]) -> Exception:
         """What to raise for it."""
         self.metrics.update_failed()
+        # The engine may still read them: not to be written to for the next version.
+        for bucket in buckets:
+            bucket.path.unlink(missing_ok=True)
         if isinstance(error, EngineDead):
             self.machine.failed("the engine died")
             return error
@@ -228,11 +241,12 @@ class WeightUpdates:
     async def _sync_gate(self) -> None:
         """Makes the gate say what the update machine says."""
         pending = self.machine.pending_version
+        # First: what waits at the gate must not come in between.
+        await self.gate.set_broken(self.machine.broken)
         if pending is None:
             await self.gate.open(_UPDATE)
         else:
             await self.gate.close(_UPDATE, f"the update to weight version {pending} by {self.machine.owner}")
-        await self.gate.set_broken(self.machine.broken)
 
 
 def _numel(shape: Sequence[int]) -> int:

@@ -20,8 +20,9 @@ from swift_r1.plugins.rollouts import multi_turns
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines.transformers import TransformersEngine
 from swift_r1.rollout.identity import tokenizer_hash
+from swift_r1.rollout.lease_token import save_token, saved_token
 from swift_r1.rollout.link import Expected, ServerLink
-from swift_r1.rollout.weights.writer import WeightWriter, save_token, saved_token
+from swift_r1.rollout.weights.writer import WeightWriter
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.backends.local import LocalBackend
@@ -111,6 +112,17 @@ def freezing_of(args: RlhfArguments) -> Freezing | None:
     return None if freezing == Freezing() else freezing
 
 
+def open_writer(args: RlhfArguments, run_dir: Path, cleanup: ExitStack) -> WeightWriter:
+    """The lease on the rollout server's weights, from now to the end of the run. On the main rank, before a model is
+    loaded: another trainer may hold it."""
+    client = cleanup.enter_context(RolloutClient(str(args.rollout_base_url), args.api_key))
+    writer = WeightWriter(client, token=saved_token(run_dir))
+    save_token(run_dir, writer.token)
+    cleanup.callback(writer.close)
+    writer.hold(args.vllm_server_timeout)
+    return writer
+
+
 def open_rollouts(
     args: RlhfArguments,
     ranks: Ranks,
@@ -118,23 +130,18 @@ def open_rollouts(
     tokenizer: Any,
     ends: tuple[int, ...],
     vocab_size: int,
-    run_dir: Path,
+    writer: WeightWriter | None,
     progress: Callable[[str], None],
-    cleanup: ExitStack,
 ) -> Rollouts:
-    """What generates; `progress` is told that a server is still waited for."""
+    """What generates. `writer` is of a server, on the main rank; `progress` hears that a server is waited for."""
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
         return EmbeddedRollouts(TransformersEngine(backend.generation_model(), tokenizer, ends, pad), backend, ranks)
     link, version = None, None
-    if ranks.is_main:
-        client = cleanup.enter_context(RolloutClient(str(args.rollout_base_url), args.api_key))
+    if writer is not None:
         longest = args.max_length + args.max_completion_length if args.max_length else None
         expected = Expected(args.model, tokenizer_hash(tokenizer), vocab_size, longest)
-        writer = WeightWriter(client, token=saved_token(run_dir))
-        save_token(run_dir, writer.token)
-        link = ServerLink(client, expected, args.vllm_server_timeout, args.weight_transport, writer)
-        cleanup.callback(link.close)
+        link = ServerLink(writer.client, expected, args.vllm_server_timeout, args.weight_transport, writer)
         version = [torch.tensor([link.first.weight_version, link.first.max_lora_rank or 0, link.first.own_base])]
     first_version, max_rank, own_base = ranks.broadcast(version)[0].tolist()
     adapter, lora = None, lora_of(args)

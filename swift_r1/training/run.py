@@ -37,6 +37,7 @@ from swift_r1.training.building import (
     open_backend,
     open_rollouts,
     open_stage,
+    open_writer,
     quantization_of,
 )
 from swift_r1.training.checkpoints import set_aside_later
@@ -114,9 +115,10 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         num_rows, *eval_sizes = ranks.broadcast(counts)[0].tolist()
         plan = make_plan(args, ranks.world_size, None if args.streaming else num_rows)
 
+        writer = open_writer(args, run_dir, cleanup) if ranks.is_main and args.use_vllm else None
         backend, vocab_size = open_backend(args, ranks)
         ends = end_tokens(backend.model, tokenizer)
-        rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, run_dir, watchdog.progress, cleanup)
+        rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, writer, watchdog.progress)
         sampling = SamplingParams(
             max_tokens=args.max_completion_length,
             temperature=args.temperature,

@@ -194,6 +194,28 @@ def test_a_server_says_whether_an_adapter_would_be_on_its_own_base(
         assert client.info().own_base
         writer.push(2, [whole])
         assert not client.info().own_base
+        with pytest.raises(ServerRefused, match="adapters need the server's own: start it anew"):
+            writer.push(3, [adapter], adapter=adapter_config(policy, SETTINGS))
+
+
+def test_an_adapter_does_not_repair_a_base_that_is_half_loaded(
+    url: str, engine: PeftEngine, policy: torch.nn.Module, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def breaks_off(_files: Sequence[Path]) -> None:
+        raise RuntimeError("out of memory")
+
+    adapter = [(weight.name, weight.value()) for weight in adapter_weights(policy)]
+    whole = list(load_model(tiny_model, "float32", False).named_parameters())
+    with RolloutClient(url) as client, WeightWriter(client) as writer:
+        with monkeypatch.context() as patch:
+            patch.setattr(engine, "load_weights", breaks_off)
+            with pytest.raises(ServerRefused, match="out of memory"):
+                writer.push(1, [whole])
+        with pytest.raises(ServerRefused, match="start it anew"):
+            writer.push(2, [adapter], adapter=adapter_config(policy, SETTINGS))
+        assert "out of memory" in str(client.info().broken)
+        writer.push(3, [whole])
+        assert client.info().broken is None
 
 
 def test_target_modules_are_matched_as_peft_does(tiny_model: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -12,11 +13,14 @@ from typing import Any
 
 import pytest
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import ServerUnreachable, UsageError
+from swift_r1.rollout import client as client_module
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines.base import EngineInfo
+from swift_r1.rollout.lease_token import save_token, saved_token
 from swift_r1.rollout.refusals import ServerRefused
-from swift_r1.rollout.weights.writer import WeightWriter, save_token, saved_token
+from swift_r1.rollout.weights import writer as writer_module
+from swift_r1.rollout.weights.writer import WeightWriter
 
 WAIT_S = 60
 
@@ -89,6 +93,29 @@ def test_a_resumed_run_takes_its_own_lease_back(client: RolloutClient, tmp_path:
         assert other is not None and "resumed writes" in str(other)
     (tmp_path / ".lease").write_text("../../etc")
     assert saved_token(tmp_path) is None and saved_token(None) is None
+
+
+def test_a_silent_server_holds_nobody_for_longer_than_it_may(tiny_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped, it keeps its connections: only the deadlines of each call end the waiting."""
+    monkeypatch.setattr(writer_module, "QUICK_S", 0.5)
+    monkeypatch.setattr(client_module, "QUICK_S", 0.5)
+    lines: list[str] = []
+    with RolloutClient(tiny_server.url) as client:
+        client.wait_until_ready(WAIT_S)
+        writer = WeightWriter(client, "writer", ttl_s=2)
+        writer.hold(WAIT_S)
+        os.kill(tiny_server.pid, signal.SIGSTOP)
+        try:
+            started = time.monotonic()
+            with pytest.raises(ServerUnreachable, match="was not ready within 2 s"):
+                client.wait_until_back(2, lambda _info: None, lambda _info: False, lines.append)
+            with pytest.raises(ServerUnreachable):
+                WeightWriter(client, "another").hold(2, lines.append)
+            writer.close()
+            assert time.monotonic() - started < WAIT_S / 2
+        finally:
+            os.kill(tiny_server.pid, signal.SIGCONT)
+    assert "no answer" in lines[0] and "waiting for a lease" in lines[-1]
 
 
 def test_a_lease_is_renewed_on_a_server_that_was_started_anew(tiny_server: Any) -> None:

@@ -17,7 +17,7 @@ import httpx
 import pytest
 import torch
 
-from swift_r1.errors import RunFailed, UsageError
+from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines import vllm_worker
 from swift_r1.rollout.engines.base import EngineInfo
@@ -60,13 +60,18 @@ class Worker(SwiftWorker):
     """vLLM's worker as far as the mixin uses it, with one GPU less."""
 
     def __init__(self, cable: Cable) -> None:
-        self.cable, self.model, self.open = cable, Model(), False
-        self.model_runner = self
+        self.cable, self.model = cable, Model()
+        self.model_runner = self.weight_transfer_engine = self
+        self._weight_update_active = False
+
+    def reset_weight_update_target(self) -> None: ...
 
     def get_model(self) -> Model:
         return self.model
 
     def shutdown_weight_transfer_engine(self) -> None:
+        if self._weight_update_active:
+            raise RuntimeError("Cannot release a trainer connection during a weight update")
         self.cable.events.append("worker: leave")
 
     def init_weight_transfer_engine(self, info: dict[str, Any]) -> None:
@@ -75,9 +80,20 @@ class Worker(SwiftWorker):
         self.cable.events.append("worker: join")
 
     def start_weight_update(self) -> None:
+        if self._weight_update_active:
+            raise RuntimeError("start_weight_update called while a weight update is already active")
+        self._weight_update_active = True
         self.cable.events.append("worker: start")
 
     def update_weights(self, info: dict[str, Any]) -> None:
+        assert self._weight_update_active
+        try:
+            self.receive(info)
+        except BaseException:
+            self._weight_update_active = False
+            raise
+
+    def receive(self, info: dict[str, Any]) -> None:
         self.cable.receiving.release()
         for name, dtype, shape in zip(info["names"], info["dtype_names"], info["shapes"], strict=True):
             tensor = self.cable.tensors.get(timeout=1.0)
@@ -86,6 +102,8 @@ class Worker(SwiftWorker):
             self.cable.events.append(f"worker: {name}")
 
     def finish_weight_update(self) -> None:
+        assert self._weight_update_active
+        self._weight_update_active = False
         self.cable.events.append("worker: finish")
 
 
@@ -217,6 +235,7 @@ def test_an_announcement_that_is_never_followed_up_breaks_the_update_only(
         with pytest.raises(ValueError, match="the gather failed"):
             writer.push(1, buckets(), "nccl")
         assert "it broke off" in str(client.info().broken) and not engine.dead
+        assert not client.info().own_base
         assert writer.push(1, BUCKETS, "nccl").weight_version == 1
 
 
@@ -268,7 +287,7 @@ def test_workers_that_do_not_join_are_waited_for_with_a_deadline(client: Rollout
     try:
         with (
             WeightWriter(client, nccl_deadline_s=0.5, nccl=lambda: Alone(cable)) as writer,
-            pytest.raises(RunFailed, match=r"waited 0.5 s for the workers .* to join the NCCL group"),
+            pytest.raises(ServerUnreachable, match=r"waited 0.5 s for the workers .* to join the NCCL group"),
         ):
             writer.push(1, BUCKETS, "nccl")
     finally:

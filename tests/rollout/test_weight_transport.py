@@ -99,7 +99,7 @@ def test_spare_files_are_not_kept_where_memory_is_short(tmp_path: Path, monkeypa
 
 
 def test_a_file_that_changed_or_is_not_there_is_refused(
-    client: RolloutClient, engine: LoadingEngine, monkeypatch: pytest.MonkeyPatch
+    client: RolloutClient, engine: LoadingEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A bit that flips after the trainer has hashed it; a file elsewhere; then a good push."""
     honest = transport.write_file
@@ -119,16 +119,26 @@ def test_a_file_that_changed_or_is_not_there_is_refused(
     with pytest.raises(ServerRefused, match="not in this server's shared memory"):
         client.push_weights(1, buckets, "shm")
 
+    elsewhere = tmp_path / "precious"
+    elsewhere.write_text("as it was")
+
     def links_elsewhere(path: Path, parts: Sequence[memoryview]) -> str:
-        path.symlink_to("/etc/hostname")
+        path.symlink_to(elsewhere)
+        linked.append(path)
         return "0" * 32
 
+    linked: list[Path] = []
     monkeypatch.setattr("swift_r1.rollout.weights.writer.write_file", links_elsewhere)
     with pytest.raises(ServerRefused, match="not in this server's shared memory"):
         client.push_weights(1, buckets, "shm")
     assert not engine.loaded and client.info().weight_version == 0
+    folder = Path(linked[-1]).parent
     monkeypatch.undo()
+    # Nor does a link that lies there already lead an upload astray.
+    (folder / "incoming-000000").unlink(missing_ok=True)
+    (folder / "incoming-000000").symlink_to(elsewhere)
     assert client.push_weights(1, buckets, "http").weight_version == 1
+    assert elsewhere.read_text() == "as it was"
 
 
 def test_shared_memory_of_another_host_is_not_used(client: RolloutClient, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from swift_r1.errors import UsageError
 from swift_r1.rollout.config import ServerConfig
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
 
 logger = logging.getLogger("swift_r1.rollout.vllm")
+
+T = TypeVar("T")
 
 _CPU_CACHE_BYTES = 2 << 30
 _WORKER = "swift_r1.rollout.engines.vllm_worker.SwiftWorker"
@@ -47,6 +49,7 @@ class VllmEngine:
         self._timeout = timeout
         self._loads = 0
         self._adapter: _Adapter | None = None
+        self._adapters = 0
         self._stuck = False
         config = llm.vllm_config.model_config
         parallel = llm.vllm_config.parallel_config
@@ -140,11 +143,15 @@ class VllmEngine:
         # refused while requests run.
         self._loads += 1
         self._use(None)
-        if not await asyncio.wait_for(self._llm.reset_prefix_cache(), self._timeout):
+        if not await self._in_time(self._llm.reset_prefix_cache(), "forgetting cached prefixes"):
             logger.info("requests are running: the prefix cache of the old weights stays until it is needed")
 
     async def join_nccl(self, unique_id: str, world_size: int) -> None:
-        await self._on_workers("swift_join_nccl", unique_id, world_size)
+        try:
+            await self._on_workers("swift_join_nccl", unique_id, world_size)
+        except TimeoutError as error:
+            self._stuck = True
+            raise EngineDead(f"its workers waited {self._timeout:g} s for the trainer to join them") from error
 
     async def receive_weights(self, tensors: Sequence[StreamedTensor], first: bool) -> None:
         names, dtypes = [one.name for one in tensors], [one.dtype for one in tensors]
@@ -161,16 +168,18 @@ class VllmEngine:
     async def load_adapter(self, files: Sequence[Path], config: AdapterConfig) -> None:
         from vllm.lora.request import LoRARequest
 
-        number, folder = self._loads + 1, files[0].parent / f"adapter-{uuid.uuid4().hex}"
-        adapter = _Adapter(LoRARequest(f"load-{number}", number, str(folder)))
+        # Never a number twice, also after a failure: vLLM does not read what it knows by its number again.
+        self._adapters += 1
+        folder = files[0].parent / f"adapter-{uuid.uuid4().hex}"
+        adapter = _Adapter(LoRARequest(f"adapter-{self._adapters}", self._adapters, str(folder)))
         try:
             await asyncio.to_thread(write_adapter, folder, files, config)
-            if not await asyncio.wait_for(self._llm.add_lora(adapter.request), self._timeout):
+            if not await self._in_time(self._llm.add_lora(adapter.request), "taking an adapter"):
                 raise RuntimeError("vLLM did not take the adapter")
         except BaseException:
             adapter.forget()
             raise
-        # A name of its own for each load, so that no prefix or weight of another is found under it.
+        # Salted by the load: no cached prefix of another one is found again.
         self._loads += 1
         self._use(adapter)
 
@@ -214,12 +223,15 @@ class VllmEngine:
                     adapter.forget()
 
     async def _on_workers(self, method: str, *args: Any) -> list[Any]:
+        return await self._in_time(self._llm.collective_rpc(method, args=args), method)
+
+    async def _in_time(self, work: Awaitable[T], what: str) -> T:
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:
-            return await asyncio.wait_for(self._llm.collective_rpc(method, args=args), self._timeout)
+            return await asyncio.wait_for(work, self._timeout)
         except EngineDeadError as error:
-            raise EngineDead(f"the engine died in {method}") from error
+            raise EngineDead(f"the engine died in {what}") from error
 
 
 @dataclass(slots=True, eq=False)

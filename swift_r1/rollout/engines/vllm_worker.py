@@ -23,6 +23,7 @@ class SwiftWorker:
     start_weight_update: Callable[[], None]
     update_weights: Callable[[dict[str, Any]], None]
     finish_weight_update: Callable[[], None]
+    weight_transfer_engine: Any
 
     def swift_load_weights(self, files: Sequence[str]) -> int:
         """Replaces every weight by the safetensors files' tensors (checkpoint names); returns how many came.
@@ -34,6 +35,7 @@ class SwiftWorker:
             RuntimeError: if a parameter of the engine's model got no value.
             Exception: whatever reading or loading raised; the model then is a mixture, but can be loaded again.
         """
+        self._end_open_update()
         model = self.model_runner.get_model()
         count = 0
 
@@ -57,6 +59,7 @@ class SwiftWorker:
 
     def swift_join_nccl(self, unique_id: str, world_size: int) -> None:
         """Joins the trainer's NCCL group (vLLM's own transfer engine, one tensor a broadcast)."""
+        self._end_open_update()
         self.shutdown_weight_transfer_engine()
         self.init_weight_transfer_engine(
             {"nccl_unique_id_b64": unique_id, "rank_offset": 1, "world_size": world_size, "packed": False}
@@ -67,6 +70,7 @@ class SwiftWorker:
     ) -> None:
         """Receives these tensors from the trainer and loads them; see `swift_finish_receiving`."""
         if first:
+            self._end_open_update()
             self._received: set[str] = set()
             self._names = _parameter_names(self.model_runner.get_model())
             self.start_weight_update()
@@ -85,9 +89,20 @@ class SwiftWorker:
             RuntimeError: if a parameter of the engine's model got no value.
         """
         model = self.model_runner.get_model()
-        self.finish_weight_update()
+        try:
+            self.finish_weight_update()
+        except BaseException:
+            self._end_open_update()
+            raise
         _check_whole(self._names, self._received)
         repack_embeddings(model)
+
+    def _end_open_update(self) -> None:
+        """Leaves an update that broke off between two buckets: vLLM would refuse the next one, and keep its half."""
+        if getattr(self, "_weight_update_active", False):
+            _leave_reload(self.model_runner.get_model(), self.model_runner)
+            self._weight_update_active = False
+            self.weight_transfer_engine.reset_weight_update_target()
 
     def swift_set_logits_scale(self, scale: float) -> None:
         """Multiplies all logits by `scale` (a float) from now on; 1.0 restores the model's own."""

@@ -9,12 +9,13 @@ ends by itself: everything here has a deadline, and after a failure the group is
 from __future__ import annotations
 
 import base64
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
-from swift_r1.errors import RunFailed, UsageError
+from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.weights.hashing import entries_digest
 
@@ -69,7 +70,7 @@ class NcclSender:
 
         Raises:
             UsageError: one of the two has no GPU.
-            RunFailed: the workers did not join in time.
+            ServerUnreachable: the workers did not join in time.
         """
         info = self._client.info()
         if self._group is not None and info.instance == self._instance:
@@ -80,18 +81,17 @@ class NcclSender:
         nccl = self._make_nccl()
         unique_id, size = nccl.unique_id(), 1 + info.nccl_workers
         body = wire.ChannelRequest(unique_id=base64.b64encode(unique_id).decode(), world_size=size)
-        with _Both() as both:
-            asked = both.start(self._client.call, "POST", "/v1/weights/channel", wire.UpdateStatus, body, self._headers)
-            joined = both.start(nccl.join, unique_id, size)
-            self._until(lambda: joined.done() and asked.done(), (asked, joined), "join the NCCL group")
-            self._group, self._instance = joined.result(), info.instance
+        asked = _start(self._client.call, "POST", "/v1/weights/channel", wire.UpdateStatus, body, self._headers)
+        joined = _start(nccl.join, unique_id, size)
+        self._until(lambda: joined.done() and asked.done(), (asked, joined), "join the NCCL group")
+        self._group, self._instance = joined.result(), info.instance
 
     def send(self, version: int, index: int, bucket: Sequence[tuple[str, torch.Tensor]]) -> str:
         """Sends one bucket; the digest is of names, dtypes and shapes, since the bytes never pass a hash on their way.
 
         Raises:
-            ServerRefused, ServerUnreachable: the server's answer to the announcement.
-            RunFailed: the workers did not take it in time.
+            ServerRefused: the server's answer to the announcement.
+            ServerUnreachable: no answer, or the workers did not take it in time.
         """
         group = self._group
         assert group is not None
@@ -101,11 +101,9 @@ class NcclSender:
         )
         body = wire.StreamedBucket(version=version, index=index, tensors=entries)
         try:
-            with _Both() as both:
-                call = self._client.call
-                asked = both.start(call, "POST", "/v1/weights/stream", wire.UpdateStatus, body, self._headers)
-                taken = group.broadcast([tensor.detach() for _, tensor in bucket])
-                self._until(lambda: asked.done() and taken(), (asked,), f"take bucket {index} of version {version}")
+            asked = _start(self._client.call, "POST", "/v1/weights/stream", wire.UpdateStatus, body, self._headers)
+            taken = group.broadcast([tensor.detach() for _, tensor in bucket])
+            self._until(lambda: asked.done() and taken(), (asked,), f"take bucket {index} of version {version}")
         except BaseException:
             # The workers may wait in a collective for ever: this group is of no more use.
             self.close()
@@ -127,25 +125,25 @@ class NcclSender:
             if done():
                 return
             if time.monotonic() > end:
-                raise RunFailed(
+                raise ServerUnreachable(
                     f"the trainer waited {self._deadline_s:g} s for the workers of the rollout server at "
                     f"{self._client.base_url} to {what}"
                 )
             time.sleep(_POLL_S)
 
 
-class _Both:
-    """Threads for the two sides of a rendezvous; leaving it does not wait for one that hangs."""
+def _start(work: Callable[..., Any], *args: Any) -> Future[Any]:
+    """Runs it in a thread that nothing waits for, not even the interpreter's end: it may hang in a collective."""
+    future: Future[Any] = Future()
 
-    def __enter__(self) -> _Both:
-        self._pool = ThreadPoolExecutor(2, "nccl")
-        return self
+    def run() -> None:
+        try:
+            future.set_result(work(*args))
+        except BaseException as error:  # noqa: BLE001 - it is raised where the future is read
+            future.set_exception(error)
 
-    def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def start(self, work: Callable[..., Any], *args: Any) -> Future[Any]:
-        return self._pool.submit(work, *args)
+    threading.Thread(target=run, name="nccl", daemon=True).start()
+    return future
 
 
 class _VllmNccl:

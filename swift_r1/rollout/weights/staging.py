@@ -6,6 +6,7 @@ The API process never holds more than one network chunk of a bucket; the engine 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import shutil
@@ -49,7 +50,10 @@ class Staging:
     def __init__(self, max_bytes: int) -> None:
         free = shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else 0
         parent = _SHARED_MEMORY if free > max_bytes and os.access(_SHARED_MEMORY, os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=parent))
+        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        # Held for as long as the process lives, however it ends.
+        self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
         self.max_bytes = max_bytes
         self._serial = 0
         self.shared = str(self.folder) if parent is not None else None
@@ -63,12 +67,13 @@ class Staging:
         """
         path = self._new_path()
         # A spare file's pages are there already, which halves the time: the memory of new ones is cleared first.
-        if (spare := incoming(self.folder, index)).is_file():
+        spare = incoming(self.folder, index)
+        if _is_plain(spare):
             spare.rename(path)
         digest, size, filled = Hash(), 0, 0
         pending: list[bytes] = []
         try:
-            with path.open("r+b" if path.exists() else "xb") as file:
+            with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "r+b") as file:
 
                 def flush(blocks: list[bytes]) -> None:
                     whole = b"".join(blocks)
@@ -101,7 +106,8 @@ class Staging:
             Refused: 409 where there is no such file; 413 and 422 as `write` does.
         """
         source = incoming(self.folder, index)
-        if self.shared is None or source.is_symlink() or not source.is_file():
+        if self.shared is None or not _is_plain(source):
+            source.unlink(missing_ok=True)
             raise Refused(409, f"bucket {index} is not in this server's shared memory: send it over HTTP")
         path = self._new_path()
         # From here on no later bucket can be written into it.
@@ -122,7 +128,7 @@ class Staging:
         keep = shutil.disk_usage(self.folder).free > 2 * self.max_bytes
         for bucket in buckets:
             spare = incoming(self.folder, bucket.index)
-            if keep and bucket.path.is_file() and not spare.exists():
+            if keep and _is_plain(bucket.path):
                 bucket.path.rename(spare)
             else:
                 bucket.path.unlink(missing_ok=True)
@@ -133,6 +139,12 @@ class Staging:
 
     def close(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _is_plain(path: Path) -> bool:
+    """A file, and no link: whoever may write to the folder must not choose what is written to elsewhere."""
+    return path.is_file() and not path.is_symlink()
 
 
 def _file_digest(path: Path) -> str:
@@ -144,10 +156,20 @@ def _file_digest(path: Path) -> str:
 
 
 def remove_leftovers() -> None:
-    """Deletes staging folders of servers that were killed: shared memory outlives a process."""
+    """Deletes staging folders of servers that were killed: shared memory outlives a process. A living server holds its
+    folder locked, in whatever container it runs."""
     for parent in {_SHARED_MEMORY, Path(tempfile.gettempdir())}:
         for folder in parent.glob(f"{_PREFIX}*"):
-            pid = folder.name.removeprefix(_PREFIX).split("-")[0]
-            if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            try:
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError as error:
+                logger.info("%s is left alone: %s", folder, error.strerror)
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 logger.info("removing %s, left by a server that is gone", folder)
                 shutil.rmtree(folder, ignore_errors=True)
+            except BlockingIOError:
+                pass
+            finally:
+                os.close(descriptor)

@@ -28,7 +28,9 @@ def usable_folder(folder: str | None) -> Path | None:
     if folder is None:
         return None
     path = Path(folder)
-    return path if path.is_dir() and os.access(path, os.W_OK | os.X_OK) else None
+    # Not by permission alone: root may write there, and a server of another user could not read what root has written.
+    mine = path.is_dir() and path.stat().st_uid == os.geteuid()
+    return path if mine and os.access(path, os.W_OK | os.X_OK) else None
 
 
 def incoming(folder: Path, index: int) -> Path:

@@ -223,6 +223,23 @@ class UpdateMachine:
         self._holder(token)
         return self._pending is None and self._committed == {"version": version, "hash": hash_of_all}
 
+    def opened(self, token: str | None, version: int) -> object:
+        """The open update, for `check_still_open`; a commit that waits for its turn counts as progress.
+
+        Raises:
+            Refused: 409 for a wrong lease or version.
+        """
+        self._holder(token)
+        pending = self._open(version)
+        # The wait may take as long as the patience; it can be repeated within another.
+        pending.progress = self._clock() + self._patience
+        return pending
+
+    def check_still_open(self, opened: object) -> None:
+        """Raises Refused (409) where the update was dropped, or begun anew by another process of the same run."""
+        if self._pending is not opened:
+            raise Refused(409, "the update that was to be committed is gone: it was dropped, or begun anew meanwhile")
+
     def start_loading(self, token: str | None, version: int, buckets: int, hash_of_all: str) -> list[StagedBucket]:
         """Checks the whole update and hands out its buckets; `loaded` or `failed` must follow.
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
+from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.refusals import ServerRefused
 from swift_r1.rollout.weights.hashing import content_hash, parts_digest
@@ -39,7 +37,8 @@ logger = logging.getLogger("swift_r1.rollout.client")
 
 LEASE_TTL_S = 30.0
 _RENEWALS_PER_TTL = 5
-_TOKEN_FILE = ".lease"
+QUICK_S = 30.0
+"""For what a server answers at once, also a busy one."""
 _POLL_S = 0.5
 _REPORT_EVERY_S = 5.0
 
@@ -63,7 +62,7 @@ class WeightWriter:
         nccl_deadline_s: float = 120.0,
         nccl: Callable[[], Nccl] | None = None,
     ) -> None:
-        self._client = client
+        self.client = client
         self.token = token or secrets.token_hex(16)
         self._request = wire.LeaseRequest(
             owner=owner or f"{socket.gethostname()}:{os.getpid()}", ttl_seconds=ttl_s, token=self.token
@@ -86,46 +85,52 @@ class WeightWriter:
             ServerRefused: 409 with the owner's name while another writes.
             ServerUnreachable: no answer.
         """
-        self._client.call("POST", "/v1/weights/lease", wire.Lease, self._request)
+        self.client.call("POST", "/v1/weights/lease", wire.Lease, self._request, timeout_s=QUICK_S)
 
     def hold(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
-        """Takes the lease and renews it in a thread until `close`. A trainer that died may have left one: its end is
-        waited for, at most `wait_s` seconds.
+        """Takes the lease as `take_when_free` does, and renews it in a thread until `close`."""
+        self.take_when_free(wait_s, report)
+        self._renewals = threading.Thread(target=self._renew, name="lease", daemon=True)
+        self._renewals.start()
+
+    def take_when_free(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
+        """Takes the lease. A trainer that died may have left one: its end is waited for, at most `wait_s` seconds.
 
         Raises:
             UsageError: another trainer writes to this server.
-            ServerRefused, ServerUnreachable: as `take`.
+            ServerRefused, ServerUnreachable: as `take`, after `wait_s` seconds.
         """
         began = next_report = time.monotonic()
         ends = None
         while True:
             try:
                 self.take()
-                break
-            except ServerRefused as refused:
-                if refused.status != 409 or refused.retry_after is None:
-                    raise
+                return
+            except (ServerRefused, ServerUnreachable) as refused:
                 now = time.monotonic()
-                ends = ends or now + refused.retry_after
-                # Renewed meanwhile, by more than rounding and the way here: its owner lives.
-                if now + refused.retry_after > ends + 2.0 or now > began + wait_s:
-                    raise UsageError(f"{refused}; stop that trainer, or start a `swift rollout` of its own") from None
+                left = refused.retry_after if isinstance(refused, ServerRefused) and refused.status == 409 else None
+                if left is not None:
+                    ends = ends or now + left
+                    # Renewed meanwhile, by more than rounding and the way here: its owner lives.
+                    if now + left > ends + 2.0 or now > began + wait_s:
+                        raise UsageError(f"{refused}; stop that trainer, or start another `swift rollout`") from None
+                elif not _comes_back(refused) or now > began + wait_s:
+                    raise
                 if now >= next_report:
-                    report(f"waiting for the end of a lease, in case its owner is dead: {refused}")
+                    why = "in case its owner is dead, waiting for the end of a lease" if left else "waiting for a lease"
+                    report(f"{why}: {refused}")
                     next_report = now + _REPORT_EVERY_S
                 time.sleep(_POLL_S)
-        self._renewals = threading.Thread(target=self._renew, name="lease", daemon=True)
-        self._renewals.start()
 
     def close(self) -> None:
         """Gives the lease back, so that the next trainer need not wait. Best effort: it expires by itself too."""
         self._closed.set()
         if self._renewals is not None:
-            self._renewals.join()
+            self._renewals.join(QUICK_S)
         self._nccl.close()
         try:
-            self._client.call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, self._headers)
-        except (ServerRefused, ServerUnreachable) as error:
+            self.client.call("DELETE", "/v1/weights/lease", wire.UpdateStatus, None, self._headers, QUICK_S)
+        except SwiftError as error:
             logger.info("the lease on the rollout server's weights was not given back: %s", error)
 
     def push(
@@ -150,7 +155,7 @@ class WeightWriter:
             ServerRefused: if the server refused; it then serves the old version, or says that it is not ready.
             ServerUnreachable: if the connection broke.
         """
-        call = self._client.call
+        call = self.client.call
         # A server that was started anew knows of no lease.
         self.take()
         try:
@@ -171,11 +176,11 @@ class WeightWriter:
         """A function that sends one bucket and returns its digest."""
         from swift_r1.rollout.weights.push import parts_of
 
-        call, headers = self._client.call, self._headers
+        call, headers = self.client.call, self._headers
         shared = usable_folder(folder) if transport in (AUTO, SHM) else None
         if transport == SHM and shared is None:
             raise RunFailed(
-                f"--weight_transport shm: the rollout server at {self._client.base_url} is on another host, runs as "
+                f"--weight_transport shm: the rollout server at {self.client.base_url} is on another host, runs as "
                 "another user, or has too little shared memory; use http"
             )
         chosen = SHM if shared is not None else NCCL if transport == NCCL else HTTP
@@ -185,7 +190,13 @@ class WeightWriter:
 
         def by_file(index: int, bucket: Sequence[tuple[str, torch.Tensor]]) -> str:
             assert shared is not None
-            digest = write_file(incoming(shared, index), parts_of(bucket))
+            try:
+                digest = write_file(incoming(shared, index), parts_of(bucket))
+            except OSError as error:
+                raise RunFailed(
+                    f"weights could not be written to {shared}, the rollout server's shared memory ({error.strerror}): "
+                    "use --weight_transport http"
+                ) from error
             body = wire.BucketFile(version=version, index=index, digest=digest)
             call("POST", "/v1/weights/file", wire.UpdateStatus, body, headers)
             return digest
@@ -207,8 +218,8 @@ class WeightWriter:
         """Best effort: without it the server waits for the update's time to be over."""
         try:
             abort = wire.UpdateAbort(version=version)
-            self._client.call("POST", "/v1/weights/abort", wire.UpdateStatus, abort, self._headers)
-        except (ServerRefused, ServerUnreachable) as error:
+            self.client.call("POST", "/v1/weights/abort", wire.UpdateStatus, abort, self._headers, QUICK_S)
+        except SwiftError as error:
             logger.warning("the update to weight version %d could not be called off: %s", version, error)
 
     @property
@@ -222,23 +233,11 @@ class WeightWriter:
             try:
                 self.take()
                 told = False
-            except (ServerRefused, ServerUnreachable) as error:
+            except SwiftError as error:
                 if not told:
                     logger.info("the lease on the rollout server's weights could not be renewed: %s", error)
                 told = True
 
 
-def saved_token(run_dir: Path | None) -> str | None:
-    """The token of the lease that a run held when it was killed: resumed, it need not wait for its own lease."""
-    if run_dir is None or not (path := run_dir / _TOKEN_FILE).is_file():
-        return None
-    token = path.read_text(encoding="ascii", errors="replace").strip()
-    return token if re.fullmatch("[0-9a-f]{32}", token) else None
-
-
-def save_token(run_dir: Path, token: str) -> None:
-    """For `saved_token`; only the run's user can read it."""
-    path = run_dir / _TOKEN_FILE
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-        file.write(token)
+def _comes_back(error: ServerRefused | ServerUnreachable) -> bool:
+    return isinstance(error, ServerUnreachable) or error.status == 503
