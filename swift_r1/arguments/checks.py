@@ -5,28 +5,18 @@ A value that no branch would read is refused: a flag that does nothing misleads.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from swift_r1.arguments.parser import Fault
 from swift_r1.arguments.world import World
-from swift_r1.errors import UsageError
 
 if TYPE_CHECKING:
     from swift_r1.arguments.rlhf import RlhfArguments
 
-DEEPSPEED_NAMES = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-_SCHEDULER_KWARGS = {
-    "cosine": {"num_cycles"},
-    "cosine_with_min_lr": {"num_cycles", "min_lr", "min_lr_rate"},
-    "cosine_with_restarts": {"num_cycles"},
-    "inverse_sqrt": {"timescale"},
-    "polynomial": {"lr_end", "power"},
-}
 
 
 def rollout_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
@@ -147,63 +137,6 @@ def loss_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
         )
 
 
-def reference_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
-    """What is done with the reference policy needs one."""
-    for name in ("kl_in_reward", "sync_ref_model"):
-        if getattr(args, name) and args.beta == 0:
-            yield Fault(f"--{name} true has no effect without a KL: give --beta above 0", (name, "beta"))
-    for name in ("ref_model_sync_steps", "ref_model_mixup_alpha"):
-        if name in given and not args.sync_ref_model:
-            yield Fault(f"--{name} has no effect without --sync_ref_model true", (name, "sync_ref_model"))
-
-
-def tuner_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
-    """What is trained, and the flags that only adapters, or only full training, read."""
-    kind = args.train_type
-    if kind != "full":
-        if args.sync_ref_model:
-            yield Fault(
-                f"--sync_ref_model true has nothing to move with --train_type {kind}: the reference is the model "
-                "without its adapters",
-                ("sync_ref_model", "train_type"),
-            )
-        if not args.target_modules:
-            yield Fault(
-                "--target_modules names no module to adapt: all-linear means every linear one", ("target_modules",)
-            )
-    flags = {
-        "lora": ("lora_rank", "lora_alpha", "target_modules", "quant_bits"),
-        "full": ("freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio", "trainable_parameters"),
-        "qlora": ("quant_method", "bnb_4bit_quant_type", "bnb_4bit_use_double_quant"),
-    }
-    read = {"full": ("full",), "lora": ("lora", "qlora") if args.quant_bits else ("lora",), "qlora": ("lora", "qlora")}
-    for wanted, names in flags.items():
-        unused = [f"--{name}" for name in names if name in given]
-        if unused and wanted not in read[kind]:
-            verb = "has" if len(unused) == 1 else "have"
-            yield Fault(
-                f"{', '.join(unused)} {verb} no effect with --train_type {kind}: use {wanted}",
-                (*(name.lstrip("-") for name in unused), "train_type"),
-            )
-    if args.trainable_parameters and not (
-        args.freeze_parameters or args.freeze_parameters_regex or args.freeze_parameters_ratio
-    ):
-        yield Fault("--trainable_parameters has no effect where nothing is frozen", ("trainable_parameters",))
-    if args.freeze_parameters_regex is not None:
-        try:
-            re.compile(args.freeze_parameters_regex)
-        except re.error as error:
-            yield Fault(f"--freeze_parameters_regex {args.freeze_parameters_regex}: no pattern ({error})")
-
-
-def optimizer_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
-    """Flags that the chosen optimizer does not read."""
-    unused = [f"--{name}" for name in ("adam_beta1", "adam_beta2", "adam_epsilon") if name in given]
-    if unused and args.optim == "sgd":
-        verb = "has" if len(unused) == 1 else "have"
-        yield Fault(f"{', '.join(unused)} {verb} no effect with --optim sgd", ("optim",))
-
-
 def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
     """Names and weights of the reward functions."""
     if not args.reward_funcs and not args.use_gym_env and args.command == "rlhf":
@@ -245,142 +178,6 @@ def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]
     twice = sorted({name for name in args.reward_funcs if args.reward_funcs.count(name) > 1})
     if twice:
         yield Fault(f"--reward_funcs names {', '.join(twice)} twice: use --reward_weights to count one more")
-
-
-def schedule_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
-    """Steps, warm-up and learning-rate schedule."""
-    if args.max_steps == 0:
-        yield Fault("--max_steps 0 trains nothing: -1 means as many as --num_train_epochs says", ("max_steps",))
-    if {"warmup_ratio", "warmup_steps"} <= given and args.warmup_steps:
-        yield Fault("give either --warmup_steps or --warmup_ratio, not both", ("warmup_ratio", "warmup_steps"))
-    if args.lr_scheduler_type == "constant":
-        for name in ("warmup_ratio", "warmup_steps"):
-            if name in given and getattr(args, name):
-                yield Fault(
-                    f"--{name} has no effect with --lr_scheduler_type constant: use constant_with_warmup",
-                    ("lr_scheduler_type", name),
-                )
-    allowed = _SCHEDULER_KWARGS.get(args.lr_scheduler_type, set())
-    for name in sorted(set(args.lr_scheduler_kwargs) - allowed):
-        yield Fault(
-            f"--lr_scheduler_kwargs: {args.lr_scheduler_type} does not take {name!r}"
-            + (f" (it takes {', '.join(sorted(allowed))})" if allowed else ""),
-            ("lr_scheduler_type", "lr_scheduler_kwargs"),
-        )
-    if args.lr_scheduler_type == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(args.lr_scheduler_kwargs):
-        yield Fault(
-            "--lr_scheduler_type cosine_with_min_lr needs the minimum: "
-            "--lr_scheduler_kwargs '{\"min_lr_rate\": 0.1}' (or min_lr)",
-            ("lr_scheduler_type", "lr_scheduler_kwargs"),
-        )
-
-
-def process_faults(args: RlhfArguments, given: frozenset[str], world: World) -> Iterator[Fault]:
-    """DeepSpeed and the number of processes."""
-    if args.deepspeed is None:
-        if world.size > 1:
-            yield Fault(
-                f"{world.size} processes (NPROC_PER_NODE={world.nproc_per_node}, NNODES={world.nnodes}) need "
-                "--deepspeed, for example --deepspeed zero2; without it this version trains in one process",
-                ("deepspeed",),
-            )
-        if "ddp_timeout" in given:
-            yield Fault("--ddp_timeout has no effect without --deepspeed: leave it out", ("deepspeed",))
-        return
-    text = args.deepspeed.strip()
-    if text.startswith("{"):
-        try:
-            json.loads(text)
-        except json.JSONDecodeError as error:
-            yield Fault(f"--deepspeed holds JSON that is not valid: {error.msg} at {error.pos}")
-    elif text not in DEEPSPEED_NAMES and not text.endswith(".json"):
-        yield Fault(f"--deepspeed must be one of {', '.join(DEEPSPEED_NAMES)}, a .json file or JSON, not {text!r}")
-
-
-def template_faults(args: Any) -> Iterator[Fault]:
-    """A `--prompt_template` that is none, or that leaves `--enable_thinking` unread."""
-    if args.prompt_template is not None:
-        from swift_r1.data.prompt_templates import TEMPLATES, prompt_template
-
-        if args.prompt_template in TEMPLATES and args.enable_thinking is not None:
-            yield Fault(
-                f"--enable_thinking has no effect with --prompt_template {args.prompt_template}", ("enable_thinking",)
-            )
-        try:
-            prompt_template(args.prompt_template)
-        except UsageError as error:
-            yield Fault(str(error), ("prompt_template",))
-
-
-def data_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
-    """Data flags that go together, or that nothing would read."""
-    if args.streaming:
-        if args.max_steps <= 0:
-            yield Fault("--streaming true needs --max_steps: how long streamed data is, is not known", ("max_steps",))
-        if args.split_dataset_ratio:
-            yield Fault("--streaming true cannot split rows off: give --val_dataset", ("split_dataset_ratio",))
-        for name in ("dataset_num_proc", "load_from_cache_file"):
-            if name in given:
-                yield Fault(f"--{name} has no effect with --streaming true: rows are prepared as they come", (name,))
-    elif "shuffle_buffer_size" in given:
-        yield Fault("--shuffle_buffer_size has no effect without --streaming true", ("shuffle_buffer_size",))
-    if args.streaming and "shuffle_buffer_size" in given and not args.dataset_shuffle:
-        yield Fault("--shuffle_buffer_size has no effect with --dataset_shuffle false", ("shuffle_buffer_size",))
-    yield from template_faults(args)
-    if args.truncation_strategy != "delete" and args.max_length is None:
-        yield Fault(
-            f"--truncation_strategy {args.truncation_strategy} has no effect without --max_length",
-            ("truncation_strategy",),
-        )
-
-
-def best_checkpoint_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
-    """The metric that checkpoints are compared by must be there at every save."""
-    name = args.metric_for_best_model
-    if name is None:
-        if "greater_is_better" in given:
-            yield Fault("--greater_is_better has no effect without --metric_for_best_model", ("metric_for_best_model",))
-        return
-    known = ["accuracy", "reward", *(f"rewards/{reward}/mean" for reward in args.reward_names)]
-    if name not in known:
-        yield Fault(f"--metric_for_best_model {name}: it must be one of {', '.join(known)}", ("reward_funcs",))
-    if args.eval_unit == "rollout":
-        yield Fault("--metric_for_best_model needs --eval_unit step", ("eval_unit",))
-    elif args.eval_steps is None or args.save_steps % args.eval_steps:
-        yield Fault(
-            f"--metric_for_best_model needs an evaluation at every save: --save_steps {args.save_steps} must be a "
-            f"multiple of --eval_steps{'' if args.eval_steps is None else f' {args.eval_steps}'}",
-            ("eval_steps", "save_steps"),
-        )
-
-
-def evaluation_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
-    """Flags of evaluation need evaluation to happen."""
-    if args.eval_steps is None and not args.eval_on_start:
-        names = (
-            "val_dataset",
-            "split_dataset_ratio",
-            "per_device_eval_batch_size",
-            "eval_limit",
-            "eval_unit",
-            "eval_datasets",
-            "num_generations_eval",
-            "eval_temperature",
-            "eval_top_p",
-            "eval_max_completion_length",
-        )
-        unused = [f"--{name}" for name in names if name in given and getattr(args, name) not in ([], 0.0)]
-        if unused:
-            verb = "has" if len(unused) == 1 else "have"
-            yield Fault(f"{', '.join(unused)} {verb} no effect without --eval_steps (or --eval_on_start true)")
-    if args.val_dataset and args.split_dataset_ratio:
-        yield Fault("give either --val_dataset or --split_dataset_ratio, not both")
-    if "eval_unit" in given and args.eval_steps is None:
-        yield Fault("--eval_unit has no effect without --eval_steps", ("eval_steps", "eval_unit"))
-    try:
-        args.eval_tasks()
-    except UsageError as error:
-        yield from (Fault(fault, ("eval_datasets", "prompt_template")) for fault in error.faults)
 
 
 def output_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:

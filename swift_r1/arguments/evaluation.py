@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
-from swift_r1.arguments.checks import template_faults
+from swift_r1.arguments.data_checks import template_faults
 from swift_r1.arguments.fields import flag
 from swift_r1.arguments.parser import Fault, to_dict
 from swift_r1.arguments.reward import PluginArguments

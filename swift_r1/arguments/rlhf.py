@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
-from swift_r1.arguments import checks
+from swift_r1.arguments import checks, data_checks, training_checks
 from swift_r1.arguments.algorithm import DEFAULT_SCALE_REWARDS, AlgorithmArguments
 from swift_r1.arguments.builtin_rewards import BuiltinRewardArguments, builtin_reward_faults
 from swift_r1.arguments.data import DataArguments
@@ -51,14 +51,14 @@ class RlhfArguments(
         yield from multi_turn_faults(self, given)
         yield from checks.round_faults(self, given, world)
         yield from checks.loss_faults(self, given)
-        yield from checks.reference_faults(self, given)
-        yield from checks.tuner_faults(self, given)
-        yield from checks.optimizer_faults(self, given)
-        yield from checks.schedule_faults(self, given)
-        yield from checks.process_faults(self, given, world)
-        yield from checks.evaluation_faults(self, given)
-        yield from checks.data_faults(self, given)
-        yield from checks.best_checkpoint_faults(self, given)
+        yield from training_checks.reference_faults(self, given)
+        yield from training_checks.tuner_faults(self, given)
+        yield from training_checks.optimizer_faults(self, given)
+        yield from training_checks.schedule_faults(self, given)
+        yield from training_checks.process_faults(self, given, world)
+        yield from data_checks.evaluation_faults(self, given)
+        yield from data_checks.data_faults(self, given)
+        yield from data_checks.best_checkpoint_faults(self, given)
         yield from checks.output_faults(self, given)
         yield from checks.ending_faults(self, given)
 

@@ -122,7 +122,7 @@ async def serve(config: ServerConfig, listener: socket.socket) -> int:
 
 def load_engine(config: ServerConfig):
     """Starts vLLM; the model's skeleton tells which weights an update must bring."""
-    from swift_r1.rollout.engines.vllm import start_vllm
+    from swift_r1.rollout.engines.vllm_start import start_vllm
     from swift_r1.rollout.weights.expected import expected_weights
     from swift_r1.rollout.weights.staging import remove_leftovers
 
