@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 HERE = Path(__file__).parent
@@ -47,25 +49,30 @@ def training(tiny_model, tmp_path):
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+    try:
+        yield process, started_ranks(process, tmp_path / "run" / "logging.jsonl", log), log
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for one in psutil.Process(process.pid).children(recursive=True):
+                one.kill()
+        process.kill()
+        process.wait(20)
+        print(log.read_text())
+
+
+def started_ranks(process: subprocess.Popen[bytes], logged: Path, log: Path) -> list[int]:
+    """Process ids of ranks 0 and 1, once a step is logged."""
     deadline = time.monotonic() + 250
-    while '"loss"' not in _text(tmp_path / "run" / "logging.jsonl"):
+    while '"loss"' not in _text(logged):
         assert time.monotonic() < deadline and process.poll() is None, log.read_text()
         time.sleep(0.1)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     ranks = {}
-    for pid in children:
+    for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split():
         if b"swift_r1.training.worker" not in Path(f"/proc/{pid}/cmdline").read_bytes():
             continue
         environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         ranks |= {entry: int(pid) for entry in environ if entry.startswith(b"RANK=")}
-    yield process, [ranks[b"RANK=0"], ranks[b"RANK=1"]], log
-    for pid in (process.pid, *ranks.values()):
-        try:
-            os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
-    process.wait(20)
-    print(log.read_text())
+    return [ranks[b"RANK=0"], ranks[b"RANK=1"]]
 
 
 def _text(path: Path) -> str:
