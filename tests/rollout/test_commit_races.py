@@ -114,11 +114,12 @@ def test_nothing_comes_in_between_a_load_that_failed_and_the_word_of_it() -> Non
 
         await gate.close("update", "the update")
         asked = [asyncio.create_task(ask()) for _ in range(5)]
-        for _ in range(10):
+        for _ in range(100):
             await asyncio.sleep(0)
         failed = SimpleNamespace(pending_version=None, broken="half of it is loaded", owner="me")
+        asked.append(asyncio.create_task(ask()))
         told = asyncio.create_task(WeightUpdates._sync_gate(SimpleNamespace(machine=failed, gate=gate)))
-        asked += [asyncio.create_task(ask()) for _ in range(4)]
+        asked += [asyncio.create_task(ask()) for _ in range(3)]
         await asyncio.gather(*asked, told)
         return inside
 
