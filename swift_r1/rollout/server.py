@@ -51,8 +51,8 @@ def bind(host: str, port: int) -> socket.socket:
         UsageError: if the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named: without it asyncio does not know that this is TCP and leaves Nagle's algorithm on, which holds
-    # every answer back for 40 ms.
+    # The protocol is named: without it asyncio does not know that this is TCP and leaves Nagle's algorithm on, by which
+    # every answer is held back for 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
