@@ -20,7 +20,7 @@ from swift_r1.plugins.rollouts import multi_turns
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines.transformers import TransformersEngine
 from swift_r1.rollout.identity import tokenizer_hash
-from swift_r1.rollout.lease_token import save_token, saved_token
+from swift_r1.rollout.lease_token import saved_token
 from swift_r1.rollout.link import Expected, ServerLink
 from swift_r1.rollout.weights.writer import WeightWriter
 from swift_r1.training.backends.base import Backend
@@ -114,10 +114,9 @@ def freezing_of(args: RlhfArguments) -> Freezing | None:
 
 def open_writer(args: RlhfArguments, run_dir: Path, cleanup: ExitStack) -> WeightWriter:
     """The lease on the rollout server's weights, from now to the end of the run. On the main rank, before a model is
-    loaded: another trainer may hold it."""
+    loaded: another trainer may hold it. The launcher has taken it already, and saved its token."""
     client = cleanup.enter_context(RolloutClient(str(args.rollout_base_url), args.api_key))
     writer = WeightWriter(client, token=saved_token(run_dir))
-    save_token(run_dir, writer.token)
     cleanup.callback(writer.close)
     writer.hold(args.vllm_server_timeout)
     return writer

@@ -140,19 +140,11 @@ class VllmEngine:
             logger.info("requests are running: the prefix cache of the old weights stays until it is needed")
 
     async def join_nccl(self, unique_id: str, world_size: int) -> None:
-        try:
-            await self._on_workers("swift_join_nccl", unique_id, world_size)
-        except TimeoutError as error:
-            self._stuck = True
-            raise EngineDead(f"its workers waited {self._timeout:g} s for the trainer to join them") from error
+        await self._collectively("swift_join_nccl", unique_id, world_size)
 
     async def receive_weights(self, tensors: Sequence[StreamedTensor], first: bool) -> None:
         names, dtypes = [one.name for one in tensors], [one.dtype for one in tensors]
-        try:
-            await self._on_workers("swift_receive", names, dtypes, [list(one.shape) for one in tensors], first)
-        except TimeoutError as error:
-            self._stuck = True
-            raise EngineDead(f"its workers waited {self._timeout:g} s for weights that did not come") from error
+        await self._collectively("swift_receive", names, dtypes, [list(one.shape) for one in tensors], first)
 
     async def finish_receiving(self) -> None:
         await self._on_workers("swift_finish_receiving")
@@ -217,6 +209,14 @@ class VllmEngine:
 
     async def _on_workers(self, method: str, *args: Any) -> list[Any]:
         return await self._in_time(self._llm.collective_rpc(method, args=args), method)
+
+    async def _collectively(self, method: str, *args: Any) -> None:
+        """What the workers do together with the trainer: where that does not come, nothing ends their wait."""
+        try:
+            await self._on_workers(method, *args)
+        except TimeoutError as error:
+            self._stuck = True
+            raise EngineDead(f"its workers waited {self._timeout:g} s for the trainer in {method}") from error
 
     async def _in_time(self, work: Awaitable[T], what: str) -> T:
         from vllm.v1.engine.exceptions import EngineDeadError

@@ -107,7 +107,8 @@ class Staging:
         """
         source = incoming(self.folder, index)
         if self.shared is None or not _is_plain(source):
-            source.unlink(missing_ok=True)
+            if source.is_symlink():
+                source.unlink()
             raise Refused(409, f"bucket {index} is not in this server's shared memory: send it over HTTP")
         path = self._new_path()
         # From here on no later bucket can be written into it.
