@@ -42,14 +42,16 @@ class TinyEngine:
         size = self.model.config.vocab_size
         self.info = EngineInfo("tiny", "0", size, tokenizer_hash(tokenizer), MAX_MODEL_LEN, "float32")
         self.one_at_a_time = threading.Lock()
+        self.next_version = self.version = 0
 
     async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
         request = RolloutRequest(request_id="-", prompt_token_ids=tuple(prompt), seeds=(seed or 0,), sampling=sampling)
 
         def work() -> Generated:
             with self.one_at_a_time:
+                versions = ((0, self.version),)
                 [completion] = self.engine.generate([request], 0)[0].completions
-            return Generated(completion.token_ids, completion.logprobs, completion.finish_reason)
+            return Generated(completion.token_ids, completion.logprobs, completion.finish_reason, versions)
 
         return await asyncio.to_thread(work)
 
@@ -62,9 +64,15 @@ class TinyEngine:
 
     async def load_weights(self, files: Sequence[Path]) -> None:
         own = dict(self.model.named_parameters())
-        for file in files:
-            for name, tensor in load_file(file).items():
-                own[name].copy_(tensor)
+
+        def load() -> None:
+            with self.one_at_a_time:  # between two completions: each is of one version
+                for file in files:
+                    for name, tensor in load_file(file).items():
+                        own[name].copy_(tensor)
+                self.version = self.next_version
+
+        await asyncio.to_thread(load)
 
     def shutdown(self) -> None: ...
 

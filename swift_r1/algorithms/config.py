@@ -32,6 +32,8 @@ class LossConfig:
             loss; 1.0 keeps all.
         rollout_importance_sampling_mode: how the gap between engine and trainer is corrected; None: not at all.
         rollout_importance_sampling_threshold: the largest weight that this correction gives.
+        ratio_to_behaviour: the importance ratio is to `rollout_logps`, for completions by older weights; else to the
+            log-probs of the policy before the round's first step.
 
     Raises:
         ValueError: a value outside its range.
@@ -50,6 +52,7 @@ class LossConfig:
     top_entropy_quantile: float = 1.0
     rollout_importance_sampling_mode: RolloutCorrection | None = None
     rollout_importance_sampling_threshold: float = 2.0
+    ratio_to_behaviour: bool = False
 
     def __post_init__(self) -> None:
         _one_of("loss_type", self.loss_type, get_args(LossType))

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from swift_r1.arguments import checks, data_checks, training_checks
 from swift_r1.arguments.algorithm import DEFAULT_SCALE_REWARDS, AlgorithmArguments
+from swift_r1.arguments.async_checks import async_faults
 from swift_r1.arguments.builtin_rewards import BuiltinRewardArguments, builtin_reward_faults
 from swift_r1.arguments.data import DataArguments
 from swift_r1.arguments.fields import flag_specs
@@ -48,6 +49,7 @@ class RlhfArguments(
         yield from checks.reward_faults(self, given)
         yield from builtin_reward_faults(self, given)
         yield from checks.rollout_faults(self, given)
+        yield from async_faults(self, given)
         yield from multi_turn_faults(self, given)
         yield from checks.round_faults(self, given, world)
         yield from checks.loss_faults(self, given)
@@ -117,6 +119,11 @@ class RlhfArguments(
         """`--reward_funcs`, and the environment's own reward."""
         episodes = ["gym_reward"] if self.use_gym_env and "gym_reward" not in self.reward_funcs else []
         return [*self.reward_funcs, *episodes]
+
+    @property
+    def ratio_to_behaviour(self) -> bool:
+        """Whether the importance ratio is to the log-probs that the engine sampled with (`LossConfig`)."""
+        return self.async_generate and self.max_staleness > 0 and self.rollout_importance_sampling_mode is None
 
     def _default_scale(self) -> str:
         if self.multi_objective_aggregation == "normalize_then_sum":

@@ -28,6 +28,15 @@ class GenerationArguments:
     weight_check_steps: int = flag(
         10, "weight updates between two comparisons of the server's log-probs with the trainer's; 0: none", at_least=0
     )
+    async_generate: bool = flag(
+        False, "the server generates for coming rounds, and they are scored, while the trainer trains (docs/async.md)"
+    )
+    max_staleness: int = flag(
+        1,
+        "rounds of training that may lie between the weights that wrote a completion and those that learn from it; 0: "
+        "exactly the run without --async_generate",
+        at_least=0,
+    )
     api_key: str | None = flag(None, "the server's key (better: the environment variable SWIFT_API_KEY)", secret=True)
     num_generations: int = flag(8, "completions a prompt: the size of a group", at_least=2)
     temperature: float = flag(1.0, "sampling temperature", more_than=0, ms_swift="0.9")

@@ -43,7 +43,8 @@ class InlineRewards(RewardPool):
     def run(self, calls: Sequence[Call], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
         for call in calls:
             started = time.perf_counter()
-            outcomes = call_inline(call.name, call.items, state, self._timeout * call.size)
+            with self._lock:
+                outcomes = call_inline(call.name, call.items, state, self._timeout * call.size)
             yield Answer(call, outcomes, time.perf_counter() - started)
 
 

@@ -25,7 +25,7 @@ class OpenBatch:
     """Takes groups in any order; the result is that of the whole batch in theirs.
 
     Args:
-        pool: calls the functions. One batch is open at a time.
+        pool: calls the functions.
         names: of the functions, in order.
         timeout: seconds a completion.
         trainer_state: as of `RewardBatch`; that of the batches added does not count.

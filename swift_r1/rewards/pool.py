@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -77,6 +78,8 @@ class _Workers(SpawnContext):
 class RewardPool:
     """Scores batches of completions with the reward functions of a run; use it as a context manager.
 
+    Several threads may have a batch open each. Where a worker's death breaks the pool down, all of them ask again.
+
     Workers start by spawn, so it does not matter what threads or libraries this process has. They import the main
     module of the program again: keep that light.
 
@@ -92,6 +95,7 @@ class RewardPool:
         self._workers = int(args.reward_num_workers)
         self._memory = float(args.reward_memory_limit)
         self._seen: set[int] = set()
+        self._lock = threading.RLock()  # of what is replaced in a breakdown
         self._mark = secrets.token_hex(8)
         self._initargs = (args, self._names, tuple(plugins), self._mark)
         self._watchdog: Watchdog | None = None
@@ -110,16 +114,17 @@ class RewardPool:
 
     def close(self) -> None:
         """Ends all workers, whatever they are doing."""
-        if self._pool is not None:
-            self._worker_ids()
-            self._pool.stop()
-            self._pool.join()
-            self._pool = None
-            self._clean(frozenset(self._seen), frozenset())
-            self._seen.clear()
-        if self._watchdog is not None:
-            self._watchdog.close()
-            self._watchdog = None
+        with self._lock:
+            if self._pool is not None:
+                self._worker_ids()
+                self._pool.stop()
+                self._pool.join()
+                self._pool = None
+                self._clean(frozenset(self._seen), frozenset())
+                self._seen.clear()
+            if self._watchdog is not None:
+                self._watchdog.close()
+                self._watchdog = None
 
     def wait_ready(self) -> None:
         """Waits until a worker has loaded the plugins and built the rewards; the first `score` does so by itself.
@@ -184,9 +189,10 @@ class RewardPool:
             hurt |= any(outcome.failure and outcome.kind in _DEADLY for outcome in answer.outcomes)
             yield answer
         if hurt:
-            living = self._worker_ids()
-            self._clean(frozenset(self._seen) - living, living)
-            self._seen &= living
+            with self._lock:
+                living = self._worker_ids()
+                self._clean(frozenset(self._seen) - living, living)
+                self._seen &= living
 
     def _start(self) -> None:
         self._watchdog = Watchdog(self._mark)
@@ -200,9 +206,10 @@ class RewardPool:
 
     def _worker_ids(self) -> frozenset[int]:
         """Of the processes that are there now; all that were ever seen are remembered until they are cleaned up."""
-        living = frozenset(list(self._pool._pool_manager.worker_manager.workers)) if self._pool else frozenset()
-        self._seen |= living
-        return living
+        with self._lock:
+            living = frozenset(list(self._pool._pool_manager.worker_manager.workers)) if self._pool else frozenset()
+            self._seen |= living
+            return living
 
     def _clean(self, dead: frozenset[int], living: frozenset[int]) -> None:
         for worker in dead:
@@ -245,20 +252,22 @@ class RewardPool:
 
     def _submit(self, call: Call, state: Mapping[str, int]) -> Submitted:
         """Raises RuntimeError where the pool has broken down, or nobody watches it."""
-        assert self._pool is not None and self._watchdog is not None, "the pool is closed"
-        if not self._watchdog.alive:
-            raise RuntimeError("their watchdog was killed")
         limit = self._timeout * min(call.size, LONGEST_CALL)
         grace = _ASYNC_GRACE_SECONDS if call.name in self._asynchronous else 0.0
         arguments = (call.name, call.items, dict(state), limit)
-        future = self._pool.schedule(call_reward, args=arguments, timeout=limit + grace)
-        return Submitted(call, future, limit, self._pool)
+        with self._lock:
+            assert self._pool is not None and self._watchdog is not None, "the pool is closed"
+            if not self._watchdog.alive:
+                raise RuntimeError("their watchdog was killed")
+            future = self._pool.schedule(call_reward, args=arguments, timeout=limit + grace)
+            return Submitted(call, future, limit, self._pool)
 
     def _submit_surely(self, call: Call, state: Mapping[str, int]) -> Submitted:
-        try:
-            return self._submit(call, state)
-        except RuntimeError as error:  # mostly a worker died between two calls, or before it told which call it has
-            _logger.warning("the reward workers broke down (%s), and are started again", error)
-            self.close()
-            self._start()
-            return self._submit(call, state)
+        with self._lock:
+            try:
+                return self._submit(call, state)
+            except RuntimeError as error:  # mostly a worker died between two calls, or before it told which call it has
+                _logger.warning("the reward workers broke down (%s), and are started again", error)
+                self.close()
+                self._start()
+                return self._submit(call, state)

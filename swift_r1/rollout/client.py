@@ -89,7 +89,7 @@ class RolloutClient:
             ServerUnreachable: after `deadline_s` seconds, with what was last seen.
             UsageError: at once, if the server wants another API key.
         """
-        return self._wait(deadline_s, lambda: self._why_not_ready() or self.info(), report, _nothing)
+        return self._wait(deadline_s, lambda: self.why_not_ready() or self.info(), report, _nothing)
 
     def wait_until_back(
         self,
@@ -119,7 +119,7 @@ class RolloutClient:
                 return str(error)
             if (why := fault(info)) is not None:
                 return why
-            return info if wants_push(info) else self._why_not_ready() or info
+            return info if wants_push(info) else self.why_not_ready() or info
 
         return self._wait(deadline_s, look, report, while_waiting)
 
@@ -275,7 +275,12 @@ class RolloutClient:
             int(after) if (after := response.headers.get("Retry-After", "")).isdigit() else None,
         )
 
-    def _why_not_ready(self) -> str | None:
+    def why_not_ready(self) -> str | None:
+        """None for a server that serves.
+
+        Raises:
+            UsageError: it wants another API key.
+        """
         try:
             response = self._http.get("/ready", timeout=_CONNECT_S)
         except httpx.HTTPError as error:

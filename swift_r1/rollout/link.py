@@ -6,7 +6,8 @@ Only the main rank has a link; what all ranks must do together is in `swift_r1.t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import threading
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
@@ -96,7 +97,8 @@ class ServerLink:
         if writer is None:
             self._writer.hold(timeout_s)
         self._instance = self.first.instance
-        self._losses = 0
+        self._lock = threading.Lock()
+        self._losses, self._is_lost = 0, False
         self._adapters = False
         self.refused = 0
 
@@ -106,11 +108,13 @@ class ServerLink:
     def ask(
         self,
         requests: Sequence[RolloutRequest],
-        version: int,
+        versions: Container[int],
         on_answer: Callable[[RolloutOutput], None],
         while_waiting: Callable[[], None],
     ) -> None:
-        """Completions of all requests by weight `version`; each output goes to `on_answer` as it comes.
+        """Completions of all requests by weights of these `versions`; each output goes to `on_answer` as it comes.
+
+        Threads may ask at the same time, also while another one pushes.
 
         Raises:
             ServerLost: what was answered by then has been handed over.
@@ -119,8 +123,8 @@ class ServerLink:
         """
 
         def take(output: RolloutOutput) -> None:
-            _check_versions(output, version)
-            self._losses = 0
+            _check_versions(output, versions)
+            self._found()
             on_answer(output)
 
         try:
@@ -165,7 +169,21 @@ class ServerLink:
 
     def pushed(self) -> None:
         """A new version is served: whatever was lost before was worth waiting for."""
-        self._losses = 0
+        self._found()
+
+    def answers_again(self, versions: Container[int]) -> bool:
+        """Whether a server that was lost is still the one that it was, ready, and holds one of `versions`: then there
+        is nothing to restore. Does not wait for it."""
+        try:
+            info = self._client.info()
+            same = info.instance == self._instance and info.broken is None and info.weight_version in versions
+            if not same or self._client.why_not_ready() is not None:
+                return False
+        except (ServerUnreachable, RunFailed):
+            return False
+        with self._lock:
+            self._is_lost = False
+        return True
 
     def score(self, sequences: Sequence[Sequence[int]], version: int) -> list[list[float]]:
         """The engine's log-probs of given tokens under weight `version`, at temperature 1.
@@ -203,6 +221,8 @@ class ServerLink:
         info = self._client.wait_until_back(
             self._timeout_s, self._why_not_this, wants_push, while_waiting=while_waiting
         )
+        with self._lock:
+            self._is_lost = False
         if not wants_push(info):
             logger.info("the rollout server answers again and holds weight version %d", version)
             return None
@@ -238,8 +258,15 @@ class ServerLink:
             logger.info("no word from the rollout server after it refused an update: %s", error)
             return True
 
+    def _found(self) -> None:
+        with self._lock:
+            self._losses, self._is_lost = 0, False
+
     def _lost(self, error: SwiftError) -> NoReturn:
-        self._losses += 1
+        with self._lock:
+            # All that hang on one server lose it at once: that is one loss.
+            self._losses += not self._is_lost
+            self._is_lost = True
         refused = isinstance(error, ServerRefused) and error.status != _NOT_NOW
         if self._losses >= (_MAX_REFUSALS if refused else _MAX_LOSSES):
             kind = ServerUnreachable if isinstance(error, ServerUnreachable) else RunFailed
@@ -248,11 +275,12 @@ class ServerLink:
         raise ServerLost from error
 
 
-def _check_versions(output: RolloutOutput, version: int) -> None:
+def _check_versions(output: RolloutOutput, versions: Container[int]) -> None:
     for completion in output.completions:
-        newest = completion.newest_weight_version
-        if completion.finish_reason == "abort" or {completion.weight_version, newest or version} != {version}:
+        oldest, newest = completion.weight_version, completion.newest_weight_version
+        others = [one for one in (oldest, oldest if newest is None else newest) if one not in versions]
+        if completion.finish_reason == "abort" or others:
             raise OtherWeights(
-                f"the rollout server answered with weight version {completion.weight_version} "
-                f"({completion.finish_reason}) where {version} was published: another trainer may be writing to it"
+                f"the rollout server answered with weight version {(others or [oldest])[0]} "
+                f"({completion.finish_reason}), which was not published: another trainer may be writing to it"
             )

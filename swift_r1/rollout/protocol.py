@@ -29,6 +29,7 @@ BUCKET_HEADER = "X-Swift-Bucket"
 DIGEST_HEADER = "X-Swift-Bucket-XXH3"
 
 FinishReason = Literal["stop", "length", "abort"]
+UpdatePolicy = Literal["wait", "abort", "keep"]
 TokenId = Annotated[int, Field(ge=0)]
 # The limit makes pydantic look into the text: JSON can spell half a character, which nothing behind it can write.
 Text = Annotated[str, Field(max_length=64 << 20)]
@@ -78,7 +79,8 @@ class Completion(Wire):
     that wrote them. `token_ids` holds the stop token where there was one.
 
     Where an update came meanwhile (`--update_policy keep`) all tokens were written by versions from `weight_version` to
-    `newest_weight_version`; None otherwise.
+    `newest_weight_version`; None otherwise. `weight_versions` says which wrote which, as `(first token, version)` in
+    order; None where one wrote all, or where the engine cannot tell. A change of versions may be told one token late.
     """
 
     token_ids: tuple[int, ...]
@@ -86,6 +88,7 @@ class Completion(Wire):
     finish_reason: FinishReason
     weight_version: int
     newest_weight_version: int | None = None
+    weight_versions: tuple[tuple[int, int], ...] | None = None
 
 
 class RolloutOutput(Wire):
@@ -184,11 +187,13 @@ class StreamedBucket(Wire):
 
 class UpdateCommit(Wire):
     """Closes an update. `content_hash` is the XXH3 over the buckets' digests in order; such a digest is of
-    the bucket's bytes, or for NCCL of its tensors' names, dtypes and shapes."""
+    the bucket's bytes, or for NCCL of its tensors' names, dtypes and shapes. `policy` is what becomes of running
+    rollouts, None for the server's own `--update_policy`."""
 
     version: int = Field(ge=1)
     buckets: int = Field(ge=1)
     content_hash: Digest
+    policy: UpdatePolicy | None = None
 
 
 class UpdateAbort(Wire):

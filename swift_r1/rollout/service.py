@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.config import ServerConfig
-from swift_r1.rollout.engines.base import Engine
+from swift_r1.rollout.engines.base import Engine, Generated
 from swift_r1.rollout.gate import Gate
 from swift_r1.rollout.limits import check_request, check_tokens
 from swift_r1.rollout.memory import RequestMemory
@@ -159,17 +159,7 @@ class RolloutService:
             )
             newest = self.updates.newest_version
             output = wire.RolloutOutput(
-                request_id=request.request_id,
-                completions=tuple(
-                    wire.Completion(
-                        token_ids=one.token_ids,
-                        logprobs=one.logprobs,
-                        finish_reason=one.finish_reason,
-                        weight_version=version,
-                        newest_weight_version=newest if newest != version else None,
-                    )
-                    for one in done
-                ),
+                request_id=request.request_id, completions=tuple(_completion(one, version, newest) for one in done)
             )
             self.metrics.completed(output)
             return output
@@ -215,6 +205,21 @@ class RolloutService:
                         await asyncio.shield(self.engine.set_score_temperature(1.0))
             finally:
                 await self.gate.open(_SCORE)
+
+
+def _completion(one: Generated, version: int, newest: int) -> wire.Completion:
+    """Of a generation that began with `version` and was over when `newest` was there, or on its way."""
+    versions = one.versions or ()
+    if versions:
+        version, newest = versions[0][1], versions[-1][1]
+    return wire.Completion(
+        token_ids=one.token_ids,
+        logprobs=one.logprobs,
+        finish_reason=one.finish_reason,
+        weight_version=version,
+        newest_weight_version=newest if newest != version else None,
+        weight_versions=versions if len(versions) > 1 else None,
+    )
 
 
 async def _all(work: Sequence[Awaitable[T]]) -> list[T]:

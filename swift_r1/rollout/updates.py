@@ -132,7 +132,7 @@ class WeightUpdates:
             self.machine.check_stream_welcome(token, bucket)
             if not self.engine.info.nccl_workers or self._adapter is not None:
                 raise Refused(422, "this server takes whole models over NCCL, on GPUs, and nothing else")
-            await self._make_way(bucket.version, keep=False)
+            await self._make_way(bucket.version, self.config.update_policy, keep=False)
             async with self._exclusive:
                 self.machine.stream(token, bucket)
                 self.own_base = False
@@ -144,7 +144,7 @@ class WeightUpdates:
         return self.status()
 
     async def commit(self, token: str | None, request: wire.UpdateCommit) -> wire.UpdateStatus:
-        """Loads the staged version into the engine; `--update_policy` says what becomes of running rollouts.
+        """Loads the staged version into the engine; the policy says what becomes of running rollouts.
 
         Raises:
             Refused: as UpdateMachine says; 503 if rollouts did not finish in time (the update stays open); 500 if
@@ -155,7 +155,7 @@ class WeightUpdates:
             if self.machine.already_committed(token, request.version, request.content_hash):
                 return self.status()
             opened = self.machine.opened(token, request.version)
-            await self._make_way(request.version, keep=True)
+            await self._make_way(request.version, request.policy or self.config.update_policy)
             self.machine.check_still_open(opened)
             buckets = self.machine.start_loading(token, request.version, request.buckets, request.content_hash)
             # A task of its own: a trainer that hangs up must not leave the engine half loaded.
@@ -183,12 +183,12 @@ class WeightUpdates:
                 logger.warning("%s; version %d stays", what, self.machine.version)
                 await self._sync_gate()
 
-    async def _make_way(self, version: int, keep: bool) -> None:
-        """Does with running generations what `--update_policy` says; without `keep`, which a load that goes on for
-        several requests cannot bear, they end first."""
-        if self.config.update_policy == "abort":
+    async def _make_way(self, version: int, policy: str, keep: bool = True) -> None:
+        """Does with running generations what the policy says; without `keep`, which a load that goes on for several
+        requests cannot bear, they end first."""
+        if policy == "abort":
             self._abort_running(f"the update to weight version {version} stopped it; ask again")
-        if self.config.update_policy != "keep" or not keep:
+        if policy != "keep" or not keep:
             await self.gate.drained(self.config.update_timeout, f"the update to version {version}")
 
     def _adapter_shapes(self, adapter: wire.AdapterConfig) -> Shapes:
@@ -204,6 +204,8 @@ class WeightUpdates:
             try:
                 paths = [bucket.path for bucket in buckets]
                 self.own_base = self.own_base and self._adapter is not None
+                assert self.machine.pending_version is not None
+                self.engine.next_version = self.machine.pending_version
                 if self._adapter is not None:
                     await self.engine.load_adapter(paths, self._adapter)
                 elif paths:

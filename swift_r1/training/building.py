@@ -23,6 +23,7 @@ from swift_r1.rollout.identity import tokenizer_hash
 from swift_r1.rollout.lease_token import saved_token
 from swift_r1.rollout.link import Expected, ServerLink
 from swift_r1.rollout.weights.writer import WeightWriter
+from swift_r1.training.ahead import generates_ahead
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.backends.local import LocalBackend
@@ -116,7 +117,7 @@ def open_writer(args: RlhfArguments, run_dir: Path, cleanup: ExitStack) -> Weigh
     """The lease on the rollout server's weights, from now to the end of the run. On the main rank, before a model is
     loaded: another trainer may hold it. The launcher has taken it already, and saved its token."""
     client = cleanup.enter_context(RolloutClient(str(args.rollout_base_url), args.api_key))
-    writer = WeightWriter(client, token=saved_token(run_dir))
+    writer = WeightWriter(client, token=saved_token(run_dir), policy="keep" if generates_ahead(args) else None)
     cleanup.callback(writer.close)
     writer.hold(args.vllm_server_timeout)
     return writer

@@ -32,6 +32,19 @@ class Collector:
     def __init__(self, parts: Parts, stopwatch: Stopwatch) -> None:
         self.parts, self.args, self.plan, self.stopwatch = parts, parts.args, parts.plan, stopwatch
 
+    def publish(self, begun: int, in_the_middle: bool) -> None:
+        """Gives the weights to whoever generates; `begun` rounds were begun, the last of them may not be over."""
+        self.parts.rollouts.publish_weights()
+
+    @property
+    def position(self) -> tuple[int, str]:
+        """Prompts taken by the rounds that were rolled out, and their hash (`Prompts`); on the main rank."""
+        assert self.parts.main is not None
+        return self.parts.main.prompts.taken, self.parts.main.prompts.digest
+
+    def close(self) -> None:
+        """Ends what is under way."""
+
     def roll_out(self, number: int, step: int) -> tuple[RoundBatch, ScoredRound | None]:
         """Completions and rewards of round `number`, from 0, begun after `step` optimizer steps: the batch is the same
         on every rank, the rest on the main one.
@@ -63,6 +76,8 @@ class Collector:
             [item.completion.finish_reason == "length" for item in scored.trained],
             [loss_mask(item.completion) for item in scored.trained],
         )
+        if self.args.async_generate and not self.args.max_staleness:
+            scored.metrics |= dict.fromkeys(("rollout/staleness/mean", "rollout/staleness/max"), 0.0)
         if parts.ranks.world_size > 1:
             parts.ranks.broadcast(batch.tensors())
         return batch, scored

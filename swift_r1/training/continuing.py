@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from swift_r1.errors import UsageError
+from swift_r1.training.ahead import AheadCollector
+from swift_r1.training.collecting import Collector
 from swift_r1.training.open_round import OpenRound, round_tensors
 from swift_r1.training.parts import Parts
 from swift_r1.training.rng import restore_rng
@@ -32,17 +34,18 @@ class Progress:
     open_round: OpenRound | None = None
 
 
-def captured(progress: Progress, parts: Parts) -> Saved:
+def captured(progress: Progress, parts: Parts, collector: Collector | AheadCollector) -> Saved:
     """All that a checkpoint holds of the run beside the weights. Collective."""
     main, round_ = parts.main, progress.open_round
     run = None
     if main is not None:
         facts = round_ and {"done": round_.done, "metrics": round_.metrics, "seconds": round_.seconds}
+        prompts_taken, prompts_digest = collector.position
         run = RunState(
             step=progress.outcome.steps,
             rounds=progress.rounds,
-            prompts_taken=main.prompts.taken,
-            prompts_digest=main.prompts.digest,
+            prompts_taken=prompts_taken,
+            prompts_digest=prompts_digest,
             published=progress.published,
             weight_version=parts.rollouts.weight_version,
             run_id=parts.run_id,

@@ -36,6 +36,7 @@ class Conversation:
         token_ids: everything after the prompt.
         logprobs: the engine's for tokens that the model wrote, 0 for others.
         loss_mask: True on tokens to train: those that the model wrote, but for what the scheduler leaves out.
+        versions: of the weights that wrote the token; None for others.
         messages: the conversation as the model last saw it, with its last turn.
         turns: how many the model has written.
         text: of the last one.
@@ -55,6 +56,7 @@ class Conversation:
         self.token_ids: list[int] = []
         self.logprobs: list[float] = []
         self.loss_mask: list[bool] = []
+        self.versions: list[int | None] = []
         self.turns = 0
         self.text = ""
         self._render, self._tokenize, self._ends = render, tokenize, frozenset(ends)
@@ -95,14 +97,16 @@ class Conversation:
         ids = list(self._tokenize(tail)) if tail else []
         if ids and self.token_ids and ids[0] == self.token_ids[-1] and ids[0] in self._ends:
             del ids[0]  # the model ended its turn itself
-        self._extend(ids, [0.0] * len(ids), trained=False)
+        self._extend(ids, [0.0] * len(ids), [None] * len(ids))
         self.messages = deepcopy([dict(message) for message in messages])
 
-    def answer(self, token_ids: Sequence[int], logprobs: Sequence[float], text: str) -> None:
-        """Adds a turn of the model's, special tokens left out of its text."""
+    def answer(
+        self, token_ids: Sequence[int], logprobs: Sequence[float], text: str, versions: Sequence[int] | None = None
+    ) -> None:
+        """Adds a turn of the model's, special tokens left out of its text; `versions` are the weights', one a token."""
         self._revised = False
         self._spans.append(slice(len(self.token_ids), len(self.token_ids) + len(token_ids)))
-        self._extend(token_ids, logprobs, trained=True)
+        self._extend(token_ids, logprobs, [0] * len(token_ids) if versions is None else versions)
         self.turns += 1
         if self.messages[-1]["role"] == "assistant":
             self.messages[-1]["content"] = text = self.messages[-1]["content"] + text
@@ -134,6 +138,7 @@ class Conversation:
         self.token_ids[start:] = wanted
         self.logprobs[start:] = [*logprobs[:same], *[0.0] * (len(wanted) - same)]
         self.loss_mask[start:] = mask
+        self.versions[start:] = [*self.versions[start : start + same], *[None] * (len(wanted) - same)]
         self._sampled_to = start + same
         self._spans[-1] = slice(start, len(self.token_ids))
 
@@ -172,17 +177,19 @@ class Conversation:
         """The model's turns."""
         return tuple(tuple(self.token_ids[span]) for span in self._spans)
 
-    def _extend(self, token_ids: Sequence[int], logprobs: Sequence[float], *, trained: bool) -> None:
+    def _extend(self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int | None]) -> None:
+        """Those with a version were written by the model, and are trained."""
         self.token_ids += token_ids
         self.logprobs += logprobs
-        self.loss_mask += [trained] * len(token_ids)
-        if trained and token_ids:
+        self.versions += versions
+        self.loss_mask += [version is not None for version in versions]
+        if token_ids and versions[-1] is not None:
             self._sampled_to = len(self.token_ids)
 
     def _take_end_back(self) -> None:
         """The turn goes on behind its end token: that token leaves."""
         if self.token_ids and self.token_ids[-1] in self._ends:
-            for values in (self.token_ids, self.logprobs, self.loss_mask):
+            for values in (self.token_ids, self.logprobs, self.loss_mask, self.versions):
                 del values[-1]  # type: ignore[attr-defined]
             self._sampled_to = min(self._sampled_to, len(self.token_ids))
             self._spans[-1] = slice(self._spans[-1].start, len(self.token_ids))

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from swift_r1.algorithms import LossConfig, group_advantages
 from swift_r1.errors import RunFailed
+from swift_r1.training.ahead import open_collector
 from swift_r1.training.batching import RoundBatch
-from swift_r1.training.collecting import Collector
 from swift_r1.training.continuing import Progress, captured, restored
 from swift_r1.training.memory import GIB, peak_bytes
 from swift_r1.training.open_round import OpenRound, batch_of, with_saved, write_step
@@ -54,7 +54,7 @@ class Trainer:
         self.config = LossConfig.from_flags(parts.args)
         self.progress = Progress()
         self.stopwatch = Stopwatch()
-        self.collector = Collector(parts, self.stopwatch)
+        self.collector = open_collector(parts, self.stopwatch)
         self.started = time.perf_counter()
 
     @property
@@ -124,7 +124,7 @@ class Trainer:
         parts, outcome = self.parts, self.outcome
         parts.watchdog.progress("a save")
         outcome.seconds = time.perf_counter() - self.started
-        parts.saver.save(outcome.steps, captured(self.progress, parts), last, outcome.best_step)
+        parts.saver.save(outcome.steps, captured(self.progress, parts, self.collector), last, outcome.best_step)
 
     def resume(self, checkpoint: Path) -> None:
         """Goes on after the step of a checkpoint. Before `run`.
@@ -202,7 +202,7 @@ class Trainer:
             metrics["dynamic_sample/resampled"] = len(scored.dropped) / self.plan.num_generations
             metrics["dynamic_sample/kept_without_signal"] = float(scored.without_signal)
         self.outcome.saw_reward(metrics["reward"])
-        return metrics
+        return metrics | scored.metrics
 
     def update(self, micro_batches: Sequence[TrainingBatch], advantages: Tensor) -> dict[str, float]:
         """One optimizer step, and the reference policy's where it is due; `skipped` is 1 where it updated nothing."""
@@ -254,7 +254,7 @@ class Trainer:
         if self.progress.published != self.outcome.steps:
             self.parts.watchdog.progress("the weights' way to the engine")
             with self.stopwatch.timed("sync"):
-                self.parts.rollouts.publish_weights()
+                self.collector.publish(self.progress.rounds, self.progress.open_round is not None)
             self.progress.published = self.outcome.steps
 
     def evaluates_now(self, complete: bool) -> bool:

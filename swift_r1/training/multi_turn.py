@@ -26,8 +26,8 @@ from swift_r1.rewards.construct import describe
 from swift_r1.rollout import protocol as wire
 from swift_r1.training.conversation import TurnFault
 from swift_r1.training.distributed import Ranks
-from swift_r1.training.rollouts import OnDone, OnOutput, Rollouts, ignore_output
-from swift_r1.training.turn_engine import Play, playing
+from swift_r1.training.rollouts import Generator, OnDone, OnOutput, ignore_output
+from swift_r1.training.turn_engine import Play, playing, spans_of
 
 T = TypeVar("T")
 
@@ -74,7 +74,7 @@ class Turns(Protocol):
 class OneTurn:
     """A completion is what the engine gives."""
 
-    def __init__(self, rollouts: Rollouts) -> None:
+    def __init__(self, rollouts: Generator) -> None:
         self.rollouts = rollouts
 
     def generate(
@@ -90,7 +90,7 @@ class OneTurn:
 class MultiTurn:
     """A completion is a `Trajectory`; `stage` is None on all but the main rank."""
 
-    def __init__(self, rollouts: Rollouts, ranks: Ranks, stage: Stage | None) -> None:
+    def __init__(self, rollouts: Generator, ranks: Ranks, stage: Stage | None) -> None:
         self.rollouts, self.ranks, self.stage = rollouts, ranks, stage
 
     def generate(
@@ -286,11 +286,15 @@ def _trajectory(play: Play, output: Any) -> Trajectory:
     end = conversation.sampled_length
     messages = output.messages or conversation.messages
     text = messages[-1]["content"] if messages[-1]["role"] == "assistant" else conversation.text
+    spans = spans_of(conversation.versions[:end])
+    versions = [version for _, version in spans]
     return Trajectory(
         token_ids=tuple(conversation.token_ids[:end]),
         logprobs=tuple(conversation.logprobs[:end]),
         finish_reason=play.finish_reason,
-        weight_version=play.weight_version,
+        weight_version=min(versions),
+        newest_weight_version=max(versions) if len(spans) > 1 else None,
+        weight_versions=spans if len(spans) > 1 else None,
         loss_mask=tuple(conversation.loss_mask[:end]),
         prompt=play.prompt,
         messages=messages,

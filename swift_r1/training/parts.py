@@ -15,7 +15,7 @@ from swift_r1.training.batching import Cut
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.eval_sets import Rewards
 from swift_r1.training.evaluate import Evaluator
-from swift_r1.training.multi_turn import Turns
+from swift_r1.training.multi_turn import Stage, Turns
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.prompts import Prompts
 from swift_r1.training.rollouts import Rollouts
@@ -34,6 +34,7 @@ class MainRank:
         rewards: the functions of the run and those that only the evaluation needs.
         open_rewards: those of the run.
         eval_prompts: held out of the run's data, then those of each of `--eval_datasets`.
+        stage_ahead: where several turns of coming rounds are played (`--async_generate`).
     """
 
     prompts: Prompts
@@ -42,6 +43,7 @@ class MainRank:
     eval_prompts: list[list[Prompt]]
     monitor: InvalidRewardMonitor
     decode: Callable[[Sequence[int]], str]
+    stage_ahead: Stage | None = None
 
 
 @dataclass(frozen=True)

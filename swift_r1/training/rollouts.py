@@ -29,18 +29,20 @@ OnOutput = Callable[[RolloutOutput], None]
 _FINISH_REASONS = ("stop", "length", "abort")
 
 
-class Rollouts(Protocol):
-    weight_version: int
-    """Version of the weights that the next completions come from."""
-
-    max_model_length: int | None
-    """Longest prompt with completion in tokens, known on the main rank; None for no limit."""
-
+class Generator(Protocol):
     def generate(
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
     ) -> list[RolloutOutput] | None:
         """Completions of all requests, in order, on the main rank."""
         ...
+
+
+class Rollouts(Generator, Protocol):
+    weight_version: int
+    """Version of the weights that the next completions come from."""
+
+    max_model_length: int | None
+    """Longest prompt with completion in tokens, known on the main rank; None for no limit."""
 
     def publish_weights(self) -> None:
         """From here on completions come from the trainer's current weights."""

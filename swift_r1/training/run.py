@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from swift_r1.tracking.console import RunConsole
 from swift_r1.tracking.jsonl import JsonLines
 from swift_r1.tracking.recorder import Recorder, RunRecorder, SilentRecorder
 from swift_r1.tracking.reporters import open_reporters
+from swift_r1.training.ahead import generates_ahead
 from swift_r1.training.building import (
     learning_rate_of,
     open_backend,
@@ -131,6 +132,10 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             if ranks.is_main:
                 stage = open_stage(args, tokenizer, ends, rollouts.max_model_length)
                 cleanup.callback(stage.close)
+                if main_rank and generates_ahead(args):
+                    ahead = open_stage(args, tokenizer, ends, rollouts.max_model_length)
+                    cleanup.callback(ahead.close)
+                    main_rank = replace(main_rank, stage_ahead=ahead)
             turns = MultiTurn(rollouts, ranks, stage)
         run_id = _run_id(args, saved)
         evaluator = None
@@ -183,6 +188,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
                 main=main_rank,
             )
         )
+        cleanup.callback(trainer.collector.close)
         if start.checkpoint is not None:
             trainer.resume(start.checkpoint)
         outcome = trainer.run()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from swift_r1.data.types import Prompt
@@ -32,12 +32,14 @@ class ScoredRound:
         dropped: of groups without signal that others took the place of (`--dynamic_sample`).
         parts: each generation call's scores; together they hold the same completions.
         without_signal: groups among the trained ones that teach nothing, where that was counted.
+        metrics: more to log of the round.
     """
 
     trained: list[ScoredCompletion]
     dropped: list[ScoredCompletion]
     parts: list[Scores]
     without_signal: int
+    metrics: dict[str, float] = field(default_factory=dict)
 
     def replace_groups(self, places: Sequence[int], fresh: Scores, size: int) -> None:
         """Puts the groups of `fresh` (of `size` completions each) where the groups at `places` are."""
@@ -262,12 +264,21 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
         "reward": item.reward,
         "advantage": advantage,
         "finish_reason": item.completion.finish_reason,
-        "weight_version": item.completion.weight_version,
+        "weight_version": played.weight_version,
+        **_several_versions(played),
         **({"turns": played.turns, "messages": played.messages} if isinstance(played, Trajectory) else {}),
         **({"dropped": True} if dropped else {}),
     }
     # A column of the data may have the name of a field: both are kept.
     return row | {f"columns/{name}" if name in row else name: value for name, value in item.prompt.columns.items()}
+
+
+def _several_versions(completion: Completion) -> dict[str, Any]:
+    """What there is to say beside the oldest version: nothing of a completion that one wrote."""
+    if completion.newest_weight_version is None:
+        return {}
+    spans = completion.weight_versions
+    return {"newest_weight_version": completion.newest_weight_version} | ({"weight_versions": spans} if spans else {})
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -20,6 +20,7 @@ from swift_r1.training.backends.base import Backend
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.lora import adapter_weights, policy_weights
 from swift_r1.training.rollouts import OnDone, OnOutput
+from swift_r1.training.staleness import ServedVersions
 from swift_r1.training.weight_check import mean_difference, own_logprobs, probe_sequences, tolerance
 
 logger = logging.getLogger("swift_r1.training.rollouts")
@@ -38,6 +39,9 @@ class ServerRollouts:
         check_steps: updates between two checks that the engine uses what it was sent; 0 for none.
         adapter: of the policy, where the server takes it alone; it has the base weights from its own `--model`.
         progress: called on all ranks every few seconds while the main rank waits for the server.
+
+    Attributes:
+        served: what was pushed.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class ServerRollouts:
         self.max_model_length = link.first.max_model_len if link is not None else None
         self._check_steps, self._updates, self._progress = check_steps, 0, progress
         self._adapter = adapter
+        self.served = ServedVersions()
         self._metrics: dict[str, float] = {}
 
     def generate(
@@ -78,11 +83,20 @@ class ServerRollouts:
             missing = [request for request in asked if request.request_id not in answers]
             if len(missing) < len(asked):
                 logger.info("asking again for the %d of %d prompts that were not answered", len(missing), len(asked))
-            link.ask(missing, self.weight_version, answered, self._still_waiting)
+            link.ask(missing, (self.weight_version,), answered, self.still_waiting)
 
-        while self._attempt(ask) == _LOST:
-            self._restore()
+        self.attend(ask)
         return None if requests is None else [answers[request.request_id] for request in asked]
+
+    def attend(self, work: Callable[[ServerLink], None]) -> None:
+        """Runs `work` on the main rank until it ends without ServerLost; after each loss the server is brought back,
+        with these weights. All other ranks take part in that. `work` calls `still_waiting` every few seconds.
+
+        Raises:
+            ServerUnreachable, RunFailed: as `work` and `generate` do.
+        """
+        while self._attempt(work) == _LOST:
+            self._restore()
 
     def resume(self, weight_version: int) -> None:
         """Nothing to do: a server counts by itself, over all runs that it has served."""
@@ -149,8 +163,7 @@ class ServerRollouts:
             difference = mean_difference(link.score(sequences, self.weight_version), own)
             found = [torch.tensor([difference, tolerance(own_dtype, link.first.dtype)], dtype=torch.float32)]
 
-        while self._attempt(compare) == _LOST:
-            self._restore()
+        self.attend(compare)
         difference, allowed = self.ranks.broadcast(found)[0].tolist()
         # What is not a number is no agreement.
         return (difference if math.isfinite(difference) else math.inf), allowed
@@ -162,7 +175,7 @@ class ServerRollouts:
 
             def reconnect(link: ServerLink) -> None:
                 nonlocal target
-                wanted = link.reconnect(self.weight_version, self._still_waiting)
+                wanted = link.reconnect(self.weight_version, self.still_waiting)
                 target = _NO_PUSH if wanted is None else wanted
 
             self._attempt(reconnect)
@@ -176,6 +189,7 @@ class ServerRollouts:
                 return
 
     def _push(self) -> int:
+        self.served.pushing(self.weight_version)
         model = self.backend.model
         weights = policy_weights(model) if self._adapter is None else adapter_weights(model)
         buckets = self.backend.weight_buckets(weights)
@@ -214,7 +228,7 @@ class ServerRollouts:
             raise fault
         return code
 
-    def _still_waiting(self) -> None:
+    def still_waiting(self) -> None:
         """Keeps the other ranks' collective from timing out (`--ddp_timeout`) while the main rank waits."""
         self._tell(_WAITING)
 

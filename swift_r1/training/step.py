@@ -57,10 +57,12 @@ def deal_round(batch: RoundBatch, steps: int, cut: Cut, ranks: Ranks) -> list[li
 def needs_old_policy(config: LossConfig, updates: int) -> bool:
     """Whether a round of `updates` optimizer steps needs a forward pass before its first one.
 
-    With one update the training forward gives the old log-probs, so nothing is computed twice; but the KL in the
-    reward comes before the advantages, and the entropy threshold before the first backward pass.
+    With one update the training forward gives the old log-probs, so nothing is computed twice, and a ratio to the
+    engine's has no use for them; but the KL in the reward comes before the advantages, and the entropy threshold before
+    the first backward pass.
     """
-    return updates > 1 or config.kl_in_reward or config.top_entropy_quantile < 1
+    before_update = updates > 1 and not config.ratio_to_behaviour
+    return before_update or config.kl_in_reward or config.top_entropy_quantile < 1
 
 
 def before_training(

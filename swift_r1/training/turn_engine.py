@@ -66,7 +66,6 @@ class Play:
     request: wire.RolloutRequest
     conversation: Conversation | None = None
     finish_reason: wire.FinishReason = "stop"
-    weight_version: int = 0
     asked: wire.RolloutRequest | None = None
     answer: asyncio.Future[wire.Completion] | None = None
     no_room: bool = False
@@ -154,8 +153,8 @@ class TurnEngine:
         text = self._decode(completion.token_ids)
         if conversation.messages[-1]["role"] != "assistant":  # a turn that begins, not one that goes on
             text = self._begin.encoder.response_prefix + text
-        conversation.answer(completion.token_ids, completion.logprobs, text)
-        play.finish_reason, play.weight_version = completion.finish_reason, completion.weight_version
+        conversation.answer(completion.token_ids, completion.logprobs, text, versions_of_tokens(completion))
+        play.finish_reason = completion.finish_reason
         return self._response(conversation, completion.token_ids, text, completion.finish_reason)
 
     def revise(self, token_ids: Sequence[int] | None, loss_mask: Sequence[int] | None) -> None:
@@ -197,6 +196,23 @@ class TurnEngine:
         )
         usage = UsageInfo(read, len(token_ids), read + len(token_ids))
         return ChatCompletionResponse("policy", [choice], usage)
+
+
+def versions_of_tokens(completion: wire.Completion) -> list[int]:
+    """Of the weights, one a token; the oldest for all where the engine does not tell which wrote which."""
+    versions: list[int] = []
+    for start, version in reversed(completion.weight_versions or ((0, completion.weight_version),)):
+        versions = [version] * (len(completion.token_ids) - len(versions) - start) + versions
+    return versions
+
+
+def spans_of(versions: Sequence[int | None]) -> tuple[tuple[int, int], ...]:
+    """`(first token, version)` of each stretch; tokens that no weights wrote belong to the stretch before them."""
+    spans: list[tuple[int, int]] = []
+    for place, version in enumerate(versions):
+        if version is not None and (not spans or spans[-1][1] != version):
+            spans.append((place if spans else 0, version))
+    return tuple(spans)
 
 
 def _without_dummy(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:

@@ -25,11 +25,15 @@ class EngineInfo:
 
 @dataclass(frozen=True, slots=True)
 class Generated:
-    """One completion: `T` token ids, `T` log-probs (natural log, after temperature)."""
+    """One completion: `T` token ids, `T` log-probs (natural log, after temperature).
+
+    `versions` are `(first token, weight version)` in order, at least one; None where the engine cannot tell.
+    """
 
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
     finish_reason: FinishReason
+    versions: tuple[tuple[int, int], ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +57,14 @@ class Piece:
 
 
 class Engine(Protocol):
-    """An engine with one set of weights. Methods raise EngineDead once its process is gone."""
+    """An engine with one set of weights. Methods raise EngineDead once its process is gone.
+
+    Attributes:
+        next_version: set before a load: the version of what it loads.
+    """
 
     info: EngineInfo
+    next_version: int
 
     @property
     def dead(self) -> bool: ...

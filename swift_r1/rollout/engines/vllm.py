@@ -19,7 +19,7 @@ from swift_r1.rollout.weights.adapter import write_adapter
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
-    from vllm.outputs import RequestOutput
+    from vllm.outputs import CompletionOutput, RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
 
 logger = logging.getLogger("swift_r1.rollout.vllm")
@@ -41,6 +41,8 @@ class VllmEngine:
         self._llm = llm
         self._timeout = timeout
         self._loads = 0
+        self.next_version = 0
+        self._version = 0
         self._adapter: _Adapter | None = None
         self._adapters = 0
         self._stuck = False
@@ -71,12 +73,14 @@ class VllmEngine:
         from vllm.sampling_params import RequestOutputKind
 
         params = _sampling(sampling, seed, output_kind=RequestOutputKind.FINAL_ONLY, skip_special_tokens=False)
+        # A completion ends with the adapter that it began with.
+        versions = ((0, self._version),) if self._adapter is not None else None
         output = (await self._run(prompt, params)).outputs[0]
         if output.finish_reason not in ("stop", "length", "abort") or output.logprobs is None:
             raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r}")
         tokens = tuple(output.token_ids)
         logprobs = tuple(entry[token].logprob for token, entry in zip(tokens, output.logprobs, strict=True))
-        return Generated(tokens, logprobs, output.finish_reason)
+        return Generated(tokens, logprobs, output.finish_reason, versions or _versions(output))
 
     async def stream(
         self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
@@ -136,6 +140,9 @@ class VllmEngine:
         # refused while requests run.
         self._loads += 1
         self._use(None)
+        self._version = self.next_version
+        # A step between the load and this is told as one of the older version, never the other way round.
+        await self._in_time(self._llm.update_weight_version(str(self._version)), "naming its weights")
         if not await self._in_time(self._llm.reset_prefix_cache(), "forgetting cached prefixes"):
             logger.info("requests are running: the prefix cache of the old weights stays until it is needed")
 
@@ -166,6 +173,7 @@ class VllmEngine:
             raise
         # Salted by the load: no cached prefix of another one is found again.
         self._loads += 1
+        self._version = self.next_version
         self._use(adapter)
 
     def _use(self, adapter: _Adapter | None) -> None:
@@ -236,6 +244,14 @@ class _Adapter:
 
     def forget(self) -> None:
         shutil.rmtree(self.request.lora_path, ignore_errors=True)
+
+
+def _versions(output: CompletionOutput) -> tuple[tuple[int, int], ...] | None:
+    """Which weights wrote which tokens; vLLM calls those that it started with `default`."""
+    spans = output.weight_versions
+    if not spans:
+        return None
+    return tuple((span.start, int(span.version) if span.version.isdigit() else 0) for span in spans)
 
 
 def _sampling(sampling: SamplingParams, seed: int | None, **more: Any) -> Any:

@@ -51,6 +51,7 @@ class WeightWriter:
         ttl_s: seconds of silence after which the server takes the lease back.
         token: of a lease that an earlier process of this run may still have, at least 32 hexadecimal digits.
         nccl_deadline_s, nccl: see `NcclSender`.
+        policy: what updates do with running rollouts; None leaves that to the server.
     """
 
     def __init__(
@@ -61,12 +62,14 @@ class WeightWriter:
         token: str | None = None,
         nccl_deadline_s: float = 120.0,
         nccl: Callable[[], Nccl] | None = None,
+        policy: wire.UpdatePolicy | None = None,
     ) -> None:
         self.client = client
         self.token = token or secrets.token_hex(16)
         self._request = wire.LeaseRequest(
             owner=owner or f"{socket.gethostname()}:{os.getpid()}", ttl_seconds=ttl_s, token=self.token
         )
+        self._policy = policy
         self._transport: str | None = None
         self._nccl = NcclSender(client, self._headers, nccl_deadline_s, nccl)
         self._closed = threading.Event()
@@ -164,7 +167,9 @@ class WeightWriter:
                 self._nccl.connect()
             begun = call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, self._headers)
             digests = overlapped(buckets, self._sender(transport, begun.folder, version))
-            commit = wire.UpdateCommit(version=version, buckets=len(digests), content_hash=content_hash(digests))
+            commit = wire.UpdateCommit(
+                version=version, buckets=len(digests), content_hash=content_hash(digests), policy=self._policy
+            )
             return call("POST", "/v1/weights/commit", wire.UpdateStatus, commit, self._headers)
         except BaseException:
             self._call_off(version)
