@@ -24,9 +24,3 @@ def async_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
             "generate meanwhile",
             ("async_generate", "use_vllm"),
         )
-    if args.deterministic and args.max_staleness:
-        yield Fault(
-            "--deterministic true cannot be kept with --async_generate true: which weights write a completion depends "
-            "on time; use --max_staleness 0, or leave one of them out",
-            ("deterministic", *names),
-        )

@@ -91,7 +91,7 @@ class Rounds:
         self._rounds: dict[int, Round] = {}
         self._next: int | None = None
         self._end = 0
-        self._parked, self._restored = 0, 0
+        self._parked: set[object] = set()  # threads that wait for a lost server
         self._closed = False
         self._threads: list[threading.Thread] = []
 
@@ -109,7 +109,7 @@ class Rounds:
     def restored(self) -> None:
         """A server that was lost is back, with this run's weights."""
         with self._changed:
-            self._restored += 1
+            self._parked.clear()
             self._changed.notify_all()
 
     def wait(self, number: int, heard: Callable[[Round], None]) -> None:
@@ -162,21 +162,18 @@ class Rounds:
 
     def await_restored(self, link: ServerLink) -> None:
         """Until the trainer's thread has restored the server, or it is back as it was."""
+        me = object()
         with self._changed:
-            seen = self._restored
-            self._parked += 1
+            self._parked.add(me)
             self._changed.notify_all()
-        try:
-            while not link.answers_again(self.served):
-                with self._changed:
-                    if self._restored == seen and not self._closed:
-                        self._changed.wait(_LOOK_S)
-                    if self._restored != seen:
-                        return
-                self.check_going_on()
-        finally:
+        while not link.answers_again(self.served):
             with self._changed:
-                self._parked -= 1
+                self._changed.wait_for(lambda: self._closed or me not in self._parked, _LOOK_S)
+                if me not in self._parked:
+                    return
+            self.check_going_on()
+        with self._changed:
+            self._parked.discard(me)
 
     def changed(self, round_: Round, asked: int = 0, answered: int = 0) -> None:
         """`asked` and `answered` completions more."""

@@ -1,4 +1,4 @@
-"""`swift rlhf --async_generate true` beside a real server: what is generated ahead, how old it may be, and what is lost."""
+"""`swift rlhf --async_generate true` beside a real server: how old completions may be, and what is lost."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-import pytest
 
 PLUGIN = Path(__file__).parent / "digits_plugin.py"
 PROMPTS, GROUP = 4, 4
@@ -50,7 +48,12 @@ def flags(model: Path, url: str, folder: Path, **more: Any) -> list[str]:
 
 
 def train(
-    model: Path, url: str, folder: Path, at_step: Callable[[int], None] = lambda _step: None, processes: int = 1, **more: Any
+    model: Path,
+    url: str,
+    folder: Path,
+    at_step: Callable[[int], None] = lambda _step: None,
+    processes: int = 1,
+    **more: Any,
 ) -> str:
     """Runs to the end, or until `at_step`, called after each step, raises Killed; returns what was said."""
     process = subprocess.Popen(

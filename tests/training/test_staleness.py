@@ -1,0 +1,81 @@
+"""How old completions are, and what the loss makes of it."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from swift_r1.algorithms import LossConfig, mean_metrics, policy_loss
+from swift_r1.rollout.protocol import Completion
+from swift_r1.training.staleness import ServedVersions, oldest_rounds, staleness_metrics
+from swift_r1.training.step import needs_old_policy
+from swift_r1.training.turn_engine import spans_of, versions_of_tokens
+
+
+def completion(length: int, version: int, **more: object) -> Completion:
+    return Completion(
+        token_ids=(1,) * length, logprobs=(0.0,) * length, finish_reason="stop", weight_version=version, **more
+    )
+
+
+@pytest.fixture
+def served() -> ServedVersions:
+    """A server that had served another run: versions 11, 12 (a repair of 11), 13 and 20 (after a restart)."""
+    made = ServedVersions()
+    for version, rounds in ((11, 0), (12, 0), (13, 1), (20, 2)):
+        made.rounds = rounds
+        made.pushing(version)
+    return made
+
+
+def test_age_is_counted_in_rounds_and_by_token(served: ServedVersions) -> None:
+    several = completion(10, 12, newest_weight_version=20, weight_versions=((0, 12), (4, 13), (7, 20)))
+    metrics = staleness_metrics([several, completion(10, 13)], 3, served)
+    assert metrics == {"rollout/staleness/mean": (4 * 3 + 3 * 2 + 3 * 1 + 10 * 2) / 20, "rollout/staleness/max": 3.0}
+    # Where the engine does not tell, all count as the oldest.
+    untold = several.model_copy(update={"weight_versions": None})
+    assert staleness_metrics([untold], 3, served)["rollout/staleness/mean"] == 3.0
+    assert oldest_rounds([completion(1, 20), untold], served) == 0
+    assert 12 in served and 14 not in served
+
+
+def test_versions_of_turns_join_to_those_of_the_trajectory() -> None:
+    turn = completion(5, 1, newest_weight_version=2, weight_versions=((0, 1), (3, 2)))
+    assert versions_of_tokens(turn) == [1, 1, 1, 2, 2]
+    assert versions_of_tokens(completion(2, 7)) == [7, 7]
+    assert versions_of_tokens(completion(0, 7)) == []
+    # Tokens of the environment between two turns belong to the turn before them.
+    assert spans_of([1, 1, None, 1, 2, None, None, 2, 3]) == ((0, 1), (4, 2), (8, 3))
+    assert spans_of([None, 4]) == ((0, 4),)
+
+
+def test_ratio_to_what_was_sampled() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logps, old, rollout = (-torch.rand(3, 6, generator=generator) for _ in range(3))
+    advantages, mask = torch.tensor([1.0, -1.0, 0.5]), torch.ones(3, 6, dtype=torch.bool)
+    mask[1, 4:] = False
+    config = LossConfig(ratio_to_behaviour=True)
+    ours = policy_loss(logps, old, advantages, mask, config, rollout_logps=rollout)
+    same = policy_loss(logps, rollout, advantages, mask, replace(config, ratio_to_behaviour=False))
+    other = policy_loss(logps, old, advantages, mask, replace(config, ratio_to_behaviour=False))
+    assert ours.loss == same.loss != other.loss
+    # The gap that is logged is still the trainer's to the engine's.
+    expected = (old - rollout).abs()[mask].mean().item()
+    assert mean_metrics(ours.metrics)["rollout/logp_diff"] == pytest.approx(expected)
+    with pytest.raises(ValueError, match="needs rollout_logps"):
+        policy_loss(logps, old, advantages, mask, config)
+
+
+@pytest.mark.parametrize(
+    ("config", "updates", "needed"),
+    [
+        (LossConfig(), 2, True),
+        (LossConfig(ratio_to_behaviour=True), 2, False),
+        (LossConfig(ratio_to_behaviour=True, top_entropy_quantile=0.5), 1, True),
+        (LossConfig(ratio_to_behaviour=True, beta=0.1, kl_in_reward=True), 1, True),
+    ],
+)
+def test_a_ratio_to_the_engine_needs_no_forward_pass_before_the_first_step(
+    config: LossConfig, updates: int, needed: bool
+) -> None:
+    assert needs_old_policy(config, updates) is needed
