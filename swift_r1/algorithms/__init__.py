@@ -10,10 +10,13 @@ from swift_r1.algorithms.gae import gae, value_loss
 from swift_r1.algorithms.kl import rewards_less_kl
 from swift_r1.algorithms.metrics import mean_metrics, sum_metrics
 from swift_r1.algorithms.policy import LossOutput, policy_loss, top_entropy_threshold
+from swift_r1.algorithms.ppo import PPOConfig, PPOTargets, ppo_targets, token_rewards, whiten
 
 __all__ = [
     "LossConfig",
     "LossOutput",
+    "PPOConfig",
+    "PPOTargets",
     "drop_truncated",
     "gae",
     "group_advantages",
@@ -21,8 +24,11 @@ __all__ = [
     "loss_normalizer",
     "mean_metrics",
     "policy_loss",
+    "ppo_targets",
     "rewards_less_kl",
     "sum_metrics",
+    "token_rewards",
     "top_entropy_threshold",
     "value_loss",
+    "whiten",
 ]

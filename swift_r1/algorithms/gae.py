@@ -8,7 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms.aggregation import divide, token_means
+from swift_r1.algorithms.aggregation import divide
+from swift_r1.algorithms.metrics import masked_metric
+from swift_r1.algorithms.policy import LossOutput
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
@@ -61,8 +63,8 @@ def value_loss(
     cliprange_value: float | None,
     *,
     normalizer: Tensor | float | None = None,
-) -> Tensor:
-    """0.5 * max((V - R)^2, (V_clip - R)^2), V_clip = old + clip(V - old, -c, c); mean of the completions' token means.
+) -> LossOutput:
+    """0.5 * max((V - R)^2, (V_clip - R)^2), V_clip = old + clip(V - old, -c, c); the mean over trained tokens.
 
     Args:
         values: `[B, T]`, the value model's; only they get a gradient.
@@ -70,11 +72,12 @@ def value_loss(
         returns: `[B, T]`, of `gae`.
         mask: `[B, T]`, not 0 on trained tokens.
         cliprange_value: `c`, above 0; None: no clipping.
-        normalizer: number of completions of the whole optimizer step, over all micro-batches and ranks; by default
-            `B`.
+        normalizer: trained tokens of the whole optimizer step, over all micro-batches and ranks; by default this
+            call's own.
 
     Returns:
-        Scalar, float64 for float64 `values`, else float32; parts of a step add up.
+        The loss (float64 for float64 `values`, else float32; parts of a step add up) and the metric
+        `clip_ratio/value`: the share of tokens whose clipped error is the larger one, and that get no gradient.
 
     Raises:
         ValueError: shapes that do not fit together, or a clip range that is not above 0.
@@ -90,8 +93,13 @@ def value_loss(
     old_values = old_values.detach().to(dtype).masked_fill(~trained, 0.0)
     returns = returns.detach().to(dtype).masked_fill(~trained, 0.0)
     error = (values - returns).square()
+    over = torch.zeros_like(trained)
     if cliprange_value is not None:
         clipped = old_values + (values - old_values).clamp(-cliprange_value, cliprange_value)
-        error = torch.maximum(error, (clipped - returns).square())
-    total = token_means(0.5 * error, trained.to(dtype)).sum()
-    return divide(total, values.shape[0] if normalizer is None else normalizer)
+        other = (clipped - returns).square()
+        over = other > error
+        error = torch.maximum(error, other)
+    weight = trained.to(dtype)
+    total = (0.5 * error * weight).sum()
+    loss = divide(total, trained.sum().double() if normalizer is None else normalizer)
+    return LossOutput(loss, masked_metric("clip_ratio/value", over, weight))

@@ -89,6 +89,18 @@ def logit_form(config: Any) -> LogitForm:
     )
 
 
+def chosen_states(
+    model: nn.Module, token_ids: Tensor, positions: Tensor, position_ids: Tensor | None, packed_row: PackedRow | None
+) -> Tensor:
+    """`[K, hidden]`: the last hidden states of a transformers model, with any head, at `positions`."""
+    packed: dict[str, Any] = {} if position_ids is None else {"position_ids": position_ids}
+    if packed_row is not None:
+        # A mask of four dimensions is taken as it is: none is made for the row, and `packed_attention` needs none.
+        packed |= {"packed_row": packed_row, "attention_mask": token_ids.new_zeros(1, 1, 1, 1, dtype=torch.bool)}
+    hidden: Tensor = model.base_model(input_ids=token_ids, use_cache=False, **packed).last_hidden_state
+    return hidden.flatten(0, 1).index_select(0, positions)
+
+
 class Policy(nn.Module):
     """A causal LM whose forward gives log-probs (and entropies) of chosen tokens, never `[tokens, vocabulary]`."""
 
@@ -107,12 +119,7 @@ class Policy(nn.Module):
         temperature: float,
     ) -> TokenLogprobs:
         """The fields of `ModelInputs`; returns `[K]` float32 each."""
-        packed: dict[str, Any] = {} if position_ids is None else {"position_ids": position_ids}
-        if packed_row is not None:
-            # A mask of four dimensions is taken as it is: none is made for the row, and `packed_attention` needs none.
-            packed |= {"packed_row": packed_row, "attention_mask": token_ids.new_zeros(1, 1, 1, 1, dtype=torch.bool)}
-        hidden = self.model.base_model(input_ids=token_ids, use_cache=False, **packed).last_hidden_state
-        chosen = hidden.flatten(0, 1).index_select(0, positions)
+        chosen = chosen_states(self.model, token_ids, positions, position_ids, packed_row)
         return self.logprob_head(chosen, targets, temperature)
 
 

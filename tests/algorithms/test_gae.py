@@ -64,45 +64,48 @@ def test_gae_ignores_padding_and_gradients() -> None:
 @given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 8), st.sampled_from([None, 0.1, 0.5]))
 def test_value_loss_equals_the_formula(seed: int, rows: int, width: int, clip: float | None) -> None:
     values, old, returns, mask = make(seed, rows, width)
-    total = 0.0
+    losses, over = [], 0
     for i in range(rows):
-        losses = []
         for t in range(width):
             if mask[i, t]:
                 v, o, target = values[i, t].item(), old[i, t].item(), returns[i, t].item()
                 worst = (v - target) ** 2
                 if clip is not None:
-                    worst = max(worst, (o + min(max(v - o, -clip), clip) - target) ** 2)
+                    clipped = (o + min(max(v - o, -clip), clip) - target) ** 2
+                    over += clipped > worst
+                    worst = max(worst, clipped)
                 losses.append(0.5 * worst)
-        total += sum(losses) / len(losses) if losses else 0.0
-    assert value_loss(values, old, returns, mask, clip).item() == pytest.approx(total / rows, rel=1e-10)
-    # Cut in two, with the step's number of completions, the parts add up.
+    expected = sum(losses) / max(1, len(losses))
+    found = value_loss(values, old, returns, mask, clip)
+    assert found.loss.item() == pytest.approx(expected, rel=1e-10)
+    assert found.metrics["clip_ratio/value/sum"] == over and found.metrics["clip_ratio/value/count"] == len(losses)
+    # Cut in two, with the step's number of tokens, the parts add up.
     parts = [
-        value_loss(values[part], old[part], returns[part], mask[part], clip, normalizer=rows)
+        value_loss(values[part], old[part], returns[part], mask[part], clip, normalizer=len(losses)).loss
         for part in (slice(0, 1), slice(1, None))
     ]
-    assert sum(part.item() for part in parts) == pytest.approx(total / rows, rel=1e-10)
+    assert sum(part.item() for part in parts) == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.parametrize("clip", [None, 0.3])
 def test_value_loss_gradient_by_finite_differences(clip: float | None) -> None:
     values, old, returns, mask = make(7, 3, 5)
     spoilt = values.masked_fill(~mask, 1e3).requires_grad_()
-    assert torch.autograd.gradcheck(lambda v: value_loss(v, old, returns, mask, clip), (spoilt,), atol=1e-6)
+    assert torch.autograd.gradcheck(lambda v: value_loss(v, old, returns, mask, clip).loss, (spoilt,), atol=1e-6)
 
 
 def test_only_values_get_a_gradient() -> None:
     values, old, returns, mask = make(7, 3, 5)
     for tensor in (values, old, returns):
         tensor.requires_grad_()
-    value_loss(values, old, returns, mask, 0.2).backward()
+    value_loss(values, old, returns, mask, 0.2).loss.backward()
     assert values.grad is not None and old.grad is None and returns.grad is None
 
 
 def test_value_loss_of_nothing_and_its_dtype() -> None:
     values, old, returns, mask = make(7, 3, 5)
-    assert value_loss(values, old, returns, torch.zeros_like(mask), 0.2).item() == 0
-    assert value_loss(values.bfloat16(), old, returns, mask, 0.2).dtype == torch.float32
+    assert value_loss(values, old, returns, torch.zeros_like(mask), 0.2).loss.item() == 0
+    assert value_loss(values.bfloat16(), old, returns, mask, 0.2).loss.dtype == torch.float32
 
 
 def test_bad_input_is_named() -> None:

@@ -1,4 +1,4 @@
-"""What the loop asks of a backend: hold the policy, accumulate gradients, step, and hand out weights."""
+"""What the loop asks of a backend: hold a model, accumulate gradients, step, and hand out weights."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ WeightBucket = Sequence[tuple[str, Tensor]]
 BUCKET_BYTES = 64 * 2**20
 
 
-class Backend(Protocol):
-    """One rank's part of the policy and its optimizer. Methods marked collective are called on every rank."""
+class Training(Protocol):
+    """One rank's part of a model and its optimizer. Methods marked collective are called on every rank."""
 
     model: nn.Module
     """The transformers model being trained (its parameters may be partitioned)."""
@@ -28,10 +28,6 @@ class Backend(Protocol):
     @property
     def loss_scale(self) -> float | None:
         """What the coming step's losses are multiplied by in float16; None in other dtypes."""
-        ...
-
-    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
-        """The policy's forward (collective); see `Policy.forward`."""
         ...
 
     def backward(self, loss: Tensor, last: bool) -> None:
@@ -57,21 +53,13 @@ class Backend(Protocol):
         """
         ...
 
-    def generation_model(self) -> nn.Module:
-        """A model with whole, current weights for embedded generation (collective)."""
-        ...
-
-    def reference(self) -> ReferencePolicy:
-        """The frozen policy of the run's start; with adapters the model without them (collective)."""
-        ...
-
     def training_state(self) -> Iterator[StateBucket]:
         """Float32 weights, the optimizer's memory and the loss scale, bucket by bucket (collective, as
         `weight_buckets`)."""
         ...
 
     def load_training_state(self, read: ReadTensor) -> None:
-        """Goes on from a saved `training_state` (collective: every rank reads). The policy's weights follow.
+        """Goes on from a saved `training_state` (collective: every rank reads). The model's weights follow.
 
         Raises:
             KeyError: the state lacks a parameter that is trained here.
@@ -80,6 +68,33 @@ class Backend(Protocol):
 
     def describe(self) -> dict[str, Any]:
         """The resolved settings, for the log."""
+        ...
+
+
+class Backend(Training, Protocol):
+    """The policy."""
+
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
+        """The policy's forward (collective); see `Policy.forward`."""
+        ...
+
+    def generation_model(self) -> nn.Module:
+        """A model with whole, current weights for embedded generation (collective)."""
+        ...
+
+    def reference(self, offload: bool = False) -> ReferencePolicy:
+        """The frozen policy of the run's start; with adapters the model without them (collective).
+
+        `offload`: where training is on a GPU, its weights are in host memory but while they are used.
+        """
+        ...
+
+
+class CriticBackend(Training, Protocol):
+    """The critic of PPO."""
+
+    def values(self, inputs: ModelInputs) -> Tensor:
+        """The critic's forward (collective); see `Critic.forward`."""
         ...
 
 

@@ -1,70 +1,29 @@
-"""DeepSpeed ZeRO 0 to 3: the same policy with its state spread over the ranks."""
+"""DeepSpeed ZeRO 0 to 3: policy, reference and critic, each with its state spread over the ranks."""
 
 from __future__ import annotations
 
-import logging
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import deepspeed
 import torch
-from accelerate import init_empty_weights
-from deepspeed.accelerator import get_accelerator
-from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
-from deepspeed.runtime.config import DeepSpeedConfigError
-from deepspeed.utils import (
-    safe_get_full_fp32_param,
-    safe_get_full_optimizer_state,
-    safe_get_local_fp32_param,
-    safe_set_full_fp32_param,
-    safe_set_full_optimizer_state,
-    safe_set_local_fp32_param,
-    safe_set_local_optimizer_state,
-)
-from pydantic import ValidationError
 from torch import Tensor, nn
-from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-from swift_r1.errors import UsageError
 from swift_r1.training.backends.base import AdaptersOff, ReferencePolicy, WeightBucket, bucketed, mix_weights
-from swift_r1.training.backends.deepspeed_config import resolved
-from swift_r1.training.backends.optimizer_state import (
-    LOSS_SCALE,
-    MASTER,
-    UPDATES,
-    ReadTensor,
-    StateBucket,
-    codes_of,
-    load_codes,
-    moments_of,
-    parameter_buckets,
-    start_state,
-    state_name,
-    updates_of,
-)
+from swift_r1.training.backends.deepspeed_training import DeepSpeedTraining
+from swift_r1.training.backends.offload import Home
+from swift_r1.training.backends.optimizer_state import ReadTensor
+from swift_r1.training.critic import Critic
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.logprobs import TokenLogprobs
-from swift_r1.training.lora import Weight, has_adapters, parameters_of, policy_weights
+from swift_r1.training.lora import has_adapters, parameters_of, policy_weights
 from swift_r1.training.merging import plain_like
-from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups
+from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.policy import ModelInputs, Policy
 
-logger = logging.getLogger(__name__)
 
-
-class DeepSpeedBackend:
-    """Trains under ZeRO.
-
-    Args:
-        load: makes the plain model; called once for the policy and once more for the reference.
-        dtype: of the weights; 16-bit ones keep float32 masters, partitioned by ZeRO.
-        config: of DeepSpeed, from `read_config`.
-        quantized: `load` makes a model with weights of 4 bits.
-
-    Raises:
-        UsageError: DeepSpeed does not take the config.
-    """
+class DeepSpeedBackend(DeepSpeedTraining):
+    """The policy. `load` makes its plain model; it is called once more for the reference."""
 
     def __init__(
         self,
@@ -75,70 +34,11 @@ class DeepSpeedBackend:
         ranks: Ranks,
         quantized: bool = False,
     ) -> None:
-        self.ranks, self._load, self._quantized = ranks, load, quantized
-        self.stage = int(config.get("zero_optimization", {}).get("stage", 0))
-        if self.stage == 0:
-            logger.warning(
-                "ZeRO-0 keeps no float32 master weights in bf16 and reports no gradient norm: "
-                "running ZeRO-1, which gives the same numbers with less memory"
-            )
-            self.stage = 1
-            config = config | {"zero_optimization": config.get("zero_optimization", {}) | {"stage": 1}}
-        self.resolved = resolved(config, str(dtype).removeprefix("torch."), optimizer.max_grad_norm)
-        # DeepSpeed would compile an all-reduce through shared memory at its first start: a C++ compiler and up to
-        # two minutes for something that only its inference uses.
-        deepspeed.ops.__compatible_ops__[ShareMemCommBuilder.NAME] = False
-        try:
-            deepspeed.DeepSpeedConfig(self.resolved)
-        except (ValidationError, DeepSpeedConfigError, AssertionError) as error:
-            raise UsageError(f"DeepSpeed does not take this --deepspeed: {_one_line(error)}") from error
-        if dtype == torch.float16 and not get_accelerator().is_fp16_supported():
-            raise UsageError(
-                f"DeepSpeed does not compute in float16 on this {get_accelerator().device_name()}: "
-                "--torch_dtype bfloat16, or plain torch without --deepspeed"
-            )
-        policy = self._load_policy()
-        policy.train()
-        groups = parameter_groups(policy.model.parameters(), optimizer.weight_decay)
-        self.engine, self.optimizer, *_ = deepspeed.initialize(
-            model=policy, optimizer=build_optimizer(groups, optimizer), config=self.resolved
-        )
-        if dtype == torch.float16:
-            # At the least scale the loop decides what becomes of the run (--max_skipped_steps).
-            self.optimizer.loss_scaler.raise_error_at_min_scale = False
-        self.policy = policy
-        self.model = policy.model
-        self._float16 = dtype == torch.float16
+        super().__init__(lambda: Policy(load()), dtype, optimizer, config, ranks, quantized)
         self._copy_for_generation: nn.Module | None = None
-
-    @property
-    def loss_scale(self) -> float | None:
-        return float(self.optimizer.loss_scaler.loss_scale) if self._float16 else None
 
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
         return self.engine(*inputs, temperature)
-
-    def backward(self, loss: Tensor, last: bool) -> None:
-        self.engine.set_gradient_accumulation_boundary(last)
-        # DeepSpeed averages over ranks; our shares are to be added.
-        self.engine.backward(loss * self.ranks.world_size)
-
-    def step(self, learning_rate: float) -> float:
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
-        # DeepSpeed itself leaves the update out, on every rank, where the norm is not finite.
-        self.engine.step()
-        if self._float16 and self.optimizer.overflow:
-            return math.inf  # of such a step DeepSpeed gives the norm of the step before
-        return float(self.engine.get_global_grad_norm())
-
-    def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[WeightBucket]:
-        for bucket in bucketed(weights):
-            with deepspeed.zero.GatheredParameters(parameters_of(bucket), enabled=self.stage == 3):
-                whole = []
-                if self.ranks.is_main:
-                    whole = [(weight.name, weight.value().to("cpu", copy=self.stage == 3)) for weight in bucket]
-            yield whole
 
     def generation_model(self) -> nn.Module:
         """Under ZeRO-3 a whole copy of the weights on each rank, refreshed here; else the trained model."""
@@ -153,127 +53,48 @@ class DeepSpeedBackend:
                     targets[weight.name].copy_(weight.value())
         return self._copy_for_generation
 
-    def training_state(self) -> Iterator[StateBucket]:
-        updates = updates_of(self.optimizer.optimizer)
-        yield [(UPDATES, updates)] if self.ranks.is_main else []
-        if self._float16:
-            yield [(LOSS_SCALE, self._loss_scale_fields())] if self.ranks.is_main else []
-        kinds = moments_of(self.optimizer.optimizer)
-        started = bool(updates)
-        if started and kinds and self.stage < 3:
-            self._link_moments()
-        for bucket in parameter_buckets(self.model):
-            tensors = []
-            for name, parameter in bucket:
-                master = safe_get_full_fp32_param(parameter)
-                whole = {MASTER: master}
-                for kind in kinds:
-                    # No moments yet where every step so far was skipped.
-                    whole[kind] = (
-                        safe_get_full_optimizer_state(parameter, kind) if started else torch.zeros_like(master)
-                    )
-                if self.ranks.is_main:
-                    tensors += [(state_name(kind, name), value.to("cpu", copy=True)) for kind, value in whole.items()]
-            yield tensors
-        yield from codes_of(self.optimizer.optimizer, self._flat_masters, self.ranks)
-
-    @property
-    def _flat_masters(self) -> list[Tensor]:
-        """What the optimizer works on: this rank's parts of the parameters, float32, end to end in each group."""
-        zero = self.optimizer
-        return zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
-
-    def _loss_scale_fields(self) -> Tensor:
-        scaler = self.optimizer.loss_scaler
-        counts = [getattr(scaler, name, 0) for name in ("cur_iter", "last_overflow_iter")]
-        return torch.tensor([scaler.cur_scale, *counts], dtype=torch.float64)
-
-    @torch.no_grad()
-    def load_training_state(self, read: ReadTensor) -> None:
-        zero = self.optimizer
-        start_state(zero.optimizer, self._flat_masters, read(UPDATES))
-        load_codes(zero.optimizer, self._flat_masters, self.ranks.rank, read)
-        if self._float16:
-            scale, steps, last_overflow = read(LOSS_SCALE).tolist()
-            zero.loss_scaler.cur_scale = scale
-            zero.loss_scaler.cur_iter, zero.loss_scaler.last_overflow_iter = int(steps), int(last_overflow)
-        kinds = moments_of(zero.optimizer)
-        if kinds and self.stage < 3:
-            self._link_moments()
-        for bucket in parameter_buckets(self.model):
-            masters = []
-            for name, parameter in bucket:
-                masters.append(read(state_name(MASTER, name)))
-                self._set_own_part(parameter, masters[-1], None)
-                for kind in kinds:
-                    self._set_own_part(parameter, read(state_name(kind, name)), kind)
-            parameters = [parameter for _, parameter in bucket]
-            with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0, enabled=self.stage == 3):
-                if self.stage < 3 or self.ranks.is_main:
-                    for parameter, master in zip(parameters, masters, strict=True):
-                        parameter.copy_(master)
-
-    def _link_moments(self) -> None:
-        """Tells each parameter where its part of the flat moments is.
-
-        DeepSpeed does so itself at its first step, but as soon as the first parameter group has moments: those of the
-        others it then never finds.
-        """
-        self.optimizer._hp_optimizer_states_linked = False
-        self.optimizer._lazy_init_hp_params_optimizer_state()
-
-    def _set_own_part(self, parameter: nn.Parameter, value: Tensor, moment: str | None) -> None:
-        """Takes this rank's part of a whole float32 tensor: of the master weight, or of a moment."""
-        if self.stage < 3:
-            if moment is None:
-                safe_set_full_fp32_param(parameter, value)
-            else:
-                safe_set_full_optimizer_state(parameter, value, moment)
-            return
-        # DeepSpeed's own way of setting a whole ZeRO-3 tensor cannot do sizes that the ranks do not divide.
-        size = safe_get_local_fp32_param(parameter).numel()
-        part = value.new_zeros(size)
-        own = value.flatten()[size * self.ranks.rank : size * (self.ranks.rank + 1)]
-        part[: own.numel()] = own
-        if moment is None:
-            safe_set_local_fp32_param(parameter, part)
-        else:
-            safe_set_local_optimizer_state(parameter, part, moment)
-
-    def reference(self) -> ReferencePolicy:
+    def reference(self, offload: bool = False) -> ReferencePolicy:
         if has_adapters(self.model):
             return AdaptersOff(self)
-        return DeepSpeedReference(self._load_policy(), self.policy, self.resolved, self.stage)
+        return DeepSpeedReference(self.load_module(), self.module, self.resolved, self.stage, offload)
 
-    def _load_policy(self) -> Policy:
-        """Under ZeRO-3, transformers gives each rank its part of the weights.
 
-        Weights of 4 bits are loaded whole and cut up by DeepSpeed afterwards.
-        """
-        if self.stage < 3 or self._quantized:
-            return Policy(self._load())
-        config = HfDeepSpeedConfig(self.resolved)
-        try:
-            policy = Policy(self._load())
-        finally:
-            del config
-            unset_hf_deepspeed_config()
-        _compute_buffers(policy.model)
-        return policy
+class DeepSpeedCritic(DeepSpeedTraining):
+    """The critic. `load` is `load_critic`."""
 
-    def describe(self) -> dict[str, Any]:
-        return {"backend": f"DeepSpeed ZeRO-{self.stage}", "deepspeed": self.resolved}
+    def __init__(
+        self,
+        load: Callable[[], nn.Module],
+        dtype: torch.dtype,
+        optimizer: OptimizerConfig,
+        config: dict[str, Any],
+        ranks: Ranks,
+    ) -> None:
+        super().__init__(lambda: Critic(load()), dtype, optimizer, config, ranks)
+
+    def values(self, inputs: ModelInputs) -> Tensor:
+        return self.engine(*inputs)
 
 
 class DeepSpeedReference:
-    """The model as loaded, frozen; partitioned like the policy under ZeRO-3, whole on every rank otherwise."""
+    """The model as loaded, frozen; partitioned like the policy under ZeRO-3, whole on every rank otherwise.
 
-    def __init__(self, policy: Policy, trained: Policy, resolved: dict[str, Any], stage: int) -> None:
+    With `offload` its weights are on the host: under ZeRO-3 DeepSpeed fetches each layer for its use, else all of them
+    come for a forward pass.
+    """
+
+    def __init__(
+        self, policy: nn.Module, trained: nn.Module, resolved: dict[str, Any], stage: int, offload: bool = False
+    ) -> None:
         self._frozen, self._trained, self._stage = policy, trained, stage
         policy.eval()
         for parameter in policy.parameters():
             parameter.requires_grad_(False)
+        self._home = Home(policy, offload and stage < 3)
         if stage == 3:
+            if offload:
+                zero = resolved["zero_optimization"] | {"offload_param": {"device": "cpu", "pin_memory": True}}
+                resolved = resolved | {"zero_optimization": zero}
             self.forward, *_ = deepspeed.initialize(model=policy, config=resolved)
             self.forward.eval()
         else:
@@ -290,7 +111,7 @@ class DeepSpeedReference:
                 gathered(own, modifier_rank=0, enabled=partitioned),
             ):
                 for target, weight in zip(own, bucket, strict=True):
-                    mix_weights(target, weight.value(), alpha)
+                    mix_weights(target, weight.value().to(target.device), alpha)
 
     def weight_buckets(self) -> Iterator[WeightBucket]:
         for bucket in bucketed(policy_weights(self._frozen.model)):
@@ -308,31 +129,5 @@ class DeepSpeedReference:
 
     @torch.no_grad()
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
-        return self.forward(*inputs, temperature)
-
-
-def _compute_buffers(model: nn.Module) -> None:
-    """Computes what a model computes for itself, as the frequencies of rotary positions, in its own dtype.
-
-    While DeepSpeed partitions a model it makes every new tensor in the weights' dtype. In 16 bits positions then turn
-    by up to half a percent too much or too little, which after some hundred tokens is another position.
-    """
-    with init_empty_weights(include_buffers=False):
-        skeleton = type(model)(model.config)
-    computed = {
-        f"{prefix}.{name}" if prefix else name: buffer
-        for prefix, module in skeleton.named_modules()
-        for name, buffer in module.named_buffers(recurse=False)
-        if name in module._non_persistent_buffers_set
-    }
-    for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            right = computed.get(f"{prefix}.{name}" if prefix else name)
-            if right is not None:
-                module.register_buffer(name, right.to(buffer.device), persistent=False)
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-    return str(error).splitlines()[0]
+        with self._home.at_work(inputs.token_ids.device):
+            return self.forward(*inputs, temperature)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from swift_r1.training.backends.base import AdaptersOff, ReferencePolicy, WeightBucket, bucketed, mix_weights
+from swift_r1.training.backends.offload import Home
 from swift_r1.training.backends.optimizer_state import (
     LOSS_SCALE,
     MASTER,
@@ -26,6 +27,7 @@ from swift_r1.training.backends.optimizer_state import (
     trained_parameters,
     updates_of,
 )
+from swift_r1.training.critic import Critic
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.logprobs import TokenLogprobs
 from swift_r1.training.lora import Weight, has_adapters, policy_weights
@@ -34,18 +36,17 @@ from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parame
 from swift_r1.training.policy import ModelInputs, Policy
 
 
-class LocalBackend:
-    """Trains `model` in place.
+class LocalTraining:
+    """Trains `model` in place, through `module`, which computes with it.
 
     Weights of 16 bits keep a float32 master copy that the optimizer works on: at a learning rate of 1e-6 an
     update is smaller than bf16 can add. Gradients are added up in float32 as soon as each is complete. In float16 the
     loss is scaled.
     """
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+    def __init__(self, model: nn.Module, module: nn.Module, config: OptimizerConfig) -> None:
         self.model, self.config = model, config
-        self.policy = Policy(model)
-        self.policy.train()
+        self.module = module.train()
         self._scale = LossScale() if model.dtype == torch.float16 else None
         self._ranks = Ranks(0, 1, torch.device("cpu"), None)
         self._trained = [parameter for _, parameter in trained_parameters(model)]
@@ -62,9 +63,6 @@ class LocalBackend:
     @property
     def loss_scale(self) -> float | None:
         return self._scale and self._scale.scale
-
-    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
-        return self.policy(*inputs, temperature)
 
     def backward(self, loss: Tensor, last: bool) -> None:
         (loss if self._scale is None else loss * self._scale.scale).backward()
@@ -125,31 +123,52 @@ class LocalBackend:
         load_codes(self.optimizer, self._masters, 0, read)
         self._round_masters()
 
-    def generation_model(self) -> nn.Module:
-        return self.model
-
-    def reference(self) -> ReferencePolicy:
-        return AdaptersOff(self) if has_adapters(self.model) else LocalReference(self.model)
-
     def describe(self) -> dict[str, Any]:
         masters = self._masters is not self._trained
         return {"backend": "plain torch", "float32_master_weights": masters, "optimizer": self.config.optim}
 
 
-class LocalReference:
-    """A frozen copy of the policy as it is when this is made."""
+class LocalBackend(LocalTraining):
+    """The policy."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+        super().__init__(model, Policy(model), config)
+
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
+        return self.module(*inputs, temperature)
+
+    def generation_model(self) -> nn.Module:
+        return self.model
+
+    def reference(self, offload: bool = False) -> ReferencePolicy:
+        return AdaptersOff(self) if has_adapters(self.model) else LocalReference(self.model, offload)
+
+
+class LocalCritic(LocalTraining):
+    """The critic, from `load_critic`."""
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+        super().__init__(model, Critic(model), config)
+
+    def values(self, inputs: ModelInputs) -> Tensor:
+        return self.module(*inputs)
+
+
+class LocalReference:
+    """A frozen copy of the policy as it is when this is made; with `offload` on the host between its uses."""
+
+    def __init__(self, model: nn.Module, offload: bool = False) -> None:
         # Hooks of the original belong to its optimizer.
         frozen = copy.deepcopy(model)
         for parameter in frozen.parameters():
             parameter.requires_grad_(False)
-        self.policy = Policy(frozen).eval()
+        self._home = Home(Policy(frozen).eval(), offload)
+        self.policy = self._home.module
         self._trained = model
 
     def mix_in_policy(self, alpha: float) -> None:
         for target, source in zip(self.policy.model.parameters(), self._trained.parameters(), strict=True):
-            mix_weights(target, source, alpha)
+            mix_weights(target, source.to(target.device), alpha)
 
     def weight_buckets(self) -> Iterator[WeightBucket]:
         for bucket in bucketed(policy_weights(self.policy.model)):
@@ -162,7 +181,8 @@ class LocalReference:
 
     @torch.no_grad()
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
-        return self.policy(*inputs, temperature)
+        with self._home.at_work(inputs.token_ids.device):
+            return self.policy(*inputs, temperature)
 
 
 def _move_gradient_to(master: nn.Parameter) -> Any:
