@@ -19,9 +19,13 @@ DEFAULT_SCALE_REWARDS = {
 class AlgorithmArguments:
     """Algorithm."""
 
-    rlhf_type: str = flag("grpo", "the algorithm; others are handed to ms-swift", choices=("grpo",), required=True)
+    rlhf_type: str = flag(
+        "grpo", "the algorithm; others are handed to ms-swift", choices=("grpo", "ppo"), required=True
+    )
     beta: float = flag(0.0, "weight of the KL penalty to the reference policy", at_least=0, ms_swift="0.04")
-    epsilon: float = flag(0.2, "lower clip range of the importance ratio", at_least=0, less_than=1)
+    epsilon: float = flag(
+        0.2, "lower clip range of the importance ratio", at_least=0, less_than=1, aliases=("cliprange",)
+    )
     epsilon_high: float | None = flag(None, "upper clip range (default: --epsilon; cispo: the cap, 5.0)", at_least=0)
     delta: float | None = flag(
         None, "upper bound of the ratio where the advantage is negative; above 1 + --epsilon_high", more_than=1
@@ -64,7 +68,14 @@ class AlgorithmArguments:
     ref_model_mixup_alpha: float = flag(
         0.6, "weight of the policy in it: reference = alpha * policy + (1 - alpha) * reference", more_than=0, at_most=1
     )
-    num_iterations: int = flag(1, "optimizer passes over a round of completions", at_least=1)
+    offload_ref_model: bool = flag(False, "keep the reference policy in host memory but while it computes (GPU only)")
+    num_iterations: int = flag(
+        1,
+        "optimizer passes over a round of completions",
+        at_least=1,
+        aliases=("num_ppo_epochs",),
+        ms_swift="4 for PPO",
+    )
     steps_per_generation: int | None = flag(
         None, "micro-batches a rank generated at once (default: --gradient_accumulation_steps)", at_least=1
     )

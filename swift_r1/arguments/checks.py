@@ -78,7 +78,7 @@ def round_faults(args: RlhfArguments, given: frozenset[str], world: World) -> It
             return
         micro_batches = args.generation_batch_size // micro_batch
     else:
-        micro_batches = args.steps_per_generation or accumulation
+        micro_batches = args.steps_per_generation or (args.num_mini_batches or 1) * accumulation
     if micro_batches % accumulation:
         yield Fault(
             f"{micro_batches} micro-batches are generated at once, which is no multiple of "

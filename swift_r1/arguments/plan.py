@@ -141,6 +141,7 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     table.add_column()
     micro = f"{args.per_device_train_batch_size} completions x {plan.world_size} processes"
     size = "streamed" if plan.epochs is None else f"{plan.dataset_size:,} prompts, {plan.epochs:.3g} epochs"
+    passes = "epochs" if args.rlhf_type == "ppo" else "iterations"
     rows = {
         "model": f"{args.model} ({args.torch_dtype or 'dtype of its config'}), {args.train_type} training",
         "rollouts": plan.rollouts_from,
@@ -153,10 +154,15 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         "an optimizer step": f"{micro} x {args.gradient_accumulation_steps} accumulation steps"
         f" = {plan.completions_per_optimizer_step} completions",
         "steps a round": f"{plan.micro_batches_per_round} batches / {args.gradient_accumulation_steps} accumulated"
-        f" x {args.num_iterations} iterations = {plan.optimizer_steps_per_round}",
+        f" x {args.num_iterations} {passes} = {plan.optimizer_steps_per_round}",
         "in all": f"{plan.rounds:,} rounds, {plan.total_steps:,} optimizer steps,"
         f" {plan.warmup_steps:,} of them warm-up",
     }
+    if args.rlhf_type == "ppo":
+        rows["critic"] = f"{args.critic_model}, all weights, learning rate {args.critic_learning_rate:g}" + (
+            f"; alone for {args.critic_warmup_steps} steps" if args.critic_warmup_steps else ""
+        )
+        rows["rewards"] += f"; KL x {args.kl_coef:g}" if args.kl_coef else "; no KL"
     if args.multi_turn_scheduler:
         most = f"at most {args.max_turns}" if args.max_turns else "as many as it wants"
         environment = f", environment {args.gym_env or 'by row'}" if args.use_gym_env else ""

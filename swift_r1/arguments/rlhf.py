@@ -18,6 +18,7 @@ from swift_r1.arguments.model import ModelArguments
 from swift_r1.arguments.multi_turn import GYM_SCHEDULER, MultiTurnArguments, multi_turn_faults
 from swift_r1.arguments.output import OutputArguments
 from swift_r1.arguments.parser import Fault, to_dict
+from swift_r1.arguments.ppo import PPOArguments, algorithm_faults
 from swift_r1.arguments.reward import RewardArguments
 from swift_r1.arguments.rollout import GenerationArguments
 from swift_r1.arguments.training import TrainingArguments
@@ -33,6 +34,7 @@ class RlhfArguments(
     OutputArguments,
     TrainingArguments,
     AlgorithmArguments,
+    PPOArguments,
     MultiTurnArguments,
     GenerationArguments,
     DataArguments,
@@ -46,6 +48,7 @@ class RlhfArguments(
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[Fault]:
         """What is wrong with the values taken together."""
+        yield from algorithm_faults(self, given)
         yield from checks.reward_faults(self, given)
         yield from builtin_reward_faults(self, given)
         yield from checks.rollout_faults(self, given)
@@ -70,10 +73,16 @@ class RlhfArguments(
         if self.generation_batch_size is not None:
             steps_per_generation = self.generation_batch_size // micro_batch
         else:
-            steps_per_generation = self.steps_per_generation or self.gradient_accumulation_steps
+            mini_batches = (self.num_mini_batches or 1) * self.gradient_accumulation_steps
+            steps_per_generation = self.steps_per_generation or mini_batches
         rewards = self.reward_names
+        ppo, critic_rate = self.rlhf_type == "ppo", self.critic_learning_rate
+        if ppo and critic_rate is None:
+            critic_rate = self.learning_rate
         return replace(
             self,
+            critic_model=self.critic_model or (self.model if ppo else None),
+            critic_learning_rate=critic_rate,
             reward_funcs=rewards,
             multi_turn_scheduler=self.multi_turn_scheduler or (GYM_SCHEDULER if self.use_gym_env else None),
             steps_per_generation=steps_per_generation,
@@ -113,6 +122,11 @@ class RlhfArguments(
             "instruction": None,
         }
         return read_tasks("--eval_datasets", self.eval_datasets, defaults)
+
+    @property
+    def wants_reference(self) -> bool:
+        """Whether there is a KL, and so a reference policy."""
+        return (self.kl_coef if self.rlhf_type == "ppo" else self.beta) > 0
 
     @property
     def reward_names(self) -> list[str]:

@@ -38,7 +38,7 @@ class GenerationArguments:
         at_least=0,
     )
     api_key: str | None = flag(None, "the server's key (better: the environment variable SWIFT_API_KEY)", secret=True)
-    num_generations: int = flag(8, "completions a prompt: the size of a group", at_least=2)
+    num_generations: int = flag(8, "completions a prompt: the size of a group; with PPO it may be 1", at_least=1)
     temperature: float = flag(1.0, "sampling temperature", more_than=0, ms_swift="0.9")
     top_p: float = flag(1.0, "1.0 only: a cut distribution biases the importance ratios", ms_swift="0.9")
     top_k: int = flag(-1, "-1 (off) only: a cut distribution biases the importance ratios", ms_swift="50")

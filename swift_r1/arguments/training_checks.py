@@ -23,11 +23,17 @@ _SCHEDULER_KWARGS = {
 }
 
 
+_NEED_REFERENCE = ("kl_in_reward", "sync_ref_model", "offload_ref_model")
+
+
 def reference_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
     """What is done with the reference policy needs one."""
-    for name in ("kl_in_reward", "sync_ref_model"):
-        if getattr(args, name) and args.beta == 0:
-            yield Fault(f"--{name} true has no effect without a KL: give --beta above 0", (name, "beta"))
+    kl = "kl_coef" if args.rlhf_type == "ppo" else "beta"
+    # In PPO the KL is always in the reward, and the flag is refused as such.
+    names = ("sync_ref_model", "offload_ref_model") if args.rlhf_type == "ppo" else _NEED_REFERENCE
+    for name in names:
+        if getattr(args, name) and not args.wants_reference:
+            yield Fault(f"--{name} true has no effect without a KL: give --{kl} above 0", (name, kl))
     for name in ("ref_model_sync_steps", "ref_model_mixup_alpha"):
         if name in given and not args.sync_ref_model:
             yield Fault(f"--{name} has no effect without --sync_ref_model true", (name, "sync_ref_model"))
@@ -42,6 +48,12 @@ def tuner_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
                 f"--sync_ref_model true has nothing to move with --train_type {kind}: the reference is the model "
                 "without its adapters",
                 ("sync_ref_model", "train_type"),
+            )
+        if args.offload_ref_model:
+            yield Fault(
+                f"--offload_ref_model true has nothing to move with --train_type {kind}: the reference is the model "
+                "without its adapters",
+                ("offload_ref_model", "train_type"),
             )
         if not args.target_modules:
             yield Fault(

@@ -12,7 +12,7 @@ from swift_r1.cli.launch import replace_process
 from swift_r1.errors import UsageError
 
 MS_SWIFT_COMMANDS = ("pt", "sft", "infer", "app", "deploy", "export", "sample", "web-ui", "megatron")
-MS_SWIFT_RLHF_TYPES = ("dpo", "orpo", "simpo", "kto", "cpo", "rm", "ppo", "gkd")
+MS_SWIFT_RLHF_TYPES = ("dpo", "orpo", "simpo", "kto", "cpo", "rm", "gkd")
 
 
 def is_for_ms_swift(command: str, words: Sequence[str]) -> bool:

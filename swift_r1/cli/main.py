@@ -13,7 +13,7 @@ from swift_r1.cli import handover
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, SwiftError, UsageError
 
 COMMANDS = {
-    "rlhf": "train a model with GRPO",
+    "rlhf": "train a model with GRPO or PPO",
     "rollout": "serve a model's generations and take its weight updates",
     "eval": "measure a model on benchmarks, and compare two measurements",
     "check": "try plugins, data and rewards before a model is loaded",

@@ -1,4 +1,4 @@
-"""Whether `--model` can be loaded, told before anything heavy starts."""
+"""Whether `--model`, or another one, can be loaded, told before anything heavy starts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ def is_local(model: str) -> bool:
     return Path(model).expanduser().is_dir()
 
 
-def model_faults(model: str, environ: Mapping[str, str]) -> list[str]:
-    """What is wrong with the model, [] where it can be loaded. A hub id is fetched into the hub's cache."""
+def model_faults(model: str, environ: Mapping[str, str], flag: str = "--model") -> list[str]:
+    """What is wrong with the model that `flag` names, [] where it can be loaded. A hub id is fetched into the hub's
+    cache."""
     path = Path(model).expanduser()
     if path.is_dir():
-        return _folder_faults(model, path)
+        return _folder_faults(model, path, flag)
     if path.exists():
-        return [f"--model {model} is a file: give the folder that holds config.json and the weights"]
+        return [f"{flag} {model} is a file: give the folder that holds config.json and the weights"]
     if not _like_hub_id(model):
-        return [f"--model {model}: there is no such folder (looked in {Path.cwd()})"]
-    return _hub_faults(model, environ)
+        return [f"{flag} {model}: there is no such folder (looked in {Path.cwd()})"]
+    return _hub_faults(model, environ, flag)
 
 
 def config_dtype(model: str) -> str:
@@ -38,7 +39,7 @@ def config_dtype(model: str) -> str:
     return str(dtype)
 
 
-def _folder_faults(model: str, path: Path) -> list[str]:
+def _folder_faults(model: str, path: Path, flag: str) -> list[str]:
     missing = []
     if not (path / "config.json").is_file():
         missing.append("config.json")
@@ -46,7 +47,7 @@ def _folder_faults(model: str, path: Path) -> list[str]:
         missing.append("weights (*.safetensors)")
     if not any((path / name).is_file() for name in _TOKENIZER):
         missing.append("a tokenizer (tokenizer.json)")
-    return [f"--model {model} is no model folder: it lacks {', '.join(missing)}"] if missing else []
+    return [f"{flag} {model} is no model folder: it lacks {', '.join(missing)}"] if missing else []
 
 
 def _like_hub_id(model: str) -> bool:
@@ -54,17 +55,17 @@ def _like_hub_id(model: str) -> bool:
     return len(parts) == 2 and all(parts) and not model.startswith((".", "~")) and not Path(parts[0]).is_dir()
 
 
-def _hub_faults(model: str, environ: Mapping[str, str]) -> list[str]:
+def _hub_faults(model: str, environ: Mapping[str, str], flag: str) -> list[str]:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
-    absent = f"--model {model} is neither a folder here nor in the Hugging Face cache"
+    absent = f"{flag} {model} is neither a folder here nor in the Hugging Face cache"
     offline = environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
     try:
         snapshot_download(model, allow_patterns=_PATTERNS, local_files_only=True)
         return []
     except HFValidationError:
-        return [f"--model {model}: there is no such folder, and it is no Hugging Face id"]
+        return [f"{flag} {model}: there is no such folder, and it is no Hugging Face id"]
     except LocalEntryNotFoundError:
         if offline:
             return [f"{absent}, and HF_HUB_OFFLINE is set: give a folder"]

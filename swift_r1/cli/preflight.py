@@ -51,6 +51,8 @@ def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) 
     if data is not None and not faults:
         faults += quick_faults(args, data.train[0])
     faults += model_faults(args.model, environ)
+    if args.critic_model not in (None, args.model):
+        faults += model_faults(args.critic_model, environ, "--critic_model")
     if faults or data is None:
         raise UsageError(*faults)
     return data

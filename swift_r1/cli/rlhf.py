@@ -22,9 +22,10 @@ from swift_r1.cli.run_folder import make_run_folder, write_args
 from swift_r1.errors import EXIT_OK
 from swift_r1.rollout.lease_token import save_token, saved_token
 
-_USAGE = """swift rlhf [config.yaml] --rlhf_type grpo --model M --dataset D --reward_funcs R [--flag value ...]
+_USAGE = """swift rlhf [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
 
-Trains a model with GRPO. A config file (YAML) comes first; flags win over it. Booleans are written `--flag true`.
+Trains a model with GRPO, or with PPO and a critic. A config file (YAML) comes first; flags win over it. Booleans are
+written `--flag true`.
 NPROC_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment say how many processes train."""
 _EXAMPLES = """
 swift rlhf --rlhf_type grpo --model models/smollm2-135m --external_plugins plugins/countdown.py \\
@@ -64,7 +65,7 @@ def run(words: Sequence[str]) -> int:
     additions = trainer_environment(
         os.environ,
         world,
-        offline=is_local(args.model),
+        offline=all(map(is_local, filter(None, (args.model, args.critic_model)))),
         cpus=usable_cpus(),
         gpu=has_gpu(os.environ),
         deterministic=args.deterministic,

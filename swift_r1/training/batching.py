@@ -42,6 +42,12 @@ class RoundBatch:
     def __len__(self) -> int:
         return len(self.rewards)
 
+    def token_mask(self) -> Tensor:
+        """bool `[N, longest]`: the tokens that the policy wrote."""
+        mask = torch.arange(int(self.completion_lengths.max())) < self.completion_lengths[:, None]
+        mask[mask.clone()] = self.loss_mask.bool()
+        return mask
+
     def tensors(self) -> list[Tensor]:
         """The fields in order, for sending."""
         return [getattr(self, item.name) for item in fields(self)]

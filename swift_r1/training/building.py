@@ -24,7 +24,7 @@ from swift_r1.rollout.lease_token import saved_token
 from swift_r1.rollout.link import Expected, ServerLink
 from swift_r1.rollout.weights.writer import WeightWriter
 from swift_r1.training.ahead import generates_ahead
-from swift_r1.training.backends.base import Backend
+from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.distributed import Ranks
@@ -61,15 +61,7 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
             freezing=freezing,
         )
 
-    optimizer = OptimizerConfig(
-        args.learning_rate,
-        args.weight_decay,
-        args.adam_beta1,
-        args.adam_beta2,
-        args.adam_epsilon,
-        args.max_grad_norm,
-        args.optim,
-    )
+    optimizer = optimizer_of(args, args.learning_rate)
     seed_everything(args.seed)
     if args.deepspeed is None:
         backend: Backend = LocalBackend(load().to(ranks.device), optimizer)
@@ -91,6 +83,27 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
         if args.loss_type == "cispo" and args.epsilon_high is None:
             logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
     return backend, vocab_size
+
+
+def open_reference(args: RlhfArguments, backend: Backend, ranks: Ranks) -> ReferencePolicy | None:
+    """The reference policy, where a KL needs one. Collective."""
+    if not args.wants_reference:
+        return None
+    if args.offload_ref_model and ranks.is_main and ranks.device.type == "cpu":
+        logger.info("--offload_ref_model true does nothing here: without a GPU the reference is in host memory anyway")
+    return backend.reference(args.offload_ref_model and ranks.device.type != "cpu")
+
+
+def optimizer_of(args: RlhfArguments, learning_rate: float) -> OptimizerConfig:
+    return OptimizerConfig(
+        learning_rate,
+        args.weight_decay,
+        args.adam_beta1,
+        args.adam_beta2,
+        args.adam_epsilon,
+        args.max_grad_norm,
+        args.optim,
+    )
 
 
 def lora_of(args: RlhfArguments) -> LoraSettings | None:
@@ -182,7 +195,5 @@ def open_stage(args: RlhfArguments, tokenizer: Any, ends: tuple[int, ...], model
     return stage
 
 
-def learning_rate_of(args: RlhfArguments, plan: Plan) -> LearningRate:
-    return LearningRate(
-        args.lr_scheduler_type, args.learning_rate, plan.warmup_steps, plan.total_steps, args.lr_scheduler_kwargs
-    )
+def schedule_of(args: RlhfArguments, plan: Plan, peak: float) -> LearningRate:
+    return LearningRate(args.lr_scheduler_type, peak, plan.warmup_steps, plan.total_steps, args.lr_scheduler_kwargs)

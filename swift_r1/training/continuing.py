@@ -12,7 +12,7 @@ from swift_r1.training.open_round import OpenRound, round_tensors
 from swift_r1.training.parts import Parts
 from swift_r1.training.rng import restore_rng
 from swift_r1.training.run_state import RunState, log_sizes
-from swift_r1.training.saving import Saved, optimizer_tensors, reference_tensors, rng_of
+from swift_r1.training.saving import Saved, critic_tensors, optimizer_tensors, reference_tensors, rng_of
 from swift_r1.training.summary import Outcome
 
 
@@ -71,11 +71,15 @@ def restored(checkpoint: Path, parts: Parts) -> Progress:
     state = RunState.read(checkpoint)
     try:
         parts.backend.load_training_state(optimizer_tensors(checkpoint))
+        if parts.critic is not None:
+            parts.critic.backend.load_training_state(critic_tensors(checkpoint))
         if parts.args.sync_ref_model and parts.reference is not None:
             parts.reference.load_weights(reference_tensors(checkpoint))
     except (KeyError, RuntimeError) as error:
         raise UsageError(f"{checkpoint} cannot be resumed from: its state is of another model: {error}") from error
     parts.learning_rate.go_to(state.step)
+    if parts.critic is not None:
+        parts.critic.learning_rate.go_to(state.step)
     if parts.main is not None:
         parts.main.monitor.restore(state.rewards)
         parts.recorder.restore_window(state.window)

@@ -7,21 +7,22 @@ records; the others are told the round's batch and compute their share of it.
 from __future__ import annotations
 
 import logging
-import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-from swift_r1.algorithms import LossConfig, group_advantages
 from swift_r1.errors import RunFailed
 from swift_r1.training.ahead import open_collector
+from swift_r1.training.algorithm import Algorithm, Targets, judged
 from swift_r1.training.batching import RoundBatch
 from swift_r1.training.continuing import Progress, captured, restored
+from swift_r1.training.grpo import Grpo
 from swift_r1.training.memory import GIB, peak_bytes
 from swift_r1.training.open_round import OpenRound, batch_of, with_saved, write_step
 from swift_r1.training.parts import Parts
+from swift_r1.training.ppo import Ppo
 from swift_r1.training.run_state import RunState
 from swift_r1.training.saving import round_tensors_of
 from swift_r1.training.scoring import (
@@ -31,15 +32,7 @@ from swift_r1.training.scoring import (
     pooled_columns,
     reward_metrics,
 )
-from swift_r1.training.step import (
-    TrainingBatch,
-    before_training,
-    deal_round,
-    needs_old_policy,
-    rewards_after_kl,
-    train_step,
-    training_batches,
-)
+from swift_r1.training.step import TrainingBatch, deal_round, training_batches
 from swift_r1.training.stopwatch import Stopwatch
 from swift_r1.training.summary import Outcome
 
@@ -51,7 +44,7 @@ class Trainer:
 
     def __init__(self, parts: Parts) -> None:
         self.parts, self.args, self.plan = parts, parts.args, parts.plan
-        self.config = LossConfig.from_flags(parts.args)
+        self.algorithm: Algorithm = Grpo(parts) if parts.critic is None else Ppo(parts)
         self.progress = Progress()
         self.stopwatch = Stopwatch()
         self.collector = open_collector(parts, self.stopwatch)
@@ -86,19 +79,19 @@ class Trainer:
         batch, scored = self.collector.roll_out(self.progress.rounds, self.outcome.steps)
         self.progress.rounds += 1
         steps = self.prepare(batch)
-        advantages, metrics = self.advantages(batch, steps)
+        targets, metrics = self.targets(batch, steps)
         if scored is not None:
-            metrics |= self.report(scored, advantages)
+            metrics |= self.report(scored, targets.of_completions)
         # What the round cost as a whole is shared out to its steps.
         seconds = {name: value / self.plan.optimizer_steps_per_round for name, value in self.stopwatch.take().items()}
-        return OpenRound(batch, steps, advantages, metrics, seconds)
+        return OpenRound(batch, steps, targets, metrics, seconds)
 
     def train(self, round_: OpenRound) -> None:
         """Takes the optimizer steps that the round is for, or those that are left of them, until a stop."""
         updates = [micro_batches for _ in range(self.args.num_iterations) for micro_batches in round_.steps]
         self.progress.open_round = round_
         while self.progress.open_round is not None and not self.parts.stop.reason:
-            metrics = round_.metrics | self.update(updates[round_.done], round_.advantages)
+            metrics = round_.metrics | self.update(updates[round_.done], round_.targets)
             if self.progress.skipped_in_a_row:
                 self.set_aside(round_, metrics)
             round_.done += 1
@@ -143,8 +136,8 @@ class Trainer:
         batch = batch_of(saved)
         dealt = deal_round(batch, self.steps_per_pass, self.parts.cut, self.parts.ranks)
         steps = with_saved(training_batches(dealt, self.args.overlong_filter), saved, self.parts.ranks.rank)
-        advantages, _ = self.advantages(batch, steps)
-        return OpenRound(batch, steps, advantages, metrics, seconds, done)
+        targets, _ = self.targets(batch, steps)
+        return OpenRound(batch, steps, targets, metrics, seconds, done)
 
     @property
     def steps_per_pass(self) -> int:
@@ -152,34 +145,15 @@ class Trainer:
         return self.plan.completions_per_round // self.plan.completions_per_optimizer_step
 
     def prepare(self, batch: RoundBatch) -> list[list[TrainingBatch]]:
-        """This rank's micro-batches of each optimizer step, with old and reference log-probs where needed."""
+        """This rank's micro-batches of each optimizer step, with what the weights before the first one say of them."""
         self.parts.watchdog.progress("the log-probs before training")
         with self.stopwatch.timed("train"):
-            return before_training(
-                deal_round(batch, self.steps_per_pass, self.parts.cut, self.parts.ranks),
-                self.parts.backend,
-                self.parts.reference,
-                self.args.temperature,
-                old_policy=needs_old_policy(self.config, self.plan.optimizer_steps_per_round),
-                overlong_filter=self.args.overlong_filter,
-            )
+            return self.algorithm.prepared(deal_round(batch, self.steps_per_pass, self.parts.cut, self.parts.ranks))
 
-    def advantages(
-        self, batch: RoundBatch, steps: Sequence[Sequence[TrainingBatch]]
-    ) -> tuple[Tensor, dict[str, float]]:
-        """Float32 `[N]` from the rewards of the whole round, on every rank; and what there is to log of them."""
-        rewards, metrics = batch.rewards, {}
-        if self.args.kl_in_reward:
-            with self.stopwatch.timed("train"):
-                rewards = rewards_after_kl(rewards, steps, self.args.beta, self.parts.ranks)
-            metrics["kl_penalty"] = (batch.rewards - rewards).nanmean().item()
-        advantages = group_advantages(
-            rewards,
-            self.plan.num_generations,
-            estimator=self.args.advantage_estimator,
-            scale_rewards=self.args.scale_rewards,
-        )
-        return advantages, metrics
+    def targets(self, batch: RoundBatch, steps: Sequence[Sequence[TrainingBatch]]) -> tuple[Targets, dict[str, float]]:
+        """Advantages from the rewards of the whole round, on every rank; and what there is to log of them."""
+        with self.stopwatch.timed("train"):
+            return self.algorithm.targets(batch, steps)
 
     def report(self, scored: ScoredRound, advantages: Tensor) -> dict[str, float]:
         """Writes the round's completions down, checks that rewards are valid often enough, and gives its metrics.
@@ -204,27 +178,26 @@ class Trainer:
         self.outcome.saw_reward(metrics["reward"])
         return metrics | scored.metrics
 
-    def update(self, micro_batches: Sequence[TrainingBatch], advantages: Tensor) -> dict[str, float]:
-        """One optimizer step, and the reference policy's where it is due; `skipped` is 1 where it updated nothing."""
+    def update(self, micro_batches: Sequence[TrainingBatch], targets: Targets) -> dict[str, float]:
+        """One optimizer step, and the reference policy's where it is due; `skipped` is 1 where a model was not updated
+        since its loss or gradient is not finite."""
         parts, args = self.parts, self.args
         parts.watchdog.progress("an optimizer step")
         with self.stopwatch.timed("train"):
-            rate = parts.learning_rate.value
-            metrics = train_step(
-                micro_batches, advantages, parts.backend, self.config, args.temperature, rate, parts.ranks
-            )
-        parts.learning_rate.advance()
+            metrics = self.algorithm.step(micro_batches, targets, self.outcome.steps)
         self.outcome.steps += 1
-        finite = all(math.isfinite(metrics[name]) for name in ("loss", "grad_norm"))
-        metrics["skipped"] = float(not finite)
-        overflow = not finite and math.isfinite(metrics["loss"]) and metrics.get("loss_scale", 1.0) > 1
-        if overflow and parts.ranks.is_main:
+        verdict = judged(metrics, self.algorithm.trained)
+        metrics["skipped"] = float(bool(verdict.faults))
+        if verdict.overflows and parts.ranks.is_main:
             # How a loss scale is found: no fault of the step.
-            logger.info(
-                "step %d is skipped: its gradient overflows float16; the loss scale was %g and is now %g",
-                *(self.outcome.steps, metrics["loss_scale"], parts.backend.loss_scale),
-            )
-        self.progress.skipped_in_a_row = 0 if finite or overflow else self.progress.skipped_in_a_row + 1
+            for model in self.algorithm.trained:
+                if model.grad_norm in verdict.faults:
+                    logger.info(
+                        "step %d is skipped: its gradient overflows float16; the loss scale was %g and is now %g",
+                        *(self.outcome.steps, metrics[model.loss_scale], model.backend.loss_scale),
+                    )
+        at_fault = verdict.faults and not verdict.overflows
+        self.progress.skipped_in_a_row = self.progress.skipped_in_a_row + 1 if at_fault else 0
         if args.sync_ref_model:
             due = self.outcome.steps % args.ref_model_sync_steps == 0
             if due and parts.reference is not None:
@@ -238,7 +211,7 @@ class Trainer:
         Raises:
             RunFailed: too many were skipped one after another.
         """
-        what = " and ".join(name for name in ("loss", "grad_norm") if not math.isfinite(metrics[name]))
+        what = " and ".join(judged(metrics, self.algorithm.trained).faults)
         if self.parts.main is not None:
             path = self.parts.saver.run_dir / "skipped" / f"step-{self.outcome.steps}.safetensors"
             write_step(round_, self.steps_per_pass, path)

@@ -10,11 +10,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from swift_r1.training.algorithm import Targets
 from swift_r1.training.batching import RoundBatch
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.step import TrainingBatch
 
-_FROZEN = ("old_logps", "old_entropies", "ref_logps")
+_FROZEN = ("old_logps", "old_entropies", "ref_logps", "old_values")
 """What the weights before the round's first step have said of its tokens, and those after it no longer say."""
 
 
@@ -24,7 +25,7 @@ class OpenRound:
 
     Attributes:
         steps: this rank's micro-batches of each optimizer step of one pass.
-        advantages: float32 `[N]`.
+        targets: what its completions are trained towards.
         metrics: what each of the steps logs of the round.
         seconds: each step's share of what the round cost as a whole.
         done: optimizer steps taken.
@@ -32,7 +33,7 @@ class OpenRound:
 
     batch: RoundBatch
     steps: Sequence[Sequence[TrainingBatch]]
-    advantages: Tensor
+    targets: Targets
     metrics: dict[str, float]
     seconds: dict[str, float]
     done: int = 0
@@ -77,10 +78,13 @@ def with_saved(
 
 def write_step(round_: OpenRound, steps_per_pass: int, path: Path) -> None:
     """Writes the batch of the round's coming step to a safetensors file: the round's fields, the advantages, and which
-    of its completions, `samples`, the step is on."""
+    of its completions, `samples`, the step is on; with a critic the returns too."""
     size = len(round_.batch) // steps_per_pass
     first = round_.done % steps_per_pass * size
     samples = torch.arange(first, first + size)
     tensors = {item.name: getattr(round_.batch, item.name) for item in fields(RoundBatch)}
     path.parent.mkdir(exist_ok=True)
-    save_file(tensors | {"advantages": round_.advantages, "samples": samples}, path)
+    tensors |= {"advantages": round_.targets.advantages, "samples": samples}
+    if round_.targets.returns is not None:
+        tensors["returns"] = round_.targets.returns
+    save_file(tensors, path)

@@ -10,7 +10,7 @@ from swift_r1.data.types import Prompt
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rollout.protocol import SamplingParams
 from swift_r1.tracking.recorder import Recorder
-from swift_r1.training.backends.base import Backend, ReferencePolicy
+from swift_r1.training.backends.base import Backend, CriticBackend, ReferencePolicy
 from swift_r1.training.batching import Cut
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.eval_sets import Rewards
@@ -47,6 +47,14 @@ class MainRank:
 
 
 @dataclass(frozen=True)
+class CriticParts:
+    """The critic of PPO and the course of its learning rate."""
+
+    backend: CriticBackend
+    learning_rate: LearningRate
+
+
+@dataclass(frozen=True)
 class Parts:
     """What every rank has; `main` is None on the other ranks."""
 
@@ -55,6 +63,7 @@ class Parts:
     ranks: Ranks
     backend: Backend
     reference: ReferencePolicy | None
+    critic: CriticParts | None
     rollouts: Rollouts
     turns: Turns
     learning_rate: LearningRate

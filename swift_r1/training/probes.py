@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from typing import cast
 
 import torch
+from torch import Tensor, nn
 
 from swift_r1.arguments import RlhfArguments
 from swift_r1.errors import UsageError
 from swift_r1.training.attention import takes_packed_rows
-from swift_r1.training.backends.base import Backend
+from swift_r1.training.backends.base import Backend, CriticBackend, Training
 from swift_r1.training.batching import Cut, collate, round_batch
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.micro_batches import LEAST_SAVING, SHARED, Form
@@ -47,12 +50,32 @@ def check_fused_head(backend: Backend, vocab_size: int, device: torch.device) ->
         )
 
 
-def why_not_packed(backend: Backend, form: Form, vocab_size: int, device: torch.device) -> str:
+def critic_states(critic: CriticBackend, inputs: ModelInputs) -> Tensor:
+    """`[K, hidden]` float32, what the critic's head is given, over its mean size: the values themselves may all be 0.
+    Collective."""
+    seen: list[Tensor] = []
+    head: nn.Module = critic.module.value_head  # type: ignore[assignment]
+    hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].float()))
+    try:
+        critic.values(inputs)
+    finally:
+        hook.remove()
+    return seen[0] / seen[0].abs().mean()
+
+
+def why_not_packed(
+    backend: Training,
+    form: Form,
+    vocab_size: int,
+    device: torch.device,
+    output: Callable[[ModelInputs], Tensor] | None = None,
+) -> str:
     """Why rows cannot be packed so for this architecture, or "" where they can. Collective.
 
-    Layers other than full attention cannot; then log-probs of four completions in one row are compared with those of a
-    row each.
+    Layers other than full attention cannot; then the `output` (of a policy, log-probs) for four completions in one row
+    is compared with that for a row each.
     """
+    output = output or (lambda inputs: cast(Backend, backend).logprobs(inputs, 1.0).logps)
     name, own_attention = type(backend.model).__name__, takes_packed_rows(backend.model)
     config = backend.model.config.get_text_config()
     if form.shared and not own_attention:
@@ -70,28 +93,39 @@ def why_not_packed(backend: Backend, form: Form, vocab_size: int, device: torch.
     units = [(0, 1), (2, 3)] if form.shared else [(0,), (1,), (2,), (3,)]
     with torch.no_grad():
         padded = collate(batch, [(0,), (1,), (2,), (3,)], Form(), device)
-        apart = backend.logprobs(padded.inputs, 1.0).logps
-        packed = collate(batch, units, form, device, own_attention)
-        together = backend.logprobs(packed.inputs, 1.0).logps
+        apart = output(padded.inputs)
+        together = output(collate(batch, units, form, device, own_attention).inputs)
     difference = (apart - together).abs().mean().item()
     if not difference <= (_PACKED_TOLERANCE if backend.model.dtype == torch.float32 else _PACKED_TOLERANCE_16_BIT):
         return (
-            f"{name} lets a packed completion see its neighbours (log-probs differ by {difference:.3g} nats on average)"
+            f"{name} lets a packed completion see its neighbours (what it computes differs by {difference:.3g} on "
+            "average)"
         )
     return ""
 
 
-def choose_cut(args: RlhfArguments, backend: Backend, vocab_size: int, ranks: Ranks) -> Cut:
+def choose_cut(
+    args: RlhfArguments, backend: Backend, vocab_size: int, ranks: Ranks, critic: CriticBackend | None = None
+) -> Cut:
     """How this run cuts its rounds into micro-batches, by the flags and what the model can do. Collective.
 
     Raises:
         UsageError: if `--share_prompt true` or `--packing true` asks for what it cannot.
     """
+
+    def why_not(form: Form) -> str:
+        found = why_not_packed(backend, form, vocab_size, ranks.device)
+        if found or critic is None:
+            return found
+        if takes_packed_rows(critic.model) != takes_packed_rows(backend.model):
+            return f"policy and critic ({type(critic.model).__name__}) attend in different ways"
+        return why_not_packed(critic, form, vocab_size, ranks.device, lambda inputs: critic_states(critic, inputs))
+
     form = Form(packed=args.packing)
-    if form.packed and (why := why_not_packed(backend, form, vocab_size, ranks.device)):
+    if form.packed and (why := why_not(form)):
         raise UsageError(f"--packing true: {why}")
     share_from = {"auto": LEAST_SAVING, "true": 0.0, "false": None}[args.share_prompt]
-    if share_from is not None and (why := why_not_packed(backend, SHARED, vocab_size, ranks.device)):
+    if share_from is not None and (why := why_not(SHARED)):
         if args.share_prompt == "true":
             raise UsageError(f"--share_prompt true: {why}")
         if ranks.is_main:

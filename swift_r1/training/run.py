@@ -34,12 +34,13 @@ from swift_r1.tracking.recorder import Recorder, RunRecorder, SilentRecorder
 from swift_r1.tracking.reporters import open_reporters
 from swift_r1.training.ahead import generates_ahead
 from swift_r1.training.building import (
-    learning_rate_of,
     open_backend,
+    open_reference,
     open_rollouts,
     open_stage,
     open_writer,
     quantization_of,
+    schedule_of,
 )
 from swift_r1.training.checkpoints import set_aside_later
 from swift_r1.training.distributed import join_ranks
@@ -48,6 +49,7 @@ from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.loop import Trainer
 from swift_r1.training.model_files import end_tokens, load_tokenizer
 from swift_r1.training.multi_turn import MultiTurn, OneTurn, Turns
+from swift_r1.training.open_critic import open_critic
 from swift_r1.training.parts import MainRank, Parts
 from swift_r1.training.probes import choose_cut
 from swift_r1.training.prompts import Prompts, PromptStream, StreamedPrompts
@@ -155,8 +157,9 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             recorder = cleanup.enter_context(
                 RunRecorder(run_dir, console, reporters, args.logging_steps, args.log_completions)
             )
-        reference = backend.reference() if args.beta > 0 else None
+        reference = open_reference(args, backend, ranks)
         moving = reference if args.sync_ref_model else None
+        critic = open_critic(args, plan, ranks, tokenizer) if args.rlhf_type == "ppo" else None
         trainer = Trainer(
             Parts(
                 args=args,
@@ -164,11 +167,12 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
                 ranks=ranks,
                 backend=backend,
                 reference=reference,
+                critic=critic,
                 rollouts=rollouts,
                 turns=turns,
-                learning_rate=learning_rate_of(args, plan),
+                learning_rate=schedule_of(args, plan, args.learning_rate),
                 sampling=sampling,
-                cut=choose_cut(args, backend, vocab_size, ranks),
+                cut=choose_cut(args, backend, vocab_size, ranks, critic and critic.backend),
                 evaluator=evaluator,
                 recorder=recorder,
                 saver=Saver(
@@ -180,6 +184,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
                     args.save_total_limit,
                     not args.save_only_model,
                     quantization_of(args),
+                    critic and critic.backend,
                 ),
                 stop=stop,
                 watchdog=watchdog,

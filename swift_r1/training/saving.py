@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from swift_r1.errors import RunFailed
-from swift_r1.training.backends.base import Backend, ReferencePolicy
+from swift_r1.training.backends.base import Backend, CriticBackend, ReferencePolicy
 from swift_r1.training.checkpoints import remove_old_checkpoints, save_checkpoint
 from swift_r1.training.distributed import Ranks
-from swift_r1.training.lora import checkpoint_weights
+from swift_r1.training.lora import checkpoint_weights, policy_weights
 from swift_r1.training.merging import write_base
 from swift_r1.training.quantization import Quantization
 from swift_r1.training.rng import rng_state
@@ -26,7 +26,9 @@ logger = logging.getLogger("swift_r1.training")
 
 FAILURES = 3
 """Saves that may fail one after another before the run ends."""
-_OPTIMIZER, _REFERENCE, _ROUND, _RNG = "optimizer", "reference", "round", "rng"
+_OPTIMIZER, _REFERENCE, _CRITIC, _ROUND, _RNG = "optimizer", "reference", "critic", "round", "rng"
+CRITIC = "critic"
+"""Folder of the critic in a checkpoint, for `--critic_model`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Saver:
         keep: `--save_total_limit`.
         with_state: false for `--save_only_model true`.
         quantization: of the weights under adapters.
+        critic: of PPO: its model is saved too, in a folder of its own.
     """
 
     def __init__(
@@ -62,12 +65,13 @@ class Saver:
         keep: int | None,
         with_state: bool,
         quantization: Quantization | None = None,
+        critic: CriticBackend | None = None,
     ) -> None:
         self.run_dir, self.backend, self.reference, self.tokenizer = run_dir, backend, reference, tokenizer
         self.ranks, self.keep, self.with_state = ranks, keep, with_state
         self._weights = checkpoint_weights(backend.model)
         self._failures = 0
-        self._quantization = quantization
+        self._quantization, self._critic = quantization, critic
 
     def save(self, step: int, saved: Saved, last: bool, best_step: int | None = None) -> None:
         """Makes `checkpoint-<step>`. A failure is logged, unless it is the third in a row or `last`.
@@ -78,15 +82,23 @@ class Saver:
             RunFailed: then.
         """
         weights = {name: tensor for bucket in self.backend.weight_buckets(self._weights) for name, tensor in bucket}
+        critic_weights: dict[str, Tensor] = {}
+        if self._critic is not None:
+            buckets = self._critic.weight_buckets(policy_weights(self._critic.model))
+            critic_weights = {name: tensor for bucket in buckets for name, tensor in bucket}
         rng = self._everyones_rng()
         # Gathered while they are written, so that only a part of the state is in memory twice.
         reference = iter(self.reference.weight_buckets() if self.reference and self.with_state else ())
         optimizer = iter(self.backend.training_state() if self.with_state else ())
+        critic = iter(self._critic.training_state() if self._critic and self.with_state else ())
 
         def write(folder: Path) -> None:
             self.backend.model.save_pretrained(folder, state_dict=weights)
             write_base(self.backend.model, folder, self._quantization)
             self.tokenizer.save_pretrained(folder)
+            if self._critic is not None:
+                self._critic.model.save_pretrained(folder / CRITIC, state_dict=critic_weights)
+                self.tokenizer.save_pretrained(folder / CRITIC)
             if not self.with_state:
                 return
             assert saved.run is not None
@@ -98,6 +110,7 @@ class Saver:
                 save_file(dict(saved.round), state / f"{_ROUND}.safetensors")
             _write_buckets(reference, state, _REFERENCE)
             _write_buckets(optimizer, state, _OPTIMIZER)
+            _write_buckets(critic, state, _CRITIC)
 
         failure = None
         if self.ranks.is_main:
@@ -109,7 +122,7 @@ class Saver:
                 failure = error
                 self._failures += 1
         # What is left of them: the other ranks' part, and the main one's where its disk refused.
-        for _ in (*reference, *optimizer):
+        for _ in (*reference, *optimizer, *critic):
             pass
         failures = int(self.ranks.max(float(self._failures)))
         if failures and (last or failures >= FAILURES):
@@ -145,6 +158,10 @@ class SavedTensors:
 
 def optimizer_tensors(checkpoint: Path) -> SavedTensors:
     return SavedTensors(checkpoint, _OPTIMIZER)
+
+
+def critic_tensors(checkpoint: Path) -> SavedTensors:
+    return SavedTensors(checkpoint, _CRITIC)
 
 
 def reference_tensors(checkpoint: Path) -> SavedTensors:

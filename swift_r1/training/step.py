@@ -20,7 +20,7 @@ from swift_r1.algorithms import (
     top_entropy_threshold,
 )
 from swift_r1.algorithms.metrics import masked_metric
-from swift_r1.training.backends.base import Backend, ReferencePolicy
+from swift_r1.training.backends.base import Backend, CriticBackend, ReferencePolicy
 from swift_r1.training.batching import Cut, RoundBatch, cut_step
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.logprobs import TokenLogprobs
@@ -36,6 +36,7 @@ class TrainingBatch:
         old_logps, old_entropies: `[B, T]` float32, of the policy before the round's first update; None where nothing
             needs them.
         ref_logps: `[B, T]` float32, None without a reference policy.
+        old_values: `[B, T]` float32, of the critic before the round's first update; None without a critic.
     """
 
     micro: MicroBatch
@@ -43,6 +44,7 @@ class TrainingBatch:
     old_logps: Tensor | None
     old_entropies: Tensor | None
     ref_logps: Tensor | None
+    old_values: Tensor | None = None
 
 
 def deal_round(batch: RoundBatch, steps: int, cut: Cut, ranks: Ranks) -> list[list[MicroBatch]]:
@@ -73,10 +75,12 @@ def before_training(
     *,
     old_policy: bool,
     overlong_filter: bool = False,
+    critic: CriticBackend | None = None,
 ) -> list[list[TrainingBatch]]:
     """Adds what must be computed with the weights as they are before the round's first update. Collective.
 
     Args:
+        critic: of PPO; its values are computed.
         old_policy: compute the policy's own log-probs and entropies, see `needs_old_policy`.
         overlong_filter: leave truncated completions out of the loss.
     """
@@ -84,13 +88,16 @@ def before_training(
     for batches in training_batches(steps, overlong_filter):
         row = []
         for batch in batches:
-            micro, old, entropies, ref = batch.micro, None, None, None
+            micro, old, entropies, ref, values = batch.micro, None, None, None, None
             if old_policy:
                 with torch.no_grad():
                     old, entropies = map(micro.unflatten, _logprobs(backend, micro, temperature))
             if reference is not None:
                 ref = micro.unflatten(_logprobs(reference, micro, temperature).logps)
-            row.append(replace(batch, old_logps=old, old_entropies=entropies, ref_logps=ref))
+            if critic is not None:
+                with torch.no_grad():
+                    values = micro.unflatten(critic.values(micro.inputs))
+            row.append(replace(batch, old_logps=old, old_entropies=entropies, ref_logps=ref, old_values=values))
         prepared.append(row)
     return prepared
 
@@ -147,11 +154,13 @@ def train_step(
     temperature: float,
     learning_rate: float,
     ranks: Ranks,
+    frozen: bool = False,
 ) -> dict[str, float]:
     """Forward, loss and backward of each micro-batch, then one update. Collective.
 
     Args:
-        advantages: float32 `[N]`, of the whole round.
+        advantages: float32 `[N]`, of the whole round; or `[N, longest]`, one a token.
+        frozen: the policy is only looked at: no backward pass and no update, gradient norm and rate 0.
 
     Returns:
         The whole step's `loss`, `grad_norm` (where one is not finite nothing was updated), `learning_rate`, the loss's
@@ -166,12 +175,13 @@ def train_step(
     metrics = []
     for number, batch in enumerate(batches):
         micro = batch.micro
-        out = _logprobs(backend, micro, temperature)
+        with torch.set_grad_enabled(not frozen):
+            out = _logprobs(backend, micro, temperature)
         logps, entropies = micro.unflatten(out.logps), micro.unflatten(out.entropies)
         result = policy_loss(
             logps,
             logps.detach() if batch.old_logps is None else batch.old_logps,
-            advantages[micro.samples].to(logps.device),
+            of_micro_batch(advantages, micro),
             batch.mask,
             config,
             ref_logps=batch.ref_logps,
@@ -181,13 +191,12 @@ def train_step(
             normalizer=normalizer,
             entropy_threshold=threshold,
         )
-        # A loss that is not finite must give a gradient that is not, whatever the rank: then all leave the update out.
-        share = result.loss if result.loss.isfinite() else result.loss * math.nan
-        backend.backward(share, last=number + 1 == len(batches))
+        if not frozen:
+            backend.backward(spoilt_if_not_finite(result.loss), last=number + 1 == len(batches))
         loss += result.loss.detach().double().cpu()
         metrics.append(result.metrics | masked_metric("entropy", entropies, batch.mask.to(entropies.dtype)))
     scale = backend.loss_scale
-    grad_norm = backend.step(learning_rate)
+    grad_norm, learning_rate = (0.0, 0.0) if frozen else (backend.step(learning_rate), learning_rate)
     names, sums = zip(*sorted(sum_metrics(metrics).items()), strict=True)
     computed = torch.tensor(sum(batch.micro.inputs.token_ids.numel() for batch in batches), dtype=torch.float64)
     totals = ranks.sum(torch.stack([loss, computed, *(value.double().cpu() for value in sums)]))
@@ -198,6 +207,17 @@ def train_step(
         means["loss_scale"] = scale
     means |= {"micro_batches": float(len(batches)), "tokens_computed": totals[1].item()}
     return {"loss": totals[0].item(), "grad_norm": grad_norm, "learning_rate": learning_rate} | means
+
+
+def spoilt_if_not_finite(loss: Tensor) -> Tensor:
+    """A loss that is not finite must give a gradient that is not, whatever the rank: then all leave the update out."""
+    return loss if loss.isfinite() else loss * math.nan
+
+
+def of_micro_batch(of_round: Tensor, micro: MicroBatch) -> Tensor:
+    """The rows of a round's tensor, `[N]` or `[N, longest]`, that a micro-batch is on: `[B]` or `[B, T]`."""
+    rows = of_round[micro.samples]
+    return (rows if rows.dim() == 1 else rows[:, : micro.mask.shape[1]]).to(micro.mask.device)
 
 
 def _logprobs(policy: Backend | ReferencePolicy, micro: MicroBatch, temperature: float) -> TokenLogprobs:

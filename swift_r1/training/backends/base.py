@@ -24,6 +24,8 @@ class Training(Protocol):
 
     model: nn.Module
     """The transformers model being trained (its parameters may be partitioned)."""
+    module: nn.Module
+    """What computes with it: a `Policy` or a `Critic`."""
 
     @property
     def loss_scale(self) -> float | None:
