@@ -75,7 +75,9 @@ def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fau
                 yield Fault(f"--{name} has no effect with --rlhf_type grpo: it is PPO's", ("rlhf_type", name))
         if args.num_generations < 2:
             yield Fault(
-                "--num_generations 1 leaves GRPO nothing to compare: a group needs 2 or more", ("num_generations",)
+                "--num_generations must be at least 2, not 1, with --rlhf_type grpo: a completion is compared with its "
+                "group",
+                ("num_generations",),
             )
         return
     if args.rlhf_type != "ppo":

@@ -23,7 +23,8 @@ def estimated(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool) -
     stage, offload = zero_of(args)
     more = {"trainer": True, "adapters": args.train_type != "full", "deepspeed": stage is not None}
     libraries = _CONTEXT if gpu else _resident() + sum(_LIBRARIES[name] for name, on in more.items() if on)
-    return estimate(args, shape, world.size, libraries=libraries, stage=stage, offload=offload, gpu=gpu)
+    critic = shape_of(args.critic_model) if args.critic_model else None
+    return estimate(args, shape, world.size, libraries=libraries, stage=stage, offload=offload, gpu=gpu, critic=critic)
 
 
 def zero_of(args: RlhfArguments) -> tuple[int | None, tuple[bool, bool]]:

@@ -78,6 +78,7 @@ def estimate(
     stage: int | None,
     offload: tuple[bool, bool] = (False, False),
     gpu: bool = False,
+    critic: ModelShape | None = None,
 ) -> Estimate:
     """Of resolved arguments.
 
@@ -86,6 +87,7 @@ def estimate(
         stage: ZeRO's, None for plain torch.
         offload: of optimizer and parameters.
         gpu: training is on a GPU.
+        critic: the shape of PPO's critic, all of whose weights are trained; None without one.
     """
     width = _BYTES[args.torch_dtype or shape.dtype]
     ranks = world_size if stage is not None else 1
@@ -103,18 +105,19 @@ def estimate(
     moments = {"sgd": 0, **dict.fromkeys(EIGHT_BIT, 2)}.get(args.optim, 8) * trained / ranks
     gradients = _gradients(trained, width, ranks, stage)
     parts = {"weights": weights, "gradients": gradients, "optimizer": masters + moments}
-    if args.beta > 0 and args.train_type == "full":
+    if args.wants_reference and args.train_type == "full":
         parts["reference"] = shape.total * width / sharded
+    if critic is not None:
+        parts |= _critic(args, critic, ranks, stage)
     if stage == 3:
-        parts["gathered weights"] = min(shape.total * width, _live_numbers(shape) * width)
+        parts["gathered weights"] = max(_gathered(model, args) for model in (shape, critic) if model is not None)
         if not args.use_vllm:
             parts["generation copy"] = shape.total * width
     on_host = {}
     if gpu:
-        if offload[0]:
-            on_host["optimizer"] = parts.pop("optimizer")
-        if offload[1]:
-            on_host["weights"] = parts.pop("weights")
+        moved = {"optimizer": offload[0], "weights": offload[1], "reference": args.offload_ref_model or offload[1]}
+        moved |= {f"critic's {name}": away for name, away in moved.items()}
+        on_host = {name: parts.pop(name) for name, away in moved.items() if away and name in parts}
 
     prompt = args.max_length or DEFAULT_PROMPT_TOKENS
     tokens, predicted = _tokens(args, prompt)
@@ -123,6 +126,8 @@ def estimate(
         "logits": _logits(shape, predicted, width, embedding_trained),
     }
     phases = {"training": training}
+    if critic is not None:
+        phases["training of the critic"] = {"activations": _activations(args, critic, tokens, width, adapters=False)}
     if not args.use_vllm:
         phases["generation"] = {"keys, values and logits": _generation(args, shape, world_size, prompt, width)}
     for phase in phases.values():
@@ -173,6 +178,8 @@ def changes(args: RlhfArguments) -> Iterator[tuple[str, RlhfArguments]]:
         yield "--train_type lora", replace(args, train_type="lora", beta=args.beta)
     elif args.train_type == "lora":
         yield "--train_type qlora", replace(args, train_type="qlora", quant_bits=4)
+    if args.wants_reference and args.train_type == "full" and not args.offload_ref_model:
+        yield "--offload_ref_model true", replace(args, offload_ref_model=True)
     if args.optim not in (*EIGHT_BIT, "sgd"):
         yield "--optim adamw_8bit", replace(args, optim="adamw_8bit")
     if args.torch_dtype == "float32":
@@ -198,13 +205,30 @@ def _live_numbers(shape: ModelShape) -> float:
     return shape.head + 2 * (shape.total - shape.head) / shape.layers
 
 
-def _activations(args: RlhfArguments, shape: ModelShape, tokens: float, width: int) -> float:
+def _critic(args: RlhfArguments, shape: ModelShape, ranks: int, stage: int | None) -> dict[str, float]:
+    """What is held of the critic: as of a policy whose weights are all trained."""
+    width, trained = _BYTES[args.torch_dtype or shape.dtype], shape.without_head
+    masters = 4 * trained / ranks if stage is not None or width == 2 else 0.0
+    moments = {"sgd": 0, **dict.fromkeys(EIGHT_BIT, 2)}.get(args.optim, 8) * trained / ranks
+    return {
+        "critic's weights": trained * width / (ranks if stage == 3 else 1),
+        "critic's gradients": _gradients(trained, width, ranks, stage),
+        "critic's optimizer": masters + moments,
+    }
+
+
+def _gathered(shape: ModelShape, args: RlhfArguments) -> float:
+    """Bytes of what ZeRO-3 has gathered at a time of one model; policy, critic and reference work one after another."""
+    return min(shape.total, _live_numbers(shape)) * _BYTES[args.torch_dtype or shape.dtype]
+
+
+def _activations(args: RlhfArguments, shape: ModelShape, tokens: float, width: int, adapters: bool = True) -> float:
     """Kept for the backward pass: of every layer, or with checkpointing its input and one whole layer."""
     hidden, wide, kv = shape.hidden, shape.feed_forward, shape.kv_width
     # The inputs of the norms and of each group of matrix products, gate and up; queries, keys and values; and in
     # float32 a number a norm and a head. As autograd saves them for a Llama here.
     layer = ((6 * hidden + 2 * kv + 3 * wide) * width + 4 * (2 + hidden // 64)) * tokens
-    if args.train_type != "full":
+    if args.train_type != "full" and adapters:
         layer += 7 * args.lora_rank * width * tokens  # between the two matrices of each adapter
     if args.gradient_checkpointing:
         return shape.layers * hidden * width * tokens + 1.5 * layer

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from swift_r1.errors import UsageError
@@ -38,6 +39,11 @@ class ModelShape:
         return sum(size for _, size in self.weights)
 
     @property
+    def without_head(self) -> int:
+        """Numbers of the model under the output head: a head of its own left out, one that is the embedding not."""
+        return sum(size for name, size in self.weights if not name.startswith("lm_head."))
+
+    @property
     def quantized(self) -> int:
         """Numbers that are stored in 4 bits where weights are."""
         return sum(rows * columns for _, (rows, columns) in self.linear)
@@ -52,6 +58,7 @@ class ModelShape:
         return sum(rank * (rows + columns) for rows, columns in chosen)
 
 
+@cache
 def shape_of(model: str) -> ModelShape:
     """Of the model folder (or id) `model`; seconds, and no weights.
 

@@ -133,6 +133,88 @@ def test_refused(words: str | list[str], parts: list[str]) -> None:
         assert part in found[0]
 
 
+PPO = ["--rlhf_type", "ppo", *BASE[2:]]
+
+
+def ppo_faults(words: str) -> tuple[str, ...]:
+    try:
+        parse_arguments(RlhfArguments, [*PPO, *BATCH, *words.split()], {})
+    except UsageError as error:
+        return error.faults
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("--critic_model m", "--critic_model has no effect with --rlhf_type grpo"),
+        ("--critic_learning_rate 1e-5", "--critic_learning_rate has no effect"),
+        ("--critic_warmup_steps 3", "--critic_warmup_steps has no effect"),
+        ("--num_mini_batches 2", "--num_mini_batches has no effect"),
+        ("--kl_coef 0.1", "--kl_coef has no effect"),
+        ("--gamma 0.9", "--gamma has no effect"),
+        ("--lam 0.9", "--lam has no effect"),
+        ("--cliprange_value 0.1", "--cliprange_value has no effect"),
+        ("--vf_coef 1", "--vf_coef has no effect"),
+        ("--whiten_rewards true", "--whiten_rewards has no effect"),
+        ("--whiten_advantages false", "--whiten_advantages has no effect"),
+        ("--num_generations 1", "--num_generations must be at least 2, not 1, with --rlhf_type grpo"),
+        ("--offload_ref_model true", "--offload_ref_model true has no effect without a KL: give --beta above 0"),
+        ("--offload_ref_model true --beta 1 --train_type lora", "nothing to move with --train_type lora"),
+    ],
+)
+def test_ppo_flags_are_refused_with_grpo(words: str, part: str) -> None:
+    assert part in faults(words)[0]
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("--beta 0.1", "--beta has no effect with --rlhf_type ppo: the KL is in the reward: --kl_coef"),
+        ("--kl_in_reward true", "--kl_in_reward has no effect"),
+        ("--advantage_estimator rloo", "advantages come from the critic"),
+        ("--scale_rewards none", "--scale_rewards has no effect"),
+        ("--multi_objective_aggregation normalize_then_sum", "rewards are not compared in groups"),
+        ("--dynamic_sample true", "--dynamic_sample has no effect"),
+        ("--loss_type dapo", "--loss_type has no effect"),
+        ("--tau_pos 2", "--tau_pos has no effect"),
+        ("--importance_sampling_level sequence", "ratios, are of tokens"),
+        ("--num_mini_batches 2 --steps_per_generation 2", "either --num_mini_batches or --steps_per_generation"),
+        ("--num_mini_batches 2 --generation_batch_size 16", "either --num_mini_batches or --generation_batch_size"),
+        ("--offload_ref_model true", "no effect without a KL: give --kl_coef above 0"),
+        ("--sync_ref_model true", "no effect without a KL: give --kl_coef above 0"),
+        ("--lam 1.5", "--lam must be at most 1"),
+        ("--gamma -1", "--gamma must be at least 0"),
+        ("--vf_coef 0", "--vf_coef must be more than 0"),
+        ("--cliprange_value -1", "--cliprange_value must be at least 0"),
+        ("--num_mini_batches 0", "--num_mini_batches must be at least 1"),
+        ("--epsilon 0.1 --cliprange 0.2", "--cliprange is given twice, once as --epsilon"),
+    ],
+)
+def test_flags_of_groups_are_refused_with_ppo(words: str, part: str) -> None:
+    assert any(part in fault for fault in ppo_faults(words))
+
+
+def test_all_faults_of_both_kinds_together() -> None:
+    found = ppo_faults("--beta 0.1 --loss_type dapo --dynamic_sample true --top_p 0.9")
+    assert [fault.split()[0] for fault in found] == ["--beta", "--dynamic_sample", "--loss_type", "--top_p"]
+
+
+def test_ppo_resolves_its_defaults() -> None:
+    words = (
+        "--num_generations 1 --num_mini_batches 4 --num_ppo_epochs 2 --cliprange 0.1 --gradient_accumulation_steps 3"
+    )
+    args = parse_arguments(RlhfArguments, [*PPO, *BATCH, *words.split()], {})
+    assert (args.critic_model, args.critic_learning_rate) == ("m", args.learning_rate)
+    assert (args.steps_per_generation, args.generation_batch_size) == (12, 96)
+    assert (args.num_iterations, args.epsilon) == (2, 0.1)
+    assert not args.wants_reference
+    args = parse_arguments(RlhfArguments, [*PPO, *BATCH, *["--critic_model", "c", "--kl_coef", "0.1"]], {})
+    assert args.critic_model == "c" and args.wants_reference
+    grpo = parse_arguments(RlhfArguments, [*BASE, *BATCH], {})
+    assert grpo.critic_model is None and grpo.critic_learning_rate is None
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -129,6 +129,18 @@ def _forget(part: str) -> None:
         from swift_r1.training.backends.local import LocalReference
 
         LocalReference.load_weights = lambda self, read: None  # type: ignore[method-assign]
+    elif part == "critic_learning_rate":
+        _forget_rate_of_the_critic()
+    elif part == "critic":
+        from swift_r1.training.backends.local import LocalCritic
+
+        LocalCritic.load_training_state = lambda self, read: None  # type: ignore[method-assign]
+    elif part == "old_values":
+        round_tensors = saving.round_tensors_of
+        loop.round_tensors_of = lambda checkpoint: {
+            name: tensor * 0 if name.startswith("old_values") else tensor
+            for name, tensor in round_tensors(checkpoint).items()
+        }
     elif part == "old_logps":
         round_tensors = saving.round_tensors_of
         loop.round_tensors_of = lambda checkpoint: {
@@ -144,6 +156,20 @@ def _forget(part: str) -> None:
             return value.bfloat16().float() if part == "master" else value * 0
 
         saving.SavedTensors.__call__ = worn  # type: ignore[method-assign]
+
+
+def _forget_rate_of_the_critic() -> None:
+    """The second schedule to be brought to its place is the critic's."""
+    from swift_r1.training.optimizer import LearningRate
+
+    original, seen = LearningRate.go_to, []
+
+    def go_to(self: LearningRate, step: int) -> None:
+        seen.append(step)
+        if len(seen) == 1:
+            original(self, step)
+
+    LearningRate.go_to = go_to  # type: ignore[method-assign]
 
 
 def _poison(numbers: set[int]) -> None:

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from swift_r1.algorithms import LossConfig
 from swift_r1.training.backends.deepspeed_config import read_config
-from swift_r1.training.batching import Cut, round_batch
+from swift_r1.training.batching import Cut, collate, round_batch
 from swift_r1.training.distributed import join_ranks
 from swift_r1.training.freezing import Freezing
 from swift_r1.training.lora import LoraSettings, policy_weights
@@ -49,6 +49,11 @@ def ragged_round():
     logprobs = [[-8.0] * len(completion) for completion in completions]
     truncated = [i % 4 == 3 for i in range(COMPLETIONS)]
     return round_batch(prompts, completions, logprobs, torch.linspace(-0.5, 1.5, COMPLETIONS).tolist(), truncated)
+
+
+def collate_all(batch):
+    """The inputs of one micro-batch of all completions, a row each."""
+    return collate(batch, [(sample,) for sample in range(len(batch))], Form(), torch.device("cpu")).inputs
 
 
 def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False, rate=1e-3):

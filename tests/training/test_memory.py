@@ -91,3 +91,26 @@ def test_kinds_of_running_out():
     assert out_of_memory(MemoryError()) == "Python got no more memory"
     assert out_of_memory(RuntimeError("shapes differ")) is None
     assert peak_bytes(torch.device("cpu")) > 100 * 2**20
+
+
+def test_the_critic_and_an_offloaded_reference_are_counted(shape):
+    """The critic in full, also beside adapters; its own head left out where the model has one of its own."""
+    args = args_of(rlhf_type="ppo", kl_coef=0.1)
+    alone = estimate(args, shape, 1, libraries=0, stage=None)
+    found = estimate(args, shape, 1, libraries=0, stage=None, critic=shape)
+    size = shape.total - shape.head  # not tied
+    assert found.parts["critic's weights"] == 2 * size
+    assert found.parts["critic's gradients"] == 4 * size
+    assert found.parts["critic's optimizer"] == (4 + 8) * size
+    assert sum(found.parts.values()) == sum(alone.parts.values()) + 18 * size
+    assert found.parts["reference"] == 2 * shape.total
+    beside_adapters = estimate(
+        dataclasses.replace(args, train_type="lora"), shape, 1, libraries=0, stage=None, critic=shape
+    )
+    assert beside_adapters.parts["critic's optimizer"] == 12 * size and "reference" not in beside_adapters.parts
+    two = estimate(args, shape, 2, libraries=0, stage=3, critic=shape)
+    assert two.parts["critic's weights"] == size and two.parts["critic's optimizer"] == 6 * size
+    away = estimate(
+        dataclasses.replace(args, offload_ref_model=True), shape, 1, libraries=0, stage=None, critic=shape, gpu=True
+    )
+    assert away.on_host == {"reference": 2 * shape.total} and "reference" not in away.parts
