@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install test test-long test-ms-swift test-lm-eval demo demo-server smollm2 lint format typecheck clean clean-all
+.PHONY: help install test test-long test-ms-swift test-lm-eval demo demo-ppo demo-server smollm2 lint format typecheck clean clean-all
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -42,6 +42,9 @@ test-lm-eval: install smollm2 ## `swift eval` against lm-eval 0.4.13, in .venv-l
 
 demo: install ## a small model made from scratch learns Countdown in one process
 	@$(PY) examples/countdown_demo/run.py $(DEMO_ARGS)
+
+demo-ppo: install ## the same with PPO and a critic
+	@$(PY) examples/countdown_demo/run.py --algorithm ppo $(DEMO_ARGS)
 
 demo-server: install ## the same through `swift rollout` (vLLM) and ZeRO-3 on two processes
 	@$(PY) examples/countdown_demo/run.py --server $(DEMO_ARGS)
