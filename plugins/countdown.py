@@ -15,11 +15,18 @@ logger = get_logger()
 
 ROWS = 50_000  # of a `--dataset countdown` without #N
 
-PROMPT = (
+TASK = (
     "Using the numbers {numbers}, create an equation that equals {target}. "
     "You can use basic arithmetic operations (+, -, *, /) and each number can only be used once. "
-    "Show your work in <think> </think> tags. And return the final equation and answer in <answer> </answer> tags, "
+    "Show your work in <think> </think> tags. "
+)
+PROMPT = TASK + (
+    "And return the final equation and answer in <answer> </answer> tags, "
     "for example <answer> (1 + 2) / 3 * 4 = 4 </answer>."
+)
+# Without `=`: `countdown_expression` reads all of the answer tag as an expression.
+EXPRESSION_PROMPT = (
+    TASK + "And return the final answer in <answer> </answer> tags, for example <answer> (1 + 2) / 3 </answer>."
 )
 
 
@@ -32,11 +39,17 @@ def load_problems(split="train", count=None, seed=42):
 
 
 class CountdownPreprocessor(ResponsePreprocessor):
+    prompt = PROMPT
+
     def preprocess(self, row):
         target = row.pop("response")  # the column `target`, renamed as the preprocessor does
         row["target"] = target
-        row["query"] = PROMPT.format(numbers=row["nums"], target=target)
+        row["query"] = self.prompt.format(numbers=row["nums"], target=target)
         return super().preprocess(row)
+
+
+class ExpressionPreprocessor(CountdownPreprocessor):
+    prompt = EXPRESSION_PROMPT
 
 
 class CountdownReward(ORM):
@@ -44,6 +57,13 @@ class CountdownReward(ORM):
 
     def __call__(self, completions, nums, target, **kwargs):
         return [grade_countdown(*item).score for item in zip(completions, nums, target, strict=True)]
+
+
+class ExpressionReward(ORM):
+    """1 for a right expression in the last line's answer tag, 0.1 for a tag with anything else, 0 without one."""
+
+    def __call__(self, completions, nums, target, **kwargs):
+        return [grade_countdown(*item, mode="oat").score for item in zip(completions, nums, target, strict=True)]
 
 
 register_dataset(
@@ -55,5 +75,15 @@ register_dataset(
         help="reach a target from 3 or 4 numbers, generated, always solvable",
     )
 )
+register_dataset(
+    DatasetMeta(
+        dataset_name="countdown_expression",
+        loader=load_problems,
+        preprocess_func=ExpressionPreprocessor(),
+        tags=["math"],
+        help="the same; the answer is to be an expression without `=`",
+    )
+)
 orms["external_countdown"] = CountdownReward
-logger.debug("countdown: dataset and reward registered")
+orms["countdown_expression"] = ExpressionReward
+logger.debug("countdown: datasets and rewards registered")

@@ -30,6 +30,13 @@ class CountdownReward(ORM):
         return [grade_countdown(*item).score for item in zip(completions, nums, target, strict=True)]
 
 
+class ExpressionReward(ORM):
+    """The same, and 0.1 for a wrong answer in its tag."""
+
+    def __call__(self, completions, nums, target, **kwargs):
+        return [grade_countdown(*item, mode="oat").score for item in zip(completions, nums, target, strict=True)]
+
+
 register_dataset(
     DatasetMeta(
         dataset_name="countdown_mini",
@@ -40,3 +47,4 @@ register_dataset(
     )
 )
 orms["countdown"] = CountdownReward
+orms["countdown_expression"] = ExpressionReward

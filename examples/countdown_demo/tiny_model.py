@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 import string
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,28 +23,41 @@ CHAT_TEMPLATE = (
 MAX_LENGTH = 512  # positions; prompt and completion of the demo take at most 176
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a tag, one a character; decoding gives back the exact text."""
+def make_tokenizer(
+    tags: Sequence[str] = TAGS,
+    characters: str = CHARACTERS,
+    words: Sequence[str] = (),
+    chat_template: str = CHAT_TEMPLATE,
+) -> PreTrainedTokenizerFast:
+    """One token a tag, a whole word of `words`, or a character; decoding gives back the exact text."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    symbols = [PAD, EOS, UNKNOWN, *TAGS, *CHARACTERS]
+    symbols = [PAD, EOS, UNKNOWN, *tags, *words, *characters]
+    pieces = [re.escape(tag) for tag in tags]
+    pieces += [f"{re.escape(word)}(?![A-Za-z])" for word in sorted(words, key=len, reverse=True)]
     tokenizer = Tokenizer(models.WordLevel({s: i for i, s in enumerate(symbols)}, unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"</?(?:think|answer)>|[\s\S]"), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("|".join([*pieces, r"[\s\S]"])), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         pad_token=PAD,
         eos_token=EOS,
         unk_token=UNKNOWN,
-        chat_template=CHAT_TEMPLATE,
+        chat_template=chat_template,
         clean_up_tokenization_spaces=False,
         padding_side="left",
         model_max_length=MAX_LENGTH,
     )
 
 
-def make_model(seed: int, width: int = 128, layers: int = 3, heads: int = 4) -> LlamaForCausalLM:
+def make_model(
+    seed: int,
+    width: int = 128,
+    layers: int = 3,
+    heads: int = 4,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+) -> LlamaForCausalLM:
     """Llama with head size 32 (the smallest vLLM serves on CPU) and tied embeddings, float32, random weights.
 
     Not Qwen2: `AutoTokenizer` gives every Qwen2 folder Qwen's own tokenizer, whatever its files say.
@@ -50,7 +65,7 @@ def make_model(seed: int, width: int = 128, layers: int = 3, heads: int = 4) -> 
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = make_tokenizer()
+    tokenizer = tokenizer or make_tokenizer()
     config = LlamaConfig(
         vocab_size=len(tokenizer),
         hidden_size=width,
@@ -70,10 +85,10 @@ def make_model(seed: int, width: int = 128, layers: int = 3, heads: int = 4) -> 
     return LlamaForCausalLM(config)
 
 
-def save(model: LlamaForCausalLM, folder: str | Path) -> None:
-    """Writes model and tokenizer as `from_pretrained` and vLLM read them."""
+def save(model: LlamaForCausalLM, folder: str | Path, tokenizer: PreTrainedTokenizerFast | None = None) -> None:
+    """Writes model and tokenizer (the demo's, if none is given) as `from_pretrained` and vLLM read them."""
     model.save_pretrained(folder)
-    make_tokenizer().save_pretrained(folder)
+    (tokenizer or make_tokenizer()).save_pretrained(folder)
 
 
 if __name__ == "__main__":

@@ -69,13 +69,20 @@ def batches(tokenizer, seed: int) -> Iterator[Batch]:
         traces = [task.write_trace(problem, rng) for problem in chosen]
         token_ids = tokenizer([q + t for q, t in zip(questions, traces, strict=True)])["input_ids"]
         weights = [[0.0] * len(q) + trace_weights(t) for q, t in zip(questions, traces, strict=True)]
-        order = sorted(range(len(traces)), key=lambda i: len(token_ids[i]))
-        for start in rng.sample(range(0, len(order), BATCH), POOL):
-            part = order[start : start + BATCH]
-            yield Batch(
-                _padded([[*token_ids[i], tokenizer.eos_token_id] for i in part], tokenizer.pad_token_id),
-                _padded([[*weights[i], 1.0] for i in part], 0.0),
-            )
+        yield from cut(token_ids, weights, tokenizer, rng)
+
+
+def cut(
+    token_ids: Sequence[list[int]], weights: Sequence[list[float]], tokenizer, rng: random.Random
+) -> Iterator[Batch]:
+    """`POOL` batches of `BATCH` traces of similar length, in random order; each trace gets the end token."""
+    order = sorted(range(len(token_ids)), key=lambda i: len(token_ids[i]))
+    for start in rng.sample(range(0, len(order), BATCH), POOL):
+        part = order[start : start + BATCH]
+        yield Batch(
+            _padded([[*token_ids[i], tokenizer.eos_token_id] for i in part], tokenizer.pad_token_id),
+            _padded([[*weights[i], 1.0] for i in part], 0.0),
+        )
 
 
 def trace_weights(trace: str) -> list[float]:
@@ -115,7 +122,7 @@ def rate_factor(step: int, steps: int) -> float:
     return min(1.0, (step + 1) / WARMUP, (steps - step) / (DECAY * steps))
 
 
-def train(model: nn.Module, tokenizer, steps: int, seed: int) -> None:
+def train(model: nn.Module, data: Iterator[Batch], steps: int) -> None:
     optimizers = make_optimizers(model)
     schedulers = [
         torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: rate_factor(step, steps)) for optimizer in optimizers
@@ -124,7 +131,7 @@ def train(model: nn.Module, tokenizer, steps: int, seed: int) -> None:
     model.train()
     with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), refresh_per_second=2) as progress:
         bar = progress.add_task("", total=steps, loss="-")
-        for step, batch in zip(range(steps), batches(tokenizer, seed), strict=False):
+        for step, batch in zip(range(steps), data, strict=False):
             loss = loss_of(model, batch)
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -163,7 +170,7 @@ def main() -> None:
 
     started = time.perf_counter()
     tokenizer, model = tiny_model.make_tokenizer(), tiny_model.make_model(args.seed)
-    train(model, tokenizer, args.steps, args.seed)
+    train(model, batches(tokenizer, args.seed), args.steps)
     held_out = task.split()[1]
     answers = sample(model, tokenizer, held_out, n=4, seed=args.seed)
     completions = [text for texts in answers for text in texts]

@@ -34,6 +34,8 @@ class LossConfig:
         rollout_importance_sampling_threshold: the largest weight that this correction gives.
         ratio_to_behaviour: the importance ratio is to `rollout_logps`, for completions by older weights; else to the
             log-probs of the policy before the round's first step.
+        cuts_sampling: completions were sampled with top-p or top-k, so that the engine's log-probs are those of a part
+            of the distribution.
 
     Raises:
         ValueError: a value outside its range.
@@ -53,6 +55,7 @@ class LossConfig:
     rollout_importance_sampling_mode: RolloutCorrection | None = None
     rollout_importance_sampling_threshold: float = 2.0
     ratio_to_behaviour: bool = False
+    cuts_sampling: bool = False
 
     def __post_init__(self) -> None:
         _one_of("loss_type", self.loss_type, get_args(LossType))

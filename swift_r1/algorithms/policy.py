@@ -24,8 +24,9 @@ class LossOutput:
             gradients are averaged over ranks, multiply by the number of ranks).
         metrics: `name/sum` and `name/count`, float64, 0-dim, no gradient; add them over micro-batches and ranks
             (`sum_metrics`), then divide (`mean_metrics`). Names: `ratio`, `clip_ratio/low`, `clip_ratio/high`; with
-            `ref_logps` `kl`; with `entropies` `entropy`; with `rollout_logps` `rollout/logp_diff` (mean absolute);
-            with a rollout correction `rollout/weight` and `rollout/weight_over_threshold`.
+            `ref_logps` `kl`; with `entropies` `entropy`; with `rollout_logps` `rollout/logp_diff` (mean absolute), and
+            where sampling was cut `rollout/kept_mass`; with a rollout correction `rollout/weight` and
+            `rollout/weight_over_threshold`.
     """
 
     loss: Tensor
@@ -109,6 +110,8 @@ def policy_loss(
 
     if rollout_logps is not None:
         metrics |= masked_metric("rollout/logp_diff", (old_logps - rollout_logps).abs(), weight)
+        if config.cuts_sampling:
+            metrics |= masked_metric("rollout/kept_mass", (old_logps - rollout_logps).exp(), weight)
     if config.rollout_importance_sampling_mode is not None:
         if rollout_logps is None:
             raise ValueError("rollout_importance_sampling_mode needs rollout_logps")

@@ -1,4 +1,4 @@
-"""Flags of the built-in rewards `cosine`, `repetition` and `soft_overlong`."""
+"""Flags of the built-in rewards: `math` and its like, `cosine`, `repetition` and `soft_overlong`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from swift_r1.arguments.parser import Fault
 if TYPE_CHECKING:
     from swift_r1.arguments.rlhf import RlhfArguments
 
+MATH_REWARDS = ("math", "math_tag", "math_tag_strict")
+"""Those that `--verifier` is for."""
+
 _FLAGS_OF = {
     "cosine": (
         *("cosine_min_len_value_wrong", "cosine_max_len_value_wrong", "cosine_min_len_value_correct"),
@@ -23,7 +26,19 @@ _FLAGS_OF = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class BuiltinRewardArguments:
+class VerifierArguments:
+    """Built-in rewards."""
+
+    verifier: str = flag(
+        "fast",
+        f"{', '.join(MATH_REWARDS)}: compares tidied answers and their values, or asks the library math_verify too "
+        "(docs/rewards.md)",
+        choices=("fast", "math_verify"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltinRewardArguments(VerifierArguments):
     """Built-in rewards."""
 
     cosine_min_len_value_wrong: float = flag(-0.5, "cosine: a wrong answer of no length")
@@ -50,6 +65,9 @@ def builtin_reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterato
         if unused and reward not in args.reward_funcs and not args.external_plugins:
             verb = "has" if len(unused) == 1 else "have"
             yield Fault(f"{', '.join(unused)} {verb} no effect without --reward_funcs {reward}", ("reward_funcs",))
+    may_judge = set(MATH_REWARDS) & set(args.reward_funcs) or args.external_plugins or args.eval_datasets
+    if "verifier" in given and not may_judge:
+        yield Fault(f"--verifier has no effect without one of the rewards {', '.join(MATH_REWARDS)}", ("reward_funcs",))
     if "soft_overlong" not in args.reward_funcs:
         return
     longest = args.soft_max_length or args.max_completion_length

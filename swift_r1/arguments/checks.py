@@ -43,11 +43,16 @@ def rollout_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault
             yield Fault("give either --vllm_server_base_url or --vllm_server_host/--vllm_server_port, not both")
         if not args.vllm_server_base_url.startswith(("http://", "https://")):
             yield Fault(f"--vllm_server_base_url must begin with http:// or https://: {args.vllm_server_base_url!r}")
-    bias = "the rollouts' log-probs would not be the trainer's and every importance ratio would be biased"
-    if args.top_p != 1.0:
-        yield Fault(f"--top_p {args.top_p:g} is refused: {bias}; leave it at 1.0", ("top_p",))
-    if args.top_k != -1:
-        yield Fault(f"--top_k {args.top_k} is refused: {bias}; leave it at -1", ("top_k",))
+    if args.top_k == 0:
+        yield Fault("--top_k 0 leaves no token to sample: -1 is off", ("top_k",))
+    if args.cuts_sampling and args.rollout_importance_sampling_mode is not None:
+        mode = args.rollout_importance_sampling_mode
+        if mode.startswith("sequence"):
+            yield Fault(
+                f"--rollout_importance_sampling_mode {mode} with --top_p or --top_k would weigh a completion by how "
+                "much of the distribution was cut at each of its tokens: use token_truncate",
+                ("rollout_importance_sampling_mode", "top_p", "top_k"),
+            )
     if "" in args.stop_words:
         yield Fault("--stop_words holds an empty string, which would end every completion at once", ("stop_words",))
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
+from swift_r1.arguments.builtin_rewards import VerifierArguments
 from swift_r1.arguments.data_checks import template_faults
 from swift_r1.arguments.fields import flag
 from swift_r1.arguments.parser import Fault, to_dict
@@ -92,7 +93,9 @@ class EndpointArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvalArguments(VllmArguments, PluginArguments, EndpointArguments, AskingArguments, ModelUnderTest):
+class EvalArguments(
+    VllmArguments, VerifierArguments, PluginArguments, EndpointArguments, AskingArguments, ModelUnderTest
+):
     """Every flag of `swift eval`, flat: the attribute has the flag's name."""
 
     command: ClassVar[str] = "eval"

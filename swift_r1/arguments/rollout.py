@@ -40,10 +40,21 @@ class GenerationArguments:
     api_key: str | None = flag(None, "the server's key (better: the environment variable SWIFT_API_KEY)", secret=True)
     num_generations: int = flag(8, "completions a prompt: the size of a group; with PPO it may be 1", at_least=1)
     temperature: float = flag(1.0, "sampling temperature", more_than=0, ms_swift="0.9")
-    top_p: float = flag(1.0, "1.0 only: a cut distribution biases the importance ratios", ms_swift="0.9")
-    top_k: int = flag(-1, "-1 (off) only: a cut distribution biases the importance ratios", ms_swift="50")
+    top_p: float = flag(
+        1.0,
+        "sample from the likeliest tokens of this mass (docs/algorithms.md)",
+        more_than=0,
+        at_most=1,
+        ms_swift="0.9",
+    )
+    top_k: int = flag(-1, "sample from so many likeliest tokens; -1: from all", at_least=-1, ms_swift="50")
     max_completion_length: int = flag(512, "longest completion in tokens", at_least=1)
     stop_words: list[str] = flag([], "strings that end a completion")
+
+    @property
+    def cuts_sampling(self) -> bool:
+        """Whether completions come from a part of the policy's distribution."""
+        return self.top_p < 1 or self.top_k > 0
 
     @property
     def rollout_base_url(self) -> str | None:

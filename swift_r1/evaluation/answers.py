@@ -32,6 +32,7 @@ RULES: Mapping[str, AnswerRule] = {
     "gsm8k": AnswerRule(_number, str.__eq__),
     "math": AnswerRule(math_answer, same_answer),
     "math_tag": AnswerRule(lambda completion: math_answer(completion, "tag"), same_answer),
+    "math_tag_strict": AnswerRule(lambda completion: math_answer(completion, "tag_strict"), same_answer),
 }
 """By the reward function that judges the completions; without a rule there is no maj@k."""
 

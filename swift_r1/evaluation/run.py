@@ -108,6 +108,7 @@ def settings_of(args: EvalArguments, sets: Sequence[Questions], engine: Engine) 
         "engine": dict(engine.facts),
         "seed": args.seed,
         "stop_words": list(args.stop_words),
+        "verifier": args.verifier,
         "tasks": {
             one.task.name: one.task.to_dict() | {"questions": len(one.rows), "sha256": one.sha256} for one in sets
         },

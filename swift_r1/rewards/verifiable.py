@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, Literal
 
 from swift_r1.rewards.graders import grade_countdown, grade_gsm8k, grade_math
 from swift_r1.rewards.graders.library import EXPLOSIVE, time_limit
@@ -28,17 +28,32 @@ class Gsm8k(ORM):
 
 
 class Math(ORM):
-    r"""`grade_math`, fast, on the last `\boxed{}`; needs the column `solution`, one answer or a list."""
+    r"""`grade_math` by `--verifier` on the last `\boxed{}`; needs the column `solution`, one answer or a list."""
+
+    answer: Literal["boxed", "tag", "tag_strict"] = "boxed"
+
+    def __init__(self, args: Any = None, **kwargs: Any) -> None:
+        super().__init__(args)
+        # Arguments without the flag are those of a user's own program.
+        self.verifier: Literal["fast", "math_verify"] = getattr(args, "verifier", "fast")
 
     def __call__(self, completions: list[str], solution: Any, **kwargs: Any) -> list[float | None]:  # type: ignore[override]
-        return [grade_math(*item).score for item in zip(completions, solution, strict=True)]
+        return [
+            grade_math(text, gold, verifier=self.verifier, answer=self.answer).score
+            for text, gold in zip(completions, solution, strict=True)
+        ]
 
 
-class MathTag(ORM):
-    """`grade_math`, fast, on the last answer tag, or the box in it; needs the column `solution`."""
+class MathTag(Math):
+    """The same on the last answer tag, or the box in it."""
 
-    def __call__(self, completions: list[str], solution: Any, **kwargs: Any) -> list[float | None]:  # type: ignore[override]
-        return [grade_math(*item, answer="tag").score for item in zip(completions, solution, strict=True)]
+    answer = "tag"
+
+
+class MathTagStrict(Math):
+    """The same, and the text must go from thought to answer by a literal `</think> <answer>` (Dr. GRPO)."""
+
+    answer = "tag_strict"
 
 
 class MathAccuracy(ORM):
@@ -84,4 +99,5 @@ orms["countdown"] = Countdown
 orms["gsm8k"] = Gsm8k
 orms["math"] = Math
 orms["math_tag"] = MathTag
+orms["math_tag_strict"] = MathTagStrict
 orms["accuracy"] = MathAccuracy

@@ -113,6 +113,7 @@ def eval_sets(
                     update={
                         "temperature": task.temperature,
                         "top_p": task.top_p,
+                        "top_k": -1,
                         "max_tokens": task.max_completion_length,
                     }
                 ),

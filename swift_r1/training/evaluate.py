@@ -6,7 +6,7 @@ What is evaluated is a list of sets: the held-out prompts of the run, and each o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,6 +27,10 @@ from swift_r1.training.scoring import (
     completion_row,
     reward_metrics,
 )
+
+MEAN = "mean"
+"""The name in the metrics of the plain mean over several sets."""
+_AVERAGED = ("accuracy", "reward", "completions/mean_length")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ class Evaluator:
             if found is not None:
                 metrics |= found.metrics
                 rows += found.rows
-        return None if main is None else Evaluation(metrics, rows)
+        return None if main is None else Evaluation(metrics | plain_means(metrics), rows)
 
     def _run(
         self, one: EvalSet, turns: Turns, main: Decoder | None, step: int, max_steps: int, on_done: OnDone
@@ -147,6 +151,16 @@ class Evaluator:
             seeds=evaluation_seeds(self.seed, prompt.prompt_id, one.num_generations),
             sampling=one.sampling,
         )
+
+
+def plain_means(metrics: Mapping[str, float]) -> dict[str, float]:
+    """`eval/mean/...` of several sets: accuracy, reward and length, each set counting alike; nothing for one set."""
+    found: dict[str, list[float]] = {}
+    for name, value in metrics.items():
+        _, _name, key = name.split("/", 2)
+        if key in _AVERAGED:
+            found.setdefault(key, []).append(value)
+    return {f"eval/{MEAN}/{key}": sum(values) / len(values) for key, values in found.items() if len(values) > 1}
 
 
 def _metrics(

@@ -125,6 +125,8 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         sampling = SamplingParams(
             max_tokens=args.max_completion_length,
             temperature=args.temperature,
+            top_p=args.top_p,
+            top_k=args.top_k,
             stop=tuple(args.stop_words),
             stop_token_ids=ends,
         )

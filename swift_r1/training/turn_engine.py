@@ -174,8 +174,9 @@ class TurnEngine:
             room.append(self._limits.model_length - used)
         stop = sampling.stop
         if config is not None:
-            for name, allowed in _FIXED.items():
-                asked = getattr(config, name, None)
+            for name, unchanged in _FIXED.items():
+                asked, own = getattr(config, name, None), getattr(sampling, name, None)
+                allowed = unchanged if own in (None, *unchanged) else (own,)
                 if asked is not None and asked not in allowed:
                     raise TurnFault(f"a scheduler cannot change {name} to {asked}: ratios would be biased")
             if config.temperature not in (None, sampling.temperature, self._limits.temperature):

@@ -114,7 +114,7 @@ def test_plugin_rows_and_reward() -> None:
     from swift_r1.plugins import load_plugins
 
     (plugin,) = load_plugins([str(DEMO / "plugin.py")])
-    assert (plugin.datasets, plugin.orms) == (("countdown_mini",), ("countdown",))
+    assert (plugin.datasets, plugin.orms) == (("countdown_mini",), ("countdown", "countdown_expression"))
     from swift_r1.data.registry import find_dataset
     from swift_r1.rewards import orms
 
@@ -155,7 +155,7 @@ def test_warm_start_repeats_itself_and_learns() -> None:
     assert (batch.weights[:, 8:].sum(1) > 0).all()
     for _ in range(2):
         model = tiny_model.make_model(5)
-        warm_start.train(model, tokenizer, steps=8, seed=5)
+        warm_start.train(model, warm_start.batches(tokenizer, seed=5), steps=8)
         weights.append(model.state_dict())
         losses.append(warm_start.loss_of(model, batch).item())
     assert all(torch.equal(value, weights[1][name]) for name, value in weights[0].items())

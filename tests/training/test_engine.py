@@ -167,3 +167,41 @@ def test_requests_of_different_lengths_are_decoded_together(model):
         (alone,) = engine(model).generate([request], 0)
         assert [one.token_ids for one in output.completions] == [one.token_ids for one in alone.completions]
         assert {(len(one.token_ids), one.finish_reason) for one in output.completions} == {(limit, "length")}
+
+
+def test_sampling_from_a_part_leaves_the_trainers_ratio_whole(model):
+    """Temperature 1.2, top-p 0.8: the engine's log-probs are the trainer's less log Z; the ratio has no Z in it."""
+    from swift_r1.algorithms import LossConfig, mean_metrics, policy_loss
+
+    asked = requests([5, 9], temperature=1.2, top_p=0.8)
+    tokens, whole, reported, mass = [], [], [], []
+    for request, output in zip(asked, engine(model).generate(asked, 1), strict=True):
+        for completion in output.completions:
+            ids = torch.tensor([[*request.prompt_token_ids, *completion.token_ids]])
+            with torch.no_grad():
+                probs = (model(ids).logits[0, len(request.prompt_token_ids) - 1 : -1].float() / 1.2).softmax(-1)
+            for row, token, logprob in zip(probs, completion.token_ids, completion.logprobs, strict=True):
+                kept = 0.0
+                for value in sorted(row.tolist(), reverse=True):
+                    kept += value
+                    if kept >= 0.8:
+                        break
+                assert row[token] >= value - 1e-6, "a token from outside of the cut"
+                tokens.append(token)
+                whole.append(row[token].log())
+                reported.append(logprob)
+                mass.append(kept)
+    old, rollout, mass = torch.stack(whole)[None], torch.tensor(reported)[None], torch.tensor(mass)[None]
+    assert len(tokens) > 60 and mass.min() >= 0.8 and mass.mean() < 0.97
+    torch.testing.assert_close(rollout, old - mass.log(), atol=2e-5, rtol=0)
+    config = LossConfig(cuts_sampling=True, rollout_importance_sampling_mode="token_truncate", loss_type="bnpo")
+    logps = old.clone().requires_grad_()
+    out = policy_loss(
+        logps, old, torch.tensor([2.0]), torch.ones_like(old, dtype=torch.bool), config, rollout_logps=rollout
+    )
+    means = mean_metrics(out.metrics)
+    assert means["ratio"] == 1.0
+    assert means["rollout/kept_mass"] == pytest.approx(mass.mean().item(), abs=1e-4)
+    out.loss.backward()
+    # Each token counts as often as the whole policy would have drawn it.
+    torch.testing.assert_close(logps.grad, -2.0 * mass / mass.numel(), atol=1e-5, rtol=0)

@@ -1,0 +1,204 @@
+"""Every recipe's scripts as the shell runs them, with a `swift` that only writes down how it was called.
+
+The flags parse, they come to the original's numbers, `swift check` passes, and run.sh and mini.sh differ by sizes and
+places alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from swift_r1.arguments import RlhfArguments, RolloutArguments, parse_arguments
+from swift_r1.arguments.check import CheckArguments
+from swift_r1.arguments.fields import spellings
+from swift_r1.arguments.plan import Plan, make_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+RECIPES = ("countdown_grpo_server", "countdown_grpo_zero", "gsm8k_single_gpu", "math_dr_grpo")
+SCRIPTS = [(recipe, script) for recipe in RECIPES for script in ("run.sh", "mini.sh")]
+VARIANTS = [(size, template) for size in ("1.5b", "7b", "llama") for template in ("r1", "qwen_math", "no")]
+
+# What a small model on a CPU has otherwise: sizes, places, and how numbers are kept.
+SIZES = set(
+    re.findall(
+        r"\w+",
+        """
+        model dataset max_length max_completion_length max_steps num_train_epochs per_device_train_batch_size
+        gradient_accumulation_steps generation_batch_size learning_rate adam_beta2 warmup_ratio torch_dtype seed
+        gradient_checkpointing eval_on_start eval_steps eval_limit num_generations_eval per_device_eval_batch_size
+        eval_max_completion_length eval_datasets eval_temperature val_dataset split_dataset_ratio save_steps
+        save_total_limit log_completions report_to output_dir dataloader_num_workers vllm_server_timeout system
+        prompt_template external_plugins use_vllm vllm_mode vllm_server_host vllm_server_port deepspeed stop_words
+        response_prefix reward_funcs
+        """,
+    )
+)
+# The trainer waits for its server, as the real one does: the script ends the server when the trainer ends.
+RECORDER = """#!{python}
+import json, os, sys, time
+line = json.dumps([sys.argv[1:], os.environ.get("NPROC_PER_NODE")]) + "\\n"
+file = os.open(os.environ["CALLS"], os.O_RDWR | os.O_APPEND)
+end = time.monotonic() + 30
+while sys.argv[1] == "rlhf" and "--use_vllm" in sys.argv and b"rollout" not in os.pread(file, 1 << 16, 0):
+    if time.monotonic() > end:
+        sys.exit("no swift rollout within 30 s")
+    time.sleep(0.01)
+os.write(file, line.encode())
+"""
+
+
+@dataclass(frozen=True)
+class Call:
+    words: list[str]
+    processes: int
+
+    @property
+    def flags(self) -> set[str]:
+        return {word.removeprefix("--") for word in self.words if re.fullmatch(r"--[a-z_0-9]+", word)}
+
+    @property
+    def args(self) -> RlhfArguments:
+        return parse_arguments(RlhfArguments, self.words, {"NPROC_PER_NODE": str(self.processes)})
+
+    @property
+    def plan(self) -> Plan:
+        return make_plan(self.args, self.processes, 50_000)
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """`calls(recipe, script, *words) -> {"rlhf": Call, "rollout": Call}`."""
+    monkeypatch.chdir(ROOT)
+    swift = tmp_path / "bin" / "swift"
+    swift.parent.mkdir()
+    swift.write_text(RECORDER.format(python=sys.executable))
+    swift.chmod(0o755)
+
+    def called(recipe: str, script: str, *words: str) -> dict[str, Call]:
+        record = tmp_path / "calls"
+        record.write_text("")
+        environment = os.environ | {"PATH": f"{swift.parent}:{os.environ['PATH']}", "CALLS": str(record)}
+        environment |= {"MODEL": str(tmp_path)} if script == "mini.sh" else {}  # made already
+        for name in ("NPROC_PER_NODE", "OUTPUT", "SEED", "PORT"):
+            environment.pop(name, None)
+        path = EXAMPLES / recipe / script
+        done = subprocess.run([path, *words], env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        found = {}
+        for line in record.read_text().splitlines():
+            (command, *rest), processes = json.loads(line)
+            found[command] = Call(rest, int(processes or 1))
+        return found
+
+    return called
+
+
+@pytest.mark.parametrize(("recipe", "script"), SCRIPTS)
+def test_flags_parse(calls, recipe: str, script: str) -> None:
+    found = calls(recipe, script)
+    assert found["rlhf"].args.rlhf_type == "grpo"
+    assert found["rlhf"].plan.total_steps > 0
+    if found["rlhf"].args.use_vllm:
+        server = parse_arguments(RolloutArguments, found["rollout"].words)
+        assert (server.model, server.port) == (found["rlhf"].args.model, found["rlhf"].args.vllm_server_port)
+    else:
+        assert set(found) == {"rlhf"}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_miniature_differs_by_sizes_and_places(calls, recipe: str) -> None:
+    run, mini = (calls(recipe, script)["rlhf"] for script in ("run.sh", "mini.sh"))
+    known = spellings(RlhfArguments)
+    for name in sorted({known[flag].name for flag in run.flags | mini.flags} - SIZES):
+        assert getattr(run.args, name) == getattr(mini.args, name), name
+
+
+def test_countdown_on_a_server(calls) -> None:
+    call = calls("countdown_grpo_server", "run.sh")["rlhf"]
+    args = call.args
+    assert (args.model, call.processes, args.deepspeed) == ("Qwen/Qwen2.5-3B-Instruct", 2, "zero3")
+    assert (args.learning_rate, args.beta, args.num_generations) == (5e-7, 0.001, 8)
+    assert (call.plan.completions_per_optimizer_step, call.plan.optimizer_steps_per_round) == (128, 1)
+    assert args.reward_funcs == ["external_countdown", "format"]
+
+
+def test_countdown_from_a_base_model(calls) -> None:
+    call = calls("countdown_grpo_zero", "run.sh")["rlhf"]
+    args = call.args
+    assert args.model == "Qwen/Qwen2.5-3B" and args.response_prefix.endswith("<think>")
+    assert (args.learning_rate, args.beta, args.top_p, args.temperature) == (1e-6, 1e-3, 0.9, 1.0)
+    assert (call.plan.prompts_per_round, args.num_generations, call.plan.optimizer_steps_per_round) == (128, 8, 8)
+    assert args.stop_words == ["</s>", "<|im_end|>", "<|endoftext|>", "\nUser:"]
+
+
+def test_gsm8k_on_one_gpu(calls) -> None:
+    call = calls("gsm8k_single_gpu", "run.sh")["rlhf"]
+    args = call.args
+    assert (args.train_type, args.quant_bits, args.lora_rank, args.target_modules) == ("qlora", 4, 64, ["all-linear"])
+    assert (args.learning_rate, args.lr_scheduler_type, args.warmup_ratio) == (1e-5, "cosine", 0.1)
+    assert (args.weight_decay, args.max_grad_norm, args.response_prefix) == (0.1, 0.1, "<reasoning>")
+    assert (args.max_length, args.max_completion_length, call.plan.completions_per_optimizer_step) == (256, 750, 16)
+    assert (args.eval_on_start, args.eval_steps, args.eval_limit) == (True, 100, 200)
+    assert args.reward_funcs == ["gsm8k_answer_tag"]
+
+
+@pytest.mark.parametrize(("size", "template"), VARIANTS)
+def test_dr_grpo(calls, size: str, template: str) -> None:
+    found = calls("math_dr_grpo", "run.sh", size, template, "--seed", "3")
+    call, args = found["rlhf"], found["rlhf"].args
+    assert args.seed == 3 and args.prompt_template == template
+    assert (args.loss_type, args.scale_rewards, args.beta, args.truncated_reward) == ("dr_grpo", "none", 0, 0)
+    assert (args.learning_rate, args.lr_scheduler_type, args.max_completion_length) == (1e-6, "constant", 3000)
+    assert (call.plan.prompts_per_round, args.num_generations, call.plan.optimizer_steps_per_round) == (128, 8, 8)
+    assert (args.eval_unit, args.eval_steps, args.eval_temperature) == ("rollout", 16, 0)
+    assert [task.name for task in args.eval_tasks()] == ["aime24", "amc23", "math500", "minerva", "olympiad_bench"]
+    assert args.stop_words == (["</answer>"] if template == "r1" else [])
+    assert args.verifier == ("math_verify" if size == "7b" else "fast")
+    parse_arguments(RolloutArguments, found["rollout"].words)
+
+
+def test_dr_grpo_names_what_it_does_not_know() -> None:
+    for words, said in ((["70b"], "70b is none of 1.5b, 7b, llama"), (["7b", "chat"], "chat is none of r1")):
+        done = subprocess.run(
+            [EXAMPLES / "math_dr_grpo" / "run.sh", *words], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.returncode == 2 and said in done.stderr
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for SWIFT_R1_DATA with a few rows of each set that the recipes train on."""
+    folder = tmp_path_factory.mktemp("data")
+    gsm8k = [{"question": f"What is {n} + 1000?", "answer": f"I add.\n#### {n + 1000:,}"} for n in range(6)]
+    math = [
+        {"problem": f"Find ${n}^2$.", "level": f"Level {n}", "solution": f"It is $\\boxed{{{n * n}}}$."}
+        for n in range(1, 6)
+    ]
+    for name, rows in {"gsm8k_train": gsm8k, "gsm8k_test": gsm8k, "math_train": math, "math_test": math}.items():
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("recipe", "script"), [pytest.param(*one, marks=pytest.mark.long if one[1] == "mini.sh" else ()) for one in SCRIPTS]
+)
+def test_swift_check_passes(calls, data: Path, monkeypatch: pytest.MonkeyPatch, recipe: str, script: str) -> None:
+    from swift_r1.checking.run import run_checks
+
+    monkeypatch.setenv("SWIFT_R1_DATA", str(data))
+    call = calls(recipe, script, *(["7b", "r1"] if (recipe, script) == ("math_dr_grpo", "run.sh") else []))["rlhf"]
+    args = parse_arguments(CheckArguments, call.words, {"NPROC_PER_NODE": str(call.processes)})
+    report = run_checks(replace(args, model="", reward_num_workers=1, num_rows=2))
+    assert report.ok, report.faults + [problem for one in report.rewards for problem in one.problems]
+    assert all(one.rows == 2 for one in report.datasets) and report.rewards
+    if "gsm8k" in recipe or (recipe, script) == ("math_dr_grpo", "run.sh"):
+        assert all(one.tells_right for one in report.rewards)
