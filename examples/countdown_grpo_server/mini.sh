@@ -15,9 +15,9 @@ NPROC_PER_NODE=2 swift rlhf --rlhf_type grpo \
   --dataset countdown_mini --load_from_cache_file true \
   --use_vllm true --vllm_mode server --vllm_server_host 127.0.0.1 --vllm_server_port "$PORT" \
   --max_completion_length 160 --num_generations 8 --temperature 1.0 \
-  --max_steps 80 --num_train_epochs 100 --per_device_train_batch_size 8 --gradient_accumulation_steps 8 --num_iterations 1 \
+  --max_steps 32 --num_train_epochs 100 --per_device_train_batch_size 8 --gradient_accumulation_steps 8 --num_iterations 1 \
   --learning_rate 3e-4 --adam_beta2 0.999 --warmup_ratio 0.05 --beta 0.001 --deepspeed zero3 \
   --gradient_checkpointing false \
-  --eval_on_start true --eval_steps 40 --eval_limit 128 --num_generations_eval 4 \
+  --eval_on_start true --eval_steps 16 --eval_limit 128 --num_generations_eval 4 \
   --save_steps 1000 --logging_steps 1 --report_to none \
   --output_dir "${OUTPUT:-output/mini/countdown_grpo_server}" "$@"

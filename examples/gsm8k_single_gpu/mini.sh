@@ -2,8 +2,8 @@
 # The same on a CPU, with a model of 0.6 M parameters and two-step word problems.   SEED=0 mini.sh [more flags]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-MODEL=${MODEL:-models/mini/tags}
-[ -e "$MODEL" ] || python examples/mini/make_model.py tags "$MODEL"
+MODEL=${MODEL:-models/mini/words}
+[ -e "$MODEL" ] || python examples/mini/make_model.py words "$MODEL"
 
 swift rlhf --rlhf_type grpo \
   --model "$MODEL" --torch_dtype float32 --seed "${SEED:-0}" \

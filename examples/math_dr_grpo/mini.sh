@@ -2,8 +2,8 @@
 # The same on a CPU in one process, with a model of 0.6 M parameters and two-step word problems.   SEED=0 mini.sh [flags]
 set -euo pipefail
 cd "$(dirname "$0")/../.."
-MODEL=${MODEL:-models/mini/boxed}
-[ -e "$MODEL" ] || python examples/mini/make_model.py boxed "$MODEL"
+MODEL=${MODEL:-models/mini/words}
+[ -e "$MODEL" ] || python examples/mini/make_model.py words "$MODEL"
 
 swift rlhf --rlhf_type grpo \
   --model "$MODEL" --train_type full --torch_dtype float32 --seed "${SEED:-0}" \

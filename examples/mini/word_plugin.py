@@ -20,6 +20,6 @@ register_dataset(
         loader=load_problems,
         preprocess_func=ResponsePreprocessor(),
         tags=["math"],
-        help="two steps with numbers from 2 to 9; 200 problems held out",
+        help="two steps with numbers from 2 to 7; 200 problems held out",
     )
 )

@@ -2,7 +2,7 @@ r"""Two-step word problems for models of half a million parameters, in the answe
 
     ann buys 3 bags of 4 pens. 5 are lost. how many pens has ann?
 
-A problem is three numbers from 2 to 9 and one of five stories, each of which says which operation comes first and
+A problem is three numbers from 2 to 7 and one of five stories, each of which says which operation comes first and
 which second. 200 problems are held out, the same ones whatever the seed. A worked answer shows both steps::
 
     3*4=12, 12-5=7
@@ -22,7 +22,7 @@ from itertools import product
 
 from swift_r1.data.prompts import Wording
 
-NUMBERS = range(2, 10)
+NUMBERS = range(2, 8)
 HELD_OUT = 200
 SPLIT_SEED = 20250221  # not the run's seed: the held-out problems never change
 RIGHT_OPERATION = 0.6  # chance of it, at each of the two steps of a trace
@@ -105,12 +105,17 @@ def split() -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
 
 def write_trace(problem: Problem, form: Form, rng: random.Random) -> str:
     """The model's turn behind the prompt: calculated right, each operation right with `RIGHT_OPERATION`."""
-    taken = "".join(
-        right if rng.random() < RIGHT_OPERATION else rng.choice([o for o in "+-*" if o != right])
-        for right in problem.operations
-    )
-    steps, result = worked(problem, taken)
+    first = _taken(problem.operations[0], "+-*", rng)
+    # No product of a product: its numbers would be larger than any that is ever right.
+    second = _taken(problem.operations[1], "+-" if first == "*" else "+-*", rng)
+    steps, result = worked(problem, first + second)
     text = form.answer.format(steps=steps, result=result)
     if form.rambles and rng.random() < 0.5:
         text += f"\n\nQuestion: {rng.choice(split()[0]).question(rng)}"
     return text
+
+
+def _taken(right: str, possible: str, rng: random.Random) -> str:
+    if right in possible and rng.random() < RIGHT_OPERATION:
+        return right
+    return rng.choice([one for one in possible if one != right])

@@ -96,6 +96,9 @@ class RunConsole:
                 self._notes[dataset] = f"held-out accuracy {value:.3f}"
                 own = {key.removeprefix(prefix): item for key, item in metrics.items() if key.startswith(prefix)}
                 bounds = [own[key] for key in sorted(own) if key.startswith("avg@") and key.endswith(("/high", "/low"))]
+                if "completions" not in own:  # the mean of several sets
+                    self.say(f"step {step}: held-out accuracy {value:.3f}, the mean of the data sets")
+                    continue
                 interval = f"95 %: {bounds[1]:.3f} to {bounds[0]:.3f}; " if bounds else ""
                 self.say(
                     f"step {step}: held-out accuracy {value:.3f} on {dataset}"

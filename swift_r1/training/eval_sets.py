@@ -15,7 +15,7 @@ from swift_r1.errors import UsageError
 from swift_r1.evaluation.questions import check_room, load_questions, prompts_of, shared_questions
 from swift_r1.evaluation.tasks import Task
 from swift_r1.rollout.protocol import SamplingParams
-from swift_r1.training.evaluate import EvalSet
+from swift_r1.training.evaluate import MEAN, EvalSet
 from swift_r1.training.scoring import OpenBatch
 
 _MOST_COMPARED = 200_000  # training rows that are looked through for evaluated questions
@@ -124,6 +124,10 @@ def eval_sets(
     names_of_sets = [name for one in found for name in one.names()]
     for name in sorted({name for name in names_of_sets if names_of_sets.count(name) > 1}):
         raise UsageError(f"two evaluated data sets have the name {name}: name one otherwise in --eval_datasets")
+    if MEAN in names_of_sets and len(names_of_sets) > 1:
+        raise UsageError(
+            f"an evaluated data set has the name {MEAN}, which the mean of all of them has: name it otherwise"
+        )
     return found
 
 

@@ -36,6 +36,7 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--use_vllm true --vllm_server_base_url h:1", ["must begin with http://"]),
         ("--use_vllm true --vllm_server_base_url http://h --vllm_server_port 1", ["not both"]),
         ("--top_p 0", ["--top_p", "0"]),
+        ("--verifier math_verify", ["--verifier has no effect without one of the rewards math, math_tag"]),
         ("--top_k 0", ["--top_k 0 leaves no token"]),
         ("--top_p 0.9 --rollout_importance_sampling_mode sequence_mask", ["use token_truncate"]),
         ("--reward_weights 1", ["--reward_weights has 1 values for 2 reward functions"]),

@@ -16,6 +16,7 @@ from swift_r1.arguments import RlhfArguments
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.errors import UsageError
 from swift_r1.evaluation.tasks import BOXED
+from swift_r1.training.evaluate import plain_means
 
 from .conftest import rows_of
 
@@ -148,6 +149,21 @@ def test_flags_of_evaluation_reach_each_data_set() -> None:
     # Without --eval_limit a benchmark is whole, and the run's own held-out prompts are 64.
     plain = parse_arguments(RlhfArguments, [*WORDS.split(), "--eval_steps", "5", "--eval_datasets", "gsm8k"], {})
     assert plain.eval_tasks()[0].limit is None and plain.eval_limit == 64
+
+
+def test_the_plain_mean_of_several_sets() -> None:
+    metrics = {
+        "eval/gsm8k/accuracy": 0.5,
+        "eval/gsm8k/reward": 0.4,
+        "eval/gsm8k/completions/mean_length": 10.0,
+        "eval/aime24/accuracy": 0.1,
+        "eval/aime24/reward": 0.2,
+        "eval/aime24/completions/mean_length": 30.0,
+        "eval/aime24/pass@1": 0.1,
+    }
+    wanted = {"accuracy": 0.3, "reward": 0.3, "completions/mean_length": 20.0}
+    assert plain_means(metrics) == pytest.approx({f"eval/mean/{key}": value for key, value in wanted.items()})
+    assert plain_means({key: value for key, value in metrics.items() if "gsm8k" in key}) == {}
 
 
 @pytest.mark.long

@@ -279,3 +279,17 @@ def test_monitor_forgets_old_steps_and_bears_a_few() -> None:
     with pytest.raises(RunFailed):
         for _ in range(20):
             monitor.update([column("rare", [math.nan, math.nan, 1.0, 1.0])], batch)
+
+
+@pytest.mark.parametrize("name", ["math", "math_tag", "math_tag_strict"])
+def test_verifier_chooses_the_judge(name: str) -> None:
+    """A fraction that is not in lowest terms is right only by the library."""
+    text = "<think> half </think> <answer> \\boxed{\\frac{2}{4}} </answer>"
+    values = {}
+    for verifier in ("fast", "math_verify"):
+        reward = build_reward(name, SimpleNamespace(verifier=verifier))
+        values[verifier] = reward.call([text, text.replace("2}", "3}")], {"solution": ["\\frac{1}{2}"] * 2})
+    assert values == {"fast": [0.0, 0.0], "math_verify": [1.0, 0.0]}
+    loose = text.replace("> <answer", "><answer")
+    strict = build_reward(name, None).call([loose.replace("\\frac{2}{4}", "0.5")], {"solution": ["\\frac{1}{2}"]})
+    assert strict == [0.0 if name == "math_tag_strict" else 1.0]
