@@ -1,7 +1,7 @@
 """The models of the miniatures: `python examples/mini/make_model.py countdown|words FOLDER`.
 
-`countdown` is the demo's model for the demo's task, `words` one for `word_problems` in all of its answer forms. Each is a
-Llama of 0.6 M parameters, made from random weights and taught supervised for a few minutes: the recipes' formats and
+`countdown` is the demo's model for the demo's task, `words` one for `word_problems` in all its forms. Each is a Llama
+of 0.6 M parameters, made from random weights and taught supervised for a few minutes: the recipes' formats and
 arithmetic, but not to choose well.
 """
 

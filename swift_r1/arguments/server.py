@@ -22,7 +22,10 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class ServerArguments:
     """Server."""
 
-    model: str = flag("", "folder of the model, or its Hugging Face id", required=True)
+    model: str = flag("", "folder of the model, or its Hugging Face id (needed, but for --adapters)")
+    adapters: str | None = flag(
+        None, "checkpoint of --train_type lora or qlora, served merged with --model (default: the model that it names)"
+    )
     host: str = flag(
         "127.0.0.1", "address to listen on; any but this machine's own needs --api_key", ms_swift="0.0.0.0"
     )
@@ -83,6 +86,13 @@ class RolloutArguments(EngineArguments, ServerArguments):
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[Fault]:
         """What is wrong with the values taken together."""
+        if not self.model and not self.adapters:
+            yield Fault("--model is missing: folder of the model, or its Hugging Face id", ("model", "adapters"))
+        if self.adapters and self.vllm_enable_lora:
+            yield Fault(
+                "--vllm_enable_lora true would put a trainer's adapters over those of --adapters: leave one out",
+                ("adapters", "vllm_enable_lora"),
+            )
         known = spellings(type(self))
         for name in self.vllm_engine_kwargs:
             spec = known.get(f"vllm_{name}") or known.get(name)
@@ -104,7 +114,7 @@ class RolloutArguments(EngineArguments, ServerArguments):
         """Defaults that depend on other flags, filled in."""
         return replace(
             self,
-            served_model_name=self.served_model_name or self.model,
+            served_model_name=self.served_model_name or self.adapters or self.model,
             api_key=self.api_key or environ.get(API_KEY_VARIABLE) or None,
         )
 

@@ -72,8 +72,6 @@ def _model_faults(args: EvalArguments) -> list[str]:
     base = base_of(args.model)
     if base is None:
         return model_faults(args.model, os.environ)
-    if args.infer_backend != "transformers":
-        return [f"--model {args.model} holds adapters: --infer_backend transformers, or merge them (swift merge-lora)"]
     return [f"--model {args.model} holds adapters of {base}: {fault}" for fault in model_faults(base, os.environ)]
 
 

@@ -9,10 +9,13 @@ import socket
 import ssl
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.rlhf import API_KEY_VARIABLE
 from swift_r1.arguments.server import LOOPBACK, RolloutArguments
+from swift_r1.cli.adapters import base_of, merged_folder
 from swift_r1.cli.environment import has_gpu, server_environment, usable_cpus
 from swift_r1.cli.help import command_help, wants_help
 from swift_r1.cli.launch import replace_process
@@ -25,6 +28,7 @@ _USAGE = (
 )
 _EXAMPLES = """
 swift rollout --model models/smollm2-135m --port 8000
+swift rollout --adapters output/model/v0-20261121-120000/checkpoint-100
 SWIFT_API_KEY=secret swift rollout --model Qwen/Qwen2.5-3B-Instruct --host 0.0.0.0
 """
 
@@ -40,10 +44,21 @@ def run(words: Sequence[str]) -> int:
         print(command_help(RolloutArguments, _USAGE, _EXAMPLES))
         return EXIT_OK
     args = parse_arguments(RolloutArguments, words)
-    faults = [*_host_faults(args), *_tls_faults(args), *model_faults(args.model, os.environ)]
+    adapters = Path(args.adapters).expanduser() if args.adapters else None
+    faults = [*_host_faults(args), *_tls_faults(args)]
+    try:
+        base = args.model if adapters is None else base_of(adapters, args.model or None)
+        faults += [] if adapters is not None else model_faults(base, os.environ)
+    except UsageError as error:
+        faults += error.faults
     if faults:
         raise UsageError(*faults)
     check_port(args.host, args.port)
+    merged = None
+    if adapters is not None:
+        print(f"merging {adapters} into {base}", file=sys.stderr)
+        merged = merged_folder(adapters, base, os.environ)
+        args = replace(args, model=str(merged))
     additions = server_environment(
         os.environ,
         offline=is_local(args.model),
@@ -56,7 +71,7 @@ def run(words: Sequence[str]) -> int:
     environ = additions.applied_to(os.environ)
     if args.api_key:
         environ[API_KEY_VARIABLE] = args.api_key
-    replace_process(SERVER_MODULE, (_args_file(args),), environ)
+    replace_process(SERVER_MODULE, (_args_file(args, merged is not None),), environ)
 
 
 def check_port(host: str, port: int) -> None:
@@ -102,9 +117,9 @@ def _tls_faults(args: RolloutArguments) -> list[str]:
     return []
 
 
-def _args_file(args: RolloutArguments) -> str:
+def _args_file(args: RolloutArguments, merged: bool) -> str:
     """The flags as a file for the server process, in memory, so that none is left behind; the key is not in it."""
     descriptor = os.memfd_create("swift-rollout-args", 0)
-    os.write(descriptor, json.dumps({"args": args.to_dict()}).encode())
+    os.write(descriptor, json.dumps({"args": args.to_dict() | {"merged": merged}}).encode())
     os.set_inheritable(descriptor, True)
     return f"/proc/self/fd/{descriptor}"

@@ -7,6 +7,7 @@ turns too. A system message takes the place of the format's own instruction.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from swift_r1.errors import UsageError
@@ -49,6 +50,27 @@ _NO = (
     "{%- endfor -%}"
 )
 TEMPLATES = {"r1": _R1, "qwen_math": _QWEN_MATH, "no": _NO}
+
+
+def with_own_words(template: str, system: str | None, response_prefix: str) -> str:
+    """A chat template that says by itself what `--system` and `--response_prefix` added to it.
+
+    A conversation's own system message comes before `system`; the prefix opens the model's turn.
+    """
+    # Text of JSON is text of Jinja too. No dashes: they would take a newline away that the template ends with.
+    before = (
+        "{% if messages[0]['role'] != 'system' %}"
+        "{% set messages = [{'role': 'system', 'content': " + _text(system) + "}] + messages %}{% endif %}"
+        if system
+        else ""
+    )
+    after = "{% if add_generation_prompt %}{{ " + _text(response_prefix) + " }}{% endif %}" if response_prefix else ""
+    # Jinja leaves out one newline at the end of a template, which would be in the middle now.
+    return before + template.removesuffix("\n") + after
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)
 
 
 def prompt_template(value: str) -> str:

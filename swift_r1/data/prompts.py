@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from swift_r1.data.prompt_templates import prompt_template
+from swift_r1.data.prompt_templates import prompt_template, with_own_words
 from swift_r1.data.rows import RESERVED, Row
 from swift_r1.data.types import Prompt
 from swift_r1.data.view import Rows
@@ -36,6 +37,16 @@ class Wording:
     def of(cls, args: Any) -> Wording:
         """As the flags of that name say."""
         return cls(args.system, args.prompt_template, args.response_prefix, args.enable_thinking)
+
+
+def tokenizer_of_run(tokenizer: Any, wording: Wording) -> Any:
+    """The tokenizer as a checkpoint keeps it: its chat template renders the prompts that the run trained on."""
+    own = tokenizer.chat_template if wording.template is None else prompt_template(wording.template)
+    if not isinstance(own, str):  # several templates by name: they stay as they are
+        return tokenizer
+    kept = copy.copy(tokenizer)
+    kept.chat_template = with_own_words(own, wording.system, wording.response_prefix)
+    return kept
 
 
 class PromptEncoder:
@@ -95,7 +106,8 @@ class PromptEncoder:
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
             raise UsageError(f"the chat template cannot render messages of {roles}: {error}") from error
-        return text + self._wording.response_prefix
+        # A template may open the turn by itself, as that of a checkpoint does.
+        return text if text.endswith(self._wording.response_prefix) else text + self._wording.response_prefix
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Token ids of rendered text; nothing is put before or behind them."""

@@ -16,6 +16,7 @@ class ServerConfig:
 
     Attributes:
         model: Hugging Face folder (or name) of the base weights, served as version 0.
+        merged: `model` was made of `--adapters` for this server alone, which removes it at its end.
         torch_dtype: `float32`, `bfloat16`, `float16`; `None` is the model config's.
         max_model_len: longest prompt plus completion in tokens; `None` is the model's own limit.
         vllm_enforce_eager: `None` decides: eager without a GPU (starts in a third of the time), compiled with one.
@@ -33,6 +34,7 @@ class ServerConfig:
     """
 
     model: str
+    merged: bool = False
     host: str = "127.0.0.1"
     port: int = 8000
     api_key: str | None = None

@@ -10,6 +10,7 @@ import errno
 import json
 import logging
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -33,6 +34,7 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) != 1:
         print("usage: python -m swift_r1.rollout.server ARGS.json", file=sys.stderr)
         return EXIT_USAGE
+    config = None
     try:
         config = ServerConfig.from_args(json.loads(Path(argv[0]).read_text())["args"])
         config.check()
@@ -41,6 +43,9 @@ def main(argv: Sequence[str]) -> int:
     except SwiftError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+    finally:
+        if config is not None and config.merged:
+            shutil.rmtree(config.model, ignore_errors=True)
 
 
 def bind(host: str, port: int) -> socket.socket:

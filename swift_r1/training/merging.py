@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,12 @@ import torch
 from torch import nn
 
 from swift_r1.errors import UsageError
+from swift_r1.rollout.weights.expected import expected_weights
 from swift_r1.training.lora import has_adapters, policy_weights
 from swift_r1.training.policy import load_model
 from swift_r1.training.quantization import Quantization
 
+_LORA_WEIGHT = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 BASE = "base_model.json"
 """In a checkpoint of adapters: how the model under them was loaded."""
 
@@ -47,6 +50,8 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     path = adapters / BASE
     known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     quantization = Quantization(**known["quantization"]) if known.get("quantization") else None
+    if (fault := misfit(base, adapters)) is not None:
+        raise UsageError(f"--adapters {adapters} are not of --model {base}: {fault}")
     model = load_model(base, known.get("dtype"), False, quantization=quantization)
     try:
         model.load_adapter(str(adapters), adapter_name="default")
@@ -63,6 +68,25 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     plain.save_pretrained(output)
     tokenizer = adapters if (adapters / "tokenizer_config.json").is_file() else base
     AutoTokenizer.from_pretrained(tokenizer).save_pretrained(output)
+
+
+def misfit(base: str, adapters: Path) -> str | None:
+    """Why the adapters cannot be of the model `base`, by names and shapes; None where they fit."""
+    from safetensors import safe_open
+
+    expected = expected_weights(base)
+    with safe_open(adapters / "adapter_model.safetensors", "pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    for name, shape in sorted(shapes.items()):
+        match = _LORA_WEIGHT.fullmatch(name)
+        under = expected.get(f"{match[1]}.weight") if match else None
+        if match is None or under is None:
+            return f"it has no {match[1] if match else name}"
+        module = match[1]
+        side, own = (shape[1], under[1]) if match[2] == "A" else (shape[0], under[0])
+        if side != own:
+            return f"{module} is {list(under)} there, and they are for one with {side} in place of {own}"
+    return None
 
 
 def plain_like(model: nn.Module) -> nn.Module:

@@ -20,7 +20,7 @@ from swift_r1.arguments import RlhfArguments, make_plan
 from swift_r1.arguments.checks import seconds_of
 from swift_r1.data.dataset_info import register_dataset_info
 from swift_r1.data.loading import load_rows, stream_of
-from swift_r1.data.prompts import PromptEncoder, Wording
+from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
@@ -121,6 +121,8 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         writer = open_writer(args, run_dir, cleanup) if ranks.is_main and args.use_vllm else None
         backend, vocab_size = open_backend(args, ranks)
         ends = end_tokens(backend.model, tokenizer)
+        # What ended completions in training ends them wherever a checkpoint is used.
+        backend.model.generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
         rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, writer, watchdog.progress)
         sampling = SamplingParams(
             max_tokens=args.max_completion_length,
@@ -181,7 +183,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
                     run_dir,
                     backend,
                     moving,
-                    tokenizer,
+                    tokenizer_of_run(tokenizer, Wording.of(args)),
                     ranks,
                     args.save_total_limit,
                     not args.save_only_model,

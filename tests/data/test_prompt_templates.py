@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from swift_r1.data.prompt_templates import prompt_template
-from swift_r1.data.prompts import PromptEncoder, Wording
+from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
 from swift_r1.errors import UsageError
 
 QUESTION = [{"role": "user", "content": "What is {1} + 1?"}]
@@ -133,3 +134,36 @@ def test_without_any_template() -> None:
 
     with pytest.raises(UsageError, match="no chat template: give --prompt_template"):
         PromptEncoder(Bare())
+
+
+@pytest.mark.parametrize("template", ["r1", "qwen_math", "no", None])
+@pytest.mark.parametrize("system", [None, 'Say "why", then\n\\boxed{}. Grüße \U0001f600'])
+@pytest.mark.parametrize("prefix", ["", " <think>", "Let's\n<reasoning>"])
+def test_a_checkpoints_template_says_what_the_flags_said(tokenizer, template, system, prefix) -> None:
+    wording = Wording(system, template, prefix)
+    during = PromptEncoder(tokenizer, wording=wording)
+    kept = tokenizer_of_run(tokenizer, wording)
+    after = PromptEncoder(kept)
+    conversations = [
+        [{"role": "user", "content": "2+2?"}],
+        [{"role": "system", "content": "Own."}, {"role": "user", "content": "2+2?"}],
+        [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}],
+    ]
+    for messages in conversations:
+        asked = during.encode({"messages": messages, "prompt_id": "p", "dataset": "d"})
+        assert asked is not None
+        assert after.render(messages) == asked.text
+        # The same flags again, as `swift eval` of the checkpoint has them, add nothing twice.
+        again = PromptEncoder(kept, wording=Wording(system, None, prefix))
+        repeated = again.encode({"messages": messages, "prompt_id": "p", "dataset": "d"})
+        assert repeated is not None and repeated.text == asked.text
+    assert tokenizer.chat_template != kept.chat_template or wording == Wording()
+
+
+def test_a_templates_last_newline_stays(tokenizer) -> None:
+    tokenizer = copy.copy(tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}Answer:\n\n"
+    wording = Wording(response_prefix="<think>")
+    messages = [{"role": "user", "content": "x"}]
+    assert PromptEncoder(tokenizer, wording=wording).render(messages) == "x\nAnswer:\n<think>"
+    assert PromptEncoder(tokenizer_of_run(tokenizer, wording)).render(messages) == "x\nAnswer:\n<think>"

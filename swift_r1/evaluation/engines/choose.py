@@ -16,6 +16,7 @@ from swift_r1.evaluation.engines.base import Engine
 from swift_r1.evaluation.engines.endpoint import EndpointEngine
 from swift_r1.evaluation.engines.local import LocalEngine
 from swift_r1.evaluation.engines.server import OwnServerEngine, ServerEngine, vllm_version
+from swift_r1.evaluation.model import base_of
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.protocol import ServerInfo
 
@@ -142,7 +143,7 @@ def _of_config(args: EvalArguments) -> tuple[str, int | None]:
     """dtype and longest sequence of a model folder."""
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(args.model)
+    config = AutoConfig.from_pretrained(base_of(args.model) or args.model)
     own = str(config.dtype or "float32").removeprefix("torch.")
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     return args.torch_dtype or own, args.max_model_len or longest

@@ -21,6 +21,7 @@ from typing import Any
 from swift_r1.errors import EXIT_PORT_TAKEN, RunFailed, ServerUnreachable, UsageError
 from swift_r1.evaluation import ADDED_VARIABLE
 from swift_r1.evaluation.engines.base import OnWritten, Question, Written, request_of
+from swift_r1.evaluation.model import base_of
 from swift_r1.rollout.client import RolloutClient, ServerRefused
 from swift_r1.rollout.identity import tokenizer_hash
 from swift_r1.rollout.protocol import RolloutOutput, ServerInfo
@@ -184,7 +185,8 @@ class OwnServerEngine:
                 self._process.wait(_END_SECONDS)
 
     def _launch(self, port: int, key: str) -> subprocess.Popen[bytes]:
-        words = ["--model", self._model, "--port", str(port), *self._words]
+        whole = base_of(self._model) is None
+        words = ["--model" if whole else "--adapters", self._model, "--port", str(port), *self._words]
         with self._log.open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, "-m", "swift_r1", "rollout", *words],
