@@ -24,3 +24,9 @@ def async_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
             "generate meanwhile",
             ("async_generate", "use_vllm"),
         )
+    if args.cuts_sampling and args.ratio_to_behaviour:
+        yield Fault(
+            "--async_generate true takes the ratio to the engine's log-probs, those of a part of the distribution with "
+            "--top_p or --top_k: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0",
+            ("async_generate", "top_p", "top_k"),
+        )

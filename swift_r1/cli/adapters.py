@@ -57,12 +57,15 @@ def merged_folder(adapters: Path, base: str, environ: Mapping[str, str]) -> Path
         owner = re.fullmatch(rf"{_MERGED}(\d+)-\w+", old.name)
         if owner is not None and not Path(f"/proc/{owner[1]}").exists():
             shutil.rmtree(old, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=f"{_MERGED}{os.getpid()}-", dir=room))
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"{_MERGED}{os.getpid()}-", dir=room))
+    except OSError as error:
+        raise UsageError(f"--adapters {adapters} cannot be merged below {room}: {error.strerror}") from error
     try:
         merge(base, adapters, folder, None)
     except OSError as error:
         remove_merged(folder)
-        raise UsageError(f"--adapters {adapters} cannot be merged into {folder}: {error.strerror or error}") from error
+        raise UsageError(f"--adapters {adapters} cannot be merged below {room}: {error.strerror or error}") from error
     except BaseException:
         remove_merged(folder)
         raise
