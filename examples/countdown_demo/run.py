@@ -48,7 +48,7 @@ OF_PPO = (
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="A model made from scratch learns Countdown by GRPO.")
+    parser = argparse.ArgumentParser(description="A model made from scratch learns Countdown by GRPO or PPO.")
     parser.add_argument("--seed", type=int, default=0, help="of the model, the warm start and the run [0]")
     parser.add_argument("--output_dir", type=Path, default=Path("output/countdown_demo"))
     parser.add_argument("--server", action="store_true", help="rollouts from vLLM over HTTP, ZeRO-3 on two processes")

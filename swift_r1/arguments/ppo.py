@@ -85,6 +85,12 @@ def algorithm_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fau
     for name, why in _GRPO_ONLY.items():
         if name in given:
             yield Fault(f"--{name} has no effect with --rlhf_type ppo: {why}", ("rlhf_type", name))
+    if 0 < args.max_steps <= args.critic_warmup_steps:
+        yield Fault(
+            f"--critic_warmup_steps {args.critic_warmup_steps} leaves the policy no step of --max_steps "
+            f"{args.max_steps}",
+            ("critic_warmup_steps", "max_steps"),
+        )
     other = [name for name in ("steps_per_generation", "generation_batch_size") if name in given]
     if args.num_mini_batches is not None and other:
         yield Fault(f"give either --num_mini_batches or --{other[0]}, not both", ("num_mini_batches", *other))

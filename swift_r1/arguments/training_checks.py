@@ -112,6 +112,16 @@ def schedule_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Faul
             + (f" (it takes {', '.join(sorted(allowed))})" if allowed else ""),
             ("lr_scheduler_type", "lr_scheduler_kwargs"),
         )
+    if args.lr_scheduler_type == "polynomial":
+        end = args.lr_scheduler_kwargs.get("lr_end", 1e-7)
+        for name in ("learning_rate", "critic_learning_rate"):
+            rate = getattr(args, name)
+            if rate is not None and isinstance(end, int | float) and rate <= end:
+                yield Fault(
+                    f"--{name} {rate:g} is not above the end of --lr_scheduler_type polynomial, {end:g}: "
+                    f"give a smaller one, --lr_scheduler_kwargs '{{\"lr_end\": 0}}'",
+                    (name, "lr_scheduler_kwargs"),
+                )
     if args.lr_scheduler_type == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(args.lr_scheduler_kwargs):
         yield Fault(
             "--lr_scheduler_type cosine_with_min_lr needs the minimum: "

@@ -12,6 +12,14 @@ _FILES: Mapping[str, tuple[str, ...]] = {
     "length": ("completions/mean_length", "completions/max_length", "completions/clipped_ratio"),
     "loss": ("loss", "grad_norm", "learning_rate"),
     "policy": ("kl", "entropy", "clip_ratio/low", "clip_ratio/high", "rollout/logp_diff"),
+    "critic": (
+        "value_loss",
+        "explained_variance",
+        "returns/mean",
+        "values/mean",
+        "critic/grad_norm",
+        "clip_ratio/value",
+    ),
     "time": ("time/generate", "time/reward", "time/train", "time/sync", "time/step"),
 }
 

@@ -10,19 +10,25 @@ import sys
 import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 from safetensors.torch import save_file
 
 from swift_r1.algorithms import LossConfig
+from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
 from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.batching import Cut, collate, round_batch
+from swift_r1.training.building import schedule_of
+from swift_r1.training.critic import load_critic
 from swift_r1.training.distributed import join_ranks
 from swift_r1.training.freezing import Freezing
 from swift_r1.training.lora import LoraSettings, policy_weights
 from swift_r1.training.micro_batches import Form
 from swift_r1.training.optimizer import OptimizerConfig
+from swift_r1.training.parts import CriticParts
 from swift_r1.training.policy import load_model
+from swift_r1.training.ppo import Ppo
 from swift_r1.training.probes import check_fused_head
 from swift_r1.training.quantization import Quantization
 from swift_r1.training.step import (
@@ -81,6 +87,7 @@ class Case:
         mix_after: the step after which the reference moves to the policy.
         train: full, lora or qlora, with a prefix to freeze behind a colon (`full:model.embed`).
         reload_after: the step after which the training state goes through `training_state` into a new backend.
+        ppo: flags of PPO, for steps of it in place of GRPO's.
     """
 
     backend: str
@@ -95,6 +102,66 @@ class Case:
     optim: str = "adamw_torch_fused"
     checkpointing: bool = False
     reload_after: int | None = None
+    ppo: str = ""
+
+
+def run_ppo(case, ranks):
+    """Optimizer steps of PPO, each on a round of its own, cut as `cuts` say; the critic goes through its saved state
+    too."""
+    policy, critic = open_backend(case, ranks), open_critic_backend(case, ranks)
+    args = parse_arguments(
+        RlhfArguments,
+        f"--rlhf_type ppo --model {case.model} --dataset a.jsonl --reward_funcs format --num_generations {GROUP} "
+        f"--per_device_train_batch_size {COMPLETIONS} --max_steps 8 --lr_scheduler_type constant --temperature 0.9 "
+        f"{case.ppo}".split(),
+    )
+    plan = make_plan(args, 1, 100)
+    reference = policy.reference(args.offload_ref_model) if args.wants_reference else None
+    steps = []
+    for number, cut in enumerate(case.cuts.split()):
+        # Rates are looked up at each step, so new schedules do not begin anew where they are constant.
+        rates = [schedule_of(args, plan, case.rate) for _ in range(2)]
+        parts = SimpleNamespace(
+            args=args,
+            plan=plan,
+            ranks=ranks,
+            backend=policy,
+            reference=reference,
+            critic=CriticParts(critic, rates[0]),
+            learning_rate=rates[1],
+        )
+        ppo, batch = Ppo(parts), ragged_round()
+        batch.rewards[5] = torch.nan
+        dealt = deal_round(batch, 1, Cut(FORMS[cut.lstrip("0123456789")], 1, GROUP, int(cut.rstrip("ps"))), ranks)
+        prepared = ppo.prepared(dealt)
+        targets, metrics = ppo.targets(batch, prepared)
+        steps.append(metrics | ppo.step(prepared[0], targets, number))
+        if len(steps) == case.reload_after:
+            policy = reloaded(policy, ranks, lambda: open_backend(case, ranks))
+            critic = reloaded(critic, ranks, lambda: open_critic_backend(case, ranks))
+    weights = {}
+    for prefix, backend in (("", policy), ("critic.", critic)):
+        for bucket in backend.weight_buckets(policy_weights(backend.model)):
+            weights |= {prefix + name: tensor.float() for name, tensor in bucket}
+    if ranks.is_main:
+        out = Path(case.out)
+        save_file({name: tensor.clone() for name, tensor in weights.items()}, out.with_suffix(".safetensors"))
+        out.write_text(json.dumps({"steps": steps, "generation_equals_weights": True, **policy.describe()}))
+
+
+def open_critic_backend(case, ranks):
+    optimizer = OptimizerConfig(case.rate, 0.1, 0.9, 0.95, 1e-8, 1.0, case.optim)
+
+    def load():
+        return load_critic(case.model, case.dtype, case.checkpointing)
+
+    if case.backend == "local":
+        from swift_r1.training.backends.local import LocalCritic
+
+        return LocalCritic(load(), optimizer)
+    from swift_r1.training.backends.deepspeed import DeepSpeedCritic
+
+    return DeepSpeedCritic(load, getattr(torch, case.dtype), optimizer, read_config(case.backend), ranks)
 
 
 def open_backend(case, ranks):
@@ -126,7 +193,7 @@ def open_backend(case, ranks):
     return DeepSpeedBackend(load, getattr(torch, case.dtype), optimizer, config, ranks, kind == "qlora")
 
 
-def reloaded(backend, case, ranks):
+def reloaded(backend, ranks, make):
     """A new backend that goes on from what `backend` would save."""
     state = {name: tensor for bucket in backend.training_state() for name, tensor in bucket}
     names = sorted(state)
@@ -140,7 +207,7 @@ def reloaded(backend, case, ranks):
         flat = [_bytes(kept.contiguous().flatten().view(torch.uint8).numpy().tobytes())] if ranks.is_main else None
         raw = ranks.broadcast(flat)[0].to(torch.uint8)
         everyones[name] = raw.view(getattr(torch, dtype.removeprefix("torch."))).reshape(json.loads(shape))
-    fresh = open_backend(case, ranks)
+    fresh = make()
     fresh.load_training_state(everyones.__getitem__)
     return fresh
 
@@ -150,6 +217,9 @@ def _bytes(text):
 
 
 def run(case, ranks):
+    if case.ppo:
+        run_ppo(case, ranks)
+        return
     backend = open_backend(case, ranks)
     check_fused_head(backend, 100, ranks.device)
     overlong_filter = case.loss.pop("overlong_filter", False)
@@ -161,7 +231,7 @@ def run(case, ranks):
         if len(steps) == case.mix_after:
             reference.mix_in_policy(0.6)
         if len(steps) == case.reload_after:
-            backend = reloaded(backend, case, ranks)
+            backend = reloaded(backend, ranks, lambda: open_backend(case, ranks))
     weights = {
         name: tensor for bucket in backend.weight_buckets(policy_weights(backend.model)) for name, tensor in bucket
     }

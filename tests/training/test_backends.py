@@ -72,6 +72,54 @@ def test_zero3_equals_one_process_with_adapters(train, tiny_model):
         assert torch.equal(reference[1][name], value) == ("proj" not in name), name
 
 
+PPO = "--kl_coef 0.1 --gamma 0.95 --lam 0.9 --num_ppo_epochs 2 --whiten_rewards true"
+
+
+def test_ppo_of_zero3_equals_one_process(train):
+    """Policy and critic, two engines in a process; the critic learns: later values are not 0."""
+    reference = train("local", ppo=PPO)
+    steps, weights = reference
+    assert steps[0]["values/mean"] == 0 and abs(steps[2]["values/mean"]) > 1e-3
+    assert steps[1]["kl_penalty"] != 0 and any(name.startswith("critic.score") for name in weights)
+    assert_same(train("zero3", ranks=2, cuts="150 40s 70", ppo=PPO), reference)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("backend", "case"),
+    [
+        ("zero0", {}),
+        ("zero2", {}),
+        ("zero2_offload", {}),
+        ("zero3_offload", {"ppo": PPO + " --offload_ref_model true"}),
+        ("zero3", {"checkpointing": True}),
+        ("zero3", {"reload_after": 2}),
+        ("zero2", {"reload_after": 2}),
+        ("zero3", {"train": "lora"}),
+        ("zero3", {"train": "qlora"}),
+    ],
+)
+def test_ppo_of_other_backends_equals_one_process(train, backend, case):
+    """Beside adapters and weights of 4 bits too: the critic is trained in full."""
+    expected = train("local", ppo=PPO, train=case.get("train", "full"))
+    assert_same(train(backend, ranks=2, cuts="150 40s 70", **{"ppo": PPO} | case), expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("backend", "ranks"), [("local", 1), ("zero3", 2)])
+def test_a_critic_in_bf16_keeps_small_updates(train, backend, ranks):
+    """Twenty steps of 1e-4 move bf16 weights as they move float32 ones: the sign is right and the size too."""
+    cuts = " ".join(["150"] * 20)
+    weights = train(backend, ranks=ranks, cuts=cuts, dtype="bfloat16", rate=1e-4, ppo=PPO)[1]
+    start = train(backend, ranks=ranks, cuts="150", dtype="bfloat16", rate=1e-9, ppo=PPO)[1]
+    exact = train("local", cuts=cuts, rate=1e-4, ppo=PPO)[1]
+    for name, expected in exact.items():
+        if name.startswith("critic.") and name.endswith("proj.weight"):
+            wanted = expected - start[name]
+            moved = ((weights[name] - start[name]) * wanted.sign()).mean()
+            assert moved > 0.5 * wanted.abs().mean(), name
+
+
 def test_zero2_equals_one_process(train):
     assert_same(train("zero2", ranks=2, cuts="40 40s 40"), train("local"))
 

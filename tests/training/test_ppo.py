@@ -207,7 +207,7 @@ def test_a_step_equals_the_loops_over_tokens(tiny_model):
     assert metrics["critic/grad_norm"] > 1e-3 and metrics["kl_penalty"] != 0
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_cuts_and_packing_change_neither_losses_nor_gradients(tiny_model_untied, checkpointing):
     flags = FLAGS + " --whiten_rewards true --overlong_filter true --critic_warmup_steps 0"
     ppo, batch = make(tiny_model_untied, flags, checkpointing), a_round()
