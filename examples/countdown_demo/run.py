@@ -1,4 +1,4 @@
-"""The demo: a model made from scratch learns Countdown by GRPO or PPO. `make demo`, `make demo-ppo`, `python run.py --help`.
+"""The demo: a model made from scratch learns Countdown by GRPO or PPO. `make demo`, or `python run.py --help`.
 
 It makes and warm-starts the model, runs the same `swift rlhf` as everyone (with `--server` through `swift rollout` and
 ZeRO-3 on two processes), and shows what changed, read from the files that the run left.

@@ -208,8 +208,8 @@ def test_flags_of_groups_are_refused_with_ppo(words: str, part: str) -> None:
 
 
 def test_all_faults_of_both_kinds_together() -> None:
-    found = ppo_faults("--beta 0.1 --loss_type dapo --dynamic_sample true --top_p 0.9")
-    assert [fault.split()[0] for fault in found] == ["--beta", "--dynamic_sample", "--loss_type", "--top_p"]
+    found = ppo_faults("--beta 0.1 --loss_type dapo --dynamic_sample true --run_name r")
+    assert [fault.split()[0] for fault in found] == ["--beta", "--dynamic_sample", "--loss_type", "--run_name"]
 
 
 def test_ppo_resolves_its_defaults() -> None:
