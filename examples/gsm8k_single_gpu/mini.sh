@@ -13,7 +13,7 @@ swift rlhf --rlhf_type grpo \
   --response_prefix '<reasoning>' \
   --max_length 256 --max_completion_length 48 --num_generations 8 \
   --max_steps 60 --num_train_epochs 10 --per_device_train_batch_size 64 --gradient_accumulation_steps 1 \
-  --learning_rate 2e-3 --lr_scheduler_type cosine --warmup_ratio 0.1 --weight_decay 0.1 --max_grad_norm 0.1 \
+  --learning_rate 5e-4 --lr_scheduler_type cosine --warmup_ratio 0.1 --weight_decay 0.1 --max_grad_norm 0.1 \
   --optim adamw_8bit --adam_beta2 0.99 --beta 0.04 --gradient_checkpointing false \
   --eval_on_start true --eval_steps 30 --eval_limit 200 --per_device_eval_batch_size 200 \
   --save_steps 1000 --logging_steps 1 --report_to none \

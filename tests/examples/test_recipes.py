@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -23,7 +24,7 @@ from swift_r1.arguments.plan import Plan, make_plan
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
-RECIPES = ("countdown_grpo_server", "countdown_grpo_zero", "gsm8k_single_gpu", "math_dr_grpo")
+RECIPES = ("countdown_grpo_server", "gsm8k_ppo", "countdown_grpo_zero", "gsm8k_single_gpu", "math_dr_grpo")
 SCRIPTS = [(recipe, script) for recipe in RECIPES for script in ("run.sh", "mini.sh")]
 VARIANTS = [(size, template) for size in ("1.5b", "7b", "llama") for template in ("r1", "qwen_math", "no")]
 
@@ -33,7 +34,8 @@ SIZES = set(
         r"\w+",
         """
         model dataset max_length max_completion_length max_steps num_train_epochs per_device_train_batch_size
-        gradient_accumulation_steps generation_batch_size learning_rate adam_beta2 warmup_ratio torch_dtype seed
+        gradient_accumulation_steps generation_batch_size learning_rate critic_learning_rate adam_beta2 warmup_ratio
+        torch_dtype seed
         gradient_checkpointing eval_on_start eval_steps eval_limit num_generations_eval per_device_eval_batch_size
         eval_max_completion_length eval_datasets eval_temperature val_dataset split_dataset_ratio save_steps
         save_total_limit log_completions report_to output_dir dataloader_num_workers vllm_server_timeout system
@@ -88,7 +90,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         record.write_text("")
         environment = os.environ | {"PATH": f"{swift.parent}:{os.environ['PATH']}", "CALLS": str(record)}
         environment |= {"MODEL": str(tmp_path)} if script == "mini.sh" else {}  # made already
-        for name in ("NPROC_PER_NODE", "OUTPUT", "SEED", "PORT"):
+        for name in ("NPROC_PER_NODE", "OUTPUT", "SEED", "PORT", "TEMPERATURE", "STEPS", "BATCH"):
             environment.pop(name, None)
         path = EXAMPLES / recipe / script
         done = subprocess.run([path, *words], env=environment, capture_output=True, text=True, timeout=60, check=False)
@@ -105,7 +107,7 @@ def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.parametrize(("recipe", "script"), SCRIPTS)
 def test_flags_parse(calls, recipe: str, script: str) -> None:
     found = calls(recipe, script)
-    assert found["rlhf"].args.rlhf_type == "grpo"
+    assert found["rlhf"].args.rlhf_type == ("ppo" if recipe == "gsm8k_ppo" else "grpo")
     assert found["rlhf"].plan.total_steps > 0
     if found["rlhf"].args.use_vllm:
         server = parse_arguments(RolloutArguments, found["rollout"].words)
@@ -138,6 +140,19 @@ def test_countdown_from_a_base_model(calls) -> None:
     assert (args.learning_rate, args.beta, args.top_p, args.temperature) == (1e-6, 1e-3, 0.9, 1.0)
     assert (call.plan.prompts_per_round, args.num_generations, call.plan.optimizer_steps_per_round) == (128, 8, 8)
     assert args.stop_words == ["</s>", "<|im_end|>", "<|endoftext|>", "\nUser:"]
+
+
+def test_gsm8k_by_ppo(calls) -> None:
+    call = calls("gsm8k_ppo", "run.sh")["rlhf"]
+    args = call.args
+    assert (call.plan.prompts_per_round, args.num_generations, args.num_iterations) == (64, 8, 2)
+    assert (args.temperature, args.top_p, args.max_completion_length) == (1.2, 0.9, 1024)
+    assert args.stop_words == ["\n\nQuestion", "\n\nProblem"]
+    assert (args.learning_rate, args.critic_learning_rate, args.lr_scheduler_type) == (1e-6, 1e-6, "polynomial")
+    assert (args.gamma, args.lam) == (1, 1)
+    assert (args.eval_unit, args.eval_steps) == ("rollout", 50)
+    (task,) = args.eval_tasks()
+    assert (task.dataset, task.temperature, task.num_generations, task.limit) == ("gsm8k", 0.35, 16, None)
 
 
 def test_gsm8k_on_one_gpu(calls) -> None:
@@ -174,6 +189,35 @@ def test_dr_grpo_names_what_it_does_not_know() -> None:
         assert done.returncode == 2 and said in done.stderr
 
 
+def test_the_exploration_study(calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each temperature once, a finished one not again, a table with the best, and a plot."""
+    monkeypatch.syspath_prepend(EXAMPLES / "gsm8k_ppo")
+    import exploration
+
+    asked = []
+
+    def run(words, env, check):
+        asked.append((Path(words[0]).name, env["TEMPERATURE"], env["SEED"], words[1:]))
+        folder = Path(env["OUTPUT"])
+        folder.mkdir(parents=True)
+        after = {"0.6": 0.4, "1.2": 0.6, "1.4": 0.5}[env["TEMPERATURE"]] + int(env["SEED"]) / 100
+        (folder / "summary.json").write_text(json.dumps({"exit_code": 0, "eval_before": 0.3, "eval_after": after}))
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(exploration.subprocess, "run", run)
+    words = ["exploration.py", "--mini", "--output_dir", str(tmp_path / "study"), "--seeds", "0", "2"]
+    monkeypatch.setattr(sys, "argv", [*words, "--temperatures", "0.6", "1.2"])
+    assert exploration.main() == 0
+    assert [one[:3] for one in asked] == [("mini.sh", t, s) for s in ("0", "2") for t in ("0.6", "1.2")]
+    assert asked[0][3] == ["--add_version", "false", "--resume_from_checkpoint", "last"]
+    monkeypatch.setattr(sys, "argv", [*words, "--temperatures", "0.6", "1.2", "1.4"])
+    assert exploration.main() == 0
+    assert [one[:3] for one in asked[4:]] == [("mini.sh", "1.4", "0"), ("mini.sh", "1.4", "2")]
+    scores = exploration.scores_in(tmp_path / "study")
+    assert "| 1.2 (best) | 0.300 | 0.610 | 0.600, 0.620 |" in exploration.table(scores)
+    assert (tmp_path / "study" / "exploration.png").stat().st_size > 0
+
+
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for SWIFT_R1_DATA with a few rows of each set that the recipes train on."""
@@ -202,3 +246,21 @@ def test_swift_check_passes(calls, data: Path, monkeypatch: pytest.MonkeyPatch, 
     assert all(one.rows == 2 for one in report.datasets) and report.rewards
     if "gsm8k" in recipe or (recipe, script) == ("math_dr_grpo", "run.sh"):
         assert all(one.tells_right for one in report.rewards)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_page_says_what_is_there(recipe: str) -> None:
+    """Flags on our side of the table exist; the commands at the end parse, and what curl sends is a chat request."""
+    from swift_r1.rollout.openai.requests import ChatRequest
+
+    page = (EXAMPLES / recipe / "README.md").read_text()
+    rows = [re.split(r"(?<!\\)\|", line) for line in page.splitlines() if line.startswith("| ")]
+    flags = {flag for row in rows for flag in re.findall(r"--([a-z0-9_]+)", row[2])}
+    assert len(flags) > 2 and flags <= set(spellings(RlhfArguments)), flags - set(spellings(RlhfArguments))
+    (block,) = re.findall(r"^```bash\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    serve, ask = block.split("\n", 1)
+    parse_arguments(RolloutArguments, shlex.split(serve)[2:])
+    words = shlex.split(ask)
+    body = ChatRequest.model_validate_json(words[words.index("-d") + 1])
+    assert words[0] == "curl" and body.model in shlex.split(serve)
+    assert f"]({recipe}/README.md)" in (EXAMPLES / "README.md").read_text()
