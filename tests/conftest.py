@@ -274,17 +274,43 @@ def tiny_server(_tiny_server: KillableServer) -> KillableServer:
     return _tiny_server
 
 
+@pytest.fixture(scope="session")
+def _second_tiny_server(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KillableServer]:
+    folder = tmp_path_factory.mktemp("second-tiny-server")
+    server = KillableServer(lambda model, port: start_tiny_server(folder, model, port), tiny_model)
+    yield server
+    server.server.stop()
+
+
 @pytest.fixture
-def killable_vllm(tiny_model: Path, tmp_path: Path) -> Iterator[KillableServer]:
-    """`swift rollout` of the tiny model in float32, for tests that kill it."""
+def second_tiny_server(_second_tiny_server: KillableServer) -> KillableServer:
+    """As `tiny_server`, beside it."""
+    if _second_tiny_server.server.process.poll() is not None:
+        _second_tiny_server.start()
+    _second_tiny_server.wait()
+    return _second_tiny_server
 
+
+def _killable_vllm(model: Path, folder: Path) -> Iterator[KillableServer]:
     def start(model: Path, port: int | None) -> ServerProcess:
-        return start_server(tmp_path / "server", model, torch_dtype="float32", port=port)
+        return start_server(folder, model, torch_dtype="float32", port=port)
 
-    server = KillableServer(start, tiny_model)
+    server = KillableServer(start, model)
     server.wait()
     yield server
     server.server.stop()
+
+
+@pytest.fixture
+def killable_vllm(tiny_model: Path, tmp_path: Path) -> Iterator[KillableServer]:
+    """`swift rollout` of the tiny model in float32, for tests that kill it."""
+    yield from _killable_vllm(tiny_model, tmp_path / "server")
+
+
+@pytest.fixture
+def second_killable_vllm(tiny_model: Path, tmp_path: Path) -> Iterator[KillableServer]:
+    """As `killable_vllm`, beside it."""
+    yield from _killable_vllm(tiny_model, tmp_path / "second-server")
 
 
 @pytest.fixture(scope="session")

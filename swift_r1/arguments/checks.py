@@ -6,6 +6,7 @@ A value that no branch would read is refused: a flag that does nothing misleads.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ def rollout_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault
     if not args.use_vllm:
         unused = [
             f"--{name}"
-            for name in (*server_flags, "weight_transport", "weight_check_steps", "api_key")
+            for name in (*server_flags, "weight_transport", "weight_delta", "weight_check_steps", "api_key")
             if name in given
         ]
         if unused:
@@ -33,16 +34,8 @@ def rollout_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault
                 f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect without --use_vllm true",
                 ("use_vllm",),
             )
-    elif args.vllm_server_base_url is None and args.vllm_server_host is None:
-        yield Fault(
-            "--use_vllm true needs --vllm_server_host (and --vllm_server_port) or --vllm_server_base_url",
-            ("vllm_server_host", "vllm_server_base_url", "use_vllm"),
-        )
-    elif args.vllm_server_base_url is not None:
-        if "vllm_server_host" in given or "vllm_server_port" in given:
-            yield Fault("give either --vllm_server_base_url or --vllm_server_host/--vllm_server_port, not both")
-        if not args.vllm_server_base_url.startswith(("http://", "https://")):
-            yield Fault(f"--vllm_server_base_url must begin with http:// or https://: {args.vllm_server_base_url!r}")
+    else:
+        yield from _server_faults(args, given)
     if args.top_k == 0:
         yield Fault("--top_k 0 leaves no token to sample: -1 is off", ("top_k",))
     if args.cuts_sampling and args.rollout_importance_sampling_mode is not None:
@@ -55,6 +48,42 @@ def rollout_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault
             )
     if "" in args.stop_words:
         yield Fault("--stop_words holds an empty string, which would end every completion at once", ("stop_words",))
+
+
+def _server_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
+    """Which servers, and how weights go to them."""
+    hosts, ports, urls = args.vllm_server_host, args.vllm_server_port, args.vllm_server_base_url
+    if not urls and not hosts:
+        yield Fault(
+            "--use_vllm true needs --vllm_server_host (and --vllm_server_port) or --vllm_server_base_url",
+            ("vllm_server_host", "vllm_server_base_url", "use_vllm"),
+        )
+        return
+    if urls and ("vllm_server_host" in given or "vllm_server_port" in given):
+        yield Fault("give either --vllm_server_base_url or --vllm_server_host/--vllm_server_port, not both")
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            yield Fault(f"--vllm_server_base_url must begin with http:// or https://: {url!r}")
+    if not urls and len(hosts) != len(ports) and 1 not in (len(hosts), len(ports)):
+        yield Fault(
+            f"--vllm_server_host has {len(hosts)} values and --vllm_server_port {len(ports)}: give one port for all "
+            "hosts, or one for each",
+            ("vllm_server_host", "vllm_server_port"),
+        )
+        return
+    for url, times in Counter(args.rollout_base_urls).items():
+        if times > 1:
+            yield Fault(f"{url} is named {times} times: each server once", ("vllm_server_base_url", "vllm_server_host"))
+    if args.weight_transport == "nccl" and len(args.rollout_base_urls) > 1:
+        yield Fault(
+            "--weight_transport nccl takes one server: use --vllm_tensor_parallel_size there, or http or shm",
+            ("weight_transport",),
+        )
+    if args.weight_delta == "true" and args.weight_transport in ("shm", "nccl"):
+        yield Fault(
+            f"--weight_delta true sends changes by http, and --weight_transport is {args.weight_transport}",
+            ("weight_delta", "weight_transport"),
+        )
 
 
 def round_faults(args: RlhfArguments, given: frozenset[str], world: World) -> Iterator[Fault]:

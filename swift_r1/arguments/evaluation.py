@@ -20,7 +20,13 @@ from swift_r1.errors import UsageError
 from swift_r1.evaluation.tasks import Task, limited, read_tasks
 
 _ENGINE_FLAGS = (
-    *("max_model_len", "vllm_gpu_memory_utilization", "vllm_enforce_eager", "vllm_tensor_parallel_size"),
+    *(
+        "max_model_len",
+        "vllm_gpu_memory_utilization",
+        "vllm_enforce_eager",
+        "vllm_tensor_parallel_size",
+        "vllm_data_parallel_size",
+    ),
     *("vllm_enable_prefix_caching", "vllm_engine_kwargs"),
 )
 

@@ -113,7 +113,8 @@ def warmup_steps(args: RlhfArguments, total_steps: int) -> int:
 def rollouts_from(args: RlhfArguments) -> str:
     """Where completions come from, in words."""
     if args.use_vllm:
-        return f"vLLM server at {args.rollout_base_url}"
+        urls = args.rollout_base_urls
+        return f"vLLM server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
     return "this process (transformers, the trainer's own weights)"
 
 

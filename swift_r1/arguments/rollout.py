@@ -13,9 +13,11 @@ class GenerationArguments:
 
     use_vllm: bool = flag(False, "generate on a `swift rollout` server instead of in the trainer's process")
     vllm_mode: str = flag("server", "where vLLM runs", choices=("server",), not_yet=("colocate",), ms_swift="colocate")
-    vllm_server_host: str | None = flag(None, "address of the `swift rollout` server")
-    vllm_server_port: int = flag(8000, "port of the `swift rollout` server", at_least=1, at_most=65535)
-    vllm_server_base_url: str | None = flag(None, "URL of the server, instead of host and port")
+    vllm_server_host: list[str] = flag([], "address of the `swift rollout` server; several: of each of them")
+    vllm_server_port: list[int] = flag(
+        [8000], "port of the `swift rollout` server; one for all hosts, or one each", at_least=1, at_most=65535
+    )
+    vllm_server_base_url: list[str] = flag([], "URL of the server, or of each of several, instead of host and port")
     vllm_server_timeout: float = flag(
         240.0, "seconds to wait for the server, at the start and each time it is lost", more_than=0
     )
@@ -24,6 +26,11 @@ class GenerationArguments:
         "how weights go to the server: auto takes shared memory where it is on this host, else http; nccl needs GPUs "
         "on both sides",
         choices=("auto", "shm", "http", "nccl"),
+    )
+    weight_delta: str = flag(
+        "auto",
+        "send only the weights that a step has changed, by http: auto to servers on other hosts, where that is smaller",
+        choices=("auto", "true", "false"),
     )
     weight_check_steps: int = flag(
         10, "weight updates between two comparisons of the server's log-probs with the trainer's; 0: none", at_least=0
@@ -57,11 +64,13 @@ class GenerationArguments:
         return self.top_p < 1 or self.top_k > 0
 
     @property
-    def rollout_base_url(self) -> str | None:
-        """URL of the rollout server without a slash at its end; None where the trainer generates itself."""
+    def rollout_base_urls(self) -> tuple[str, ...]:
+        """URLs of the rollout servers without a slash at the end; none where the trainer generates itself."""
         if not self.use_vllm:
-            return None
+            return ()
         if self.vllm_server_base_url:
-            return self.vllm_server_base_url.rstrip("/")
-        host = self.vllm_server_host or "127.0.0.1"
-        return f"http://{f'[{host}]' if ':' in host else host}:{self.vllm_server_port}"
+            return tuple(url.rstrip("/") for url in self.vllm_server_base_url)
+        hosts, ports = self.vllm_server_host or ["127.0.0.1"], self.vllm_server_port
+        number = max(len(hosts), len(ports))
+        pairs = zip(hosts * (number // len(hosts)), ports * (number // len(ports)), strict=False)
+        return tuple(f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port in pairs)

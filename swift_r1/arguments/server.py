@@ -15,6 +15,23 @@ from swift_r1.arguments.world import World
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Those that vLLM has kernels for; adapters of lower rank are padded."""
+RESERVED = {
+    "logprobs_mode": "the trainer needs log-probs of the distribution that was sampled from",
+    "worker_extension_cls": "new weights come in through it",
+    "weight_transfer_config": "--weight_transport of swift rlhf says how weights come",
+    "max_logprobs": "a completion has the log-prob of each of its own tokens",
+    "tokenizer": "trainer and server must mean the same tokens: use the model's",
+    "skip_tokenizer_init": "trainer and server compare their tokenizers",
+    "served_model_name": "use --served_model_name",
+    "max_loras": "generations that an update does not wait for need two",
+    "lora_modules": "adapters come from the trainer",
+    "runner": "it generates",
+    "data_parallel_backend": "copies of the model are engines of their own",
+    "data_parallel_rank": "copies of the model are engines of their own",
+    "data_parallel_size_local": "copies of the model are engines of their own",
+    "data_parallel_address": "copies of the model are engines of their own",
+}
+"""vLLM's engine arguments that the server's promises rest on, and why; other ones are the user's."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -62,13 +79,16 @@ class VllmArguments:
     )
     vllm_gpu_memory_utilization: float = flag(0.9, "share of GPU memory for the engine", more_than=0, at_most=1)
     vllm_enforce_eager: bool | None = flag(None, "no torch.compile and no CUDA graphs: starts sooner, runs slower")
-    vllm_tensor_parallel_size: int = flag(1, "GPUs that share one copy of the model", at_least=1)
+    vllm_tensor_parallel_size: int = flag(1, "GPUs (or parts of a CPU) that share one copy of the model", at_least=1)
+    vllm_data_parallel_size: int = flag(
+        1, "copies of the model behind this one address, each with GPUs or a part of the CPU of its own", at_least=1
+    )
     vllm_enable_prefix_caching: bool = flag(True, "compute a group's shared prompt once")
     vllm_enable_lora: bool = flag(False, "take adapters alone from a trainer with --train_type lora")
     vllm_max_lora_rank: int = flag(
         16, "highest --lora_rank that is taken: 8, 16, 32, 64, 128, 256, 320 or 512; with --vllm_enable_lora true"
     )
-    vllm_engine_kwargs: dict[str, Any] = flag({}, "more arguments of vLLM's engine, as JSON")
+    vllm_engine_kwargs: dict[str, Any] = flag({}, 'any other argument of vLLM\'s engine, as JSON: {"name": value}')
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +118,8 @@ class RolloutArguments(EngineArguments, ServerArguments):
             spec = known.get(f"vllm_{name}") or known.get(name)
             if spec is not None:
                 yield Fault(f"--vllm_engine_kwargs holds {name!r}: use --{spec.name}", ("vllm_engine_kwargs",))
+            elif (why := RESERVED.get(name)) is not None:
+                yield Fault(f"--vllm_engine_kwargs holds {name!r}, which is ours: {why}", ("vllm_engine_kwargs",))
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             yield Fault("--ssl_certfile and --ssl_keyfile go together", ("ssl_certfile", "ssl_keyfile"))
         if self.vllm_max_lora_rank not in LORA_RANKS:

@@ -125,13 +125,14 @@ def server_environment(
     """What `swift rollout`'s process gets: vLLM's CPU settings, OpenMP runtime and an allocator without a GPU.
 
     Args:
-        engines: processes that share the model (tensor parallel), each bound to its share of the CPUs.
+        engines: processes that hold a part or a copy of the model, each bound to its share of the CPUs.
     """
     wanted: dict[str, str] = {}
     if not gpu:
         openmp = Path(sys.prefix, "lib", "libiomp5.so")
         wanted |= _allocator_variables(environ, (str(openmp),) if openmp.is_file() else ())
-        if len(cpus) <= _BIND_ALL_UP_TO:
+        # Several engines on their own would all take the same ones.
+        if len(cpus) <= _BIND_ALL_UP_TO or engines > 1:
             wanted["VLLM_CPU_OMP_THREADS_BIND"] = cpu_binding(cpus, engines)
     if offline:
         wanted["HF_HUB_OFFLINE"] = "1"

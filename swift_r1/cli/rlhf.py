@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from swift_r1.arguments.parser import parse_arguments
@@ -19,7 +21,7 @@ from swift_r1.cli.model_folder import is_local
 from swift_r1.cli.preflight import check_inputs
 from swift_r1.cli.resume import check_same_run, dataset_hash, find_checkpoint
 from swift_r1.cli.run_folder import make_run_folder, write_args
-from swift_r1.errors import EXIT_OK
+from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.rollout.lease_token import save_token, saved_token
 
 _USAGE = """swift rlhf [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
@@ -57,7 +59,7 @@ def run(words: Sequence[str]) -> int:
     if resume.checkpoint is not None:
         check_same_run(args, world, data_hash, resume.checkpoint)
     serves = args.use_vllm and world.node_rank == 0
-    token = wait_for_server(args, resume.run_dir) if serves else None
+    token = wait_for_servers(args, resume.run_dir) if serves else None
     folder = resume.run_dir or make_run_folder(args, world)
     if token is not None:
         save_token(folder, token)
@@ -84,22 +86,31 @@ _HANDOVER_S = 60.0
 """Until the trainer, which imports torch first, renews the lease that was taken for it."""
 
 
-def wait_for_server(args: RlhfArguments, resumed: Path | None) -> str:
-    """Waits for the rollout server with a countdown on stderr, and for the right to write its weights; returns the
-    lease's token, which the trainer goes on with.
+def wait_for_servers(args: RlhfArguments, resumed: Path | None) -> str:
+    """Waits for the rollout servers with a countdown on stderr, and for the right to write their weights; returns the
+    leases' token, which the trainer goes on with.
 
     Raises:
-        ServerUnreachable: it is not ready within `--vllm_server_timeout` seconds.
-        UsageError: it wants another API key, or another trainer writes to it.
+        ServerUnreachable: one is not ready within `--vllm_server_timeout` seconds.
+        UsageError: one wants another API key, or another trainer writes to it; or they are not alike.
     """
     from swift_r1.rollout.client import RolloutClient
+    from swift_r1.rollout.roster import why_not_alike
     from swift_r1.rollout.weights.writer import WeightWriter
 
-    with RolloutClient(str(args.rollout_base_url), api_key=args.api_key) as client:
-        client.wait_until_ready(args.vllm_server_timeout, report=_stderr)
-        writer = WeightWriter(client, ttl_s=_HANDOVER_S, token=saved_token(resumed))
-        writer.take_when_free(args.vllm_server_timeout, report=_stderr)
-        return writer.token
+    end = time.monotonic() + args.vllm_server_timeout
+    with ExitStack() as cleanup:
+        clients = [cleanup.enter_context(RolloutClient(url, api_key=args.api_key)) for url in args.rollout_base_urls]
+        infos = [one.wait_until_ready(max(end - time.monotonic(), 1.0), report=_stderr) for one in clients]
+        if why := why_not_alike([(one.base_url, info) for one, info in zip(clients, infos, strict=True)]):
+            raise UsageError(why)
+        token = saved_token(resumed)
+        for client in clients:
+            writer = WeightWriter(client, ttl_s=_HANDOVER_S, token=token)
+            writer.take_when_free(args.vllm_server_timeout, report=_stderr)
+            token = writer.token
+    assert token is not None
+    return token
 
 
 def _print_plan(args: RlhfArguments, world: World, dataset_size: int | None, folder: str) -> None:

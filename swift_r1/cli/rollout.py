@@ -64,7 +64,7 @@ def run(words: Sequence[str]) -> int:
         offline=is_local(args.model),
         cpus=usable_cpus(),
         gpu=has_gpu(os.environ),
-        engines=args.vllm_tensor_parallel_size,
+        engines=args.vllm_tensor_parallel_size * args.vllm_data_parallel_size,
     )
     if line := additions.line():
         print(line, file=sys.stderr)

@@ -57,7 +57,7 @@ class RolloutClient:
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.owner = owner
-        self._silence_s = silence_s
+        self.silence_s = silence_s
         # Proxies of the environment are for the internet, not for the server beside us.
         self._options = {
             "base_url": self.base_url,
@@ -187,22 +187,17 @@ class RolloutClient:
         while_waiting: Callable[[], None],
     ) -> list[wire.RolloutOutput]:
         slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
-        async with httpx.AsyncClient(**self._options) as http:
+        async with self.open_async() as http:
 
             async def one(request: wire.RolloutRequest) -> wire.RolloutOutput:
-                body = wire.RolloutBatch(requests=(request,)).model_dump_json()
                 async with slots:
-                    try:
-                        response = await http.post("/v1/rollouts", content=body, headers=_JSON)
-                    except httpx.HTTPError as error:
-                        raise self._unreachable(error, "the completions of a prompt") from error
-                output = self._parse(response, wire.RolloutResponse).outputs[0]
+                    output = await self.answer(http, request)
                 on_answer(output)
                 return output
 
             tasks = [asyncio.create_task(one(request)) for request in requests]
             everything = asyncio.gather(*tasks)
-            watch = asyncio.create_task(self._watch(while_waiting))
+            watch = asyncio.create_task(self.watch(while_waiting))
             try:
                 await asyncio.wait({everything, watch}, return_when=asyncio.FIRST_COMPLETED)
                 if not everything.done():
@@ -213,7 +208,28 @@ class RolloutClient:
                     task.cancel()
                 await asyncio.gather(watch, everything, *tasks, return_exceptions=True)
 
-    async def _watch(self, while_waiting: Callable[[], None]) -> None:
+    def open_async(self) -> httpx.AsyncClient:
+        """Connections for `answer`, to be closed by the caller."""
+        return httpx.AsyncClient(**self._options)
+
+    async def answer(self, http: httpx.AsyncClient, request: wire.RolloutRequest) -> wire.RolloutOutput:
+        """The completions of one request; raises as `generate` does."""
+        body = wire.RolloutBatch(requests=(request,)).model_dump_json()
+        try:
+            response = await http.post("/v1/rollouts", content=body, headers=_JSON)
+        except httpx.HTTPError as error:
+            raise self._unreachable(error, "the completions of a prompt") from error
+        return self._parse(response, wire.RolloutResponse).outputs[0]
+
+    def is_alive(self, timeout_s: float) -> bool:
+        """Whether `/health` answers, whatever it says."""
+        try:
+            self._http.get("/health", timeout=timeout_s)
+        except httpx.HTTPError:
+            return False
+        return True
+
+    async def watch(self, while_waiting: Callable[[], None] = lambda: None) -> None:
         """Ends with ServerUnreachable once `/health` has not answered for `silence_s`.
 
         A server that was stopped, or is cut off, keeps connections open: nothing else would tell before the
@@ -225,10 +241,10 @@ class RolloutClient:
                 await asyncio.sleep(_HEALTH_EVERY_S)
                 while_waiting()
                 try:
-                    await http.get("/health", timeout=min(_CONNECT_S, self._silence_s))
+                    await http.get("/health", timeout=min(_CONNECT_S, self.silence_s))
                     heard = time.monotonic()
                 except httpx.HTTPError as error:
-                    if time.monotonic() - heard > self._silence_s:
+                    if time.monotonic() - heard > self.silence_s:
                         raise self._unreachable(error, "completions") from error
 
     def call(

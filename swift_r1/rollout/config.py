@@ -22,7 +22,9 @@ class ServerConfig:
         vllm_enforce_eager: `None` decides: eager without a GPU (starts in a third of the time), compiled with one.
         vllm_gpu_memory_utilization: share of the GPU's memory for weights and cache; without a GPU the cache is
             `kv_cache_memory_bytes` of `vllm_engine_kwargs`, 2 GiB unless given.
-        vllm_engine_kwargs: any further argument of vLLM's engine; it wins over ours.
+        vllm_tensor_parallel_size: devices that share one copy of the model.
+        vllm_data_parallel_size: copies of the model, each an engine of its own.
+        vllm_engine_kwargs: any further argument of vLLM's engine; it wins over ours, and a line says so.
         vllm_enable_lora: take LoRA adapters of rank `vllm_max_lora_rank` at most without the rest of the model.
         served_model_name: the name in `/info`; `None` is `model`.
         update_policy: what a commit does with running generations: `wait` for them, `abort` them, or `keep` them going
@@ -43,6 +45,7 @@ class ServerConfig:
     vllm_enforce_eager: bool | None = None
     vllm_gpu_memory_utilization: float = 0.9
     vllm_tensor_parallel_size: int = 1
+    vllm_data_parallel_size: int = 1
     vllm_engine_kwargs: Mapping[str, Any] = field(default_factory=dict)
     vllm_enable_prefix_caching: bool = True
     vllm_enable_lora: bool = False

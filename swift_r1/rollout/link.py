@@ -9,17 +9,14 @@ import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.protocol import AdapterConfig, RolloutOutput, RolloutRequest, ServerInfo
 from swift_r1.rollout.refusals import ServerRefused
 from swift_r1.rollout.weights.transport import AUTO
-from swift_r1.rollout.weights.writer import WeightWriter
-
-if TYPE_CHECKING:
-    import torch
+from swift_r1.rollout.weights.writer import Bucket, WeightWriter
 
 logger = logging.getLogger("swift_r1.rollout.link")
 
@@ -30,6 +27,10 @@ _MAX_REFUSALS = 2  # of weights: repaired by one full push, or it never will be
 
 class OtherWeights(RunFailed):
     """A completion was not made by the weights that were published."""
+
+
+class GivenUp(ServerUnreachable):
+    """The server was lost again and again, with nothing gained in between."""
 
 
 class ServerLost(Exception):
@@ -67,8 +68,10 @@ class ServerLink:
         timeout_s: longest wait for the server, at the start and after each loss (`--vllm_server_timeout`).
         transport: `--weight_transport`.
         writer: holds the lease on the weights already; None: one that does so until `close`.
+        name: of the server in messages.
 
     Attributes:
+        first: what the server said of itself at first.
         refused: answers of other weights than those asked for, which were not taken.
 
     Raises:
@@ -83,15 +86,17 @@ class ServerLink:
         timeout_s: float,
         transport: str = AUTO,
         writer: WeightWriter | None = None,
+        name: str = "the rollout server",
     ) -> None:
         self._client, self._expected, self._timeout_s, self._transport = client, expected, timeout_s, transport
+        self._name = name
         self.first = client.wait_until_ready(timeout_s)
         if (fault := expected.fault(self.first)) is not None:
             raise UsageError(fault)
         if expected.max_tokens is not None and self.first.max_model_len < expected.max_tokens:
             logger.warning(
-                "the rollout server takes %d tokens, less than --max_length and --max_completion_length together (%d)",
-                *(self.first.max_model_len, expected.max_tokens),
+                "%s takes %d tokens, less than --max_length and --max_completion_length together (%d)",
+                *(self._name, self.first.max_model_len, expected.max_tokens),
             )
         self._writer = writer or WeightWriter(client)
         if writer is None:
@@ -99,11 +104,26 @@ class ServerLink:
         self._instance = self.first.instance
         self._lock = threading.Lock()
         self._losses, self._is_lost = 0, False
+        self._counted = self._writer.sent_bytes
         self._adapters = False
         self.refused = 0
 
     def close(self) -> None:
         self._writer.close()
+
+    @property
+    def transport(self) -> str | None:
+        """How weights went the last time."""
+        return self._writer.transport
+
+    def take_bytes(self) -> int:
+        """Bytes of weights sent since the last call."""
+        sent, self._counted = self._writer.sent_bytes - self._counted, self._writer.sent_bytes
+        return sent
+
+    def take_servers(self) -> int:
+        """How many servers take work."""
+        return 1
 
     def ask(
         self,
@@ -123,29 +143,38 @@ class ServerLink:
         """
 
         def take(output: RolloutOutput) -> None:
-            _check_versions(output, versions)
-            self._found()
+            self.check(output, versions)
             on_answer(output)
 
         try:
             self._client.generate(requests, take, while_waiting)
-        except ServerUnreachable as error:
-            self._lost(error)
-        except OtherWeights as error:
+        except (ServerUnreachable, OtherWeights, ServerRefused) as error:
+            self.judge(error)
+
+    def check(self, output: RolloutOutput, versions: Container[int]) -> None:
+        """Takes an answer for what it is worth.
+
+        Raises:
+            OtherWeights: it was not made by weights of these `versions`.
+        """
+        _check_versions(output, versions)
+        self._found()
+
+    def judge(self, error: ServerUnreachable | OtherWeights | ServerRefused) -> NoReturn:
+        """What a failed request means; raises as `ask` does."""
+        if isinstance(error, OtherWeights):
             self.refused += 1
             # A server that was replaced in an idle moment serves its base weights, and no connection broke.
             if not self._was_replaced():
-                raise
-            self._lost(error)
-        except ServerRefused as error:
-            if error.status != _NOT_NOW:
-                raise
-            self._lost(error)
+                raise error
+        elif isinstance(error, ServerRefused) and error.status != _NOT_NOW:
+            raise error
+        self._lost(error)
 
     def push(
         self,
         version: int,
-        buckets: Iterable[Sequence[tuple[str, torch.Tensor]]],
+        buckets: Iterable[Bucket],
         adapter: AdapterConfig | None = None,
     ) -> None:
         """Brings the server to `version`; see `WeightWriter.push`.
@@ -158,7 +187,7 @@ class ServerLink:
         self._adapters = adapter is not None
         try:
             if self._client.info().instance != self._instance:
-                raise ServerUnreachable("the rollout server was replaced")
+                raise ServerUnreachable(f"{self._name} was replaced")
             self._writer.push(version, buckets, self._transport, adapter)
         except ServerUnreachable as error:
             self._lost(error)
@@ -185,8 +214,15 @@ class ServerLink:
             self._is_lost = False
         return True
 
-    def score(self, sequences: Sequence[Sequence[int]], version: int) -> list[list[float]]:
-        """The engine's log-probs of given tokens under weight `version`, at temperature 1.
+    def farthest(
+        self, sequences: Sequence[Sequence[int]], version: int, differs: Callable[[Sequence[Sequence[float]]], float]
+    ) -> float:
+        """The largest that `differs` says of an engine's log-probs; raises as `score` does."""
+        # What is not a number is the farthest.
+        return max((differs(rows) for rows in self.score(sequences, version)), key=lambda one: (one != one, one))
+
+    def score(self, sequences: Sequence[Sequence[int]], version: int) -> list[Sequence[Sequence[float]]]:
+        """Log-probs of given tokens under weight `version`, at temperature 1, of each copy of the model there.
 
         Raises:
             ServerLost: it went away meanwhile, or holds other weights by now.
@@ -202,11 +238,21 @@ class ServerLink:
                 raise
             self._lost(error)
         if answer.weight_version != version:
-            self._lost(OtherWeights(f"the rollout server holds weight version {answer.weight_version}, not {version}"))
-        return [list(row) for row in answer.logprobs]
+            self._lost(OtherWeights(f"{self._name} holds weight version {answer.weight_version}, not {version}"))
+        return [answer.logprobs, *answer.copies]
 
-    def reconnect(self, version: int, while_waiting: Callable[[], None]) -> int | None:
+    def reconnect(
+        self,
+        version: int,
+        while_waiting: Callable[[], None],
+        report: Callable[[str], None] = logger.info,
+        exactly: bool = False,
+    ) -> int | None:
         """Waits for the server, at most `timeout_s`; a line every few seconds says why.
+
+        Args:
+            exactly: it must be brought to this version, since others have it: a server that is ahead is waited for as
+                if it were not there.
 
         Returns:
             The version that it must be brought to, None where it holds `version` already.
@@ -218,20 +264,23 @@ class ServerLink:
         def wants_push(info: ServerInfo) -> bool:
             return info.broken is not None or (info.instance, info.weight_version) != (self._instance, version)
 
-        info = self._client.wait_until_back(
-            self._timeout_s, self._why_not_this, wants_push, while_waiting=while_waiting
-        )
+        def fault(info: ServerInfo) -> str | None:
+            if exactly and wants_push(info) and info.weight_version >= version:
+                return f"it holds weight version {info.weight_version}, and this run is at {version}: start it anew"
+            return self._why_not_this(info)
+
+        info = self._client.wait_until_back(self._timeout_s, fault, wants_push, report, while_waiting)
         with self._lock:
             self._is_lost = False
         if not wants_push(info):
-            logger.info("the rollout server answers again and holds weight version %d", version)
+            logger.info("%s answers again and holds weight version %d", self._name, version)
             return None
         again = "is the same one" if info.instance == self._instance else "was started anew"
         self._instance = info.instance
         target = max(version, info.weight_version + 1)
         logger.info(
-            "the rollout server %s and holds weight version %d%s: pushing version %d",
-            *(again, info.weight_version, " (not whole)" if info.broken else "", target),
+            "%s %s and holds weight version %d%s: pushing version %d",
+            *(self._name, again, info.weight_version, " (not whole)" if info.broken else "", target),
         )
         return target
 
@@ -269,7 +318,7 @@ class ServerLink:
             self._is_lost = True
         refused = isinstance(error, ServerRefused) and error.status != _NOT_NOW
         if self._losses >= (_MAX_REFUSALS if refused else _MAX_LOSSES):
-            kind = ServerUnreachable if isinstance(error, ServerUnreachable) else RunFailed
+            kind = GivenUp if isinstance(error, ServerUnreachable) else RunFailed
             raise kind(f"{error} (lost {self._losses} times in a row, with nothing gained in between)") from error
         logger.warning("%s; waiting up to %g s for it", error, self._timeout_s)
         raise ServerLost from error

@@ -7,6 +7,7 @@ Weight updates are a small transaction under a lease::
     POST   /v1/weights/lease    LeaseRequest   -> Lease            one writer at a time (409 otherwise)
     POST   /v1/weights/begin    UpdateBegin    -> UpdateStatus     opens version N+1
     PUT    /v1/weights/bucket   safetensors bytes, headers below   -> UpdateStatus
+                                (with a base: what has changed in the bucket of that version, see weights/delta.py)
     POST   /v1/weights/file     BucketFile     -> UpdateStatus     the same through a file in shared memory
     POST   /v1/weights/channel  ChannelRequest -> UpdateStatus     joins an NCCL group
     POST   /v1/weights/stream   StreamedBucket -> UpdateStatus     a bucket through it, loaded at once
@@ -27,6 +28,7 @@ LEASE_HEADER = "X-Swift-Lease"
 VERSION_HEADER = "X-Swift-Weight-Version"
 BUCKET_HEADER = "X-Swift-Bucket"
 DIGEST_HEADER = "X-Swift-Bucket-XXH3"
+BASE_HEADER = "X-Swift-Base-XXH3"
 
 FinishReason = Literal["stop", "length", "abort"]
 UpdatePolicy = Literal["wait", "abort", "keep"]
@@ -206,6 +208,7 @@ class UpdateStatus(Wire):
     buckets: int
     seconds: float = 0.0
     folder: str | None = None  # in shared memory, for buckets as files; only in the answer to `begin`
+    base: Digest | None = None  # content hash of the version that buckets may come as changes to; there too
 
 
 class ScoreRequest(Wire):
@@ -216,7 +219,9 @@ class ScoreRequest(Wire):
 
 
 class ScoreResponse(Wire):
-    """For each sequence of length `L`, the `L - 1` log-probs of tokens 1..L-1 given what precedes them."""
+    """For each sequence of length `L`, the `L - 1` log-probs of tokens 1..L-1 given what precedes them; `copies` has
+    those of the server's further copies of the model, where it has several."""
 
     logprobs: tuple[tuple[float, ...], ...]
     weight_version: int
+    copies: tuple[tuple[tuple[float, ...], ...], ...] = ()

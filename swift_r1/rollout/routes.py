@@ -101,9 +101,10 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
         version: Annotated[int, Header(alias=wire.VERSION_HEADER, ge=1)],
         index: Annotated[int, Header(alias=wire.BUCKET_HEADER, ge=0)],
         digest: Annotated[str | None, Header(alias=wire.DIGEST_HEADER, pattern="^[0-9a-f]{32}$")] = None,
+        base: Annotated[str | None, Header(alias=wire.BASE_HEADER, pattern="^[0-9a-f]{32}$")] = None,
         lease: LeaseToken = None,
     ) -> Response:
-        return _json(await updates().bucket(lease, version, index, digest, request.stream()))
+        return _json(await updates().bucket(lease, version, index, digest, request.stream(), base))
 
     @app.post("/v1/weights/file", response_model=wire.UpdateStatus)
     async def file(body: wire.BucketFile, lease: LeaseToken = None) -> Response:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.config import ServerConfig
 from swift_r1.rollout.engines.base import Engine, Generated
+from swift_r1.rollout.engines.replicas import Replicas
 from swift_r1.rollout.gate import Gate
 from swift_r1.rollout.limits import check_request, check_tokens
 from swift_r1.rollout.memory import RequestMemory
@@ -23,6 +24,7 @@ from swift_r1.rollout.weights.expected import Shapes
 from swift_r1.rollout.weights.update import UpdateMachine
 
 T = TypeVar("T")
+Rows = tuple[tuple[float, ...], ...]
 
 logger = logging.getLogger("swift_r1.rollout")
 
@@ -119,13 +121,13 @@ class RolloutService:
             while True:
                 async with self.gate.shared(self.config.update_timeout):
                     version = self.updates.version
-                    rows = await _all([self.engine.score(sequence) for sequence in request.sequences])
+                    rows, *copies = await _all([self._score(engine, request.sequences) for engine in self._engines])
                     # Where updates do not wait, one may have come meanwhile.
                     if self.updates.newest_version == version:
                         break
         else:
-            version, rows = await self._score_alone(request.temperature, request.sequences)
-        return wire.ScoreResponse(logprobs=tuple(rows), weight_version=version)
+            version, (rows, *copies) = await self._score_alone(request.temperature, request.sequences)
+        return wire.ScoreResponse(logprobs=rows, weight_version=version, copies=tuple(copies))
 
     def close(self) -> None:
         self.updating.staging.close()
@@ -182,9 +184,17 @@ class RolloutService:
             self._running[task] = why
             task.cancel()
 
-    async def _score_alone(
-        self, temperature: float, sequences: Sequence[Sequence[int]]
-    ) -> tuple[int, list[tuple[float, ...]]]:
+    @property
+    def _engines(self) -> Sequence[Engine]:
+        """Every copy of the model: each must use the weights that it was sent."""
+        return self.engine.engines if isinstance(self.engine, Replicas) else (self.engine,)
+
+    async def _score(self, engine: Engine, sequences: Sequence[Sequence[int]]) -> Rows:
+        if engine.scores_alone:
+            return tuple([await engine.score(one) for one in sequences])
+        return tuple(await _all([engine.score(one) for one in sequences]))
+
+    async def _score_alone(self, temperature: float, sequences: Sequence[Sequence[int]]) -> tuple[int, list[Rows]]:
         timeout = self.config.update_timeout
         async with self.gate.shared(timeout):
             pass
@@ -197,9 +207,7 @@ class RolloutService:
                 try:
                     if temperature != 1.0:
                         await self.engine.set_score_temperature(temperature)
-                    if not self.engine.scores_alone:
-                        return self.updates.version, await _all([self.engine.score(one) for one in sequences])
-                    return self.updates.version, [await self.engine.score(one) for one in sequences]
+                    return self.updates.version, [await self._score(engine, sequences) for engine in self._engines]
                 finally:
                     if temperature != 1.0:
                         await asyncio.shield(self.engine.set_score_temperature(1.0))

@@ -60,6 +60,7 @@ class WeightUpdates:
         self._expected, self._exclusive = expected, exclusive
         self._abort_running, self._committed = abort_running, committed
         self._adapter: wire.AdapterConfig | None = None
+        self._base: str | None = None
         self._commit: asyncio.Task[None] | None = None
 
     def status(self, seconds: float = 0.0) -> wire.UpdateStatus:
@@ -86,16 +87,32 @@ class WeightUpdates:
             raise Refused(409, "whole weights were pushed, and adapters need the server's own: start it anew")
         async with self._gate_follows():
             self.machine.begin(token, request.version, expected)
-            self._adapter = request.adapter
-        return self.status().model_copy(update={"folder": self.staging.shared})
+            self._adapter, self._base = request.adapter, self.staging.base
+        return self.status().model_copy(update={"folder": self.staging.shared, "base": self._base})
 
     async def bucket(
-        self, token: str | None, version: int, index: int, digest: str | None, chunks: AsyncIterator[bytes]
+        self,
+        token: str | None,
+        version: int,
+        index: int,
+        digest: str | None,
+        chunks: AsyncIterator[bytes],
+        base: str | None = None,
     ) -> wire.UpdateStatus:
-        """Stages one bucket; a refused one leaves the update open at the bucket before it."""
+        """Stages one bucket; a refused one leaves the update open at the bucket before it.
+
+        With a `base`, the content hash of a version that was loaded before, only what has changed comes.
+        """
         async with self._gate_follows():
             self.machine.check_bucket_welcome(token, version, index)
-            staged = await self.staging.write(index, chunks, digest)
+            if base is None:
+                staged = await self.staging.write(index, chunks, digest)
+            elif digest is None:
+                raise Refused(422, f"a change needs the hash of what it makes ({wire.DIGEST_HEADER})")
+            elif base != self._base:
+                raise Refused(409, "this server does not hold the version that changes: send the bucket whole")
+            else:
+                staged = await self.staging.change(index, chunks, digest)
             try:
                 self.machine.add_bucket(token, version, staged)
             except Refused:
@@ -159,7 +176,7 @@ class WeightUpdates:
             self.machine.check_still_open(opened)
             buckets = self.machine.start_loading(token, request.version, request.buckets, request.content_hash)
             # A task of its own: a trainer that hangs up must not leave the engine half loaded.
-            self._commit = asyncio.create_task(self._load(buckets))
+            self._commit = asyncio.create_task(self._load(buckets, request.content_hash))
             await asyncio.shield(self._commit)
         seconds = time.monotonic() - started
         self.metrics.updated(seconds)
@@ -199,7 +216,7 @@ class WeightUpdates:
             raise Refused(422, f"the adapter has rank {adapter.rank}, more than --vllm_max_lora_rank {highest}")
         return adapter_shapes(self._expected, adapter)
 
-    async def _load(self, buckets: list[StagedBucket]) -> None:
+    async def _load(self, buckets: list[StagedBucket], hash_of_all: str) -> None:
         async with self._exclusive:
             try:
                 paths = [bucket.path for bucket in buckets]
@@ -216,6 +233,7 @@ class WeightUpdates:
                 raise self._load_failed(error, buckets) from error
             else:
                 self.machine.loaded()
+                self.staging.hold(len(buckets), hash_of_all)
                 self._committed()
             finally:
                 await self._sync_gate()

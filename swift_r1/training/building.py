@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import torch
 from torch import nn
 
 from swift_r1.algorithms.config import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments
+from swift_r1.arguments.server import LOOPBACK
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import UsageError
 from swift_r1.plugins.rollouts import multi_turns
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines.transformers import TransformersEngine
+from swift_r1.rollout.fleet import Fleet
 from swift_r1.rollout.identity import tokenizer_hash
 from swift_r1.rollout.lease_token import saved_token
 from swift_r1.rollout.link import Expected, ServerLink
+from swift_r1.rollout.protocol import UpdatePolicy
+from swift_r1.rollout.roster import Member
+from swift_r1.rollout.weights.transport import AUTO, HTTP
 from swift_r1.rollout.weights.writer import WeightWriter
 from swift_r1.training.ahead import generates_ahead
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.distributed import Ranks
+from swift_r1.training.fleet_rollouts import FleetRollouts
 from swift_r1.training.freezing import Freezing
 from swift_r1.training.lora import LoraSettings, adapter_config, trained_share
 from swift_r1.training.multi_turn import Stage
@@ -126,14 +133,39 @@ def freezing_of(args: RlhfArguments) -> Freezing | None:
     return None if freezing == Freezing() else freezing
 
 
-def open_writer(args: RlhfArguments, run_dir: Path, cleanup: ExitStack) -> WeightWriter:
-    """The lease on the rollout server's weights, from now to the end of the run. On the main rank, before a model is
-    loaded: another trainer may hold it. The launcher has taken it already, and saved its token."""
-    client = cleanup.enter_context(RolloutClient(str(args.rollout_base_url), args.api_key))
-    writer = WeightWriter(client, token=saved_token(run_dir), policy="keep" if generates_ahead(args) else None)
-    cleanup.callback(writer.close)
-    writer.hold(args.vllm_server_timeout)
-    return writer
+def open_writers(args: RlhfArguments, run_dir: Path, cleanup: ExitStack) -> list[WeightWriter]:
+    """The leases on the rollout servers' weights, from now to the end of the run. On the main rank, before a model is
+    loaded: another trainer may hold one. The launcher has taken them already, and saved their token."""
+    writers = []
+    for url in args.rollout_base_urls:
+        client = cleanup.enter_context(RolloutClient(url, args.api_key))
+        policy: UpdatePolicy | None = "keep" if generates_ahead(args) else None
+        writers.append(WeightWriter(client, token=saved_token(run_dir), policy=policy))
+        cleanup.callback(writers[-1].close)
+        writers[-1].hold(args.vllm_server_timeout)
+    return writers
+
+
+def open_link(args: RlhfArguments, expected: Expected, writers: Sequence[WeightWriter]) -> ServerLink | Fleet:
+    """The server, or several of them as one; also one whose weights may go as changes to those before."""
+    timeout, transport = args.vllm_server_timeout, args.weight_transport
+    elsewhere = any(httpx.URL(writer.client.base_url).host not in LOOPBACK for writer in writers)
+    changes = {"true": True, "false": False, "auto": None}[args.weight_delta]
+    if changes:
+        transport = HTTP
+    may_change = changes or (changes is None and transport in (AUTO, HTTP) and (elsewhere or transport == HTTP))
+    if len(writers) == 1 and not may_change:
+        return ServerLink(writers[0].client, expected, timeout, transport, writers[0])
+    members = [
+        Member(
+            writer.client,
+            ServerLink(
+                writer.client, expected, timeout, transport, writer, f"the rollout server at {writer.client.base_url}"
+            ),
+        )
+        for writer in writers
+    ]
+    return Fleet(members, timeout, changes)
 
 
 def open_rollouts(
@@ -143,18 +175,21 @@ def open_rollouts(
     tokenizer: Any,
     ends: tuple[int, ...],
     vocab_size: int,
-    writer: WeightWriter | None,
+    writers: Sequence[WeightWriter],
     progress: Callable[[str], None],
+    cleanup: ExitStack,
 ) -> Rollouts:
-    """What generates. `writer` is of a server, on the main rank; `progress` hears that a server is waited for."""
+    """What generates. `writers` are of servers, on the main rank; `progress` hears that a server is waited for."""
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
         return EmbeddedRollouts(TransformersEngine(backend.generation_model(), tokenizer, ends, pad), backend, ranks)
     link, version = None, None
-    if writer is not None:
+    if writers:
         longest = args.max_length + args.max_completion_length if args.max_length else None
         expected = Expected(args.model, tokenizer_hash(tokenizer), vocab_size, longest)
-        link = ServerLink(writer.client, expected, args.vllm_server_timeout, args.weight_transport, writer)
+        link = open_link(args, expected, writers)
+        if isinstance(link, Fleet):
+            cleanup.callback(link.close)
         version = [torch.tensor([link.first.weight_version, link.first.max_lora_rank or 0, link.first.own_base])]
     first_version, max_rank, own_base = ranks.broadcast(version)[0].tolist()
     adapter, lora = None, lora_of(args)
@@ -167,13 +202,15 @@ def open_rollouts(
             )
         if not own_base:
             raise UsageError(
-                f"the rollout server at {args.rollout_base_url} holds whole weights that another run has pushed, and "
-                "adapters need its own: start it anew"
+                f"a rollout server of {', '.join(args.rollout_base_urls)} holds whole weights that another run has "
+                "pushed, and adapters need its own: start it anew"
             )
         adapter = adapter_config(backend.model, lora)
         if ranks.is_main:
             logger.info("adapters alone go to the rollout server, which takes them up to rank %d", max_rank)
-    return ServerRollouts(link, backend, ranks, first_version, args.weight_check_steps, progress, adapter)
+    several = ranks.broadcast([torch.tensor([isinstance(link, Fleet)])] if link is not None else None)[0].item()
+    kind = FleetRollouts if several else ServerRollouts
+    return kind(link, backend, ranks, first_version, args.weight_check_steps, progress, adapter)
 
 
 def open_stage(args: RlhfArguments, tokenizer: Any, ends: tuple[int, ...], model_length: int | None) -> Stage:

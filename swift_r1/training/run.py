@@ -38,7 +38,7 @@ from swift_r1.training.building import (
     open_reference,
     open_rollouts,
     open_stage,
-    open_writer,
+    open_writers,
     quantization_of,
     schedule_of,
 )
@@ -118,12 +118,12 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         num_rows, *eval_sizes = ranks.broadcast(counts)[0].tolist()
         plan = make_plan(args, ranks.world_size, None if args.streaming else num_rows)
 
-        writer = open_writer(args, run_dir, cleanup) if ranks.is_main and args.use_vllm else None
+        writers = open_writers(args, run_dir, cleanup) if ranks.is_main else []
         backend, vocab_size = open_backend(args, ranks)
         ends = end_tokens(backend.model, tokenizer)
         # What ended completions in training ends them wherever a checkpoint is used.
         backend.model.generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
-        rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, writer, watchdog.progress)
+        rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, writers, watchdog.progress, cleanup)
         sampling = SamplingParams(
             max_tokens=args.max_completion_length,
             temperature=args.temperature,

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from swift_r1.errors import EXIT_SERVER_UNREACHABLE, RunFailed, ServerUnreachable, SwiftError
+from swift_r1.rollout.fleet import Fleet
 from swift_r1.rollout.link import ServerLink, ServerLost
 from swift_r1.rollout.protocol import AdapterConfig, RolloutOutput, RolloutRequest
 from swift_r1.training.backends.base import Backend
@@ -46,7 +47,7 @@ class ServerRollouts:
 
     def __init__(
         self,
-        link: ServerLink | None,
+        link: ServerLink | Fleet | None,
         backend: Backend,
         ranks: Ranks,
         first_version: int,
@@ -79,7 +80,7 @@ class ServerRollouts:
             on_done(len(output.completions))
             on_output(output)
 
-        def ask(link: ServerLink) -> None:
+        def ask(link: ServerLink | Fleet) -> None:
             missing = [request for request in asked if request.request_id not in answers]
             if len(missing) < len(asked):
                 logger.info("asking again for the %d of %d prompts that were not answered", len(missing), len(asked))
@@ -121,6 +122,8 @@ class ServerRollouts:
         taken, self._metrics = self._metrics, {}
         if self.link is not None:
             taken["rollout/refused"], self.link.refused = float(self.link.refused), 0
+            taken["rollout/servers"] = float(self.link.take_servers())
+            taken["rollout/bytes"] = float(self.link.take_bytes())
         return taken
 
     def _check_weights(self) -> None:
@@ -157,10 +160,10 @@ class ServerRollouts:
         own = own_logprobs(self.backend, sequences, self.ranks.device)
         found = None
 
-        def compare(link: ServerLink) -> None:
+        def compare(link: ServerLink | Fleet) -> None:
             nonlocal found
             own_dtype = str(self.backend.model.dtype).removeprefix("torch.")
-            difference = mean_difference(link.score(sequences, self.weight_version), own)
+            difference = link.farthest(sequences, self.weight_version, lambda rows: mean_difference(rows, own))
             found = [torch.tensor([difference, tolerance(own_dtype, link.first.dtype)], dtype=torch.float32)]
 
         self.attend(compare)
@@ -173,7 +176,7 @@ class ServerRollouts:
         while True:
             target = _NO_PUSH
 
-            def reconnect(link: ServerLink) -> None:
+            def reconnect(link: ServerLink | Fleet) -> None:
                 nonlocal target
                 wanted = link.reconnect(self.weight_version, self.still_waiting)
                 target = _NO_PUSH if wanted is None else wanted
@@ -194,7 +197,7 @@ class ServerRollouts:
         weights = policy_weights(model) if self._adapter is None else adapter_weights(model)
         buckets = self.backend.weight_buckets(weights)
 
-        def send(link: ServerLink) -> None:
+        def send(link: ServerLink | Fleet) -> None:
             try:
                 link.push(self.weight_version, buckets, self._adapter)
             finally:
@@ -207,7 +210,7 @@ class ServerRollouts:
                 pass
         return self._attempt(send)
 
-    def _attempt(self, work: Callable[[ServerLink], None]) -> int:
+    def _attempt(self, work: Callable[[ServerLink | Fleet], None]) -> int:
         """Runs `work` on the main rank; every rank gets `_DONE` or `_LOST`, or raises what ends the run."""
         if self.link is None:
             while (code := int(self.ranks.broadcast(None)[0])) == _WAITING:

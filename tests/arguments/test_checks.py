@@ -43,6 +43,16 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
             ["takes the ratio to the engine's log-probs"],
         ),
         ("--top_p 0.9 --rollout_importance_sampling_mode sequence_mask", ["use token_truncate"]),
+        ("--use_vllm true --vllm_server_base_url http://h h:2", ["must begin with http://", "'h:2'"]),
+        ("--use_vllm true --vllm_server_base_url http://h http://h/", ["http://h is named 2 times: each server once"]),
+        ("--use_vllm true --vllm_server_host a a", ["http://a:8000 is named 2 times"]),
+        ("--use_vllm true --vllm_server_host a b c --vllm_server_port 1 2", ["3 values and --vllm_server_port 2"]),
+        (
+            "--use_vllm true --vllm_server_host a b --weight_transport nccl",
+            ["nccl takes one server"],
+        ),
+        ("--use_vllm true --vllm_server_host a --weight_delta true --weight_transport shm", ["sends changes by http"]),
+        ("--weight_delta true", ["--weight_delta has no effect without --use_vllm true"]),
         ("--reward_weights 1", ["--reward_weights has 1 values for 2 reward functions"]),
         ("--reward_isolation inline --reward_num_workers 2", ["--reward_num_workers has no effect with"]),
         ("--reward_isolation inline --reward_memory_limit 1", ["--reward_memory_limit has no effect with"]),
@@ -232,6 +242,7 @@ def test_ppo_resolves_its_defaults() -> None:
     [
         " ".join(SERVER) + " --vllm_mode server --vllm_server_port 8001",
         "--use_vllm true --vllm_server_base_url http://h:1",
+        "--use_vllm true --vllm_server_base_url http://h:1 https://h:2 --weight_delta true",
         "--top_p 1.0 --top_k -1",
         "--top_p 0.9 --top_k 50 --rollout_importance_sampling_mode token_truncate",
         "--reward_weights 1 0.5",
@@ -360,3 +371,18 @@ def test_flags_of_several_turns(words: str, part: str) -> None:
     assert part in found
     assert faults("--multi_turn_scheduler a --max_turns 3 --completion_length_limit_scope total") == ()
     assert faults("--use_gym_env true --gym_env a --reward_weights 1 2 3") == ()
+
+
+@pytest.mark.parametrize(
+    ("words", "urls"),
+    [
+        ("--vllm_server_host a", ("http://a:8000",)),
+        ("--vllm_server_host a ::1 --vllm_server_port 1 2", ("http://a:1", "http://[::1]:2")),
+        ("--vllm_server_host a b", ("http://a:8000", "http://b:8000")),
+        ("--vllm_server_host a --vllm_server_port 1 2", ("http://a:1", "http://a:2")),
+        ("--vllm_server_base_url http://a:1/ https://b", ("http://a:1", "https://b")),
+    ],
+)
+def test_servers_by_host_port_and_url(words: str, urls: tuple[str, ...]) -> None:
+    args = parse_arguments(RlhfArguments, [*BASE, *BATCH, "--use_vllm", "true", *words.split()], {})
+    assert args.rollout_base_urls == urls

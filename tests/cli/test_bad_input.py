@@ -185,6 +185,14 @@ def test_rollout_with_a_port_that_is_taken(model: Path, tmp_path: Path) -> None:
         (["--model", "{model}", "--port", "0"], "--port must be at least 1, not 0"),
         (["--model", "{model}", "--vllm_use_async_engine", "true"], "--vllm_use_async_engine is an ms-swift flag"),
         (["--model", "{model}", "--vllm_engine_kwargs", '{"max_model_len": 9}'], "--vllm_engine_kwargs holds 'max_mod"),
+        (
+            ["--model", "{model}", "--vllm_engine_kwargs", '{"logprobs_mode": "raw_logits"}'],
+            "--vllm_engine_kwargs holds 'logprobs_mode', which is ours: the trainer needs",
+        ),
+        (
+            ["--model", "{model}", "--vllm_engine_kwargs", '{"data_parallel_size": 2}'],
+            "--vllm_engine_kwargs holds 'data_parallel_size': use --vllm_data_parallel_size",
+        ),
     ],
 )
 def test_bad_rollout_flags(model: Path, tmp_path: Path, flags: list[str], line: str) -> None:

@@ -27,7 +27,7 @@ def train(model: Path, url: str, folder: Path, steps: int, at_step: Callable[[in
         *("--external_plugins", str(PLUGIN), "--dataset", "counting#200", "--reward_funcs", "digits"),
         *("--num_generations", "4", "--per_device_train_batch_size", str(16 // processes)),
         *("--max_completion_length", "12", "--max_steps", str(steps), "--gradient_checkpointing", "false"),
-        *("--use_vllm", "true", "--vllm_server_base_url", url, "--vllm_server_timeout", "200"),
+        *("--use_vllm", "true", "--vllm_server_base_url", *url.split(), "--vllm_server_timeout", "200"),
         *("--learning_rate", "1e-3", "--lr_scheduler_type", "constant", "--save_steps", str(steps)),
         *("--logging_steps", "1", "--report_to", "none", "--output_dir", str(folder), "--add_version", "false"),
         *(("--deepspeed", "zero3") if processes > 1 else ()),
@@ -114,3 +114,78 @@ def test_soak_with_random_kills_equals_an_undisturbed_run(tiny_model: Path, tiny
     check_every_prompt_once(rows, steps)
     kept = ("step", "prompt_id", "completion", "reward", "advantage")
     assert [[row[key] for key in kept] for row in rows] == [[row[key] for key in kept] for row in undisturbed]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_one_of_two_servers_is_killed_under_zero3(
+    tiny_model: Path, tiny_server: Any, second_tiny_server: Any, tmp_path: Path
+) -> None:
+    """The run goes on without waiting for it, and with it when it is back."""
+
+    def kill(step: int) -> None:
+        if step == 2:
+            second_tiny_server.kill()
+        if step == 4:
+            second_tiny_server.start()
+            second_tiny_server.wait()
+
+    urls = f"{tiny_server.url} {second_tiny_server.url}"
+    rows, errors = train(tiny_model, urls, tmp_path / "run", 8, kill, processes=2)
+    check_every_prompt_once(rows, 8)
+    assert f"the rollout server at {second_tiny_server.url} is lost: its work goes to the other one" in errors
+    assert "2 of 2 servers" in errors
+    logged = [json.loads(line) for line in (tmp_path / "run" / "logging.jsonl").read_text().splitlines()]
+    servers = [line["rollout/servers"] for line in logged if "loss" in line]
+    assert servers[0] == 2 and min(servers) == 1 and servers[-1] == 2
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("delta", ["auto", "true"])
+def test_soak_of_two_servers_with_random_kills_equals_an_undisturbed_run_with_one(
+    tiny_model: Path, tiny_server: Any, second_tiny_server: Any, tmp_path: Path, delta: str
+) -> None:
+    """Either is killed, at times both; in float32 it does not matter which of them writes a completion."""
+    steps, kills = 100, []
+    random.seed(11)
+    undisturbed, _ = train(tiny_model, tiny_server.url, tmp_path / "calm", steps, lambda _step: None, processes=1)
+    due = [random.randrange(5, 12)]
+
+    def kill(step: int) -> None:
+        if step == due[0] and step < steps:
+            time.sleep(random.random() * 0.3)
+            due[0] = step + random.randrange(5, 12)
+            for server in random.choice([[tiny_server], [second_tiny_server], [tiny_server, second_tiny_server]]):
+                kills.append(step)
+                server.kill()
+                server.start()
+
+    urls = f"{tiny_server.url} {second_tiny_server.url} --weight_delta {delta}"
+    rows, _ = train(tiny_model, urls, tmp_path / "soak", steps, kill, processes=1)
+    assert len(kills) >= 8
+    check_every_prompt_once(rows, steps)
+    kept = ("step", "prompt_id", "completion", "reward", "advantage")
+    assert [[row[key] for key in kept] for row in rows] == [[row[key] for key in kept] for row in undisturbed]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1200)
+def test_one_of_two_vllm_servers_is_killed(
+    tiny_model: Path, killable_vllm: Any, second_killable_vllm: Any, tmp_path: Path
+) -> None:
+    random.seed(3)
+    both = [killable_vllm, second_killable_vllm]
+
+    def kill(step: int) -> None:
+        if step % 6 == 0:
+            time.sleep(random.random() * 0.5)  # anywhere in the step that follows
+            one = both[step // 6 % 2]
+            one.kill()
+            one.start()
+            one.wait()
+
+    urls = " ".join(one.url for one in both)
+    rows, errors = train(tiny_model, urls, tmp_path / "run", 24, kill, processes=2)
+    check_every_prompt_once(rows, 24)
+    assert errors.count("is lost: ") >= 3 and errors.count("is back with weight version") >= 2

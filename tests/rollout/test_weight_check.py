@@ -72,7 +72,8 @@ def test_the_first_and_every_nth_update_are_checked(rollouts: ServerRollouts) ->
         checked.append("rollout/weight_check" in metrics)
         assert metrics.get("rollout/weight_check", 0.0) < TOLERANCE / 10
     assert checked == [True, True, False, True, False]
-    assert rollouts.weight_version == 5 and rollouts.take_metrics() == {"rollout/refused": 0}
+    assert rollouts.weight_version == 5
+    assert rollouts.take_metrics() == {"rollout/refused": 0, "rollout/servers": 1, "rollout/bytes": 0}
 
 
 def test_an_engine_that_kept_an_old_weight_is_repaired_by_one_full_push(rollouts: ServerRollouts, engine: Any) -> None:

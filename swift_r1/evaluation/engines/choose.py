@@ -157,6 +157,7 @@ def _server_words(args: EvalArguments) -> list[str]:
         "vllm_gpu_memory_utilization": args.vllm_gpu_memory_utilization,
         "vllm_enforce_eager": None if args.vllm_enforce_eager is None else str(args.vllm_enforce_eager).lower(),
         "vllm_tensor_parallel_size": args.vllm_tensor_parallel_size,
+        "vllm_data_parallel_size": args.vllm_data_parallel_size,
         "vllm_enable_prefix_caching": str(args.vllm_enable_prefix_caching).lower(),
         "vllm_engine_kwargs": json.dumps(args.vllm_engine_kwargs) if args.vllm_engine_kwargs else None,
         "seed": args.seed,

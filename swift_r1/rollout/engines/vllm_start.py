@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import fields
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.errors import UsageError
 from swift_r1.rollout.config import ServerConfig
 from swift_r1.rollout.engines.environment import engine_environment
+from swift_r1.rollout.engines.replicas import Replicas
 from swift_r1.rollout.engines.vllm import VllmEngine
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
 
 logger = logging.getLogger("swift_r1.rollout.vllm")
 
@@ -18,11 +23,16 @@ _CPU_CACHE_BYTES = 2 << 30
 _WORKER = "swift_r1.rollout.engines.vllm_worker.SwiftWorker"
 
 
-def start_vllm(config: ServerConfig) -> VllmEngine:
-    """Loads the model into new engine processes. Blocks for seconds to minutes; call it off the event loop.
+_PARTS = "VLLM_CPU_OMP_THREADS_BIND"
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def start_vllm(config: ServerConfig) -> VllmEngine | Replicas:
+    """Loads the model into new engine processes, as many copies as were asked for, one after another. Blocks for
+    seconds to minutes; call it off the event loop.
 
     Raises:
-        UsageError: for an engine argument that vLLM does not have.
+        UsageError: for engine arguments that vLLM does not have, or does not take so.
         Exception: what vLLM raised (no memory, broken model folder, ...).
     """
     from vllm.platforms import current_platform
@@ -31,13 +41,61 @@ def start_vllm(config: ServerConfig) -> VllmEngine:
     arguments = engine_arguments(config, has_gpu)
     os.environ.update(engine_environment(os.environ, has_gpu, arguments["enforce_eager"]))
     from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
 
     unknown = sorted(set(arguments) - {f.name for f in fields(AsyncEngineArgs)})
     if unknown:
         raise UsageError(f"--vllm_engine_kwargs: vLLM's engine has no argument {', '.join(unknown)}")
+    for name, value in engine_arguments(replace(config, vllm_engine_kwargs={}), has_gpu).items():
+        if arguments[name] != value:
+            logger.info("--vllm_engine_kwargs: %s is %r, in place of %r", name, arguments[name], value)
     logger.info("vLLM %s: %s", "compiled" if not arguments["enforce_eager"] else "eager", arguments)
-    return VllmEngine(AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), config.update_timeout)
+    engines: list[VllmEngine] = []
+    try:
+        for part in replica_environments(os.environ, config, has_gpu):
+            # The engine's processes take over this process's environment as it is when they start.
+            os.environ.update(part)
+            engines.append(VllmEngine(_started(arguments), config.update_timeout))
+    except BaseException:
+        for engine in engines:
+            engine.shutdown()
+        raise
+    return engines[0] if len(engines) == 1 else Replicas(engines)
+
+
+def _started(arguments: Mapping[str, Any]) -> AsyncLLM:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    try:
+        config = AsyncEngineArgs(**arguments).create_engine_config()
+    except (ValueError, TypeError, NotImplementedError) as error:  # pydantic's errors are ValueErrors
+        raise UsageError(f"vLLM does not take these arguments: {_one_line(error)}") from error
+    return AsyncLLM.from_vllm_config(config, disable_log_stats=bool(arguments["disable_log_stats"]))
+
+
+def replica_environments(environ: Mapping[str, str], config: ServerConfig, has_gpu: bool) -> list[dict[str, str]]:
+    """For each copy of the model, what its processes find otherwise: their GPUs, or their part of the CPU.
+
+    Raises:
+        UsageError: there are too few GPUs for all.
+    """
+    copies, each = config.vllm_data_parallel_size, config.vllm_tensor_parallel_size
+    if copies == 1:
+        return [{}]
+    if has_gpu:
+        import torch
+
+        visible = environ.get(_DEVICES)
+        devices = visible.split(",") if visible else [str(one) for one in range(torch.cuda.device_count())]
+        if len(devices) < copies * each:
+            raise UsageError(
+                f"{copies} copies of {each} GPUs each need {copies * each} GPUs, and {len(devices)} are here"
+            )
+        return [{_DEVICES: ",".join(devices[one * each : (one + 1) * each])} for one in range(copies)]
+    parts = environ.get(_PARTS, "").split("|")
+    if len(parts) != copies * each:
+        return [{}] * copies  # the user's own binding
+    return [{_PARTS: "|".join(parts[one * each : (one + 1) * each])} for one in range(copies)]
 
 
 def engine_arguments(config: ServerConfig, has_gpu: bool) -> dict[str, Any]:
@@ -72,6 +130,16 @@ def engine_arguments(config: ServerConfig, has_gpu: bool) -> dict[str, Any]:
         # use offset"): a prompt waits for a step that has room for all of it.
         arguments["enable_chunked_prefill"] = False
     return arguments | dict(config.vllm_engine_kwargs)
+
+
+def _one_line(error: Exception) -> str:
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        found = error.errors()
+        where = ".".join(str(part) for part in found[0]["loc"])
+        return f"{where}: {found[0]['msg']}" if where else str(found[0]["msg"])
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _config_dtype(config: ServerConfig) -> str:

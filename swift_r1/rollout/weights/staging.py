@@ -15,8 +15,11 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from swift_r1.rollout.refusals import Refused
-from swift_r1.rollout.weights.hashing import Hash
+from swift_r1.rollout.weights.delta import BadChange, apply
+from swift_r1.rollout.weights.hashing import Hash, bucket_digest
 from swift_r1.rollout.weights.header import TensorEntry, read_header
 from swift_r1.rollout.weights.transport import incoming
 
@@ -45,6 +48,7 @@ class Staging:
 
     Attributes:
         shared: the folder where it is in shared memory, so that a trainer on this host can write buckets itself.
+        base: content hash of the version whose buckets are all still here, for changes to them; else None.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -57,6 +61,7 @@ class Staging:
         self.max_bytes = max_bytes
         self._serial = 0
         self.shared = str(self.folder) if parent is not None else None
+        self.base: str | None = None
         logger.info("weights are staged in %s", self.folder)
 
     async def write(self, index: int, chunks: AsyncIterator[bytes], promised_digest: str | None) -> StagedBucket:
@@ -66,6 +71,7 @@ class Staging:
             Refused: 413 if it is larger than the whole model may be; 422 if the bytes are not those promised.
         """
         path = self._new_path()
+        self.base = None
         # A spare file's pages are there already, which halves the time: the memory of new ones is cleared first.
         spare = incoming(self.folder, index)
         if _is_plain(spare):
@@ -99,6 +105,41 @@ class Staging:
             path.unlink(missing_ok=True)
             raise
 
+    async def change(self, index: int, chunks: AsyncIterator[bytes], promised_digest: str) -> StagedBucket:
+        """Makes a bucket of the base's one and what has changed in it (see `delta`). Whoever asks has seen that the
+        update began on that base.
+
+        Raises:
+            Refused: 409 where the base has no such bucket; 413 for a change larger than the model; 422 for one that is
+                malformed, or whose outcome is not what was promised.
+        """
+        source, body = incoming(self.folder, index), bytearray()
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > self.max_bytes:
+                raise Refused(413, f"the change to bucket {index} is larger than the whole model")
+        self.base = None
+        if not _is_plain(source):
+            raise Refused(409, f"bucket {index} of that version is not here any more: send it whole")
+        path = self._new_path()
+        source.rename(path)
+        try:
+            arrived = await asyncio.to_thread(_changed, path, bytes(body))
+            if arrived != promised_digest:
+                raise Refused(422, f"bucket {index} with its changes is not what was promised (the hash differs)")
+            return StagedBucket(index, path, arrived, read_header(path))
+        except BadChange as error:
+            path.unlink(missing_ok=True)
+            raise Refused(422, f"the change to bucket {index} cannot be used: {error}") from error
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def hold(self, buckets: int, hash_of_all: str) -> None:
+        """The version that was loaded is the base of later changes, where `forget` has kept all its files."""
+        kept = all(_is_plain(incoming(self.folder, index)) for index in range(buckets))
+        self.base = hash_of_all if buckets and kept else None
+
     async def take(self, index: int, promised_digest: str) -> StagedBucket:
         """Takes in a bucket that the trainer has written to `incoming(folder, index)`.
 
@@ -106,6 +147,7 @@ class Staging:
             Refused: 409 where there is no such file; 413 and 422 as `write` does.
         """
         source = incoming(self.folder, index)
+        self.base = None
         if self.shared is None or not _is_plain(source):
             if source.is_symlink():
                 source.unlink()
@@ -146,6 +188,13 @@ class Staging:
 def _is_plain(path: Path) -> bool:
     """A file, and no link: whoever may write to the folder must not choose what is written to elsewhere."""
     return path.is_file() and not path.is_symlink()
+
+
+def _changed(path: Path, change: bytes) -> str:
+    """Applies the change to the file; its hash then."""
+    words = np.memmap(path, np.uint16, "r+", shape=(path.stat().st_size // 2,))
+    apply(change, words)
+    return bucket_digest(memoryview(words).cast("B"))
 
 
 def _file_digest(path: Path) -> str:

@@ -9,12 +9,14 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.refusals import ServerRefused
 from swift_r1.rollout.weights.hashing import content_hash, parts_digest
+from swift_r1.rollout.weights.kept import Prepared
 from swift_r1.rollout.weights.nccl import Nccl, NcclSender
 from swift_r1.rollout.weights.transport import (
     AUTO,
@@ -39,12 +41,21 @@ LEASE_TTL_S = 30.0
 _RENEWALS_PER_TTL = 5
 QUICK_S = 30.0
 """For what a server answers at once, also a busy one."""
+_NO_SUCH_BASE = (409, 413, 422)
+"""How a server refuses a change to what it does not hold (any more), or whose outcome is not what was promised."""
 _POLL_S = 0.5
 _REPORT_EVERY_S = 5.0
 
 
+Bucket = Sequence[tuple[str, "torch.Tensor"]] | Prepared
+
+
 class WeightWriter:
     """Holds the lease on a server's weights and pushes versions.
+
+    Attributes:
+        transport: how the last version went, None before the first one.
+        sent_bytes: of all buckets so far.
 
     Args:
         owner: shown to others who want the lease; default `host:pid`.
@@ -70,7 +81,8 @@ class WeightWriter:
             owner=owner or f"{socket.gethostname()}:{os.getpid()}", ttl_seconds=ttl_s, token=self.token
         )
         self._policy = policy
-        self._transport: str | None = None
+        self.transport: str | None = None
+        self.sent_bytes = 0
         self._nccl = NcclSender(client, self._headers, nccl_deadline_s, nccl)
         self._closed = threading.Event()
         self._renewals: threading.Thread | None = None
@@ -139,18 +151,20 @@ class WeightWriter:
     def push(
         self,
         version: int,
-        buckets: Iterable[Sequence[tuple[str, torch.Tensor]]],
+        buckets: Iterable[Bucket],
         transport: str = AUTO,
         adapter: wire.AdapterConfig | None = None,
     ) -> wire.UpdateStatus:
         """Sends a whole version of the weights; returns once the server serves it.
 
-        A bucket is sent while the next one is taken from `buckets`.
+        A bucket is sent while the next one is taken from `buckets`. Those that have a change to what the server holds
+        go as that by HTTP; where the server does not take it so, all are sent whole.
 
         Args:
             version: higher than the served one.
             buckets: named tensors (Hugging Face state-dict names, a tied head left out), taken one at a time; they
-                must not change before this returns. After a failure none is taken.
+                must not change before this returns. After a failure none is taken. With changes they can be gone
+                through again.
             transport: `http`, `shm`, `nccl`, or `auto`: through shared memory if the server is on this host.
             adapter: of `buckets` that hold a LoRA adapter alone, under peft's names.
 
@@ -158,45 +172,54 @@ class WeightWriter:
             ServerRefused: if the server refused; it then serves the old version, or says that it is not ready.
             ServerUnreachable: if the connection broke.
         """
-        call = self.client.call
         # A server that was started anew knows of no lease.
         self.take()
+        push = _Push(version, transport, adapter)
         try:
-            begin = wire.UpdateBegin(version=version, adapter=adapter)
-            if transport == NCCL:
+            return self._push(push, buckets)
+        except ServerRefused as refused:
+            if not push.changes or refused.status not in _NO_SUCH_BASE:
+                raise
+            logger.warning("%s: sending all weights", refused)
+            return self._push(_Push(version, transport, adapter, whole=True), buckets)
+
+    def _push(self, push: _Push, buckets: Iterable[Bucket]) -> wire.UpdateStatus:
+        call = self.client.call
+        try:
+            begin = wire.UpdateBegin(version=push.version, adapter=push.adapter)
+            if push.transport == NCCL:
                 self._nccl.connect()
             begun = call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, self._headers)
-            digests = overlapped(buckets, self._sender(transport, begun.folder, version))
+            digests = overlapped(buckets, self._sender(push, begun))
             commit = wire.UpdateCommit(
-                version=version, buckets=len(digests), content_hash=content_hash(digests), policy=self._policy
+                version=push.version, buckets=len(digests), content_hash=content_hash(digests), policy=self._policy
             )
             return call("POST", "/v1/weights/commit", wire.UpdateStatus, commit, self._headers)
         except BaseException:
-            self._call_off(version)
+            self._call_off(push.version)
             raise
 
-    def _sender(
-        self, transport: str, folder: str | None, version: int
-    ) -> Callable[[int, Sequence[tuple[str, torch.Tensor]]], str]:
+    def _sender(self, push: _Push, begun: wire.UpdateStatus) -> Callable[[int, Bucket], str]:
         """A function that sends one bucket and returns its digest."""
         from swift_r1.rollout.weights.push import parts_of
 
-        call, headers = self.client.call, self._headers
-        shared = usable_folder(folder) if transport in (AUTO, SHM) else None
+        call, headers, version, transport = self.client.call, self._headers, push.version, push.transport
+        shared = usable_folder(begun.folder) if transport in (AUTO, SHM) else None
         if transport == SHM and shared is None:
             raise RunFailed(
                 f"--weight_transport shm: the rollout server at {self.client.base_url} is on another host, runs as "
                 "another user, or has too little shared memory; use http"
             )
         chosen = SHM if shared is not None else NCCL if transport == NCCL else HTTP
-        if chosen != self._transport:
-            self._transport = chosen
+        if chosen != self.transport:
+            self.transport = chosen
             logger.info("weights go to the rollout server by %s", chosen)
 
-        def by_file(index: int, bucket: Sequence[tuple[str, torch.Tensor]]) -> str:
+        def by_file(index: int, bucket: Bucket) -> str:
             assert shared is not None
+            parts = bucket.parts if isinstance(bucket, Prepared) else parts_of(bucket)
             try:
-                digest = write_file(incoming(shared, index), parts_of(bucket))
+                digest = write_file(incoming(shared, index), parts)
             except OSError as error:
                 raise RunFailed(
                     f"weights could not be written to {shared}, the rollout server's shared memory ({error.strerror}): "
@@ -204,17 +227,27 @@ class WeightWriter:
                 ) from error
             body = wire.BucketFile(version=version, index=index, digest=digest)
             call("POST", "/v1/weights/file", wire.UpdateStatus, body, headers)
+            self.sent_bytes += _size(parts)
             return digest
 
-        def by_http(index: int, bucket: Sequence[tuple[str, torch.Tensor]]) -> str:
-            parts = parts_of(bucket)
-            digest = parts_digest(parts)
-            about = {wire.VERSION_HEADER: str(version), wire.BUCKET_HEADER: str(index), wire.DIGEST_HEADER: digest}
-            about["Content-Length"] = str(sum(len(part) for part in parts))
+        def by_http(index: int, bucket: Bucket) -> str:
+            about = {wire.VERSION_HEADER: str(version), wire.BUCKET_HEADER: str(index)}
+            if isinstance(bucket, Prepared):
+                parts, digest = bucket.parts, bucket.digest
+                if not push.whole and bucket.change is not None and bucket.base == begun.base:
+                    parts, push.changes = (memoryview(bucket.change),), True
+                    about[wire.BASE_HEADER] = str(bucket.base)
+            else:
+                parts = tuple(parts_of(bucket))
+                digest = parts_digest(parts)
+            about |= {wire.DIGEST_HEADER: digest, "Content-Length": str(_size(parts))}
             call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers | about)
+            self.sent_bytes += _size(parts)
             return digest
 
-        def by_nccl(index: int, bucket: Sequence[tuple[str, torch.Tensor]]) -> str:
+        def by_nccl(index: int, bucket: Bucket) -> str:
+            assert not isinstance(bucket, Prepared)
+            self.sent_bytes += sum(tensor.nbytes for _, tensor in bucket)
             return self._nccl.send(version, index, bucket)
 
         return {SHM: by_file, HTTP: by_http, NCCL: by_nccl}[chosen]
@@ -242,6 +275,21 @@ class WeightWriter:
                 if not told:
                     logger.info("the lease on the rollout server's weights could not be renewed: %s", error)
                 told = True
+
+
+@dataclass(slots=True)
+class _Push:
+    """One attempt at a version. `whole`: nothing goes as a change; `changes`: something did."""
+
+    version: int
+    transport: str
+    adapter: wire.AdapterConfig | None
+    whole: bool = False
+    changes: bool = False
+
+
+def _size(parts: Sequence[memoryview]) -> int:
+    return sum(len(part) for part in parts)
 
 
 def _comes_back(error: ServerRefused | ServerUnreachable) -> bool:

@@ -1,0 +1,415 @@
+"""Several servers as one: real kills of one and of all, updates to each, and what keeps them from being a fleet."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import signal
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
+from swift_r1.rollout.client import RolloutClient
+from swift_r1.rollout.fleet import Fleet
+from swift_r1.rollout.identity import tokenizer_hash
+from swift_r1.rollout.link import Expected, ServerLink
+from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.rollout.roster import Member, why_not_alike
+from swift_r1.rollout.weights.expected import expected_weights
+from swift_r1.training.backends.local import LocalBackend
+from swift_r1.training.distributed import Ranks
+from swift_r1.training.fleet_rollouts import FleetRollouts
+from swift_r1.training.lora import Weight
+from swift_r1.training.optimizer import OptimizerConfig
+from swift_r1.training.policy import load_model
+from swift_r1.training.rollouts import ignore_output
+from swift_r1.training.weight_check import TOLERANCE
+
+BACK_WITHIN_S = 120
+ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
+TINY = Path(__file__).resolve().parents[1] / "tiny_server.py"
+
+
+class OneWeightABucket(LocalBackend):
+    """Sends each weight alone, and calls `at_bucket` with its number before."""
+
+    at_bucket: Callable[[int], None] = staticmethod(lambda _number: None)
+
+    def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        for number, weight in enumerate(weights):
+            self.at_bucket(number)
+            yield [(weight.name, weight.value().clone())]
+
+
+@pytest.fixture
+def backend(tiny_model: Path) -> OneWeightABucket:
+    """Far from the folder's weights, so that a server which was not brought up to date would show."""
+    backend = OneWeightABucket(
+        load_model(tiny_model, "float32", False), OptimizerConfig(1e-3, 0.0, 0.9, 0.99, 1e-8, 1.0)
+    )
+    learn(backend, 0.3)
+    return backend
+
+
+@torch.no_grad()
+def learn(backend: LocalBackend, by: float) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for weight in backend.model.parameters():
+        weight.add_(by * torch.randn(weight.shape, generator=generator))
+
+
+@pytest.fixture
+def connect(tiny_model: Path, backend: OneWeightABucket) -> Iterator[Callable[..., FleetRollouts]]:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    open_: list[Any] = []
+
+    def to(
+        urls: Sequence[str], timeout_s: float = BACK_WITHIN_S, silence_s: float = 60.0, check: int = 0, **options: Any
+    ) -> FleetRollouts:
+        members = []
+        for url in urls:
+            client = RolloutClient(url, silence_s=silence_s)
+            client.wait_until_ready(BACK_WITHIN_S)
+            expected = Expected("tiny", tokenizer_hash(tokenizer), len(tokenizer), None)
+            link = ServerLink(client, expected, timeout_s, options.get("transport", "auto"), name=f"server {url}")
+            members.append(Member(client, link))
+            open_.append(client)
+        fleet = Fleet(members, timeout_s, options.get("compare"))
+        open_.append(fleet)
+        return FleetRollouts(fleet, backend, ONE_RANK, fleet.first.weight_version, check)
+
+    yield to
+    for one in reversed(open_):
+        one.close()
+
+
+@pytest.fixture
+def two(tiny_server: Any, second_tiny_server: Any) -> list[Any]:
+    return [tiny_server, second_tiny_server]
+
+
+@pytest.fixture
+def tiny_engine() -> Any:
+    """The class TinyEngine, for servers in threads."""
+    spec = importlib.util.spec_from_file_location("tiny_server", TINY)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.TinyEngine
+
+
+def requests(count: int = 12) -> list[RolloutRequest]:
+    sampling = SamplingParams(max_tokens=48, ignore_eos=True)
+    run = uuid.uuid4().hex  # a server outlives a test, and remembers
+    return [
+        RolloutRequest(
+            request_id=f"{run}/{number}",
+            prompt_token_ids=(1, 20 + number, 31),
+            n=2,
+            seeds=(2 * number, 2 * number + 1),
+            sampling=sampling,
+        )
+        for number in range(count)
+    ]
+
+
+def generated(rollouts: FleetRollouts, at_first: Callable[[], None] = lambda: None) -> list[Any]:
+    """Tokens and version of every completion; each request must be answered once, in order."""
+    told: list[int] = []
+
+    def on_done(count: int) -> None:
+        told.append(count)
+        if len(told) == 1:
+            at_first()
+
+    asked = requests()
+    outputs = rollouts.generate(asked, on_done, ignore_output)
+    assert outputs is not None and [output.request_id for output in outputs] == [one.request_id for one in asked]
+    assert told == [2] * len(asked)
+    return [(c.token_ids, c.weight_version) for output in outputs for c in output.completions]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + BACK_WITHIN_S
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def fleet_of(rollouts: FleetRollouts) -> Fleet:
+    assert isinstance(rollouts.link, Fleet)
+    return rollouts.link
+
+
+def test_one_is_killed_the_other_does_its_work_and_it_comes_back(
+    connect: Any, two: list[Any], backend: OneWeightABucket, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="swift_r1")
+    rollouts = connect([one.url for one in two])
+    rollouts.publish_weights()
+    undisturbed = generated(rollouts)
+    assert rollouts.take_metrics()["rollout/servers"] == 2
+    # While it generates.
+    assert generated(rollouts, at_first=two[1].kill) == undisturbed
+    assert rollouts.take_metrics()["rollout/servers"] == 1
+    assert f"server at {two[1].url} is lost: its work goes to the other one" in caplog.text
+    # A new version while it is away; brought to it when it is back, without a push of the trainer's.
+    learn(backend, 0.3)
+    rollouts.publish_weights()
+    version, alone = rollouts.weight_version, generated(rollouts)
+    assert [number for _, number in alone] == [version] * len(alone) != undisturbed
+    two[1].start()
+    until(lambda: rollouts.take_metrics()["rollout/servers"] == 2)
+    assert f"{two[1].url} is back with weight version {version}: 2 of 2 servers" in caplog.text
+    # It alone: the same weights, the same seeds, the same completions.
+    two[0].kill()
+    assert generated(rollouts) == alone
+    assert rollouts.take_metrics()["rollout/servers"] == 1
+    two[0].start()
+    until(lambda: rollouts.take_metrics()["rollout/servers"] == 2)
+
+
+def test_killed_in_an_update_and_in_an_idle_moment(connect: Any, two: list[Any], backend: OneWeightABucket) -> None:
+    rollouts = connect([one.url for one in two])
+    rollouts.publish_weights()
+    before = [tokens for tokens, _ in generated(rollouts)]
+    backend.at_bucket = lambda number: two[0].kill() if number == 3 else None
+    rollouts.publish_weights()
+    backend.at_bucket = lambda _number: None
+    version = rollouts.weight_version
+    assert generated(rollouts) == [(tokens, version) for tokens in before]
+    two[0].start()
+    until(lambda: len(fleet_of(rollouts).roster.ready) == 2)
+    # Killed and back with nobody looking: no connection breaks, only the version of its answers tells.
+    two[1].kill()
+    two[1].start()
+    two[1].wait()
+    assert generated(rollouts) == [(tokens, version) for tokens in before]
+    assert rollouts.take_metrics()["rollout/refused"] >= 1
+    until(lambda: len(fleet_of(rollouts).roster.ready) == 2)
+
+
+def test_a_server_that_stands_still_gives_its_work_to_the_other(connect: Any, two: list[Any]) -> None:
+    """SIGSTOP keeps connections open: only the silence of /health tells, in a generation and in an update."""
+    rollouts = connect([one.url for one in two], silence_s=2.0)
+    rollouts.publish_weights()
+    undisturbed = generated(rollouts)
+    os.kill(two[0].pid, signal.SIGSTOP)
+    try:
+        rollouts.publish_weights()
+        assert [tokens for tokens, _ in generated(rollouts)] == [tokens for tokens, _ in undisturbed]
+        assert len(fleet_of(rollouts).roster.ready) == 1
+    finally:
+        os.kill(two[0].pid, signal.SIGCONT)
+    until(lambda: len(fleet_of(rollouts).roster.ready) == 2)
+    version = rollouts.weight_version
+    assert generated(rollouts, at_first=lambda: os.kill(two[1].pid, signal.SIGSTOP)) == [
+        (tokens, version) for tokens, _ in undisturbed
+    ]
+    os.kill(two[1].pid, signal.SIGCONT)
+    until(lambda: len(fleet_of(rollouts).roster.ready) == 2)
+
+
+def test_all_are_dead_and_one_is_dead_for_longer_than_the_deadline(
+    connect: Any, two: list[Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    rollouts = connect([one.url for one in two], timeout_s=1.0)
+    rollouts.publish_weights()
+    two[0].kill()
+    assert len(generated(rollouts)) == 24
+    until(lambda: "going on with 1 of 2 servers" in caplog.text)
+    assert len(generated(rollouts)) == 24
+    two[1].kill()
+    with pytest.raises(ServerUnreachable, match=r"no rollout server came back within 1 s \(http.*http.*\)"):
+        rollouts.generate(requests(), lambda _count: None, ignore_output)
+    with pytest.raises(ServerUnreachable, match="came back within 1 s"):
+        rollouts.publish_weights()
+
+
+@pytest.mark.long
+def test_all_are_killed_and_come_back(connect: Any, two: list[Any]) -> None:
+    rollouts = connect([one.url for one in two])
+    rollouts.publish_weights()
+    undisturbed = generated(rollouts)
+
+    def restart() -> None:
+        for one in two:
+            one.kill()
+            one.start()
+
+    assert generated(rollouts, at_first=restart) == undisturbed
+
+
+def test_work_goes_to_the_least_loaded(
+    connect: Any, tiny_engine: Any, tiny_model: Path, serve_engine: Callable[..., str]
+) -> None:
+    engines = [tiny_engine(str(tiny_model)) for _ in range(2)]
+    asked = [0, 0]
+    for number, engine in enumerate(engines):
+
+        def counting(prompt: Any, sampling: Any, seed: Any, number: int = number, real: Any = engine.generate) -> Any:
+            asked[number] += 1
+            return real(prompt, sampling, seed)
+
+        engine.generate = counting
+    expected = expected_weights(str(tiny_model))
+    rollouts = connect([serve_engine(engine, expected) for engine in engines])
+    rollouts.publish_weights()
+    generated(rollouts)
+    assert asked == [12, 12]
+
+
+def test_each_servers_use_of_the_weights_is_checked(
+    connect: Any, tiny_engine: Any, tiny_model: Path, serve_engine: Callable[..., str], backend: OneWeightABucket
+) -> None:
+    engines = [tiny_engine(str(tiny_model)) for _ in range(2)]
+    expected = expected_weights(str(tiny_model))
+    rollouts = connect([serve_engine(engine, expected) for engine in engines], check=2)
+    rollouts.publish_weights()
+    assert rollouts.take_metrics()["rollout/weight_check"] < TOLERANCE
+    real, forgets = engines[1].load_weights, [1]
+
+    async def forgetful(files: Sequence[Path]) -> None:
+        kept = engines[1].model.model.norm.weight.clone()
+        await real(files)
+        if forgets[0]:
+            forgets[0] -= 1
+            engines[1].model.model.norm.weight.copy_(kept)
+
+    engines[1].load_weights = forgetful
+    with torch.no_grad():
+        backend.model.model.norm.weight.mul_(2)
+    rollouts.publish_weights()
+    assert rollouts.take_metrics()["rollout/weight_check"] > 10 * TOLERANCE
+    for engine in engines:  # repaired by one push to all
+        torch.testing.assert_close(engine.model.model.norm.weight, backend.model.model.norm.weight.detach())
+    forgets[0] = 9
+    with torch.no_grad():
+        backend.model.model.norm.weight.mul_(2)
+    rollouts.publish_weights()
+    with pytest.raises(RunFailed, match="does not use the weights that it was sent"):
+        rollouts.publish_weights()
+
+
+def test_only_changes_are_sent_and_a_server_that_was_away_gets_all(
+    connect: Any, tiny_engine: Any, tiny_model: Path, serve_engine: Callable[..., str], backend: OneWeightABucket
+) -> None:
+    class Remembering(tiny_engine):
+        async def load_weights(self, files: Sequence[Path]) -> None:
+            self.files = files
+            await super().load_weights(files)
+
+    engines = [Remembering(str(tiny_model)) for _ in range(2)]
+    expected = expected_weights(str(tiny_model))
+    urls = [serve_engine(engine, expected) for engine in engines]
+    rollouts = connect(urls, transport="http", compare=True)
+    rollouts.publish_weights()
+    whole = rollouts.take_metrics()["rollout/bytes"]
+    size = sum(weight.nbytes for weight in backend.model.parameters())
+    assert whole > 2 * size
+
+    def change_one() -> None:
+        with torch.no_grad():
+            backend.model.model.norm.weight[3] += 0.25
+
+    def all_have_it() -> bool:
+        own = dict(backend.model.named_parameters())
+        return all(torch.equal(w, own[name]) for engine in engines for name, w in engine.model.named_parameters())
+
+    change_one()
+    rollouts.publish_weights()
+    metrics = rollouts.take_metrics()
+    assert metrics["rollout/bytes"] < whole / 50 and 0 < metrics["rollout/changed_weights"] < 1e-4 and all_have_it()
+    # Another writer's version in between: the server does not hold ours any more, and gets all.
+    members = fleet_of(rollouts).members
+    other = [[(name, weight * 2)] for name, weight in backend.model.named_parameters()]
+    writer = members[1].link._writer
+    writer.push(rollouts.weight_version + 1, [[(n, w.detach()) for n, w in bucket] for bucket in other], "http")
+    rollouts.take_metrics()
+    change_one()
+    rollouts.weight_version += 1
+    rollouts.publish_weights()
+    sent = rollouts.take_metrics()["rollout/bytes"]
+    assert size < sent < 1.1 * size + whole / 50 and all_have_it()
+    # What one holds was changed behind its back: the hash of the outcome tells, and all is sent again.
+    first = engines[0].files[0].parent / "incoming-000000"
+    with first.open("r+b") as file:
+        file.seek(-2, os.SEEK_END)
+        file.write(b"\x01\x02")
+    change_one()
+    rollouts.publish_weights()
+    assert all_have_it() and len(fleet_of(rollouts).roster.ready) == 2
+    assert size < rollouts.take_metrics()["rollout/bytes"] < 1.1 * size + whole / 50
+
+
+def info(url: str, **other: Any) -> tuple[str, Any]:
+    from swift_r1.rollout.protocol import ServerInfo
+
+    values: dict[str, Any] = {
+        "instance": url,
+        "model": "m",
+        "engine": "vllm",
+        "engine_version": "1",
+        "vocab_size": 10,
+        "tokenizer_hash": "a",
+        "weight_version": 0,
+        "broken": None,
+        "max_model_len": 100,
+        "max_n": 4,
+        "dtype": "float32",
+        "max_lora_rank": None,
+        "own_base": True,
+        "nccl_workers": 0,
+    }
+    return url, ServerInfo(**values | other)
+
+
+@pytest.mark.parametrize(
+    ("other", "says"),
+    [
+        ({"weight_version": 7}, None),
+        ({"model": "k"}, "http://a has model m, that at http://b k: start them alike"),
+        ({"tokenizer_hash": "b"}, "http://a and http://b have different tokenizers"),
+        ({"dtype": "bfloat16"}, "http://a has dtype float32, that at http://b bfloat16"),
+        ({"max_model_len": 50}, "has max_model_len 100, that at http://b 50"),
+        ({"max_lora_rank": 8}, "has max_lora_rank None, that at http://b 8"),
+        ({"instance": "http://a"}, "http://a and http://b are the same rollout server: name each once"),
+    ],
+)
+def test_servers_that_are_not_alike(other: dict[str, Any], says: str | None) -> None:
+    why = why_not_alike([info("http://a"), info("http://b", **other)])
+    assert why is None if says is None else (why is not None and says in why)
+
+
+def test_one_server_by_two_names_is_refused(connect: Any, tiny_server: Any) -> None:
+    with pytest.raises(UsageError, match="are the same rollout server"):
+        connect([tiny_server.url, tiny_server.url.replace("127.0.0.1", "localhost")])
+
+
+def test_a_server_that_dies_of_every_request_is_given_up(
+    connect: Any, tiny_model: Path, tiny_engine: Any, serve_engine: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It refuses for now, again and again; the other goes on alone."""
+    from swift_r1.rollout.refusals import Refused
+
+    engines = [tiny_engine(str(tiny_model)) for _ in range(2)]
+
+    async def refuses(*_args: Any) -> Any:
+        raise Refused(503, "not now", 1)
+
+    engines[0].generate = refuses
+    expected = expected_weights(str(tiny_model))
+    rollouts = connect([serve_engine(engine, expected) for engine in engines])
+    rollouts.publish_weights()
+    fleet = fleet_of(rollouts)
+    until(lambda: bool(generated(rollouts)) and fleet.members[0].failed is not None)
+    assert "is given up: " in caplog.text and [one.ready for one in fleet.members] == [False, True]
