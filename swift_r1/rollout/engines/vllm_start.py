@@ -49,6 +49,8 @@ def start_vllm(config: ServerConfig) -> VllmEngine | Replicas:
         if arguments[name] != value:
             logger.info("--vllm_engine_kwargs: %s is %r, in place of %r", name, arguments[name], value)
     logger.info("vLLM %s: %s", "compiled" if not arguments["enforce_eager"] else "eager", arguments)
+    if config.vllm_enforce_eager is None and not has_gpu:
+        logger.info("eager: compiled mode (--vllm_enforce_eager false) pays for runs that generate for over 5 minutes")
     engines: list[VllmEngine] = []
     try:
         for part in replica_environments(os.environ, config, has_gpu):
