@@ -107,8 +107,8 @@ def tiny_engine() -> Any:
     return module.TinyEngine
 
 
-def requests(count: int = 12) -> list[RolloutRequest]:
-    sampling = SamplingParams(max_tokens=48, ignore_eos=True)
+def requests(count: int = 12, tokens: int = 48) -> list[RolloutRequest]:
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
     run = uuid.uuid4().hex  # a server outlives a test, and remembers
     return [
         RolloutRequest(
@@ -122,7 +122,7 @@ def requests(count: int = 12) -> list[RolloutRequest]:
     ]
 
 
-def generated(rollouts: FleetRollouts, at_first: Callable[[], None] = lambda: None) -> list[Any]:
+def generated(rollouts: FleetRollouts, at_first: Callable[[], None] = lambda: None, tokens: int = 48) -> list[Any]:
     """Tokens and version of every completion; each request must be answered once, in order."""
     told: list[int] = []
 
@@ -131,7 +131,7 @@ def generated(rollouts: FleetRollouts, at_first: Callable[[], None] = lambda: No
         if len(told) == 1:
             at_first()
 
-    asked = requests()
+    asked = requests(tokens=tokens)
     outputs = rollouts.generate(asked, on_done, ignore_output)
     assert outputs is not None and [output.request_id for output in outputs] == [one.request_id for one in asked]
     assert told == [2] * len(asked)
@@ -225,9 +225,9 @@ def test_all_are_dead_and_one_is_dead_for_longer_than_the_deadline(
     rollouts = connect([one.url for one in two], timeout_s=1.0)
     rollouts.publish_weights()
     two[0].kill()
-    assert len(generated(rollouts)) == 24
+    assert len(generated(rollouts, tokens=8)) == 24
     until(lambda: "going on with 1 of 2 servers" in caplog.text)
-    assert len(generated(rollouts)) == 24
+    assert len(generated(rollouts, tokens=8)) == 24
     two[1].kill()
     with pytest.raises(ServerUnreachable, match=r"no rollout server came back within 1 s \(http.*http.*\)"):
         rollouts.generate(requests(), lambda _count: None, ignore_output)
@@ -264,7 +264,7 @@ def test_work_goes_to_the_least_loaded(
     expected = expected_weights(str(tiny_model))
     rollouts = connect([serve_engine(engine, expected) for engine in engines])
     rollouts.publish_weights()
-    generated(rollouts)
+    generated(rollouts, tokens=2)
     assert asked == [12, 12]
 
 
@@ -411,5 +411,5 @@ def test_a_server_that_dies_of_every_request_is_given_up(
     rollouts = connect([serve_engine(engine, expected) for engine in engines])
     rollouts.publish_weights()
     fleet = fleet_of(rollouts)
-    until(lambda: bool(generated(rollouts)) and fleet.members[0].failed is not None)
+    until(lambda: bool(generated(rollouts, tokens=1)) and fleet.members[0].failed is not None)
     assert "is given up: " in caplog.text and [one.ready for one in fleet.members] == [False, True]
