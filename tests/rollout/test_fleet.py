@@ -198,6 +198,7 @@ def test_killed_in_an_update_and_in_an_idle_moment(connect: Any, two: list[Any],
     until(lambda: len(fleet_of(rollouts).roster.ready) == 2)
 
 
+@pytest.mark.long
 def test_a_server_that_stands_still_gives_its_work_to_the_other(connect: Any, two: list[Any]) -> None:
     """SIGSTOP keeps connections open: only the silence of /health tells, in a generation and in an update."""
     rollouts = connect([one.url for one in two], silence_s=2.0)
@@ -217,6 +218,11 @@ def test_a_server_that_stands_still_gives_its_work_to_the_other(connect: Any, tw
     ]
     os.kill(two[1].pid, signal.SIGCONT)
     until(lambda: len(fleet_of(rollouts).roster.ready) == 2)
+
+
+def test_one_server_by_two_names_is_refused(connect: Any, tiny_server: Any) -> None:
+    with pytest.raises(UsageError, match="are the same rollout server"):
+        connect([tiny_server.url, tiny_server.url.replace("127.0.0.1", "localhost")])
 
 
 def test_all_are_dead_and_one_is_dead_for_longer_than_the_deadline(
@@ -388,11 +394,6 @@ def info(url: str, **other: Any) -> tuple[str, Any]:
 def test_servers_that_are_not_alike(other: dict[str, Any], says: str | None) -> None:
     why = why_not_alike([info("http://a"), info("http://b", **other)])
     assert why is None if says is None else (why is not None and says in why)
-
-
-def test_one_server_by_two_names_is_refused(connect: Any, tiny_server: Any) -> None:
-    with pytest.raises(UsageError, match="are the same rollout server"):
-        connect([tiny_server.url, tiny_server.url.replace("127.0.0.1", "localhost")])
 
 
 def test_a_server_that_dies_of_every_request_is_given_up(
