@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import httpx
 
 from swift_r1.errors import ServerUnreachable
-from swift_r1.rollout.link import GivenUp, OtherWeights, ServerLost
+from swift_r1.rollout.link import GIVEN_UP, OtherWeights, ServerLost
 from swift_r1.rollout.protocol import RolloutOutput, RolloutRequest
 from swift_r1.rollout.refusals import ServerRefused
 
@@ -151,7 +151,7 @@ class Dispatch:
             await asyncio.to_thread(lane.member.link.judge, error)
         except ServerLost:
             self._roster.lose(lane.member, lane.epoch)
-        except GivenUp as given_up:
+        except GIVEN_UP as given_up:
             self._roster.give_up(lane.member, lane.epoch, given_up)
 
     async def _leave_lost(self) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from swift_r1.errors import UsageError
 from swift_r1.rollout.dispatch import Dispatch
-from swift_r1.rollout.link import GivenUp, ServerLost
+from swift_r1.rollout.link import GIVEN_UP, ServerLost
 from swift_r1.rollout.protocol import AdapterConfig, RolloutOutput, RolloutRequest
 from swift_r1.rollout.roster import LOOK_S, TELL_EVERY_S, Member, Roster, why_not_alike
 from swift_r1.rollout.weights.kept import KeptWeights, Superseded
@@ -116,7 +116,7 @@ class Fleet:
 
         Raises:
             ServerUnreachable: no server was there for too long, or all are given up.
-            RunFailed: a server refused a request, or answered with other weights.
+            RunFailed: a server refused a request, answered with other weights, or all are given up that were there.
         """
         asyncio.run(Dispatch(self.roster, requests, versions, on_answer, while_waiting).run())
 
@@ -134,7 +134,7 @@ class Fleet:
 
         Raises:
             ServerUnreachable: no server was there for too long, or all are given up.
-            RunFailed: another trainer writes to one, or it refused the weights again and again.
+            RunFailed: another trainer writes to one, or all refused the weights again and again.
         """
         ready = self.roster.ready
         epochs = {one: one.epoch for one in ready}
@@ -194,7 +194,7 @@ class Fleet:
             pass  # the weights could not be gathered, or this server was given up for silence
         except ServerLost:
             self.roster.lose(member, epoch)
-        except GivenUp as error:
+        except GIVEN_UP as error:
             self.roster.give_up(member, epoch, error)
         except Exception as error:  # noqa: BLE001 - of a thread: raised where it is waited for
             if member.epoch == epoch:

@@ -29,8 +29,15 @@ class OtherWeights(RunFailed):
     """A completion was not made by the weights that were published."""
 
 
-class GivenUp(ServerUnreachable):
-    """The server was lost again and again, with nothing gained in between."""
+class GoneAgain(ServerUnreachable):
+    """The server went away again and again, with nothing gained in between."""
+
+
+class RefusedAgain(RunFailed):
+    """The server was there, and refused again and again, with nothing gained in between."""
+
+
+GIVEN_UP = (GoneAgain, RefusedAgain)
 
 
 class ServerLost(Exception):
@@ -318,7 +325,7 @@ class ServerLink:
             self._is_lost = True
         refused = isinstance(error, ServerRefused) and error.status != _NOT_NOW
         if self._losses >= (_MAX_REFUSALS if refused else _MAX_LOSSES):
-            kind = GivenUp if isinstance(error, ServerUnreachable) else RunFailed
+            kind = GoneAgain if isinstance(error, ServerUnreachable) else RefusedAgain
             raise kind(f"{error} (lost {self._losses} times in a row, with nothing gained in between)") from error
         logger.warning("%s; waiting up to %g s for it", error, self._timeout_s)
         raise ServerLost from error

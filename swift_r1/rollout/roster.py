@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from swift_r1.errors import ServerUnreachable, SwiftError
 from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.link import GivenUp, ServerLink, ServerLost
+from swift_r1.rollout.link import GIVEN_UP, ServerLink, ServerLost
 from swift_r1.rollout.protocol import ServerInfo
 from swift_r1.rollout.weights.kept import KeptWeights, Superseded
 
@@ -177,7 +177,7 @@ class Roster:
             except (Superseded, ServerLost):
                 continue
             except SwiftError as error:
-                if isinstance(error, GivenUp) or not isinstance(error, ServerUnreachable):
+                if isinstance(error, GIVEN_UP) or not isinstance(error, ServerUnreachable):
                     self.give_up(member, epoch, error)
                     return
                 if not overdue:

@@ -29,7 +29,7 @@ from swift_r1.training.policy import load_model
 from swift_r1.training.rollouts import ignore_output
 from swift_r1.training.server_rollouts import ServerRollouts
 
-BACK_WITHIN_S = 120
+BACK_WITHIN_S = 240
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
 
 
