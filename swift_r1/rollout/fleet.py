@@ -175,6 +175,8 @@ class Fleet:
                 found[member.url] = member.link.farthest(sequences, version, differs)
             except ServerLost:
                 self.roster.lose(member, epoch)
+            except GIVEN_UP as error:
+                self.roster.give_up(member, epoch, error)
         if not found:
             raise ServerLost
         logger.info("weight check: %s", ", ".join(f"{url} {value:.3g}" for url, value in found.items()))
