@@ -189,7 +189,7 @@ def open_rollouts(
         expected = Expected(args.model, tokenizer_hash(tokenizer), vocab_size, longest)
         link = open_link(args, expected, writers)
         if isinstance(link, Fleet):
-            cleanup.callback(link.close)
+            cleanup.callback(link.roster.close)
         version = [torch.tensor([link.first.weight_version, link.first.max_lora_rank or 0, link.first.own_base])]
     first_version, max_rank, own_base = ranks.broadcast(version)[0].tolist()
     adapter, lora = None, lora_of(args)
@@ -208,7 +208,7 @@ def open_rollouts(
         adapter = adapter_config(backend.model, lora)
         if ranks.is_main:
             logger.info("adapters alone go to the rollout server, which takes them up to rank %d", max_rank)
-    several = ranks.broadcast([torch.tensor([isinstance(link, Fleet)])] if link is not None else None)[0].item()
+    several = ranks.broadcast([torch.tensor([int(isinstance(link, Fleet))])] if link is not None else None)[0].item()
     kind = FleetRollouts if several else ServerRollouts
     return kind(link, backend, ranks, first_version, args.weight_check_steps, progress, adapter)
 

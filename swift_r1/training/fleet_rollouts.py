@@ -35,7 +35,7 @@ class FleetRollouts(ServerRollouts):
             for _bucket in buckets:
                 pass
         code = self._attempt(send)
-        back = [torch.tensor([self.link.take_returned()])] if isinstance(self.link, Fleet) else None
+        back = [torch.tensor([int(self.link.take_returned())])] if isinstance(self.link, Fleet) else None
         if self.ranks.broadcast(back)[0].item():
             # A server that came back is a new engine: this update of it is checked as the first one was.
             self._updates = 0
