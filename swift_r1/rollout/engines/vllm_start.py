@@ -128,6 +128,8 @@ def engine_arguments(config: ServerConfig, has_gpu: bool) -> dict[str, Any]:
         arguments["weight_transfer_config"] = {"backend": "nccl"}
     else:
         arguments["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
+        # Only whole blocks of a prompt are shared by its group: of vLLM's 128 tokens, none of a short prompt.
+        arguments["block_size"] = 32
         # A seeded request whose prompt is read in two steps kills vLLM's CPU engine (0.32: "CPU Generator does not
         # use offset"): a prompt waits for a step that has room for all of it.
         arguments["enable_chunked_prefill"] = False
