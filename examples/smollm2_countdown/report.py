@@ -27,7 +27,7 @@ def main() -> None:
     console.print(_table(logs))
     for run in args.runs:
         summary = json.loads((run / "summary.json").read_text())
-        accuracy = [summary[key]["accuracy"] for key in ("eval_before", "eval_after")]
+        accuracy = [summary["eval_before"], summary["eval_after"]]
         seconds = median(row["time/step"] for row in logs[run])
         console.print(f"{run.name}: held-out accuracy {accuracy[0]:.3f} to {accuracy[1]:.3f}, median {seconds:.1f} s a step")
     _show_completions(console, args.runs[0], logs[args.runs[0]][-1]["step"])
