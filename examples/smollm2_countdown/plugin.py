@@ -24,8 +24,9 @@ PROMPT = (
 def load_problems(split="train", count=None, seed=42):
     """Rows with `nums`, the larger first, and `target`; training and held-out problems never share both."""
     each = -(-(count or ROWS) // len(OPERATORS))
-    specs = [CountdownSpec(counts=(2,), numbers=(2, 50), operators=operator, targets=(2, 999)) for operator in OPERATORS]
-    for problem in chain.from_iterable(zip(*(countdown_problems(each, seed, split, spec) for spec in specs))):
+    specs = [CountdownSpec(counts=(2,), numbers=(2, 50), operators=one, targets=(2, 999)) for one in OPERATORS]
+    in_turn = zip(*(countdown_problems(each, seed, split, spec) for spec in specs), strict=True)
+    for problem in chain.from_iterable(in_turn):
         yield {"nums": sorted(problem.nums, reverse=True), "target": problem.target}
 
 
@@ -51,6 +52,8 @@ class AnswerTag(ORM):
         return [float(grade_countdown(*item).formatted) for item in zip(completions, nums, target, strict=True)]
 
 
-register_dataset(DatasetMeta(dataset_name="countdown_two", loader=load_problems, preprocess_func=TwoNumbersPreprocessor()))
+register_dataset(
+    DatasetMeta(dataset_name="countdown_two", loader=load_problems, preprocess_func=TwoNumbersPreprocessor())
+)
 orms["solved"] = Solved
 orms["answer_tag"] = AnswerTag

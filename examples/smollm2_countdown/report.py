@@ -1,6 +1,6 @@
 """What runs of `run.sh` learned: a table by ten steps, completions before and after, and a plot of all of them.
 
-    python examples/smollm2_countdown/report.py output/smollm2_countdown/seed-* --plot docs/images/smollm2_countdown.png
+python examples/smollm2_countdown/report.py output/smollm2_countdown/seed-* --plot docs/images/smollm2_countdown.png
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def main() -> None:
     console.print(_table(logs))
     for run in args.runs:
         summary = json.loads((run / "summary.json").read_text())
-        accuracy = [summary["eval_before"], summary["eval_after"]]
+        before, after = summary["eval_before"], summary["eval_after"]
         seconds = median(row["time/step"] for row in logs[run])
-        console.print(f"{run.name}: held-out accuracy {accuracy[0]:.3f} to {accuracy[1]:.3f}, median {seconds:.1f} s a step")
+        console.print(f"{run.name}: held-out accuracy {before:.3f} to {after:.3f}, median {seconds:.1f} s a step")
     _show_completions(console, args.runs[0], logs[args.runs[0]][-1]["step"])
     if args.plot:
         _plot(logs, args.plot)

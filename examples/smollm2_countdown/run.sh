@@ -7,7 +7,7 @@ cd "$(dirname "$0")/../.."
 MODEL=${MODEL:-models/smollm2-135m} SEED=${SEED:-0} PORT=${PORT:-8000}
 
 swift rollout --model "$MODEL" --port "$PORT" --max_model_len 256 --vllm_engine_kwargs '{"kv_cache_memory_bytes": 500000000}' &
-trap 'kill -TERM $! 2>/dev/null && wait' EXIT
+trap 'kill %1 2>/dev/null || true; wait' EXIT
 
 NPROC_PER_NODE=2 swift rlhf --rlhf_type grpo --model "$MODEL" --train_type full --torch_dtype bfloat16 --deepspeed zero2 \
   --external_plugins examples/smollm2_countdown/plugin.py --dataset countdown_two \

@@ -26,6 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"
 RECIPES = ("countdown_grpo_server", "gsm8k_ppo", "countdown_grpo_zero", "gsm8k_single_gpu", "math_dr_grpo")
 SCRIPTS = [(recipe, script) for recipe in RECIPES for script in ("run.sh", "mini.sh")]
+SCRIPTS.append(("smollm2_countdown", "run.sh"))
 VARIANTS = [(size, template) for size in ("1.5b", "7b", "llama") for template in ("r1", "qwen_math", "no")]
 
 # What a small model on a CPU has otherwise: sizes, places, and how numbers are kept.
