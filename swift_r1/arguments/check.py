@@ -19,7 +19,7 @@ class CheckArguments(RlhfArguments):
     """Check."""
 
     command: ClassVar[str] = "check"
-    rlhf_type: str = flag("grpo", "as for swift rlhf", choices=("grpo",))
+    rlhf_type: str = flag("grpo", "as for swift rlhf", choices=("grpo", "ppo"))
     model: str = flag("", "folder of a model, for its tokenizer: shows the prompt as the model sees it, and its tokens")
     dataset: list[str] = flag([], "registered names or files; without it, rewards are called on a made-up row")
     reward_funcs: list[str] = flag([], "names of reward functions (default: all that the plugins registered)")
