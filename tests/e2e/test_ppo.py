@@ -64,10 +64,10 @@ def test_a_critic_of_another_tokenizer_ends_the_run_before_it_trains(rlhf, tiny_
     tokenizer = AutoTokenizer.from_pretrained(other)
     tokenizer.add_tokens(["<more>"])
     tokenizer.save_pretrained(other)
-    run = rlhf(tiny_model, max_steps=1, **PPO | {"critic_model": other})
+    run = rlhf(tiny_model, max_steps=5, **PPO | {"critic_model": other})
     assert run.code == 2
     assert "has another tokenizer than --model" in run.errors
-    gone = rlhf(tiny_model, max_steps=1, **PPO | {"critic_model": tmp_path / "gone", "output_dir": tmp_path / "b"})
+    gone = rlhf(tiny_model, max_steps=5, **PPO | {"critic_model": tmp_path / "gone", "output_dir": tmp_path / "b"})
     assert gone.code == 2 and "--critic_model" in gone.errors and "there is no such folder" in gone.errors
 
 
