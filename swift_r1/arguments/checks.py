@@ -16,6 +16,7 @@ from swift_r1.arguments.world import World
 if TYPE_CHECKING:
     from swift_r1.arguments.rlhf import RlhfArguments
 
+_COLOCATE_FLAGS = ("vllm_max_model_len", "vllm_enforce_eager", "vllm_gpu_memory_utilization", "vllm_engine_kwargs")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -34,8 +35,15 @@ def rollout_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault
                 f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect without --use_vllm true",
                 ("use_vllm",),
             )
+    elif args.colocates:
+        yield from _colocate_faults(args, given, server_flags[1:4])
     else:
         yield from _server_faults(args, given)
+    if not args.colocates and (unused := [f"--{name}" for name in _COLOCATE_FLAGS if name in given]):
+        yield Fault(
+            f"{', '.join(unused)}: for --vllm_mode colocate alone; give them to `swift rollout`",
+            ("vllm_mode", "use_vllm"),
+        )
     if args.top_k == 0:
         yield Fault("--top_k 0 leaves no token to sample: -1 is off", ("top_k",))
     if args.cuts_sampling and args.rollout_importance_sampling_mode is not None:
@@ -50,12 +58,36 @@ def rollout_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault
         yield Fault("--stop_words holds an empty string, which would end every completion at once", ("stop_words",))
 
 
+def _colocate_faults(args: RlhfArguments, given: frozenset[str], addresses: tuple[str, ...]) -> Iterator[Fault]:
+    """What engines of the run's own cannot do."""
+    unused = [f"--{name}" for name in (*addresses, "api_key") if name in given]
+    if unused:
+        yield Fault(
+            f"{', '.join(unused)}: --vllm_mode colocate starts engines of its own, which have addresses and a key "
+            "already; use --vllm_mode server",
+            ("vllm_mode",),
+        )
+    if args.async_generate and args.max_staleness:
+        yield Fault(
+            "--async_generate true gains nothing with --vllm_mode colocate, where engine and trainer share a device: "
+            "use --vllm_mode server, or leave it out",
+            ("async_generate", "vllm_mode"),
+        )
+    if args.weight_transport == "nccl":
+        yield Fault(
+            "--weight_transport nccl is for GPUs of which trainer and engine have one each; with --vllm_mode colocate "
+            "use auto",
+            ("weight_transport", "vllm_mode"),
+        )
+
+
 def _server_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
     """Which servers, and how weights go to them."""
     hosts, ports, urls = args.vllm_server_host, args.vllm_server_port, args.vllm_server_base_url
     if not urls and not hosts:
         yield Fault(
-            "--use_vllm true needs --vllm_server_host (and --vllm_server_port) or --vllm_server_base_url",
+            "--use_vllm true needs --vllm_server_host (and --vllm_server_port), --vllm_server_base_url, or --vllm_mode "
+            "colocate",
             ("vllm_server_host", "vllm_server_base_url", "use_vllm"),
         )
         return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from swift_r1.arguments.fields import flag
 
@@ -12,7 +13,23 @@ class GenerationArguments:
     """Rollouts."""
 
     use_vllm: bool = flag(False, "generate on a `swift rollout` server instead of in the trainer's process")
-    vllm_mode: str = flag("server", "where vLLM runs", choices=("server",), not_yet=("colocate",), ms_swift="colocate")
+    vllm_mode: str = flag(
+        "server",
+        "where vLLM runs: in a `swift rollout` of yours, or in processes of this run's own beside each rank",
+        choices=("server", "colocate"),
+        ms_swift="colocate",
+    )
+    vllm_max_model_len: int | None = flag(
+        None,
+        "colocate: longest prompt plus completion in tokens (default: --max_length and the longest completion, else "
+        "the model's)",
+        at_least=2,
+    )
+    vllm_enforce_eager: bool | None = flag(None, "colocate: no torch.compile and no CUDA graphs; as of `swift rollout`")
+    vllm_gpu_memory_utilization: float | None = flag(
+        None, "colocate, on a GPU: its share for the engine (default: 0.3)", more_than=0, at_most=1, ms_swift="0.9"
+    )
+    vllm_engine_kwargs: dict[str, Any] = flag({}, "colocate: any other argument of vLLM's engine, as JSON")
     vllm_server_host: list[str] = flag([], "address of the `swift rollout` server; several: of each of them")
     vllm_server_port: list[int] = flag(
         [8000], "port of the `swift rollout` server; one for all hosts, or one each", at_least=1, at_most=65535
@@ -64,9 +81,14 @@ class GenerationArguments:
         return self.top_p < 1 or self.top_k > 0
 
     @property
+    def colocates(self) -> bool:
+        """Whether engines are this run's own; the launcher then fills in `vllm_server_base_url`."""
+        return self.use_vllm and self.vllm_mode == "colocate"
+
+    @property
     def rollout_base_urls(self) -> tuple[str, ...]:
         """URLs of the rollout servers without a slash at the end; none where the trainer generates itself."""
-        if not self.use_vllm:
+        if not self.use_vllm or (self.colocates and not self.vllm_server_base_url):
             return ()
         if self.vllm_server_base_url:
             return tuple(url.rstrip("/") for url in self.vllm_server_base_url)

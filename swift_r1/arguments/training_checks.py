@@ -132,6 +132,11 @@ def schedule_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Faul
 
 def process_faults(args: RlhfArguments, given: frozenset[str], world: World) -> Iterator[Fault]:
     """DeepSpeed and the number of processes."""
+    if args.colocates and world.nnodes > 1:
+        yield Fault(
+            "--vllm_mode colocate is for one machine: use `swift rollout` servers (--vllm_mode server) with several",
+            ("vllm_mode",),
+        )
     if args.deepspeed is None:
         if world.size > 1:
             yield Fault(

@@ -23,7 +23,8 @@ _FREE = """
     logging_steps log_completions report_to run_name eval_steps eval_unit eval_on_start eval_datasets eval_limit
     num_generations_eval eval_temperature eval_top_p eval_max_completion_length val_dataset
     per_device_eval_batch_size api_key vllm_server_host vllm_server_port
-    vllm_server_base_url vllm_server_timeout weight_transport weight_delta weight_check_steps ddp_timeout
+    vllm_server_base_url vllm_server_timeout vllm_max_model_len vllm_enforce_eager
+    vllm_gpu_memory_utilization vllm_engine_kwargs weight_transport weight_delta weight_check_steps ddp_timeout
     max_runtime max_skipped_steps step_timeout estimate
     dataloader_num_workers dataset_num_proc load_from_cache_file strict
     reward_num_workers reward_timeout reward_memory_limit multi_turn_timeout

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.plan import make_plan, plan_table
 from swift_r1.arguments.rlhf import API_KEY_VARIABLE, RlhfArguments
 from swift_r1.arguments.world import World
+from swift_r1.cli.colocate import start_engines
 from swift_r1.cli.environment import has_gpu, trainer_environment, usable_cpus
 from swift_r1.cli.help import command_help, wants_help
 from swift_r1.cli.launch import launch_training
@@ -58,9 +59,16 @@ def run(words: Sequence[str]) -> int:
     resume = find_checkpoint(args)
     if resume.checkpoint is not None:
         check_same_run(args, world, data_hash, resume.checkpoint)
-    serves = args.use_vllm and world.node_rank == 0
-    token = wait_for_servers(args, resume.run_dir) if serves else None
-    folder = resume.run_dir or make_run_folder(args, world)
+    folder = None
+    if args.colocates:
+        folder = resume.run_dir or make_run_folder(args, world)
+        engines = start_engines(args, world.nproc_per_node, folder, os.environ, usable_cpus(), has_gpu(os.environ))
+        args = engines.args
+        token: str | None = wait_for_servers(args, resume.run_dir, engines.check)
+    else:
+        serves = args.use_vllm and world.node_rank == 0
+        token = wait_for_servers(args, resume.run_dir) if serves else None
+    folder = folder or resume.run_dir or make_run_folder(args, world)
     if token is not None:
         save_token(folder, token)
     args_json = write_args(folder, args, world, words, data_hash, resume.checkpoint, data.prepared)
@@ -86,9 +94,11 @@ _HANDOVER_S = 60.0
 """Until the trainer, which imports torch first, renews the lease that was taken for it."""
 
 
-def wait_for_servers(args: RlhfArguments, resumed: Path | None) -> str:
+def wait_for_servers(
+    args: RlhfArguments, resumed: Path | None, while_waiting: Callable[[], None] = lambda: None
+) -> str:
     """Waits for the rollout servers with a countdown on stderr, and for the right to write their weights; returns the
-    leases' token, which the trainer goes on with.
+    leases' token, which the trainer goes on with. `while_waiting` is called every few seconds.
 
     Raises:
         ServerUnreachable: one is not ready within `--vllm_server_timeout` seconds.
@@ -98,10 +108,14 @@ def wait_for_servers(args: RlhfArguments, resumed: Path | None) -> str:
     from swift_r1.rollout.roster import why_not_alike
     from swift_r1.rollout.weights.writer import WeightWriter
 
+    def report(text: str) -> None:
+        while_waiting()
+        _stderr(text)
+
     end = time.monotonic() + args.vllm_server_timeout
     with ExitStack() as cleanup:
         clients = [cleanup.enter_context(RolloutClient(url, api_key=args.api_key)) for url in args.rollout_base_urls]
-        infos = [one.wait_until_ready(max(end - time.monotonic(), 1.0), report=_stderr) for one in clients]
+        infos = [one.wait_until_ready(max(end - time.monotonic(), 1.0), report=report) for one in clients]
         if why := why_not_alike([(one.base_url, info) for one, info in zip(clients, infos, strict=True)]):
             raise UsageError(why)
         token = saved_token(resumed)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 
 from swift_r1.arguments import RlhfArguments
 from swift_r1.errors import RunFailed
+from swift_r1.rollout.fleet import Fleet
 from swift_r1.rollout.link import ServerLink, ServerLost
 from swift_r1.tracking.recorder import SilentRecorder
 from swift_r1.training.ahead_rollouts import AheadRollouts
@@ -82,7 +83,7 @@ class Rounds:
         stage: where trajectories of several turns are played, not that of the trainer's thread.
     """
 
-    def __init__(self, parts: Parts, link: ServerLink, served: ServedVersions, stage: Stage | None) -> None:
+    def __init__(self, parts: Parts, link: ServerLink | Fleet, served: ServedVersions, stage: Stage | None) -> None:
         assert parts.main is not None
         self.parts, self.link, self.served, self.stage = parts, link, served, stage
         self.position = (parts.main.prompts.taken, parts.main.prompts.digest)
@@ -288,7 +289,7 @@ class AheadCollector:
         parts.watchdog.progress("generation")
         parts.recorder.phase("generating", parts.plan.completions_per_round)
 
-        def wait(_link: ServerLink) -> None:
+        def wait(_link: ServerLink | Fleet) -> None:
             nonlocal again
             assert self.rounds is not None
             if again:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from swift_r1.errors import RunFailed
+from swift_r1.rollout.fleet import Fleet
 from swift_r1.rollout.link import ServerLink, ServerLost
 from swift_r1.rollout.protocol import RolloutOutput, RolloutRequest
 from swift_r1.training.rollouts import OnDone, OnOutput
@@ -36,7 +37,7 @@ class AheadRollouts:
         oldest: rounds that must be behind the weights of every completion.
     """
 
-    link: ServerLink
+    link: ServerLink | Fleet
     served: ServedVersions
     oldest: int
     trainer: Trainer
@@ -80,5 +81,6 @@ class AheadRollouts:
             try:
                 self.link.ask(renamed, self.served, answered, self.trainer.check_going_on)
             except ServerLost:
+                assert isinstance(self.link, ServerLink)  # a fleet finds its servers again by itself
                 self.trainer.await_restored(self.link)
         return [answers[request.request_id] for request in requests]

@@ -1,0 +1,115 @@
+"""`swift rlhf --vllm_mode colocate` with real vLLM beside each rank: the trainer's weights, and nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.e2e.test_async import PLUGIN, check_every_prompt_once, steps_of
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+LOGP_NOISE = 2e-3
+
+
+class Run:
+    """A run in a session of its own."""
+
+    def __init__(self, model: Path, folder: Path, processes: int, **more: Any) -> None:
+        values = {
+            "rlhf_type": "grpo",
+            "model": model,
+            "external_plugins": PLUGIN,
+            "dataset": "counting#200",
+            "reward_funcs": "digits",
+            "num_generations": 4,
+            "per_device_train_batch_size": 16 // processes,
+            "max_completion_length": 12,
+            "torch_dtype": "float32",
+            "gradient_checkpointing": "false",
+            "use_vllm": "true",
+            "vllm_mode": "colocate",
+            "vllm_engine_kwargs": json.dumps({"kv_cache_memory_bytes": 64 << 20}),
+            "vllm_server_timeout": 300,
+            "learning_rate": 1e-2,
+            "lr_scheduler_type": "constant",
+            "logging_steps": 1,
+            "report_to": "none",
+            "output_dir": folder,
+            "add_version": "false",
+            **({"deepspeed": "zero3"} if processes > 1 else {}),
+        } | more
+        words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "swift_r1", "rlhf", *words],
+            env=os.environ | {"NPROC_PER_NODE": str(processes), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said = ""
+        self.seen: dict[int, psutil.Process] = {}
+
+    def follow(self, at_step: Callable[[int], None]) -> int:
+        """To its end; returns the exit code."""
+        watchdog = threading.Timer(600, self.process.kill)
+        watchdog.start()
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.said += line
+            if line.startswith("step "):
+                self.seen |= {one.pid: one for one in psutil.Process(self.process.pid).children(recursive=True)}
+                at_step(int(line.split()[1].split("/")[0]))
+        watchdog.cancel()
+        print(self.said)
+        return self.process.wait(60)
+
+    def engines(self) -> list[psutil.Process]:
+        """The servers beside the ranks."""
+        return [one for one in self.seen.values() if "swift_r1.rollout.server" in " ".join(one.cmdline())]
+
+    def all_gone(self) -> None:
+        end = time.monotonic() + 60
+        while alive := [one for one in self.seen.values() if one.is_running() and one.status() != "zombie"]:
+            assert time.monotonic() < end, alive
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_engines_hold_the_trainers_weights_and_come_back(tiny_model: Path, tmp_path: Path, processes: int) -> None:
+    run = Run(tiny_model, tmp_path / "run", processes, max_steps=6, weight_check_steps=2)
+
+    def kill(step: int) -> None:
+        if step == 3:
+            run.engines()[0].kill()
+
+    assert run.follow(kill) == 0
+    steps = steps_of(tmp_path / "run")
+    assert len(steps) == 6 and all(step["rollout/logp_diff"] < LOGP_NOISE for step in steps)
+    assert all(step.get("rollout/weight_check", 0) < LOGP_NOISE for step in steps)
+    check_every_prompt_once(tmp_path / "run", 6)
+    assert "started anew" in run.said
+    run.all_gone()
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_killed_run_leaves_no_engine_behind(tiny_model: Path, tmp_path: Path, processes: int) -> None:
+    run = Run(tiny_model, tmp_path / "run", processes, max_steps=100)
+
+    def kill(step: int) -> None:
+        if step == 2:
+            assert len(run.engines()) == processes
+            run.process.send_signal(signal.SIGKILL)
+
+    assert run.follow(kill) == -signal.SIGKILL
+    run.all_gone()
