@@ -193,7 +193,8 @@ def show(args: argparse.Namespace, results: Mapping[str, Mapping[str, Sequence[R
         spread = statistics.stdev(one.reward for one in plain) if len(plain) > 1 else 0.0
         console.print(
             f"{layout}: {statistics.fmean(ratios):.2f} of the synchronous seconds ({min(ratios):.2f} to "
-            f"{max(ratios):.2f}); reward {rewards[0]:.3f} synchronous, {rewards[1]:.3f} ahead (spread of seeds {spread:.3f})"
+            f"{max(ratios):.2f}); reward {rewards[0]:.3f} synchronous, {rewards[1]:.3f} ahead "
+            f"(spread of seeds {spread:.3f})"
         )
 
 
