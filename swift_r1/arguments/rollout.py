@@ -12,7 +12,12 @@ from swift_r1.arguments.fields import flag
 class GenerationArguments:
     """Rollouts."""
 
-    use_vllm: bool = flag(False, "generate on a `swift rollout` server instead of in the trainer's process")
+    use_vllm: bool | None = flag(
+        None,
+        "generate with vLLM instead of in the trainer's process (default: on a CPU true, with --vllm_mode colocate, "
+        "where model and run are large enough to gain; a line says which)",
+        ms_swift="false",
+    )
     vllm_mode: str = flag(
         "server",
         "where vLLM runs: in a `swift rollout` of yours, or in processes of this run's own beside each rank",
@@ -83,7 +88,7 @@ class GenerationArguments:
     @property
     def colocates(self) -> bool:
         """Whether engines are this run's own; the launcher then fills in `vllm_server_base_url`."""
-        return self.use_vllm and self.vllm_mode == "colocate"
+        return bool(self.use_vllm) and self.vllm_mode == "colocate"
 
     @property
     def rollout_base_urls(self) -> tuple[str, ...]:

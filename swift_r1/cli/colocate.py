@@ -37,6 +37,11 @@ class Engines:
         if self.keeper.poll() is not None:
             raise RunFailed("--vllm_mode colocate: the engine beside the trainer could not be started (see above)")
 
+    def end(self) -> None:
+        """Ends the keeper, which ends them."""
+        self.keeper.terminate()
+        self.keeper.wait()
+
 
 def start_engines(
     args: RlhfArguments, ranks: int, folder: Path, environ: Mapping[str, str], cpus: Sequence[int], gpu: bool

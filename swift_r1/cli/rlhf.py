@@ -8,12 +8,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.plan import make_plan, plan_table
 from swift_r1.arguments.rlhf import API_KEY_VARIABLE, RlhfArguments
 from swift_r1.arguments.world import World
+from swift_r1.cli.choose_rollouts import chosen
 from swift_r1.cli.colocate import start_engines
 from swift_r1.cli.environment import has_gpu, trainer_environment, usable_cpus
 from swift_r1.cli.help import command_help, wants_help
@@ -22,7 +24,7 @@ from swift_r1.cli.model_folder import is_local
 from swift_r1.cli.preflight import check_inputs
 from swift_r1.cli.resume import check_same_run, dataset_hash, find_checkpoint
 from swift_r1.cli.run_folder import make_run_folder, write_args
-from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.errors import EXIT_OK, RunFailed, ServerUnreachable, UsageError
 from swift_r1.rollout.lease_token import save_token, saved_token
 
 _USAGE = """swift rlhf [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
@@ -56,19 +58,20 @@ def run(words: Sequence[str]) -> int:
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
     data = check_inputs(args, world, os.environ)
     data_hash = dataset_hash(data.train)
+    plan = make_plan(args, world.size, None if args.streaming else len(data.train))
+    args, line = chosen(args, plan, world, has_gpu(os.environ))
+    if line is not None and world.node_rank == 0:
+        _stderr(line)
     resume = find_checkpoint(args)
     if resume.checkpoint is not None:
         check_same_run(args, world, data_hash, resume.checkpoint)
-    folder = None
+    folder, token = resume.run_dir, None
     if args.colocates:
-        folder = resume.run_dir or make_run_folder(args, world)
-        engines = start_engines(args, world.nproc_per_node, folder, os.environ, usable_cpus(), has_gpu(os.environ))
-        args = engines.args
-        token: str | None = wait_for_servers(args, resume.run_dir, engines.check)
-    else:
-        serves = args.use_vllm and world.node_rank == 0
-        token = wait_for_servers(args, resume.run_dir) if serves else None
-    folder = folder or resume.run_dir or make_run_folder(args, world)
+        folder = folder or make_run_folder(args, world)
+        args, token = own_engines(args, world, folder, by_default=line is not None)
+    elif args.use_vllm and world.node_rank == 0:
+        token = wait_for_servers(args, folder)
+    folder = folder or make_run_folder(args, world)
     if token is not None:
         save_token(folder, token)
     args_json = write_args(folder, args, world, words, data_hash, resume.checkpoint, data.prepared)
@@ -92,6 +95,25 @@ def run(words: Sequence[str]) -> int:
 
 _HANDOVER_S = 60.0
 """Until the trainer, which imports torch first, renews the lease that was taken for it."""
+
+
+def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: bool) -> tuple[RlhfArguments, str | None]:
+    """Starts the engines beside the ranks and waits for them; returns the arguments with their addresses, and the
+    leases' token. Where nobody asked for them, a run whose engines do not start goes on without.
+
+    Raises:
+        UsageError: a flag has no effect here.
+        RunFailed, ServerUnreachable: they were asked for, and do not start.
+    """
+    engines = start_engines(args, world.nproc_per_node, folder, os.environ, usable_cpus(), has_gpu(os.environ))
+    try:
+        return engines.args, wait_for_servers(engines.args, folder, engines.check)
+    except (RunFailed, ServerUnreachable) as error:
+        engines.end()
+        if not by_default:
+            raise
+        _stderr(f"{error}; completions come from the trainer's own process instead (--use_vllm false)")
+        return replace(args, use_vllm=False, vllm_mode="server"), None
 
 
 def wait_for_servers(

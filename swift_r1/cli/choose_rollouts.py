@@ -1,0 +1,61 @@
+"""Where completions come from when `--use_vllm` does not say: vLLM beside the trainer where its start pays, else the
+trainer's own process. One line says which, and why."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+
+from swift_r1.arguments.plan import Plan
+from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.arguments.world import World
+
+LEAST_MODEL_BYTES = 100 << 20
+"""A smaller model spends its time in Python, where vLLM has more of it to do a token than our own engine."""
+LEAST_TOKENS = 50_000
+"""Half of them, since completions end early, are minutes at some hundred tokens a second; vLLM starts in about half a
+one."""
+
+
+def chosen(args: RlhfArguments, plan: Plan, world: World, gpu: bool) -> tuple[RlhfArguments, str | None]:
+    """The arguments with `use_vllm` decided, and the line about it; None where the user has decided."""
+    if args.use_vllm is not None:
+        return args, None
+    tokens = plan.rounds * plan.max_tokens_per_round
+    if (why := why_own_process(args, tokens, world, gpu)) is not None:
+        line = f"completions come from the trainer's own process (--use_vllm false): {why}"
+        return replace(args, use_vllm=False), line
+    line = (
+        "completions come from vLLM beside the trainer (--use_vllm true --vllm_mode colocate): at most "
+        f"{tokens:,} tokens are to be generated, which repays its start; --use_vllm false leaves it out"
+    )
+    return replace(args, use_vllm=True, vllm_mode="colocate"), line
+
+
+def why_own_process(args: RlhfArguments, tokens: int, world: World, gpu: bool) -> str | None:
+    """Why not vLLM for a run of at most `tokens` new tokens; None where nothing speaks against it."""
+    if gpu:
+        return "on a GPU vLLM would take a share of its memory, which only --use_vllm true gives it"
+    if find_spec("vllm") is None:
+        return "vLLM is not installed"
+    if world.nnodes > 1:
+        return "engines beside the trainer are for one machine"
+    if args.deterministic:
+        return "--deterministic true can only be kept there"
+    if args.quant_bits:
+        return "weights of 4 bits stay where they are trained"
+    size = weights_bytes(args.model)
+    if size is None:
+        return "the model is no local folder, whose size is known"
+    if size < LEAST_MODEL_BYTES:
+        return f"the model is small ({size / 2**20:.0f} MiB), where vLLM is not faster"
+    if tokens < LEAST_TOKENS:
+        return f"at most {tokens:,} tokens are to be generated, which does not repay vLLM's start"
+    return None
+
+
+def weights_bytes(model: str) -> int | None:
+    """Size of the safetensors files of a model folder; None where there is none."""
+    folder = Path(model).expanduser()
+    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) or None

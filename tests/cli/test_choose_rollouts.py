@@ -1,0 +1,74 @@
+"""Where completions come from when nobody says: each reason once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.plan import make_plan
+from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.arguments.world import World
+from swift_r1.cli import choose_rollouts
+from swift_r1.cli.choose_rollouts import LEAST_MODEL_BYTES, chosen
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A folder whose weights have the size of a small real model and take no room."""
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(LEAST_MODEL_BYTES)
+    return tmp_path
+
+
+def choose(model: Path | str, gpu: bool = False, nnodes: int = 1, **flags: Any) -> tuple[RlhfArguments, str | None]:
+    values = {
+        "rlhf_type": "grpo",
+        "model": model,
+        "dataset": "d",
+        "reward_funcs": "format",
+        "per_device_train_batch_size": 32,
+        "max_completion_length": 512,
+        "max_steps": 100,
+    } | flags
+    words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
+    args = parse_arguments(RlhfArguments, words)
+    return chosen(args, make_plan(args, 1, None), replace(World(), nnodes=nnodes), gpu)
+
+
+def test_a_long_run_of_a_real_model_gets_an_engine(model: Path) -> None:
+    args, line = choose(model)
+    assert args.use_vllm is True and args.colocates
+    assert line is not None and "at most 1,638,400 tokens are to be generated, which repays its start" in line
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"max_steps": 2}, "at most 32,768 tokens are to be generated"),
+        ({"gpu": True}, "on a GPU"),
+        ({"nnodes": 2}, "for one machine"),
+        ({"deterministic": "true"}, "--deterministic true"),
+        ({"train_type": "qlora"}, "4 bits"),
+        ({"model": "Qwen/Qwen2.5-3B-Instruct"}, "no local folder"),
+    ],
+)
+def test_why_not(model: Path, more: dict[str, Any], why: str) -> None:
+    args, line = choose(**({"model": model} | more))
+    assert args.use_vllm is False and line is not None and why in line
+
+
+def test_a_small_model_and_a_missing_vllm(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (model / "model.safetensors").write_bytes(b"0" * 1000)
+    assert "the model is small" in str(choose(model)[1])
+    monkeypatch.setattr(choose_rollouts, "find_spec", lambda _name: None)
+    assert "vLLM is not installed" in str(choose(model)[1])
+
+
+@pytest.mark.parametrize("flags", [{"use_vllm": "false"}, {"use_vllm": "true", "vllm_server_host": "h"}])
+def test_who_says_it_is_obeyed_without_a_word(model: Path, flags: dict[str, Any]) -> None:
+    args, line = choose(model, **flags)
+    assert line is None and args.use_vllm is (flags["use_vllm"] == "true")
