@@ -99,8 +99,6 @@ def _json_object(word: str) -> dict[str, Any]:
 
 def _checked(spec: FlagSpec, value: Any) -> Any:
     info = spec.info
-    if value in info.not_yet:
-        raise ValueError(f"{value} is not there yet in this version; it can be: {', '.join(info.choices)}")
     if info.choices and value not in info.choices:
         raise ValueError(f"must be one of {', '.join(info.choices)}, not {value!r}")
     if info.at_least is not None and value < info.at_least:

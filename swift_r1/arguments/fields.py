@@ -21,7 +21,6 @@ class FlagInfo:
     Attributes:
         help: one line for `--help`.
         choices: the allowed values (empty: any).
-        not_yet: values that ms-swift knows and that this version does not do yet.
         aliases: other spellings of the flag.
         required: must be given on the command line or in the config file.
         at_least, more_than, at_most, less_than: limits of a number, each checked on list items too.
@@ -32,7 +31,6 @@ class FlagInfo:
 
     help: str
     choices: tuple[str, ...] = ()
-    not_yet: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
     required: bool = False
     at_least: float | None = None

@@ -92,7 +92,7 @@ def test_all_faults_come_together_one_a_line() -> None:
         (["--dtype", "float32", "--torch_dtype", "float16"], "--torch_dtype is given twice, once as --dtype: keep one"),
         (["--num_generations", "1"], "--num_generations must be at least 2, not 1"),
         (["--freeze_vit", "true"], "--freeze_vit: vision and audio are not done here"),
-        (["--vllm_mode", "colocate"], "--vllm_mode colocate is not there yet in this version; it can be: server"),
+        (["--vllm_mode", "remote"], "--vllm_mode must be one of server, colocate, not 'remote'"),
         (["--zzz"], "unknown flag --zzz: `swift rlhf --help` lists the flags"),
     ],
 )

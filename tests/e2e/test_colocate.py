@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,20 +74,42 @@ class Run:
         print(self.said)
         return self.process.wait(60)
 
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait(60)
+
     def engines(self) -> list[psutil.Process]:
-        """The servers beside the ranks."""
-        return [one for one in self.seen.values() if "swift_r1.rollout.server" in " ".join(one.cmdline())]
+        """The servers beside the ranks that run now."""
+        return [one for one in self.alive() if "swift_r1.rollout.server" in " ".join(one.cmdline())]
+
+    def alive(self) -> list[psutil.Process]:
+        return [one for one in self.seen.values() if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
 
     def all_gone(self) -> None:
         end = time.monotonic() + 60
-        while alive := [one for one in self.seen.values() if one.is_running() and one.status() != "zombie"]:
+        while alive := self.alive():
             assert time.monotonic() < end, alive
             time.sleep(0.1)
 
 
+@pytest.fixture
+def start(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
+    made: list[Run] = []
+
+    def begin(processes: int, **flags: Any) -> Run:
+        made.append(Run(tiny_model, tmp_path / "run", processes, **flags))
+        return made[-1]
+
+    yield begin
+    for run in made:
+        run.close()
+
+
 @pytest.mark.parametrize("processes", [1, 2])
-def test_engines_hold_the_trainers_weights_and_come_back(tiny_model: Path, tmp_path: Path, processes: int) -> None:
-    run = Run(tiny_model, tmp_path / "run", processes, max_steps=6, weight_check_steps=2)
+def test_engines_hold_the_trainers_weights_and_come_back(
+    start: Callable[..., Run], tmp_path: Path, processes: int
+) -> None:
+    run = start(processes, max_steps=6, weight_check_steps=2)
 
     def kill(step: int) -> None:
         if step == 3:
@@ -103,8 +125,8 @@ def test_engines_hold_the_trainers_weights_and_come_back(tiny_model: Path, tmp_p
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-def test_a_killed_run_leaves_no_engine_behind(tiny_model: Path, tmp_path: Path, processes: int) -> None:
-    run = Run(tiny_model, tmp_path / "run", processes, max_steps=100)
+def test_a_killed_run_leaves_no_engine_behind(start: Callable[..., Run], processes: int) -> None:
+    run = start(processes, max_steps=100)
 
     def kill(step: int) -> None:
         if step == 2:
