@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -166,3 +167,42 @@ def test_several_turns_ahead(tiny_model: Path, killable_vllm: Any, tmp_path: Pat
     train(tiny_model, killable_vllm.url, folder, max_steps=6, **more)
     assert max(step["rollout/staleness/max"] for step in steps_of(folder)) <= 1
     check_every_prompt_once(folder, 6)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+def test_soak_ahead_with_random_kills_of_server_and_trainer(tiny_model: Path, tiny_server: Any, tmp_path: Path) -> None:
+    """150 steps, two rounds ahead: as many prompts, in the same order, as without a kill; none too old."""
+    steps, rng, folder = 150, random.Random(5), tmp_path / "run"
+    kills: list[tuple[int, str]] = []
+    due = rng.randint(8, 16)
+
+    def at_step(step: int) -> None:
+        nonlocal due
+        if step < due or step >= steps:
+            return
+        kills.append((step, rng.choice(["server", "trainer"])))
+        due = step + rng.randint(8, 16)
+        if kills[-1][1] == "trainer":
+            raise Killed
+        tiny_server.kill()
+        tiny_server.start()
+
+    more = {"max_steps": steps, "max_staleness": 2, "save_steps": 4, "save_total_limit": 2}
+    while True:
+        try:
+            train(tiny_model, tiny_server.url, folder, at_step, resume_from_checkpoint="last", **more)
+            break
+        except Killed:
+            pass
+    assert len(kills) >= 8 and len({whom for _, whom in kills}) == 2, kills
+    check_every_prompt_once(folder, steps)
+    logged = steps_of(folder)
+    assert [step["step"] for step in logged] == list(range(1, steps + 1))
+    assert max(step["rollout/staleness/max"] for step in logged) <= 2
+    # Epochs of 200 prompts, 4 a step: each once in each.
+    prompts = [row["prompt_id"] for row in rows_of(folder)[::GROUP]]
+    for epoch in range(0, len(prompts), 200):
+        assert len(set(prompts[epoch : epoch + 200])) == len(prompts[epoch : epoch + 200])
+    rewards = [step["reward"] for step in logged]
+    assert sum(rewards[-20:]) > 2 * sum(rewards[:20])
