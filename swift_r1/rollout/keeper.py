@@ -175,7 +175,7 @@ def _end_strays(engines: Sequence[Engine]) -> None:
         if not strays:
             return
         for child in strays:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):  # the next look sees what is left
                 for process in [*child.children(recursive=True), child]:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.kill()
