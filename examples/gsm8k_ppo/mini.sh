@@ -10,11 +10,11 @@ swift rlhf --rlhf_type ppo \
   --external_plugins plugins/gsm8k.py examples/mini/word_plugin.py --reward_funcs gsm8k_last_number --dataset word_problems \
   --stop_words $'\n\nQuestion' $'\n\nProblem' \
   --max_length 256 --max_completion_length 64 --num_generations 8 --temperature "${TEMPERATURE:-1.2}" --top_p 0.9 \
-  --max_steps 128 --num_train_epochs 100 --generation_batch_size 256 --per_device_train_batch_size 64 --gradient_accumulation_steps 1 \
+  --max_steps 96 --num_train_epochs 100 --generation_batch_size 256 --per_device_train_batch_size 64 --gradient_accumulation_steps 1 \
   --num_ppo_epochs 2 --gamma 1 --lam 1 --kl_coef 0.0001 \
   --learning_rate 2e-4 --critic_learning_rate 5e-4 --adam_beta2 0.999 --lr_scheduler_type polynomial --warmup_ratio 0.03 --weight_decay 0 \
   --gradient_checkpointing false \
-  --eval_on_start true --eval_unit rollout --eval_steps 8 --eval_temperature 0.35 --eval_top_p 0.9 --num_generations_eval 4 \
+  --eval_on_start true --eval_unit rollout --eval_steps 6 --eval_temperature 1 --eval_top_p 0.9 --num_generations_eval 2 \
   --per_device_eval_batch_size 400 \
   --eval_datasets '{"dataset": "word_problems", "name": "held_out", "reward": "gsm8k_last_number", "limit": 200}' \
   --save_steps 1000 --logging_steps 1 --report_to none \
