@@ -112,7 +112,7 @@ def test_flags_parse(calls, recipe: str, script: str) -> None:
     assert found["rlhf"].plan.total_steps > 0
     if found["rlhf"].args.use_vllm:
         server = parse_arguments(RolloutArguments, found["rollout"].words)
-        assert (server.model, server.port) == (found["rlhf"].args.model, found["rlhf"].args.vllm_server_port)
+        assert (server.model, [server.port]) == (found["rlhf"].args.model, found["rlhf"].args.vllm_server_port)
     else:
         assert set(found) == {"rlhf"}
 
