@@ -10,11 +10,13 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from swift_r1.cli.rlhf import wait_for_servers
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.fleet import Fleet
@@ -220,9 +222,11 @@ def test_a_server_that_stands_still_gives_its_work_to_the_other(connect: Any, tw
     until(lambda: len(fleet_of(rollouts).roster.ready) == 2)
 
 
-def test_one_server_by_two_names_is_refused(connect: Any, tiny_server: Any) -> None:
+def test_one_server_by_two_names_is_refused(tiny_server: Any) -> None:
+    urls = [tiny_server.url, tiny_server.url.replace("127.0.0.1", "localhost")]
+    args = SimpleNamespace(rollout_base_urls=urls, vllm_server_timeout=60, api_key=None)
     with pytest.raises(UsageError, match="are the same rollout server"):
-        connect([tiny_server.url, tiny_server.url.replace("127.0.0.1", "localhost")])
+        wait_for_servers(args, None)
 
 
 def test_all_are_dead_and_one_is_dead_for_longer_than_the_deadline(

@@ -66,7 +66,7 @@ def test_chat_with_logprobs_that_are_the_models(
 
 
 def test_a_stream_says_what_the_whole_answer_says(talk: openai.OpenAI, name: str) -> None:
-    asked = {"model": name, "messages": MESSAGES, "max_tokens": 24, "n": 2, "seed": 11}
+    asked = {"model": name, "messages": MESSAGES, "max_tokens": 96, "n": 2, "seed": 11}
     whole = talk.chat.completions.create(**asked)
     texts, ends, usage, chunks = {0: "", 1: ""}, {}, None, 0
     for chunk in talk.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
