@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -77,8 +78,8 @@ def train(
         assert process.stderr is not None
         for line in process.stderr:
             said.append(line)
-            if line.startswith("step "):
-                at_step(int(line.split()[1].split("/")[0]))
+            if step := re.match(r"step (\d+)/", line):
+                at_step(int(step[1]))
         assert process.wait(60) == 0, "".join(said[-60:])
     finally:
         watchdog.cancel()
@@ -98,11 +99,11 @@ def steps_of(folder: Path) -> list[dict[str, Any]]:
     return [line for line in lines if "loss" in line]
 
 
-def check_every_prompt_once(folder: Path, rounds: int) -> None:
+def check_every_prompt_once(folder: Path, rounds: int, prompts: int = PROMPTS) -> None:
     """Ids are run/round/place."""
     rows = rows_of(folder)
     places = Counter(tuple(row["request_id"].split("/")[1:]) for row in rows)
-    assert places == {(str(one), str(place)): GROUP for one in range(rounds) for place in range(PROMPTS)}
+    assert places == {(str(one), str(place)): GROUP for one in range(rounds) for place in range(prompts)}
 
 
 def test_rounds_come_at_most_k_behind_and_a_killed_server_loses_none(
@@ -118,7 +119,7 @@ def test_rounds_come_at_most_k_behind_and_a_killed_server_loses_none(
     folder = tmp_path / "run"
     settings = {"deepspeed": "zero2", "eval_steps": 4, "eval_limit": 2, "num_generations_eval": 1}
     said = train(tiny_model, tiny_server.url, folder, kill, processes=2, max_steps=8, max_staleness=2, **settings)
-    check_every_prompt_once(folder, 8)
+    check_every_prompt_once(folder, 8, prompts=2 * PROMPTS)
     assert "the rollout server was started anew" in said
     steps = steps_of(folder)
     ages = [step["rollout/staleness/max"] for step in steps]

@@ -109,7 +109,7 @@ def test_architectures_that_change_their_logits(name):
     model = architectures()[name]()
     backend = LocalBackend(model, OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
     check_fused_head(backend, 102, torch.device("cpu"))
-    backend.policy.logprob_head.form = PLAIN
+    backend.module.logprob_head.form = PLAIN
     with pytest.raises(UsageError, match="in a way we do not know"):
         check_fused_head(backend, 102, torch.device("cpu"))
 
