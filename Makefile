@@ -17,7 +17,7 @@ help: ## this list
 install: ## .venv with the `swift` command (about 3 minutes the first time)
 	@PYTHON="$(PYTHON)" scripts/install.sh
 
-test: install ## the tests, under 15 minutes; PYTEST_ARGS='-k rewards' to choose
+test: install ## the tests; PYTEST_ARGS='-k rewards' to choose
 	@$(ENV) $(PY) -m pytest -m "not long and not gpu" $(PYTEST_ARGS)
 
 test-long: install ## the slow tests too, under 60 minutes

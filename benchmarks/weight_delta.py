@@ -13,41 +13,17 @@ later steps of a run, and those of a warm-up, change fewer.
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import socket
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
-from swift_r1.rollout.client import RolloutClient
+from weight_sync import server
+
 from swift_r1.rollout.weights.kept import KeptWeights
 from swift_r1.rollout.weights.writer import WeightWriter
 
 BATCH, LENGTH = 8, 64
-
-
-@contextmanager
-def server(model: str, dtype: str) -> Iterator[RolloutClient]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = [sys.executable, "-m", "swift_r1", "rollout", "--model", model, "--port", str(port), "--torch_dtype", dtype]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    try:
-        with RolloutClient(f"http://127.0.0.1:{port}") as client:
-            client.wait_until_ready(600, report=lambda line: print(line, file=sys.stderr))
-            yield client
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(30)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
 
 
 def train_step(backend: Any, rate: float, generator: Any) -> None:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-from swift_r1.errors import ServerUnreachable, SwiftError
+from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.link import GIVEN_UP, ServerLink, ServerLost
 from swift_r1.rollout.protocol import ServerInfo
@@ -184,9 +184,11 @@ class Roster:
                     going_on = f"going on with {len(self.ready)} of {len(self.members)} servers"
                     logger.warning("%s: %s", error, going_on if self.ready else "there is no other one")
                 overdue = True
-            except Exception:
+            except Exception as error:
                 if not self._closed:  # else its connections were closed under it
-                    raise
+                    logger.exception("bringing %s back failed", member.url)
+                    self.give_up(member, epoch, RunFailed(f"bringing {member.url} back failed: {error!r}"))
+                return
 
     def _bring_back(self, member: Member) -> bool:
         """Waits for it, at most the link's time; whether it was brought to what is still the newest version.

@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from swift_r1.cli.rlhf import wait_for_servers
-from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
+from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.fleet import Fleet
 from swift_r1.rollout.identity import tokenizer_hash
 from swift_r1.rollout.link import Expected, ServerLink
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.rollout.roster import Member, why_not_alike
+from swift_r1.rollout.roster import Member, Roster, why_not_alike
 from swift_r1.rollout.weights.expected import expected_weights
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.distributed import Ranks
@@ -418,3 +418,21 @@ def test_a_server_that_dies_of_every_request_is_given_up(
     fleet = fleet_of(rollouts)
     until(lambda: bool(generated(rollouts, tokens=1)) and fleet.members[0].failed is not None)
     assert "is given up: " in caplog.text and [one.ready for one in fleet.members] == [False, True]
+
+
+def test_a_server_whose_healing_breaks_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    """Not left lost for ever, with nobody who looks for it."""
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise ValueError("on purpose")
+
+    link: Any = SimpleNamespace(reconnect=broken)
+    client: Any = SimpleNamespace(base_url="http://a")
+    member = Member(client, link)
+    kept: Any = SimpleNamespace(whole=True, version=1)
+    roster = Roster([member], kept, timeout_s=60.0)
+    roster.lose(member, member.epoch)
+    until(lambda: member.failed is not None)
+    assert "on purpose" in str(member.failed) and "Traceback" in caplog.text
+    with pytest.raises(SwiftError):
+        roster.check_any()
