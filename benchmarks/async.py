@@ -1,7 +1,10 @@
 """Seconds and rewards of the same run with and without `--async_generate true`.
 
-    python benchmarks/async.py --model models/smollm2-135m                 # one core each, then both on all
-    python benchmarks/async.py --model M --layouts pinned --new_tokens 96  # until `generate` and `train` are alike
+    python examples/mini/make_model.py countdown models/mini/countdown
+    python benchmarks/async.py --model models/mini/countdown --external_plugins examples/countdown_demo/plugin.py \\
+      --dataset countdown_mini --reward_funcs countdown format --learning_rate 3e-4
+
+Every flag that is not its own goes to `swift rlhf`. Choose sizes at which `generate` and `train` are alike.
 
 Pinned to one core each, server and trainer stand for two devices. A row is a run: its seconds from the first weights
 sent to the last step, what generating and training took a step (synchronous: one after the other), how old the tokens
@@ -111,7 +114,8 @@ def train(args: argparse.Namespace, url: str, cpus: Sequence[int] | None, seed: 
         }
         if ahead:
             flags |= {"async_generate": "true", "max_staleness": args.max_staleness}
-        words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
+        flags = {name: value for name, value in flags.items() if f"--{name}" not in args.more}
+        words = [*args.more, *(word for name, value in flags.items() for word in (f"--{name}", str(value)))]
         words = [*words_on(cpus), sys.executable, "-m", "swift_r1", "rlhf", *words]
         done = subprocess.run(
             words, env=dict(environment(cpus)), capture_output=True, text=True, timeout=RUN_S, check=False
@@ -148,7 +152,7 @@ def main() -> int:
     parser.add_argument("--layouts", nargs="+", default=["pinned", "shared"], choices=["pinned", "shared"])
     parser.add_argument("--vllm_enforce_eager", action="store_true", help="starts sooner, runs slower")
     parser.add_argument("--json", type=Path, help="also write the figures there")
-    args = parser.parse_args()
+    args, args.more = parser.parse_known_args()
     cpus = usable_cpus()
     if "pinned" in args.layouts and len(cpus) < 2:
         parser.error("pinned needs two CPUs")
