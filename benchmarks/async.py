@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import statistics
 import subprocess
@@ -153,6 +154,7 @@ def main() -> int:
     parser.add_argument("--vllm_enforce_eager", action="store_true", help="starts sooner, runs slower")
     parser.add_argument("--json", type=Path, help="also write the figures there")
     args, args.more = parser.parse_known_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the server
     cpus = usable_cpus()
     if "pinned" in args.layouts and len(cpus) < 2:
         parser.error("pinned needs two CPUs")

@@ -155,6 +155,7 @@ def main() -> None:
     if args.side:
         offline(args)
         return
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends both sides
     environ = server_environment(os.environ, offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
