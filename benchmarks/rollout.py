@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 from swift_r1.cli.environment import has_gpu, server_environment, usable_cpus
@@ -121,10 +121,10 @@ def started(words: list[str], environ: dict[str, str], talks: bool, log: str) ->
         yield process
     finally:
         process.send_signal(signal.SIGTERM)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # vLLM's workers outlive a process that ends by SIGTERM
 
 
 def answer(out: IO[str]) -> dict[str, Any]:
