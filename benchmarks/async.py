@@ -179,7 +179,7 @@ def main() -> int:
 
 
 def show(args: argparse.Namespace, results: Mapping[str, Mapping[str, Sequence[Result]]]) -> None:
-    console = Console()
+    console = Console(width=110)
     table = Table(title=f"{args.steps} steps of {args.completions} completions, --max_staleness {args.max_staleness}")
     for column in ("layout", "seed", "mode", "seconds", "generate", "train", "sync", "staleness", "reward"):
         table.add_column(column, justify="left" if column in ("layout", "mode") else "right")

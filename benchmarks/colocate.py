@@ -98,7 +98,7 @@ def main() -> int:
         rate = completions * mean("completions/mean_length") / generate
         seconds = (first, generate, mean("time/train"), mean("time/sync"), mean("time/step"))
         table.add_row(mode, *(f"{value:.2f}" for value in seconds), f"{rate:.0f}")
-    Console().print(table)
+    Console(width=110).print(table)
     return 0
 
 

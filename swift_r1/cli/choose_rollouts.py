@@ -1,5 +1,5 @@
 """Where completions come from when `--use_vllm` does not say: vLLM beside the trainer where its start pays, else the
-trainer's own process. One line says which, and why."""
+trainer's own process; and whether that vLLM is compiled. One line says which, and why."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ LEAST_MODEL_BYTES = 100 << 20
 LEAST_TOKENS = 50_000
 """Half of them, since completions end early, are minutes at some hundred tokens a second; vLLM starts in about half a
 one."""
+LEAST_COMPILED_TOKENS = 1_000_000
+"""Compiling takes about a minute more on two cores and makes SmolLM2 a tenth faster there (docs/performance.md)."""
 
 
 def chosen(args: RlhfArguments, plan: Plan, world: World, gpu: bool) -> tuple[RlhfArguments, str | None]:
@@ -31,6 +33,20 @@ def chosen(args: RlhfArguments, plan: Plan, world: World, gpu: bool) -> tuple[Rl
         f"{tokens:,} tokens are to be generated, which repays its start; --use_vllm false leaves it out"
     )
     return replace(args, use_vllm=True, vllm_mode="colocate"), line
+
+
+def compiled(args: RlhfArguments, plan: Plan, gpu: bool) -> tuple[RlhfArguments, str | None]:
+    """The arguments with `vllm_enforce_eager` decided for an engine beside the trainer on a CPU, and the line about
+    it; None where the user has decided, or the engine does."""
+    if not args.colocates or gpu or args.vllm_enforce_eager is not None:
+        return args, None
+    tokens = plan.rounds * plan.max_tokens_per_round
+    eager = tokens < LEAST_COMPILED_TOKENS
+    line = (
+        f"vLLM runs {'eagerly' if eager else 'compiled'} (--vllm_enforce_eager {str(eager).lower()}): at most "
+        f"{tokens:,} tokens are to be generated, which {'does not repay' if eager else 'repays'} a minute of compiling"
+    )
+    return replace(args, vllm_enforce_eager=eager), line
 
 
 def why_own_process(args: RlhfArguments, tokens: int, world: World, gpu: bool) -> str | None:

@@ -15,7 +15,7 @@ from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.plan import make_plan, plan_table
 from swift_r1.arguments.rlhf import API_KEY_VARIABLE, RlhfArguments
 from swift_r1.arguments.world import World
-from swift_r1.cli.choose_rollouts import chosen
+from swift_r1.cli.choose_rollouts import chosen, compiled
 from swift_r1.cli.colocate import start_engines
 from swift_r1.cli.environment import has_gpu, trainer_environment, usable_cpus
 from swift_r1.cli.help import command_help, wants_help
@@ -60,8 +60,10 @@ def run(words: Sequence[str]) -> int:
     data_hash = dataset_hash(data.train)
     plan = make_plan(args, world.size, None if args.streaming else len(data.train))
     args, line = chosen(args, plan, world, has_gpu(os.environ))
-    if line is not None and world.node_rank == 0:
-        _stderr(line)
+    args, about_engine = compiled(args, plan, has_gpu(os.environ))
+    for one in (line, about_engine):
+        if one is not None and world.node_rank == 0:
+            _stderr(one)
     resume = find_checkpoint(args)
     if resume.checkpoint is not None:
         check_same_run(args, world, data_hash, resume.checkpoint)
@@ -113,7 +115,7 @@ def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: boo
         if not by_default:
             raise
         _stderr(f"{error}; completions come from the trainer's own process instead (--use_vllm false)")
-        return replace(args, use_vllm=False, vllm_mode="server"), None
+        return replace(args, use_vllm=False, vllm_mode="server", vllm_enforce_eager=None), None
 
 
 def wait_for_servers(

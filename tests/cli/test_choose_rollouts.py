@@ -9,11 +9,20 @@ from typing import Any
 import pytest
 
 from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.plan import make_plan
+from swift_r1.arguments.plan import Plan, make_plan
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.cli import choose_rollouts
-from swift_r1.cli.choose_rollouts import LEAST_MODEL_BYTES, chosen
+from swift_r1.cli.choose_rollouts import LEAST_MODEL_BYTES, chosen, compiled
+
+FLAGS = {
+    "rlhf_type": "grpo",
+    "dataset": "d",
+    "reward_funcs": "format",
+    "per_device_train_batch_size": 32,
+    "max_completion_length": 512,
+    "max_steps": 100,
+}
 
 
 @pytest.fixture
@@ -25,18 +34,15 @@ def model(tmp_path: Path) -> Path:
 
 
 def choose(model: Path | str, gpu: bool = False, nnodes: int = 1, **flags: Any) -> tuple[RlhfArguments, str | None]:
-    values = {
-        "rlhf_type": "grpo",
-        "model": model,
-        "dataset": "d",
-        "reward_funcs": "format",
-        "per_device_train_batch_size": 32,
-        "max_completion_length": 512,
-        "max_steps": 100,
-    } | flags
+    values = FLAGS | {"model": model} | flags
+    args, plan = parse(values)
+    return chosen(args, plan, replace(World(), nnodes=nnodes), gpu)
+
+
+def parse(values: dict[str, Any]) -> tuple[RlhfArguments, Plan]:
     words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
     args = parse_arguments(RlhfArguments, words)
-    return chosen(args, make_plan(args, 1, None), replace(World(), nnodes=nnodes), gpu)
+    return args, make_plan(args, 1, None)
 
 
 def test_a_long_run_of_a_real_model_gets_an_engine(model: Path) -> None:
@@ -72,3 +78,23 @@ def test_a_small_model_and_a_missing_vllm(model: Path, monkeypatch: pytest.Monke
 def test_who_says_it_is_obeyed_without_a_word(model: Path, flags: dict[str, Any]) -> None:
     args, line = choose(model, **flags)
     assert line is None and args.use_vllm is (flags["use_vllm"] == "true")
+
+
+@pytest.mark.parametrize(("steps", "eager"), [(61, True), (62, False)])
+def test_an_engine_of_a_long_run_is_compiled(model: Path, steps: int, eager: bool) -> None:
+    beside = FLAGS | {"model": model, "max_steps": steps, "use_vllm": "true", "vllm_mode": "colocate"}
+    args, plan = parse(beside)
+    args, line = compiled(args, plan, gpu=False)
+    assert args.vllm_enforce_eager is eager
+    assert line is not None and f"at most {steps * 32 * 512:,} tokens" in line
+    assert ("does not repay" in line) is eager
+
+
+def test_what_the_user_or_a_gpu_decides(model: Path) -> None:
+    beside = FLAGS | {"model": model, "use_vllm": "true", "vllm_mode": "colocate"}
+    for more, gpu, kept in (({"vllm_enforce_eager": "true"}, False, True), ({}, True, None)):
+        args, plan = parse(beside | more)
+        args, line = compiled(args, plan, gpu)
+        assert args.vllm_enforce_eager is kept and line is None
+    args, plan = parse(FLAGS | {"model": model, "use_vllm": "false"})
+    assert compiled(args, plan, gpu=False) == (args, None)
