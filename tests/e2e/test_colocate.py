@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -135,3 +136,38 @@ def test_a_killed_run_leaves_no_engine_behind(start: Callable[..., Run], process
 
     assert run.follow(kill) == -signal.SIGKILL
     run.all_gone()
+
+
+@pytest.mark.timeout(1800)
+def test_soak_with_random_kills_of_engine_and_run(start: Callable[..., Run], tmp_path: Path) -> None:
+    """100 steps: as many prompts as without a kill, the trainer's weights in every round, and it learns."""
+    steps, rng, folder = 100, random.Random(6), tmp_path / "run"
+    kills: list[tuple[int, str]] = []
+    due = rng.randint(8, 16)
+
+    def at_step(step: int) -> None:
+        nonlocal due
+        if step < due or step >= steps:
+            return
+        kills.append((step, rng.choice(["engine", "run"])))
+        due = step + rng.randint(10, 18)
+        if kills[-1][1] == "run":
+            run.process.send_signal(signal.SIGKILL)
+        else:
+            run.engines()[0].kill()
+
+    more = {"max_steps": steps, "learning_rate": 1e-3, "save_steps": 4, "save_total_limit": 2}
+    while True:
+        run = start(1, resume_from_checkpoint="last", **more)
+        code = run.follow(at_step)
+        run.all_gone()
+        if code == 0:
+            break
+        assert code == -signal.SIGKILL
+    assert len(kills) >= 5 and len({whom for _, whom in kills}) == 2, kills
+    check_every_prompt_once(folder, steps)
+    logged = steps_of(folder)
+    assert [step["step"] for step in logged] == list(range(1, steps + 1))
+    assert all(step["rollout/logp_diff"] < LOGP_NOISE for step in logged)
+    rewards = [step["reward"] for step in logged]
+    assert sum(rewards[-20:]) > 2 * sum(rewards[:20])
