@@ -21,6 +21,7 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -165,11 +166,13 @@ def main() -> None:
     flags += [f"--vllm_data_parallel_size={args.vllm_data_parallel_size}"]
     if args.vllm_enforce_eager is not None:
         flags += [f"--vllm_enforce_eager={str(args.vllm_enforce_eager).lower()}"]
+    logs = tempfile.mkdtemp(prefix="benchmark-rollout-")
+    print(f"logs: {logs}", file=sys.stderr)
     found: dict[str, list[dict[str, float]]] = {"HTTP": [], "offline": []}
     with (
-        started(["-m", "swift_r1", "rollout", *flags], dict(os.environ), False, "rollout-http.log"),
+        started(["-m", "swift_r1", "rollout", *flags], dict(os.environ), False, f"{logs}/http.log"),
         started(
-            [__file__, "--side", "offline", *sys.argv[1:]], environ.applied_to(os.environ), True, "rollout-offline.log"
+            [__file__, "--side", "offline", *sys.argv[1:]], environ.applied_to(os.environ), True, f"{logs}/offline.log"
         ) as other,
         RolloutClient(f"http://127.0.0.1:{port}") as client,
     ):
