@@ -252,6 +252,14 @@ def test_optimizers_go_on_from_their_state(train, optim, backend):
     assert distance < near and (optim == "adamw_torch" or distance > 1e-7)
 
 
+def test_zero1_in_bf16_goes_on_from_its_state(train):
+    """DeepSpeed has an optimizer of another class for it."""
+    straight = train("zero0", ranks=2, dtype="bfloat16")
+    broken = train("zero0", ranks=2, dtype="bfloat16", reload_after=2)
+    assert straight[0] == broken[0]
+    assert all(torch.equal(broken[1][name], value) for name, value in straight[1].items())
+
+
 @pytest.mark.parametrize(("backend", "ranks"), [("local", 1), ("zero3", 2)])
 def test_frozen_weights_stay(train, tiny_model, backend, ranks):
     weights = train(backend, ranks=ranks, cuts="150", train="full:model.layers.0")[1]

@@ -160,7 +160,11 @@ class DeepSpeedTraining:
     def _flat_masters(self) -> list[Tensor]:
         """What the optimizer works on: this rank's parts of the parameters, float32, end to end in each group."""
         zero = self.optimizer
-        return zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
+        if self.stage == 3:
+            return zero.fp32_partitioned_groups_flat
+        # ZeRO-1 in bf16 is a class of its own in DeepSpeed, with a name of its own for them.
+        names = ("fp32_groups_flat_partition", "single_partition_of_fp32_groups")
+        return next(getattr(zero, name) for name in names if hasattr(zero, name))
 
     def _loss_scale_fields(self) -> Tensor:
         scaler = self.optimizer.loss_scaler
