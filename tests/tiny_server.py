@@ -40,15 +40,17 @@ class TinyEngine:
         tokenizer = AutoTokenizer.from_pretrained(folder)
         self.engine = TransformersEngine(self.model, tokenizer, (tokenizer.eos_token_id,), 0)
         size = self.model.config.vocab_size
-        self.info = EngineInfo("tiny", "0", size, tokenizer_hash(tokenizer), MAX_MODEL_LEN, "float32")
+        self.info = EngineInfo("tiny", "0", size, tokenizer_hash(tokenizer), MAX_MODEL_LEN, "float32", can_sleep=True)
         self.one_at_a_time = threading.Lock()
         self.next_version = self.version = 0
+        self.asleep: set[str] = set()
 
     async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
         request = RolloutRequest(request_id="-", prompt_token_ids=tuple(prompt), seeds=(seed or 0,), sampling=sampling)
 
         def work() -> Generated:
             with self.one_at_a_time:
+                assert not self.asleep
                 versions = ((0, self.version),)
                 [completion] = self.engine.generate([request], 0)[0].completions
             return Generated(completion.token_ids, completion.logprobs, completion.finish_reason, versions)
@@ -56,6 +58,7 @@ class TinyEngine:
         return await asyncio.to_thread(work)
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
+        assert not self.asleep
         ids = torch.tensor([list(sequence)])
         logps = self.model(ids).logits[0, :-1].log_softmax(-1)
         return tuple(logps.gather(-1, ids[0, 1:, None]).squeeze(-1).tolist())
@@ -63,6 +66,7 @@ class TinyEngine:
     async def set_score_temperature(self, temperature: float) -> None: ...
 
     async def load_weights(self, files: Sequence[Path]) -> None:
+        assert "weights" not in self.asleep
         own = dict(self.model.named_parameters())
 
         def load() -> None:
@@ -73,6 +77,16 @@ class TinyEngine:
                 self.version = self.next_version
 
         await asyncio.to_thread(load)
+
+    async def sleep(self, level: int) -> None:
+        """As vLLM: at level 2 weights are memory that comes back with anything in it."""
+        self.asleep = {"weights", "kv_cache"}
+        if level == 2:
+            for weight in self.model.parameters():
+                weight.data = torch.full_like(weight, torch.nan)
+
+    async def wake(self, weights_only: bool = False) -> None:
+        self.asleep -= {"weights"} if weights_only else {"weights", "kv_cache"}
 
     def shutdown(self) -> None: ...
 

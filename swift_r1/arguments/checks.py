@@ -39,6 +39,7 @@ def rollout_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault
         yield from _colocate_faults(args, given, server_flags[1:4])
     else:
         yield from _server_faults(args, given)
+    yield from _sleep_faults(args)
     if not args.colocates and (unused := [f"--{name}" for name in _COLOCATE_FLAGS if name in given]):
         yield Fault(
             f"{', '.join(unused)}: for --vllm_mode colocate alone; give them to `swift rollout`",
@@ -56,6 +57,29 @@ def rollout_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault
             )
     if "" in args.stop_words:
         yield Fault("--stop_words holds an empty string, which would end every completion at once", ("stop_words",))
+
+
+def _sleep_faults(args: RlhfArguments) -> Iterator[Fault]:
+    """Engine and trainer take turns only where they share a device, and only the engine's sleep makes room."""
+    if args.sleep_level and not args.colocates:
+        yield Fault(
+            f"--sleep_level {args.sleep_level} is for --use_vllm true --vllm_mode colocate alone: an engine of its own "
+            "device need not sleep",
+            ("sleep_level", "vllm_mode", "use_vllm"),
+        )
+    for name in ("offload_model", "offload_optimizer"):
+        if getattr(args, name) and not args.sleep_level:
+            yield Fault(
+                f"--{name} true makes room for nobody without --sleep_level 1 or 2 (and --vllm_mode colocate, on a "
+                "GPU): an engine that never sleeps has all its memory already",
+                (name, "sleep_level", "vllm_mode"),
+            )
+    if args.offload_optimizer and args.optim.startswith("paged"):
+        yield Fault(
+            f"--offload_optimizer true with --optim {args.optim}, whose moments move between GPU and host by "
+            "themselves: leave one out",
+            ("offload_optimizer", "optim"),
+        )
 
 
 def _colocate_faults(args: RlhfArguments, given: frozenset[str], addresses: tuple[str, ...]) -> Iterator[Fault]:

@@ -113,7 +113,8 @@ def warmup_steps(args: RlhfArguments, total_steps: int) -> int:
 def rollouts_from(args: RlhfArguments) -> str:
     """Where completions come from, in words."""
     if args.colocates:
-        return "vLLM beside each rank (--vllm_mode colocate)"
+        sleeps = f", which sleeps between rounds (--sleep_level {args.sleep_level})" if args.sleep_level else ""
+        return f"vLLM beside each rank (--vllm_mode colocate){sleeps}"
     if args.use_vllm:
         urls = args.rollout_base_urls
         return f"vLLM server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"

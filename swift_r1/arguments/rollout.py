@@ -34,6 +34,20 @@ class GenerationArguments:
     vllm_gpu_memory_utilization: float | None = flag(
         None, "colocate, on a GPU: its share for the engine (default: 0.3)", more_than=0, at_most=1, ms_swift="0.9"
     )
+    sleep_level: int = flag(
+        0,
+        "colocate, on a GPU: what the engine gives back between rounds: 0 nothing, 1 its memory, with its weights kept "
+        "in the host's, 2 with its weights discarded",
+        at_least=0,
+        at_most=2,
+    )
+    offload_model: bool = flag(
+        False,
+        "with --sleep_level: the trained models and the reference are in host memory during generation",
+    )
+    offload_optimizer: bool = flag(
+        False, "with --sleep_level: float32 weights, gradients and moments are in host memory during generation"
+    )
     vllm_engine_kwargs: dict[str, Any] = flag({}, "colocate: any other argument of vLLM's engine, as JSON")
     vllm_server_host: list[str] = flag([], "address of the `swift rollout` server; several: of each of them")
     vllm_server_port: list[int] = flag(

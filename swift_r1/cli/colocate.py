@@ -51,8 +51,7 @@ def start_engines(
     Raises:
         UsageError: a flag that has no effect here.
     """
-    if not gpu and args.vllm_gpu_memory_utilization is not None:
-        raise UsageError("--vllm_gpu_memory_utilization has no effect without a GPU: leave it out")
+    check_device(args, gpu)
     key = secrets.token_hex(16)
     ports = free_ports(ranks)
     urls = [f"http://127.0.0.1:{port}" for port in ports]
@@ -78,6 +77,15 @@ def start_engines(
     return Engines(replace(args, vllm_server_base_url=urls, api_key=key), keeper)
 
 
+def check_device(args: RlhfArguments, gpu: bool) -> None:
+    """Raises UsageError for flags that only a GPU gives a meaning."""
+    names = ("vllm_gpu_memory_utilization", "sleep_level", "offload_model", "offload_optimizer")
+    unused = [f"--{name}" for name in names if getattr(args, name)]
+    if unused and not gpu:
+        verb, them = ("has", "it") if len(unused) == 1 else ("have", "them")
+        raise UsageError(f"{', '.join(unused)} {verb} no effect without a GPU: leave {them} out")
+
+
 def engine_flags(args: RlhfArguments, port: int, gpu: bool) -> list[str]:
     """Of `swift rollout`, for this run."""
     values = {"model": args.model, "port": port, "seed": args.seed}
@@ -92,8 +100,9 @@ def engine_flags(args: RlhfArguments, port: int, gpu: bool) -> list[str]:
         values["vllm_enforce_eager"] = str(args.vllm_enforce_eager).lower()
     if gpu:
         values["vllm_gpu_memory_utilization"] = args.vllm_gpu_memory_utilization or DEFAULT_GPU_SHARE
-    if args.vllm_engine_kwargs:
-        values["vllm_engine_kwargs"] = json.dumps(args.vllm_engine_kwargs)
+    more = {"enable_sleep_mode": True} if args.sleep_level else {}
+    if more := args.vllm_engine_kwargs | more:
+        values["vllm_engine_kwargs"] = json.dumps(more)
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 
 

@@ -148,13 +148,14 @@ def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
     """What is wrong with the `--deepspeed` file or JSON, and what it says against the flags."""
     if args.deepspeed is None:
         return []
-    from swift_r1.training.backends.deepspeed_config import contradictions, read_config
+    from swift_r1.training.backends.deepspeed_config import contradictions, moved_twice, read_config
 
     try:
         config = read_config(args.deepspeed)
     except UsageError as error:
         return list(error.faults)
-    return list(
+    faults = moved_twice(config, args.offload_model, args.offload_optimizer)
+    return list(faults) + list(
         contradictions(
             config,
             dtype=args.torch_dtype or config_dtype(args.model),

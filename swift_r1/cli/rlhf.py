@@ -16,7 +16,7 @@ from swift_r1.arguments.plan import make_plan, plan_table
 from swift_r1.arguments.rlhf import API_KEY_VARIABLE, RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.cli.choose_rollouts import chosen, compiled
-from swift_r1.cli.colocate import start_engines
+from swift_r1.cli.colocate import check_device, start_engines
 from swift_r1.cli.environment import has_gpu, trainer_environment, usable_cpus
 from swift_r1.cli.help import command_help, wants_help
 from swift_r1.cli.launch import launch_training
@@ -55,6 +55,7 @@ def run(words: Sequence[str]) -> int:
         from swift_r1.cli.estimate import run_estimate
 
         return run_estimate(args, world)
+    check_device(args, has_gpu(os.environ))
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
     data = check_inputs(args, world, os.environ)
     data_hash = dataset_hash(data.train)

@@ -82,14 +82,28 @@ class RolloutClient:
     def info(self) -> wire.ServerInfo:
         return self.call("GET", "/info", wire.ServerInfo, timeout_s=QUICK_S)
 
-    def wait_until_ready(self, deadline_s: float, report: Callable[[str], None] = logger.info) -> wire.ServerInfo:
-        """Waits until the server serves; `report` gets a line with a countdown every few seconds.
+    def wait_until_ready(
+        self, deadline_s: float, report: Callable[[str], None] = logger.info, or_asleep: bool = False
+    ) -> wire.ServerInfo:
+        """Waits until the server serves, or its engine sleeps where that will do; `report` gets a line with a countdown
+        every few seconds.
 
         Raises:
             ServerUnreachable: after `deadline_s` seconds, with what was last seen.
             UsageError: at once, if the server wants another API key.
         """
-        return self._wait(deadline_s, lambda: self.why_not_ready() or self.info(), report, _nothing)
+
+        def look() -> wire.ServerInfo | str:
+            why = self.why_not_ready()
+            if why is None or or_asleep:
+                try:
+                    info = self.info()
+                except ServerRefused as error:  # it is still loading
+                    return why or str(error)
+                return info if why is None or info.asleep else why
+            return why
+
+        return self._wait(deadline_s, look, report, _nothing)
 
     def wait_until_back(
         self,

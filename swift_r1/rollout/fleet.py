@@ -10,11 +10,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 from swift_r1.errors import UsageError
 from swift_r1.rollout.dispatch import Dispatch
-from swift_r1.rollout.link import GIVEN_UP, ServerLost
+from swift_r1.rollout.link import GIVEN_UP, ServerLink, ServerLost
 from swift_r1.rollout.protocol import AdapterConfig, RolloutOutput, RolloutRequest
 from swift_r1.rollout.roster import LOOK_S, TELL_EVERY_S, Member, Roster, why_not_alike
 from swift_r1.rollout.weights.kept import KeptWeights, Superseded
@@ -158,6 +159,32 @@ class Fleet:
         if faults:
             raise faults[0]
         self.roster.wait_for_any(while_waiting)
+
+    def sleep(self, level: int) -> None:
+        """The engines of all servers that are ready give their memory back; one that is lost stays awake when it is
+        back. Raises as `push`."""
+        self._each(lambda link: link.sleep(level))
+
+    def wake(self, while_waiting: Callable[[], None] = lambda: None) -> None:
+        """The engines have their memory again; raises as `push`."""
+        self._each(lambda link: link.wake())
+        self.roster.wait_for_any(while_waiting)
+
+    def _each(self, work: Callable[[ServerLink], None]) -> None:
+        """Runs `work` on each server that is ready, all at the same time."""
+
+        def one(member: Member, epoch: int) -> None:
+            try:
+                work(member.link)
+            except ServerLost:
+                self.roster.lose(member, epoch)
+            except GIVEN_UP as error:
+                self.roster.give_up(member, epoch, error)
+
+        ready = self.roster.ready
+        with ThreadPoolExecutor(max(1, len(ready))) as pool:
+            for done in [pool.submit(one, member, member.epoch) for member in ready]:
+                done.result()
 
     def farthest(
         self, sequences: Sequence[Sequence[int]], version: int, differs: Callable[[Sequence[Sequence[float]]], float]

@@ -19,6 +19,7 @@ class Gate:
     def __init__(self) -> None:
         self._closed_by: dict[str, str] = {}
         self._broken: str | None = None
+        self._asleep: str | None = None
         self._running = 0
         self._changed = asyncio.Condition()
 
@@ -29,7 +30,12 @@ class Gate:
     @property
     def why_closed(self) -> str | None:
         """What new work waits for, or None while the gate is open."""
-        return self._broken or next(iter(self._closed_by.values()), None)
+        return self._refused or next(iter(self._closed_by.values()), None)
+
+    @property
+    def _refused(self) -> str | None:
+        """Why new work is turned away at once."""
+        return self._asleep or self._broken
 
     async def close(self, who: str, reason: str) -> None:
         async with self._changed:
@@ -46,6 +52,17 @@ class Gate:
         async with self._changed:
             self._broken = reason
             self._changed.notify_all()
+
+    async def set_asleep(self, reason: str | None) -> None:
+        """As `set_broken`, beside it."""
+        async with self._changed:
+            self._asleep = reason
+            self._changed.notify_all()
+
+    def check(self) -> None:
+        """Raises Refused (503) where new work is turned away."""
+        if self._refused is not None:
+            raise Refused(503, self._refused, 5)
 
     async def drained(self, deadline_s: float, waiting_for: str) -> None:
         """Waits until no work runs.
@@ -66,17 +83,16 @@ class Gate:
         """Runs the body as admitted work.
 
         Raises:
-            Refused: 503 where the gate stayed closed for `deadline_s`, or the engine holds no whole version.
+            Refused: 503 where the gate stayed closed for `deadline_s`, the engine sleeps, or it holds no whole version.
         """
         async with self._changed:
             try:
                 await asyncio.wait_for(
-                    self._changed.wait_for(lambda: self._broken is not None or not self._closed_by), deadline_s
+                    self._changed.wait_for(lambda: self._refused is not None or not self._closed_by), deadline_s
                 )
             except TimeoutError as error:
                 raise Refused(503, f"waited {deadline_s:g} s for {self.why_closed} to end", 5) from error
-            if self._broken is not None:
-                raise Refused(503, self._broken, 5)
+            self.check()
             self._running += 1
         try:
             yield

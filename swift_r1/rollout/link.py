@@ -97,7 +97,7 @@ class ServerLink:
     ) -> None:
         self._client, self._expected, self._timeout_s, self._transport = client, expected, timeout_s, transport
         self._name = name
-        self.first = client.wait_until_ready(timeout_s)
+        self.first = client.wait_until_ready(timeout_s, or_asleep=True)
         if (fault := expected.fault(self.first)) is not None:
             raise UsageError(fault)
         if expected.max_tokens is not None and self.first.max_model_len < expected.max_tokens:
@@ -192,10 +192,21 @@ class ServerLink:
             RunFailed: another trainer writes to it, or it refused the weights again and again.
         """
         self._adapters = adapter is not None
+        self._as_its_writer(lambda: self._writer.push(version, buckets, self._transport, adapter))
+
+    def sleep(self, level: int) -> None:
+        """Its engine gives its memory back until `wake`; raises as `push`."""
+        self._as_its_writer(lambda: self._writer.sleep(level))
+
+    def wake(self) -> None:
+        """Its engine has all its memory again; raises as `push`."""
+        self._as_its_writer(self._writer.wake)
+
+    def _as_its_writer(self, work: Callable[[], object]) -> None:
         try:
             if self._client.info().instance != self._instance:
                 raise ServerUnreachable(f"{self._name} was replaced")
-            self._writer.push(version, buckets, self._transport, adapter)
+            work()
         except ServerUnreachable as error:
             self._lost(error)
         except ServerRefused as error:
@@ -266,6 +277,7 @@ class ServerLink:
 
         Raises:
             ServerUnreachable: no server for this run came back in time.
+            ServerLost: it slept, and went away while it was woken.
         """
 
         def wants_push(info: ServerInfo) -> bool:
@@ -276,9 +288,14 @@ class ServerLink:
                 return f"it holds weight version {info.weight_version}, and this run is at {version}: start it anew"
             return self._why_not_this(info)
 
-        info = self._client.wait_until_back(self._timeout_s, fault, wants_push, report, while_waiting)
+        def will_do(info: ServerInfo) -> bool:
+            return wants_push(info) or info.asleep > 0
+
+        info = self._client.wait_until_back(self._timeout_s, fault, will_do, report, while_waiting)
         with self._lock:
             self._is_lost = False
+        if info.asleep:  # never a new one
+            self.wake()
         if not wants_push(info):
             logger.info("%s answers again and holds weight version %d", self._name, version)
             return None

@@ -14,6 +14,8 @@ Weight updates are a small transaction under a lease::
     POST   /v1/weights/commit   UpdateCommit   -> UpdateStatus     loads all buckets, serves N+1
     POST   /v1/weights/abort    UpdateAbort    -> UpdateStatus     forgets staged buckets, N stays
     DELETE /v1/weights/lease                                       -> UpdateStatus; gives the lease back
+    POST   /v1/sleep            SleepRequest   -> SleepStatus      the engine gives its memory back
+    POST   /v1/wake                            -> SleepStatus      and takes it again
 
 Every call under the lease renews it. Whatever is wrong is answered with 4xx or 503 and `{"error": "one sentence"}`.
 """
@@ -106,7 +108,8 @@ class ServerInfo(Wire):
     """Answer of `GET /info`: enough for a trainer to know that it talks to the right server.
 
     `instance` is another one at each start of a server. `broken` says why it holds no whole version (a full push
-    repairs that), None where it does. `max_lora_rank` is None where adapters alone are not taken.
+    repairs that; `weight_version` is then only what the next one must be above), None where it does. `asleep` is the
+    level at which its engine sleeps, 0 while it is awake. `max_lora_rank` is None where adapters alone are not taken.
     `own_base` is false once whole weights were pushed: an adapter would be put on those. `nccl_workers` is how many
     processes take weights over NCCL, 0 where there is no GPU.
     """
@@ -125,6 +128,7 @@ class ServerInfo(Wire):
     max_lora_rank: int | None
     own_base: bool
     nccl_workers: int
+    asleep: int = 0
 
 
 class LeaseRequest(Wire):
@@ -209,6 +213,20 @@ class UpdateStatus(Wire):
     seconds: float = 0.0
     folder: str | None = None  # in shared memory, for buckets as files; only in the answer to `begin`
     base: Digest | None = None  # content hash of the version that buckets may come as changes to; there too
+
+
+class SleepRequest(Wire):
+    """Level 1 keeps the weights in host memory; 2 discards them: only a full push makes the engine usable then."""
+
+    level: Literal[1, 2] = 1
+
+
+class SleepStatus(Wire):
+    """`asleep` is the level, 0 for awake; `weight_version` and `broken` as of `ServerInfo`."""
+
+    asleep: int
+    weight_version: int
+    broken: str | None
 
 
 class ScoreRequest(Wire):

@@ -53,7 +53,10 @@ def _add_state(app: FastAPI, lifecycle: Lifecycle) -> None:
     async def health() -> Response:
         if lifecycle.dead is not None:
             return _error(503, lifecycle.dead)
-        return JSONResponse({"status": "ok" if lifecycle.service else "loading the model"})
+        service = lifecycle.service
+        if service is None:
+            return JSONResponse({"status": "loading the model"})
+        return JSONResponse({"status": "asleep" if service.updating.sleeping.level else "ok"})
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -125,6 +128,14 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
     @app.post("/v1/weights/abort", response_model=wire.UpdateStatus)
     async def abort(body: wire.UpdateAbort, lease: LeaseToken = None) -> Response:
         return _json(await updates().abort(lease, body))
+
+    @app.post("/v1/sleep", response_model=wire.SleepStatus)
+    async def sleep(body: wire.SleepRequest, lease: LeaseToken = None) -> Response:
+        return _json(await updates().sleeping.sleep(lease, body))
+
+    @app.post("/v1/wake", response_model=wire.SleepStatus)
+    async def wake(lease: LeaseToken = None) -> Response:
+        return _json(await updates().sleeping.wake(lease))
 
 
 def _add_errors(app: FastAPI) -> None:

@@ -64,6 +64,7 @@ class RolloutService:
         self.metrics = metrics
         self.metrics.gauge("swift_weight_version", "Version of the served weights", lambda: self.updates.version)
         self.metrics.gauge("swift_running_requests", "Requests in the engine", lambda: self.gate.running)
+        self.metrics.gauge("swift_asleep", "Sleep level of the engine", lambda: self.updating.sleeping.level)
         self.metrics.gauge("swift_ready", "1 while generations are let in", lambda: self.gate.why_closed is None)
 
     @property
@@ -83,6 +84,7 @@ class RolloutService:
             tokenizer_hash=known.tokenizer_hash,
             weight_version=self.updates.version,
             broken=self.updates.broken,
+            asleep=self.updating.sleeping.level,
             max_model_len=known.max_model_len,
             max_n=self.config.max_n,
             dtype=known.dtype,
@@ -199,6 +201,7 @@ class RolloutService:
         async with self.gate.shared(timeout):
             pass
         async with self._exclusive:
+            self.gate.check()
             if self.updates.streaming:
                 raise Refused(503, "weights are being loaded", 5)
             await self.gate.close(_SCORE, "scoring that has the engine for itself")

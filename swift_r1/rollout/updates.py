@@ -14,6 +14,7 @@ from swift_r1.rollout.engines.base import Engine
 from swift_r1.rollout.gate import Gate
 from swift_r1.rollout.metrics import ServerMetrics
 from swift_r1.rollout.refusals import EngineDead, Refused
+from swift_r1.rollout.sleeping import Sleeping
 from swift_r1.rollout.weights.adapter import adapter_shapes
 from swift_r1.rollout.weights.expected import Shapes
 from swift_r1.rollout.weights.header import FLOAT_BYTES
@@ -38,6 +39,7 @@ class WeightUpdates:
 
     Attributes:
         machine: the served version, and what is under way.
+        sleeping: whether the engine sleeps; a load wakes as much of it as it needs.
         own_base: whether no whole weights have been pushed.
     """
 
@@ -56,6 +58,9 @@ class WeightUpdates:
         size = sum(_numel(shape) for shape in expected.values()) * max(FLOAT_BYTES.values())
         self.staging = Staging(size + _HEADER_ROOM)
         self.machine = UpdateMachine(expected, time.monotonic, config.update_timeout, self.staging.forget)
+        self.sleeping = Sleeping(
+            *(engine, gate, exclusive, self.machine, self.staging), config.vllm_enable_lora, config.update_timeout
+        )
         self.own_base = True
         self._expected, self._exclusive = expected, exclusive
         self._abort_running, self._committed = abort_running, committed
@@ -154,6 +159,7 @@ class WeightUpdates:
                 self.machine.stream(token, bucket)
                 self.own_base = False
                 try:
+                    await self.sleeping.wake_weights()
                     await asyncio.shield(self.engine.receive_weights(bucket.tensors, bucket.index == 0))
                     self.machine.received()
                 except Exception as error:
@@ -223,6 +229,7 @@ class WeightUpdates:
                 self.own_base = self.own_base and self._adapter is not None
                 assert self.machine.pending_version is not None
                 self.engine.next_version = self.machine.pending_version
+                await self.sleeping.wake_weights()
                 if self._adapter is not None:
                     await self.engine.load_adapter(paths, self._adapter)
                 elif paths:

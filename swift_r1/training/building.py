@@ -17,7 +17,7 @@ from swift_r1.algorithms.config import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.data.prompts import PromptEncoder, Wording
-from swift_r1.errors import UsageError
+from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.plugins.rollouts import multi_turns
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines.transformers import TransformersEngine
@@ -26,6 +26,7 @@ from swift_r1.rollout.identity import tokenizer_hash
 from swift_r1.rollout.lease_token import saved_token
 from swift_r1.rollout.link import Expected, ServerLink
 from swift_r1.rollout.protocol import UpdatePolicy
+from swift_r1.rollout.refusals import ServerRefused
 from swift_r1.rollout.roster import Member
 from swift_r1.rollout.weights.transport import AUTO, HTTP
 from swift_r1.rollout.weights.writer import WeightWriter
@@ -144,6 +145,15 @@ def open_writers(args: RlhfArguments, run_dir: Path, cleanup: ExitStack) -> list
         cleanup.callback(writers[-1].close)
         writers[-1].hold(args.vllm_server_timeout)
     return writers
+
+
+def let_sleep(writers: Sequence[WeightWriter], level: int) -> None:
+    """Engines beside the trainer give their memory back before a model is loaded; 0: they do not."""
+    for writer in writers if level else ():
+        try:
+            writer.sleep(level)
+        except (ServerUnreachable, ServerRefused) as error:  # as a lost server, it is brought back by the first push
+            logger.warning("the engine stays awake while the model is loaded: %s", error)
 
 
 def open_link(args: RlhfArguments, expected: Expected, writers: Sequence[WeightWriter]) -> ServerLink | Fleet:

@@ -32,6 +32,7 @@ from swift_r1.training.scoring import (
     pooled_columns,
     reward_metrics,
 )
+from swift_r1.training.shared_device import SharedDevice
 from swift_r1.training.step import TrainingBatch, deal_round, training_batches
 from swift_r1.training.stopwatch import Stopwatch
 from swift_r1.training.summary import Outcome
@@ -48,6 +49,7 @@ class Trainer:
         self.progress = Progress()
         self.stopwatch = Stopwatch()
         self.collector = open_collector(parts, self.stopwatch)
+        self.device = SharedDevice(parts, self.stopwatch)
         self.started = time.perf_counter()
 
     @property
@@ -76,7 +78,9 @@ class Trainer:
 
     def begin_round(self) -> OpenRound:
         """Rolls out and scores one batch of prompts."""
+        self.device.to_generate()
         batch, scored = self.collector.roll_out(self.progress.rounds, self.outcome.steps)
+        self.device.to_train()
         self.progress.rounds += 1
         steps = self.prepare(batch)
         targets, metrics = self.targets(batch, steps)
@@ -116,6 +120,7 @@ class Trainer:
         """
         parts, outcome = self.parts, self.outcome
         parts.watchdog.progress("a save")
+        self.device.to_save()
         outcome.seconds = time.perf_counter() - self.started
         parts.saver.save(outcome.steps, captured(self.progress, parts, self.collector), last, outcome.best_step)
 
@@ -183,6 +188,7 @@ class Trainer:
         since its loss or gradient is not finite."""
         parts, args = self.parts, self.args
         parts.watchdog.progress("an optimizer step")
+        self.device.to_train()
         with self.stopwatch.timed("train"):
             metrics = self.algorithm.step(micro_batches, targets, self.outcome.steps)
         self.outcome.steps += 1
@@ -226,6 +232,7 @@ class Trainer:
         """Gives the current weights to whoever generates, once for each step."""
         if self.progress.published != self.outcome.steps:
             self.parts.watchdog.progress("the weights' way to the engine")
+            self.device.to_publish()
             with self.stopwatch.timed("sync"):
                 self.collector.publish(self.progress.rounds, self.progress.open_round is not None)
             self.progress.published = self.outcome.steps
@@ -243,6 +250,7 @@ class Trainer:
         parts, main = self.parts, self.parts.main
         assert parts.evaluator is not None
         parts.watchdog.progress("an evaluation")
+        self.device.to_generate()
         parts.recorder.phase("evaluating", parts.evaluator.num_completions)
         evaluation = parts.evaluator.run(
             parts.turns,
@@ -270,7 +278,7 @@ class Trainer:
 
     def record(self, metrics: dict[str, float], round_: OpenRound, last: bool) -> None:
         own = self.stopwatch.take()
-        parts = ("generate", "reward", "train", "sync")
+        parts = ("generate", "reward", "train", "sync", *self.device.timed)
         times = {f"time/{name}": round_.seconds.get(name, 0.0) + own.get(name, 0.0) for name in parts}
         seconds = sum(times.values())
         tokens = int(round_.batch.loss_mask.sum()) / self.plan.optimizer_steps_per_round

@@ -34,6 +34,7 @@ from swift_r1.tracking.recorder import Recorder, RunRecorder, SilentRecorder
 from swift_r1.tracking.reporters import open_reporters
 from swift_r1.training.ahead import generates_ahead
 from swift_r1.training.building import (
+    let_sleep,
     open_backend,
     open_reference,
     open_rollouts,
@@ -119,6 +120,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         plan = make_plan(args, ranks.world_size, None if args.streaming else num_rows)
 
         writers = open_writers(args, run_dir, cleanup) if ranks.is_main else []
+        let_sleep(writers, args.sleep_level)
         backend, vocab_size = open_backend(args, ranks)
         ends = end_tokens(backend.model, tokenizer)
         # What ended completions in training ends them wherever a checkpoint is used.

@@ -43,6 +43,7 @@ class ServerRollouts:
 
     Attributes:
         served: what was pushed.
+        before_scoring: called on all ranks before the server scores, which an engine that sleeps cannot do.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class ServerRollouts:
         self._check_steps, self._updates, self._progress = check_steps, 0, progress
         self._adapter = adapter
         self.served = ServedVersions()
+        self.before_scoring: Callable[[], None] = lambda: None
         self._metrics: dict[str, float] = {}
 
     def generate(
@@ -118,6 +120,14 @@ class ServerRollouts:
         if first or (self._check_steps and self._updates % self._check_steps == 0):
             self._check_weights()
 
+    def sleep(self, level: int) -> None:
+        """The engine gives its memory back; raises as `generate` does."""
+        self.attend(lambda link: link.sleep(level))
+
+    def wake(self) -> None:
+        """The engine has its memory again, and these weights; raises as `generate` does."""
+        self.attend(lambda link: link.wake())
+
     def take_metrics(self) -> dict[str, float]:
         taken, self._metrics = self._metrics, {}
         if self.link is not None:
@@ -158,6 +168,7 @@ class ServerRollouts:
         vocab_size = self.backend.model.config.get_text_config().vocab_size
         sequences = probe_sequences(vocab_size)
         own = own_logprobs(self.backend, sequences, self.ranks.device)
+        self.before_scoring()
         found = None
 
         def compare(link: ServerLink | Fleet) -> None:
@@ -181,7 +192,8 @@ class ServerRollouts:
                 wanted = link.reconnect(self.weight_version, self.still_waiting)
                 target = _NO_PUSH if wanted is None else wanted
 
-            self._attempt(reconnect)
+            if self._attempt(reconnect) == _LOST:
+                continue
             target = int(self.ranks.broadcast([torch.tensor([target])] if self.link is not None else None)[0])
             if target == _NO_PUSH:
                 return

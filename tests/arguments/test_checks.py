@@ -35,6 +35,18 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--use_vllm true --vllm_server_host h --async_generate true --max_staleness -1", ["max_staleness"]),
         ("--use_vllm true --vllm_server_base_url h:1", ["must begin with http://"]),
         ("--use_vllm true --vllm_server_base_url http://h --vllm_server_port 1", ["not both"]),
+        ("--sleep_level 1", ["--sleep_level 1 is for --use_vllm true --vllm_mode colocate alone"]),
+        ("--use_vllm true --vllm_server_host h --sleep_level 2", ["an engine of its own device need not sleep"]),
+        ("--use_vllm true --vllm_mode colocate --sleep_level 3", ["--sleep_level must be at most 2"]),
+        ("--offload_model true", ["--offload_model true makes room for nobody without --sleep_level 1 or 2"]),
+        (
+            "--use_vllm true --vllm_mode colocate --offload_optimizer true",
+            ["--offload_optimizer true makes room for nobody without --sleep_level"],
+        ),
+        (
+            "--use_vllm true --vllm_mode colocate --sleep_level 1 --offload_optimizer true --optim paged_adamw_8bit",
+            ["whose moments move between GPU and host by themselves"],
+        ),
         ("--top_p 0", ["--top_p", "0"]),
         ("--verifier math_verify", ["--verifier has no effect without one of the rewards math, math_tag"]),
         ("--top_k 0", ["--top_k 0 leaves no token"]),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.rollout import GenerationArguments
 from swift_r1.arguments.server import RolloutArguments
-from swift_r1.cli.colocate import device_of, engine_flags, start_engines
+from swift_r1.cli.colocate import check_device, device_of, engine_flags, start_engines
 from swift_r1.errors import UsageError
 
 
@@ -34,6 +37,9 @@ def test_engines_take_the_runs_settings(gpu: bool) -> None:
     served = parse_arguments(RolloutArguments, engine_flags(more, 5555, gpu))
     assert served.max_model_len == 77 and served.vllm_engine_kwargs == {"kv_cache_memory_bytes": 1}
     assert parse_arguments(RolloutArguments, engine_flags(arguments(), 5555, gpu)).max_model_len is None
+    sleeps = arguments(sleep_level=2, vllm_engine_kwargs='{"kv_cache_memory_bytes": 1}')
+    served = parse_arguments(RolloutArguments, engine_flags(sleeps, 5555, gpu))
+    assert served.vllm_engine_kwargs == {"kv_cache_memory_bytes": 1, "enable_sleep_mode": True}
 
 
 def test_each_engine_is_on_its_ranks_device() -> None:
@@ -47,9 +53,36 @@ def test_each_engine_is_on_its_ranks_device() -> None:
     assert device_of(1, 2, {"CUDA_VISIBLE_DEVICES": "4,7"}, cpus, True) == {"CUDA_VISIBLE_DEVICES": "7"}
 
 
-def test_a_gpus_share_means_nothing_on_a_cpu(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no effect without a GPU"):
-        start_engines(arguments(vllm_gpu_memory_utilization=0.5), 1, tmp_path, {}, (0,), gpu=False)
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        ({"vllm_gpu_memory_utilization": 0.5}, "--vllm_gpu_memory_utilization has no effect without a GPU: leave it"),
+        (
+            {"sleep_level": 1, "offload_model": "true", "offload_optimizer": "true"},
+            "--sleep_level, --offload_model, --offload_optimizer have no effect without a GPU: leave them out",
+        ),
+    ],
+)
+def test_what_a_gpu_is_for_means_nothing_on_a_cpu(tmp_path: Path, flags: dict[str, Any], fault: str) -> None:
+    with pytest.raises(UsageError, match=fault):
+        start_engines(arguments(**flags), 1, tmp_path, {}, (0,), gpu=False)
+    check_device(arguments(**flags), gpu=True)
+    check_device(arguments(), gpu=False)
+
+
+def test_a_run_on_a_cpu_says_so_before_it_reads_its_data() -> None:
+    words = "rlhf --rlhf_type grpo --model none --dataset none --reward_funcs none --per_device_train_batch_size 8"
+    asked = "--use_vllm true --vllm_mode colocate --sleep_level 2"
+    done = subprocess.run(
+        [sys.executable, "-m", "swift_r1", *words.split(), *asked.split()],
+        env=os.environ | {"CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 2 and done.stderr.count("\n") == 1
+    assert "--sleep_level has no effect without a GPU: leave it out" in done.stderr
 
 
 @pytest.mark.parametrize(

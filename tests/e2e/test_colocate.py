@@ -171,3 +171,22 @@ def test_soak_with_random_kills_of_engine_and_run(start: Callable[..., Run], tmp
     assert all(step["rollout/logp_diff"] < LOGP_NOISE for step in logged)
     rewards = [step["reward"] for step in logged]
     assert sum(rewards[-20:]) > 2 * sum(rewards[:20])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("level", [1, 2])
+def test_engine_and_trainer_take_turns_on_a_gpu(start: Callable[..., Run], tmp_path: Path, level: int) -> None:
+    """An engine that is killed between rounds is brought back too."""
+    more = {"offload_model": "true", "offload_optimizer": "true", "vllm_gpu_memory_utilization": 0.3}
+    run = start(1, max_steps=6, weight_check_steps=2, sleep_level=level, vllm_engine_kwargs="{}", save_steps=3, **more)
+
+    def kill(step: int) -> None:
+        if step == 3:
+            run.engines()[0].kill()
+
+    assert run.follow(kill) == 0
+    steps = steps_of(tmp_path / "run")
+    assert len(steps) == 6 and all(step["rollout/logp_diff"] < LOGP_NOISE for step in steps)
+    assert all(step["time/sleep"] > 0 and step["time/offload"] > 0 for step in steps)
+    assert (tmp_path / "run" / "engine-0.log").read_text().count(f"the engine sleeps at level {level}") >= 6
+    run.all_gone()

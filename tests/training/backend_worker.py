@@ -87,6 +87,7 @@ class Case:
         mix_after: the step after which the reference moves to the policy.
         train: full, lora or qlora, with a prefix to freeze behind a colon (`full:model.embed`).
         reload_after: the step after which the training state goes through `training_state` into a new backend.
+        away: between two steps all that can leaves the device, and nothing is left of it there.
         ppo: flags of PPO, for steps of it in place of GRPO's.
     """
 
@@ -103,6 +104,7 @@ class Case:
     checkpointing: bool = False
     reload_after: int | None = None
     ppo: str = ""
+    away: bool = False
 
 
 def run_ppo(case, ranks):
@@ -193,6 +195,21 @@ def open_backend(case, ranks):
     return DeepSpeedBackend(load, getattr(torch, case.dtype), optimizer, config, ranks, kind == "qlora")
 
 
+def be_away(backend, reference):
+    """All leave, in two calls, and come back to memory that was not theirs."""
+    tensors = (backend.weights, backend.states, *([reference.weights] if reference else []))
+    device = torch.device("cpu")
+    for one in (*tensors, *tensors):
+        one.leave(device)
+    gone = [storage for one in tensors for storage, _ in one._away]
+    masters = {one.untyped_storage().data_ptr() for one in backend.states._tensors()}
+    assert gone and all(storage.nbytes() == 0 for storage in gone) and masters == {0}
+    assert all(weight.untyped_storage().nbytes() == 0 for weight in backend.model.parameters())
+    for one in tensors:
+        one.come_back()
+    assert all(storage.nbytes() for storage in gone)
+
+
 def reloaded(backend, ranks, make):
     """A new backend that goes on from what `backend` would save."""
     state = {name: tensor for bucket in backend.training_state() for name, tensor in bucket}
@@ -232,6 +249,8 @@ def run(case, ranks):
             reference.mix_in_policy(0.6)
         if len(steps) == case.reload_after:
             backend = reloaded(backend, ranks, lambda: open_backend(case, ranks))
+        if case.away:
+            be_away(backend, reference)
     weights = {
         name: tensor for bucket in backend.weight_buckets(policy_weights(backend.model)) for name, tensor in bucket
     }

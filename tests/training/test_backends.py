@@ -120,6 +120,30 @@ def test_a_critic_in_bf16_keeps_small_updates(train, backend, ranks):
             assert moved > 0.5 * wanted.abs().mean(), name
 
 
+@pytest.mark.parametrize(
+    ("backend", "ranks", "case"),
+    [
+        ("local", 1, {}),
+        ("zero0", 2, {}),
+        ("zero3", 2, {}),
+        pytest.param("zero2", 2, {}, marks=pytest.mark.long),
+        pytest.param("local", 1, {"train": "lora"}, marks=pytest.mark.long),
+        pytest.param("local", 1, {"train": "qlora"}, marks=pytest.mark.long),
+        pytest.param("local", 1, {"optim": "adamw_8bit"}, marks=pytest.mark.long),
+        pytest.param("zero2", 2, {"train": "lora"}, marks=pytest.mark.long),
+        pytest.param("zero3", 2, {"train": "lora"}, marks=pytest.mark.long),
+        pytest.param("zero3", 2, {"train": "qlora"}, marks=pytest.mark.long),
+    ],
+)
+def test_what_was_in_host_memory_between_steps_is_the_same_to_the_bit(train, backend, ranks, case):
+    """`--offload_model` and `--offload_optimizer`: weights, masters, moments, gradients, and the reference."""
+    stayed = train(backend, ranks=ranks, dtype="bfloat16", **case)
+    steps, weights = train(backend, ranks=ranks, dtype="bfloat16", away=True, **case)
+    assert steps == stayed[0] and steps[2]["grad_norm"] > 0
+    assert weights.keys() == stayed[1].keys()
+    assert all(torch.equal(weights[name], value) for name, value in stayed[1].items())
+
+
 def test_zero2_equals_one_process(train):
     assert_same(train("zero2", ranks=2, cuts="40 40s 40"), train("local"))
 

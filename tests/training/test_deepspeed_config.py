@@ -6,7 +6,7 @@ import pytest
 
 from swift_r1.arguments.training_checks import DEEPSPEED_NAMES
 from swift_r1.errors import UsageError
-from swift_r1.training.backends.deepspeed_config import contradictions, read_config, resolved
+from swift_r1.training.backends.deepspeed_config import contradictions, moved_twice, read_config, resolved
 
 FLAGS = {"dtype": "bfloat16", "micro_batch": 4, "accumulation": 2, "world_size": 2, "max_grad_norm": 1.0}
 
@@ -29,6 +29,17 @@ def test_every_name_is_a_preset(name):
     assert config["zero_optimization"]["stage"] == int(name[4])
     assert ("offload_optimizer" in config["zero_optimization"]) == name.endswith("offload")
     assert list(contradictions(config, **FLAGS)) == []
+
+
+def test_what_is_on_the_host_for_good_is_not_moved_there():
+    assert list(moved_twice(read_config("zero3"), True, True)) == []
+    assert list(moved_twice(read_config("zero2_offload"), True, False)) == []
+    assert list(moved_twice(read_config('{"zero_optimization": 3}'), True, True)) == []
+    [fault] = moved_twice(read_config("zero2_offload"), True, True)
+    assert (
+        fault == "--deepspeed sets offload_optimizer, which is on the host for good: leave --offload_optimizer true out"
+    )
+    assert len(list(moved_twice(read_config("zero3_offload"), True, True))) == 2
 
 
 def test_a_file_and_json_say_the_same(tmp_path):

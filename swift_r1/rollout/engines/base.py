@@ -12,7 +12,8 @@ from swift_r1.rollout.protocol import AdapterConfig, FinishReason, SamplingParam
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What is known once the engine has loaded; `max_model_len` counts prompt and completion."""
+    """What is known once the engine has loaded; `max_model_len` counts prompt and completion. `can_sleep`: it has
+    `sleep` and `wake`."""
 
     name: str
     version: str
@@ -21,6 +22,7 @@ class EngineInfo:
     max_model_len: int
     dtype: str
     nccl_workers: int = 0
+    can_sleep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,5 +128,15 @@ class Engine(Protocol):
 
         After an exception the one before stays in use.
         """
+
+    async def sleep(self, level: int) -> None:
+        """Gives its memory back: 1 keeps the weights on the host, 2 discards them. Only while nothing runs.
+
+        Raises:
+            EngineDead: it did not work, and the engine cannot be used any more.
+        """
+
+    async def wake(self, weights_only: bool = False) -> None:
+        """Takes its memory again, or that of the weights alone, which is all that a load needs. Raises as `sleep`."""
 
     def shutdown(self) -> None: ...

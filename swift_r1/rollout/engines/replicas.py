@@ -77,6 +77,12 @@ class Replicas:
     async def load_adapter(self, files: Sequence[Path], config: AdapterConfig) -> None:
         await _all(engine.load_adapter(files, config) for engine in self.engines)
 
+    async def sleep(self, level: int) -> None:
+        await _all(engine.sleep(level) for engine in self.engines)
+
+    async def wake(self, weights_only: bool = False) -> None:
+        await _all(engine.wake(weights_only) for engine in self.engines)
+
     async def join_nccl(self, unique_id: str, world_size: int) -> None:
         raise NotImplementedError("copies of a model take weights over http or shm")
 

@@ -57,6 +57,7 @@ class VllmEngine:
             max_model_len=config.max_model_len,
             dtype=str(config.dtype).removeprefix("torch."),
             nccl_workers=parallel.world_size if llm.vllm_config.weight_transfer_config is not None else 0,
+            can_sleep=config.enable_sleep_mode,
         )
 
     @property
@@ -175,6 +176,21 @@ class VllmEngine:
         self._loads += 1
         self._version = self.next_version
         self._use(adapter)
+
+    async def sleep(self, level: int) -> None:
+        await self._or_dead(self._llm.sleep(level), f"falling asleep (level {level})")
+
+    async def wake(self, weights_only: bool = False) -> None:
+        await self._or_dead(self._llm.wake_up(["weights"] if weights_only else None), "waking up")
+
+    async def _or_dead(self, work: Awaitable[Any], what: str) -> None:
+        """What may leave the engine with some of its memory and not the rest: only a new one helps then."""
+        try:
+            await self._in_time(work, what)
+        except Exception as error:
+            self._stuck = True
+            logger.exception("the engine failed in %s", what)
+            raise EngineDead(f"the engine failed in {what}: {str(error) or type(error).__name__}") from error
 
     def _use(self, adapter: _Adapter | None) -> None:
         old, self._adapter = self._adapter, adapter

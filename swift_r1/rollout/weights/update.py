@@ -276,6 +276,11 @@ class UpdateMachine:
         self._finish()
         self.broken = broken
 
+    def discarded(self) -> None:
+        """The engine has no weights any more."""
+        self._committed = {}
+        self.broken = "the engine slept at level 2 and holds no weights; a full push of a version repairs it"
+
     def abort(self, token: str | None, version: int) -> None:
         self._holder(token)
         self._refuse_while_loading()

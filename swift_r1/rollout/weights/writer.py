@@ -183,6 +183,20 @@ class WeightWriter:
             logger.warning("%s: sending all weights", refused)
             return self._push(_Push(version, transport, adapter, whole=True), buckets)
 
+    def sleep(self, level: int) -> None:
+        """Has the server's engine give its memory back; a push wakes its weights, `wake` all of it.
+
+        Raises as `push` does.
+        """
+        self.take()
+        body = wire.SleepRequest.model_validate({"level": level})
+        self.client.call("POST", "/v1/sleep", wire.SleepStatus, body, self._headers)
+
+    def wake(self) -> None:
+        """Wakes the server's engine where it sleeps; raises as `push` does."""
+        self.take()
+        self.client.call("POST", "/v1/wake", wire.SleepStatus, None, self._headers)
+
     def _push(self, push: _Push, buckets: Iterable[Bucket]) -> wire.UpdateStatus:
         call = self.client.call
         try:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from swift_r1.training.backends.offload import Movable
 from swift_r1.training.backends.optimizer_state import ReadTensor, StateBucket
 from swift_r1.training.logprobs import TokenLogprobs
 from swift_r1.training.lora import Weight, adapters_off
@@ -26,6 +27,10 @@ class Training(Protocol):
     """The transformers model being trained (its parameters may be partitioned)."""
     module: nn.Module
     """What computes with it: a `Policy` or a `Critic`."""
+    weights: Movable
+    """All that `module` computes with; whoever asks for weights or states below has them back on the device."""
+    states: Movable
+    """All that only an optimizer step needs: float32 masters, gradients, moments."""
 
     @property
     def loss_scale(self) -> float | None:
@@ -103,6 +108,8 @@ class CriticBackend(Training, Protocol):
 class ReferencePolicy(Protocol):
     """A policy that gets no gradient."""
 
+    weights: Movable
+
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs: ...
 
     def mix_in_policy(self, alpha: float) -> None:
@@ -123,6 +130,7 @@ class AdaptersOff:
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
+        self.weights = Movable(tuple)  # they are the policy's
 
     @torch.no_grad()
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:

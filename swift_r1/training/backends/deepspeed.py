@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from swift_r1.training.backends.base import AdaptersOff, ReferencePolicy, WeightBucket, bucketed, mix_weights
 from swift_r1.training.backends.deepspeed_training import DeepSpeedTraining
-from swift_r1.training.backends.offload import Home
+from swift_r1.training.backends.offload import Home, Movable, weights_of
 from swift_r1.training.backends.optimizer_state import ReadTensor
 from swift_r1.training.critic import Critic
 from swift_r1.training.distributed import Ranks
@@ -91,6 +91,7 @@ class DeepSpeedReference:
         for parameter in policy.parameters():
             parameter.requires_grad_(False)
         self._home = Home(policy, offload and stage < 3)
+        self.weights = Movable(lambda: weights_of(policy))
         if stage == 3:
             if offload:
                 zero = resolved["zero_optimization"] | {"offload_param": {"device": "cpu", "pin_memory": True}}
@@ -114,6 +115,7 @@ class DeepSpeedReference:
                     mix_weights(target, weight.value().to(target.device), alpha)
 
     def weight_buckets(self) -> Iterator[WeightBucket]:
+        self.weights.come_back()
         for bucket in bucketed(policy_weights(self._frozen.model)):
             with deepspeed.zero.GatheredParameters(parameters_of(bucket), enabled=self._stage == 3):
                 whole = [(weight.name, weight.value().to("cpu", copy=True)) for weight in bucket]

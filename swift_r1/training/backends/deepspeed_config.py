@@ -97,6 +97,18 @@ def contradictions(
         yield "--deepspeed: zero_optimization must be an object whose stage is 0, 1, 2 or 3"
 
 
+def moved_twice(config: Mapping[str, Any], model: bool, optimizer: bool) -> Iterator[str]:
+    """What `config` keeps in host memory already, against `--offload_model` and `--offload_optimizer`."""
+    zero = config.get("zero_optimization")
+    for key, flag, given in (
+        ("offload_param", "--offload_model", model),
+        ("offload_optimizer", "--offload_optimizer", optimizer),
+    ):
+        own = zero.get(key) if isinstance(zero, Mapping) else None
+        if given and isinstance(own, Mapping) and own.get("device", "none") != "none":
+            yield f"--deepspeed sets {key}, which is on the host for good: leave {flag} true out"
+
+
 def resolved(config: Mapping[str, Any], dtype: str, max_grad_norm: float) -> dict[str, Any]:
     """What DeepSpeed is given: `config` (of `read_config`) with what the flags decide filled in.
 

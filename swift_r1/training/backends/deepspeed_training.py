@@ -29,6 +29,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deep
 from swift_r1.errors import UsageError
 from swift_r1.training.backends.base import WeightBucket, bucketed
 from swift_r1.training.backends.deepspeed_config import resolved
+from swift_r1.training.backends.offload import Movable, states_of, weights_of
 from swift_r1.training.backends.optimizer_state import (
     LOSS_SCALE,
     MASTER,
@@ -105,6 +106,14 @@ class DeepSpeedTraining:
             # At the least scale the loop decides what becomes of the run (--max_skipped_steps).
             self.optimizer.loss_scaler.raise_error_at_min_scale = False
         self._float16 = dtype == torch.float16
+        self.weights, self.states = Movable(lambda: weights_of(self.module)), Movable(self._states)
+
+    def _states(self) -> Iterator[Tensor]:
+        yield from self._flat_masters
+        yield from states_of(self.optimizer.optimizer)
+        if self.stage == 3:
+            yield self.optimizer.grad_partitions_flat_buffer
+        yield from getattr(self.optimizer, "fp32_groups_gradients_flat", ())
 
     @property
     def loss_scale(self) -> float | None:
@@ -125,6 +134,7 @@ class DeepSpeedTraining:
         return float(self.engine.get_global_grad_norm())
 
     def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[WeightBucket]:
+        self.weights.come_back()
         for bucket in bucketed(weights):
             with deepspeed.zero.GatheredParameters(parameters_of(bucket), enabled=self.stage == 3):
                 whole = []
@@ -133,6 +143,8 @@ class DeepSpeedTraining:
             yield whole
 
     def training_state(self) -> Iterator[StateBucket]:
+        self.weights.come_back()
+        self.states.come_back()
         updates = updates_of(self.optimizer.optimizer)
         yield [(UPDATES, updates)] if self.ranks.is_main else []
         if self._float16:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from swift_r1.training.backends.base import AdaptersOff, ReferencePolicy, WeightBucket, bucketed, mix_weights
-from swift_r1.training.backends.offload import Home
+from swift_r1.training.backends.offload import Home, Movable, states_of, weights_of
 from swift_r1.training.backends.optimizer_state import (
     LOSS_SCALE,
     MASTER,
@@ -59,6 +59,12 @@ class LocalTraining:
             # For good: made and freed between activations, they leave holes that the allocator cannot fill.
             master.grad = torch.zeros_like(master)
         self.optimizer = build_optimizer(parameter_groups(self._masters, config.weight_decay), config)
+        self.weights, self.states = Movable(lambda: weights_of(self.module)), Movable(self._states)
+
+    def _states(self) -> Iterator[Tensor]:
+        yield from () if self._masters is self._trained else self._masters
+        yield from (master.grad for master in self._masters if master.grad is not None)
+        yield from states_of(self.optimizer)
 
     @property
     def loss_scale(self) -> float | None:
@@ -91,10 +97,13 @@ class LocalTraining:
                 parameter.copy_(master)
 
     def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[WeightBucket]:
+        self.weights.come_back()
         for bucket in bucketed(weights):
             yield [(weight.name, weight.value().cpu()) for weight in bucket]
 
     def training_state(self) -> Iterator[StateBucket]:
+        self.weights.come_back()
+        self.states.come_back()
         yield [(UPDATES, updates_of(self.optimizer))]
         if self._scale is not None:
             yield [(LOSS_SCALE, self._scale.to_tensor())]
@@ -164,6 +173,7 @@ class LocalReference:
             parameter.requires_grad_(False)
         self._home = Home(Policy(frozen).eval(), offload)
         self.policy = self._home.module
+        self.weights = Movable(lambda: weights_of(self.policy))
         self._trained = model
 
     def mix_in_policy(self, alpha: float) -> None:
@@ -171,6 +181,7 @@ class LocalReference:
             mix_weights(target, source.to(target.device), alpha)
 
     def weight_buckets(self) -> Iterator[WeightBucket]:
+        self.weights.come_back()
         for bucket in bucketed(policy_weights(self.policy.model)):
             yield [(weight.name, weight.value().to("cpu", copy=True)) for weight in bucket]
 

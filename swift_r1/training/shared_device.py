@@ -1,0 +1,92 @@
+"""`--vllm_mode colocate` on a GPU: engine and trainer take turns on the memory of one device.
+
+| now | engine | trainer's weights | optimizer |
+|---|---|---|---|
+| generating, evaluating | awake | on the host with `--offload_model` | on the host with `--offload_optimizer` |
+| publishing | its weights are woken when the new ones are loaded | on the device | on the host, as above |
+| training | asleep with `--sleep_level` | on the device | on the device |
+| saving | asleep, its weights kept | on the device | on the device |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from swift_r1.training.backends.offload import Movable
+from swift_r1.training.parts import Parts
+from swift_r1.training.server_rollouts import ServerRollouts
+from swift_r1.training.stopwatch import Stopwatch
+
+
+class SharedDevice:
+    """Whose turn it is. All methods are collective, and do nothing without `--sleep_level`, or where it is so already.
+
+    Attributes:
+        timed: names under which the stopwatch has the time that this takes.
+    """
+
+    def __init__(self, parts: Parts, stopwatch: Stopwatch) -> None:
+        args, self._stopwatch, self._device = parts.args, stopwatch, parts.ranks.device
+        self._level = args.sleep_level
+        trained = [parts.backend, *([parts.critic.backend] if parts.critic else [])]
+        computing = [*trained, *([parts.reference] if parts.reference else [])]
+        self._weights = [one.weights for one in computing] if args.offload_model else []
+        self._states = [one.states for one in trained] if args.offload_optimizer else []
+        self.timed = ("sleep", "offload") if self._level else ()
+        self._asleep = False  # as far as is known: an engine that was started anew is awake
+        if self._level:
+            assert isinstance(parts.rollouts, ServerRollouts)
+            self._engine = parts.rollouts
+            # Within a publication, whose time has a name already.
+            self._engine.before_scoring = self._let_engine_work
+
+    def to_generate(self) -> None:
+        """The engine can be asked."""
+        if self._level:
+            with self._stopwatch.timed("offload"):
+                self._make_room()
+            with self._stopwatch.timed("sleep"):
+                self._let_engine_work()
+
+    def to_train(self) -> None:
+        """Models can compute and be updated. The engine's weights, which are about to be old ones, may be lost."""
+        self._to_train(self._level)
+
+    def to_save(self) -> None:
+        """As `to_train`, but the engine keeps its weights: the next round may need them."""
+        self._to_train(min(self._level, 1))
+
+    def to_publish(self) -> None:
+        """The weights can be gathered, and there is room for those of the engine beside them."""
+        if self._level:
+            with self._stopwatch.timed("offload"):
+                _leave(self._states, self._device)
+            self._asleep = False  # the load wakes a part of it
+
+    def _to_train(self, level: int) -> None:
+        if not self._level:
+            return
+        if not self._asleep:
+            with self._stopwatch.timed("sleep"):
+                self._engine.sleep(level)
+            self._asleep = True
+        with self._stopwatch.timed("offload"):
+            for one in (*self._weights, *self._states):
+                one.come_back()
+
+    def _make_room(self) -> None:
+        _leave((*self._weights, *self._states), self._device)
+
+    def _let_engine_work(self) -> None:
+        self._make_room()
+        self._engine.wake()
+        self._asleep = False
+
+
+def _leave(tensors: Iterable[Movable], device: torch.device) -> None:
+    for one in tensors:
+        one.leave(device)
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # what torch keeps for later is of no use to the engine's process
