@@ -55,10 +55,10 @@ class Sleeping:
         return wire.SleepStatus(asleep=self.level, weight_version=self._machine.version, broken=self._machine.broken)
 
     async def sleep(self, token: str | None, request: wire.SleepRequest) -> wire.SleepStatus:
-        """New work is refused from now on; what runs ends first.
+        """New work is refused from now on; what runs ends first. An engine that sleeps already stays at its level.
 
         Raises:
-            Refused: 409 for who does not hold the lease, while an update is open, or where it sleeps at another level;
+            Refused: 409 for who does not hold the lease, and while an update is open;
                 422 where the engine cannot sleep; 503 if what runs did not end in time: then it stays awake.
             EngineDead: it did not fall asleep.
         """
@@ -69,8 +69,6 @@ class Sleeping:
             raise Refused(422, "with --vllm_enable_lora true adapters need the weights that sleep level 2 discards")
         self._check_no_update()
         if self.level and self._weights_away:
-            if self.level != request.level:
-                raise Refused(409, f"the engine sleeps at level {self.level} already: wake it first")
             return self.status()
         before = self.level
         await self._gate.set_asleep(_sentence(request.level))
@@ -78,6 +76,8 @@ class Sleeping:
             await self._gate.drained(self._timeout, "the engine's sleep")
             async with self._exclusive:
                 self._check_no_update()
+                if self._weights_away:  # the same was asked twice at once
+                    return self.status()
                 await self._engine.sleep(request.level)
                 self.level, self._weights_away = request.level, True
                 if request.level > 1:

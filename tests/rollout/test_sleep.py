@@ -98,13 +98,12 @@ def test_nothing_is_answered_while_it_sleeps(
     writer.push(1, weights(backend))
     before = sampled(client, "before")
     writer.sleep(level)
-    writer.sleep(level)
     refused(client, f"the engine sleeps (level {level})")
     health = httpx.get(f"{client.base_url}/health", trust_env=False)
     assert (health.status_code, health.json()) == (200, {"status": "asleep"}) and client.info().asleep == level
     assert f"swift_asleep {level}.0" in httpx.get(f"{client.base_url}/metrics", trust_env=False).text
-    with pytest.raises(ServerRefused, match=f"sleeps at level {level} already"):
-        writer.sleep(3 - level)
+    writer.sleep(3 - level)
+    assert client.info().asleep == level
     for path, body in (("/v1/wake", None), ("/v1/sleep", {"level": 1})):
         answer = httpx.post(client.base_url + path, json=body, headers={"X-Swift-Lease": "0" * 32}, trust_env=False)
         assert answer.status_code == 409 and "not the lease in force" in answer.json()["error"]
@@ -288,25 +287,37 @@ def test_no_change_is_sent_to_discarded_weights(
     assert all(size < whole / 50 for size in sent[2:]) if level == 1 else all(size > whole for size in sent)
 
 
-@pytest.mark.parametrize("fleet", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("fleet", "level", "published"),
+    [
+        (False, 2, True),
+        pytest.param(False, 1, False, marks=pytest.mark.long),
+        pytest.param(True, 2, True, marks=pytest.mark.long),
+        pytest.param(True, 1, False, marks=pytest.mark.long),
+    ],
+)
 def test_one_that_dies_asleep_is_brought_back(
-    tiny_server: Any, second_tiny_server: Any, connect: Callable[..., ServerRollouts], fleet: bool
+    tiny_server: Any,
+    request: pytest.FixtureRequest,
+    connect: Callable[..., ServerRollouts],
+    fleet: bool,
+    level: int,
+    published: bool,
 ) -> None:
-    """Before the weights are published, and before the trainer asks for completions."""
-    servers = [tiny_server, second_tiny_server][: 1 + fleet]
+    """With weights that are published next, or without: then it is asked with those of before."""
+    servers = [tiny_server, *([request.getfixturevalue("second_tiny_server")] if fleet else [])]
     rollouts = connect([one.url for one in servers], fleet=fleet)
     rollouts.publish_weights()
-    for level, published in ((2, True), (1, False)):
-        rollouts.sleep(level)
-        tiny_server.kill()
-        tiny_server.start()
-        if published:
-            rollouts.publish_weights()
-        rollouts.wake()
-        assert versions(rollouts) == {rollouts.weight_version}
-        if isinstance(rollouts.link, Fleet):
-            until(lambda: rollouts.link.take_servers() == 2)
-            assert {one.client.info().weight_version for one in rollouts.link.members} == {rollouts.weight_version}
+    rollouts.sleep(level)
+    tiny_server.kill()
+    tiny_server.start()
+    if published:
+        rollouts.publish_weights()
+    rollouts.wake()
+    assert versions(rollouts) == {rollouts.weight_version}
+    if isinstance(rollouts.link, Fleet):
+        until(lambda: rollouts.link.take_servers() == 2)
+        assert {one.client.info().weight_version for one in rollouts.link.members} == {rollouts.weight_version}
 
 
 @pytest.mark.parametrize("level", [1, 2])
