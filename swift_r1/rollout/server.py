@@ -96,6 +96,7 @@ async def serve(config: ServerConfig, listener: socket.socket) -> int:
             create_app(lifecycle, config.api_key),
             log_config=None,
             access_log=False,
+            lifespan="off",  # the application has none, and its end would be logged as an error where loading failed
             timeout_graceful_shutdown=_DRAIN_S,
             timeout_keep_alive=120,
             ssl_certfile=config.ssl_certfile,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -50,13 +51,13 @@ def start_vllm(config: ServerConfig) -> VllmEngine | Replicas:
             logger.info("--vllm_engine_kwargs: %s is %r, in place of %r", name, arguments[name], value)
     logger.info("vLLM %s: %s", "compiled" if not arguments["enforce_eager"] else "eager", arguments)
     if config.vllm_enforce_eager is None and not has_gpu:
-        logger.info("eager: compiled mode (--vllm_enforce_eager false) pays for runs that generate for over 5 minutes")
+        logger.info("eager: compiled mode (--vllm_enforce_eager false) pays for runs that generate for over 10 minutes")
     engines: list[VllmEngine] = []
     try:
         for part in replica_environments(os.environ, config, has_gpu):
             # The engine's processes take over this process's environment as it is when they start.
             os.environ.update(part)
-            engines.append(VllmEngine(_started(arguments), config.update_timeout))
+            engines.append(VllmEngine(_started(arguments, config.vllm_engine_kwargs), config.update_timeout))
     except BaseException:
         for engine in engines:
             engine.shutdown()
@@ -64,14 +65,15 @@ def start_vllm(config: ServerConfig) -> VllmEngine | Replicas:
     return engines[0] if len(engines) == 1 else Replicas(engines)
 
 
-def _started(arguments: Mapping[str, Any]) -> AsyncLLM:
+def _started(arguments: Mapping[str, Any], given: Mapping[str, Any]) -> AsyncLLM:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
     try:
         config = AsyncEngineArgs(**arguments).create_engine_config()
     except (ValueError, TypeError, NotImplementedError) as error:  # pydantic's errors are ValueErrors
-        raise UsageError(f"vLLM does not take these arguments: {_one_line(error)}") from error
+        named = f"--vllm_engine_kwargs {json.dumps(given)}" if given else "these arguments"
+        raise UsageError(f"vLLM does not take {named}: {_one_line(error)}") from error
     return AsyncLLM.from_vllm_config(config, disable_log_stats=bool(arguments["disable_log_stats"]))
 
 
