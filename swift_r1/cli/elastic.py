@@ -13,6 +13,8 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -86,12 +88,14 @@ def run_workers(
         PortTaken, RunFailed: the nodes cannot meet.
     """
     _limit_ending(min(_ENDING_SECONDS, ddp_timeout / 2))
+    # The keeper of engines beside the ranks was started before: it ends them once this process has ended.
+    kill_workers = partial(_kill_children, spared=_children())
     if world.nnodes == 1:
-        cause = _run_node(world, command)
+        cause = _run_node(world, command, kill_workers)
         return _tell(cause, world, say_what_helps) if isinstance(cause, Cause) else cause
     port = world.master_port or _DEFAULT_MASTER_PORT
-    with Nodes(world, port, max(_BEATS_MISSED, ddp_timeout / 2), MEETING_SECONDS, _kill_children) as nodes:
-        cause = _run_node(world, command)
+    with Nodes(world, port, max(_BEATS_MISSED, ddp_timeout / 2), MEETING_SECONDS, kill_workers) as nodes:
+        cause = _run_node(world, command, kill_workers)
         if isinstance(cause, Cause):
             return _tell(nodes.settle(cause), world, say_what_helps)
         nodes.done()
@@ -105,7 +109,7 @@ def _tell(cause: Cause, world: World, say_what_helps: Callable[[], str] | None) 
     return cause.code
 
 
-def _run_node(world: World, command: Sequence[str]) -> int | Cause:
+def _run_node(world: World, command: Sequence[str], kill_workers: Callable[[], None]) -> int | Cause:
     """This node's workers, to their end: an exit code, or why they failed."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
@@ -145,7 +149,7 @@ def _run_node(world: World, command: Sequence[str]) -> int | Cause:
             text = f"the {world.nnodes} nodes did not meet: {error}"
             return Cause(world.node_rank, None, EXIT_RUN_FAILED, text)
         finally:
-            _kill_children()
+            kill_workers()
     return 0
 
 
@@ -200,17 +204,19 @@ def _limit_ending(seconds: float) -> None:
     PContext.close = limited
 
 
-def _kill_children() -> None:
-    """Ends this node's workers at once; each leads a process group of its own."""
+def _children() -> set[int]:
+    """Process numbers of what this process, or the one that became it, has started."""
     me = os.getpid()
     children = Path(f"/proc/{me}/task/{me}/children")
-    for child in children.read_text().split() if children.exists() else ():
-        pid = int(child)
-        try:
+    return {int(child) for child in children.read_text().split()} if children.exists() else set()
+
+
+def _kill_children(spared: set[int]) -> None:
+    """Ends this node's workers at once; each leads a process group of its own."""
+    for pid in _children() - spared:
+        with suppress(ProcessLookupError):
             if os.getpgid(pid) == pid:
                 os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
 
 
 if __name__ == "__main__":

@@ -39,10 +39,23 @@ sys.exit(run_workers(World(nproc_per_node=2), (sys.executable, "worker.py", sys.
 """
 
 
-def launch(folder: Path, mode: str) -> subprocess.Popen[str]:
+LAUNCH_BESIDE = """
+import subprocess, sys
+beside = subprocess.Popen(["sleep", "100"], start_new_session=True)
+try:
+    from swift_r1.arguments import World
+    from swift_r1.cli.elastic import run_workers
+    run_workers(World(nproc_per_node=2), (sys.executable, "worker.py", sys.argv[1]), 8)
+    open("beside", "w").write(str(beside.poll()))
+finally:
+    beside.kill()
+"""
+
+
+def launch(folder: Path, mode: str, script: str = LAUNCH) -> subprocess.Popen[str]:
     (folder / "worker.py").write_text(WORKER)
     return subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, mode],
+        [sys.executable, "-c", script, mode],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(REPO)},
         stdout=subprocess.PIPE,
@@ -64,6 +77,13 @@ def test_every_rank_runs_and_knows_the_world(tmp_path: Path) -> None:
     assert (code, err) == (0, "")
     assert (tmp_path / "world0").read_text() == "0 0 2 127.0.0.1"
     assert (tmp_path / "world1").read_text() == "1 1 2 127.0.0.1"
+
+
+@pytest.mark.parametrize("mode", ["ok", "exit"])
+def test_what_was_started_before_the_ranks_outlives_them(tmp_path: Path, mode: str) -> None:
+    """As the keeper of engines beside them must."""
+    end(launch(tmp_path, mode, LAUNCH_BESIDE))
+    assert (tmp_path / "beside").read_text() == "None"
 
 
 @pytest.mark.parametrize(

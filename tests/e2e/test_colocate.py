@@ -60,6 +60,7 @@ class Run:
         )
         self.said = ""
         self.seen: dict[int, psutil.Process] = {}
+        self.keys: set[str] = set()
 
     def follow(self, at_step: Callable[[int], None]) -> int:
         """To its end; returns the exit code."""
@@ -70,6 +71,7 @@ class Run:
             self.said += line
             if line.startswith("step "):
                 self.seen |= {one.pid: one for one in psutil.Process(self.process.pid).children(recursive=True)}
+                self.keys |= {environ_of(one).get("SWIFT_API_KEY", "") for one in self.engines()} - {""}
                 at_step(int(line.split()[1].split("/")[0]))
         watchdog.cancel()
         print(self.said)
@@ -84,13 +86,29 @@ class Run:
         return [one for one in self.alive() if "swift_r1.rollout.server" in " ".join(one.cmdline())]
 
     def alive(self) -> list[psutil.Process]:
-        return [one for one in self.seen.values() if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+        """What was seen, and what has the key of this run's engines: one may start an engine just before it ends."""
+        keyed = [one for one in psutil.process_iter() if environ_of(one).get("SWIFT_API_KEY") in self.keys]
+        return [one for one in {*self.seen.values(), *keyed} if one.is_running() and _status(one) != "zombie"]
 
     def all_gone(self) -> None:
         end = time.monotonic() + 60
         while alive := self.alive():
             assert time.monotonic() < end, alive
             time.sleep(0.1)
+
+
+def environ_of(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except psutil.Error:  # it is gone
+        return {}
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return process.status()
+    except psutil.NoSuchProcess:
+        return "zombie"
 
 
 @pytest.fixture
