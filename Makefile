@@ -20,7 +20,7 @@ install: ## .venv with the `swift` command (about 3 minutes the first time)
 test: install ## the tests; PYTEST_ARGS='-k rewards' to choose
 	@$(ENV) $(PY) -m pytest -m "not long and not gpu" $(PYTEST_ARGS)
 
-test-long: install ## the slow tests too, under 60 minutes
+test-long: install ## the slow tests too, over an hour
 	@$(ENV) $(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 
 test-ms-swift: install ## plugins and datasets beside the real ms-swift 4.6.0, in .venv-ms-swift on top of .venv (3 minutes the first time)

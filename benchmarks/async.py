@@ -142,7 +142,9 @@ def train(args: argparse.Namespace, url: str, cpus: Sequence[int] | None, seed: 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
     parser.add_argument("--model", required=True)
     parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--completions", type=int, default=32, help="a step")

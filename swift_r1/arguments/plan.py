@@ -49,6 +49,11 @@ class Plan:
     max_tokens_per_micro_batch: int | None
     rollouts_from: str
 
+    @property
+    def max_tokens(self) -> int:
+        """Upper bound of completion tokens in the whole run."""
+        return self.rounds * self.max_tokens_per_round
+
 
 def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) -> Plan:
     """The plan of resolved arguments.

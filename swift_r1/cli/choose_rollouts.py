@@ -24,7 +24,7 @@ def chosen(args: RlhfArguments, plan: Plan, world: World, gpu: bool) -> tuple[Rl
     """The arguments with `use_vllm` decided, and the line about it; None where the user has decided."""
     if args.use_vllm is not None:
         return args, None
-    tokens = plan.rounds * plan.max_tokens_per_round
+    tokens = plan.max_tokens
     if (why := why_own_process(args, tokens, world, gpu)) is not None:
         line = f"completions come from the trainer's own process (--use_vllm false): {why}"
         return replace(args, use_vllm=False), line
@@ -40,7 +40,7 @@ def compiled(args: RlhfArguments, plan: Plan, gpu: bool) -> tuple[RlhfArguments,
     it; None where the user has decided, or the engine does."""
     if not args.colocates or gpu or args.vllm_enforce_eager is not None:
         return args, None
-    tokens = plan.rounds * plan.max_tokens_per_round
+    tokens = plan.max_tokens
     eager = tokens < LEAST_COMPILED_TOKENS
     line = (
         f"vLLM runs {'eagerly' if eager else 'compiled'} (--vllm_enforce_eager {str(eager).lower()}): at most "

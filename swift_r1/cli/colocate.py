@@ -46,12 +46,7 @@ class Engines:
 def start_engines(
     args: RlhfArguments, ranks: int, folder: Path, environ: Mapping[str, str], cpus: Sequence[int], gpu: bool
 ) -> Engines:
-    """Starts an engine for each of `ranks` processes, without waiting for them; their logs go to the run's `folder`.
-
-    Raises:
-        UsageError: a flag that has no effect here.
-    """
-    check_device(args, gpu)
+    """Starts an engine for each of `ranks` processes, without waiting for them; their logs go to the run's `folder`."""
     key = secrets.token_hex(16)
     ports = free_ports(ranks)
     urls = [f"http://127.0.0.1:{port}" for port in ports]
@@ -100,8 +95,8 @@ def engine_flags(args: RlhfArguments, port: int, gpu: bool) -> list[str]:
         values["vllm_enforce_eager"] = str(args.vllm_enforce_eager).lower()
     if gpu:
         values["vllm_gpu_memory_utilization"] = args.vllm_gpu_memory_utilization or DEFAULT_GPU_SHARE
-    more = {"enable_sleep_mode": True} if args.sleep_level else {}
-    if more := args.vllm_engine_kwargs | more:
+    more = args.vllm_engine_kwargs | ({"enable_sleep_mode": True} if args.sleep_level else {})
+    if more:
         values["vllm_engine_kwargs"] = json.dumps(more)
     return [word for name, value in values.items() for word in (f"--{name}", str(value))]
 

@@ -154,14 +154,14 @@ def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
         config = read_config(args.deepspeed)
     except UsageError as error:
         return list(error.faults)
-    faults = moved_twice(config, args.offload_model, args.offload_optimizer)
-    return list(faults) + list(
-        contradictions(
+    return [
+        *moved_twice(config, args.offload_model, args.offload_optimizer),
+        *contradictions(
             config,
             dtype=args.torch_dtype or config_dtype(args.model),
             micro_batch=args.per_device_train_batch_size,
             accumulation=args.gradient_accumulation_steps,
             world_size=world.size,
             max_grad_norm=args.max_grad_norm,
-        )
-    )
+        ),
+    ]

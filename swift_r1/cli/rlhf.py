@@ -105,7 +105,6 @@ def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: boo
     leases' token. Where nobody asked for them, a run whose engines do not start goes on without.
 
     Raises:
-        UsageError: a flag has no effect here.
         RunFailed, ServerUnreachable: they were asked for, and do not start.
     """
     engines = start_engines(args, world.nproc_per_node, folder, os.environ, usable_cpus(), has_gpu(os.environ))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.rollout import GenerationArguments
 from swift_r1.arguments.server import RolloutArguments
-from swift_r1.cli.colocate import check_device, device_of, engine_flags, start_engines
+from swift_r1.cli.colocate import check_device, device_of, engine_flags
 from swift_r1.errors import UsageError
 
 
@@ -63,9 +62,9 @@ def test_each_engine_is_on_its_ranks_device() -> None:
         ),
     ],
 )
-def test_what_a_gpu_is_for_means_nothing_on_a_cpu(tmp_path: Path, flags: dict[str, Any], fault: str) -> None:
+def test_what_a_gpu_is_for_means_nothing_on_a_cpu(flags: dict[str, Any], fault: str) -> None:
     with pytest.raises(UsageError, match=fault):
-        start_engines(arguments(**flags), 1, tmp_path, {}, (0,), gpu=False)
+        check_device(arguments(**flags), gpu=False)
     check_device(arguments(**flags), gpu=True)
     check_device(arguments(), gpu=False)
 

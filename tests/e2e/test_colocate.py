@@ -124,19 +124,25 @@ def start(tiny_model: Path, tmp_path: Path) -> Iterator[Callable[..., Run]]:
         run.close()
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_engines_hold_the_trainers_weights_and_come_back(
-    start: Callable[..., Run], tmp_path: Path, processes: int
-) -> None:
-    run = start(processes, max_steps=6, weight_check_steps=2)
+def follow_while_an_engine_dies(run: Run, folder: Path) -> list[dict[str, Any]]:
+    """All six steps of a run with the trainer's weights in its engines, one of which is killed after the third."""
 
     def kill(step: int) -> None:
         if step == 3:
             run.engines()[0].kill()
 
     assert run.follow(kill) == 0
-    steps = steps_of(tmp_path / "run")
+    steps = steps_of(folder)
     assert len(steps) == 6 and all(step["rollout/logp_diff"] < LOGP_NOISE for step in steps)
+    return steps
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_engines_hold_the_trainers_weights_and_come_back(
+    start: Callable[..., Run], tmp_path: Path, processes: int
+) -> None:
+    run = start(processes, max_steps=6, weight_check_steps=2)
+    steps = follow_while_an_engine_dies(run, tmp_path / "run")
     assert all(step.get("rollout/weight_check", 0) < LOGP_NOISE for step in steps)
     check_every_prompt_once(tmp_path / "run", 6)
     assert "started anew" in run.said
@@ -197,14 +203,7 @@ def test_engine_and_trainer_take_turns_on_a_gpu(start: Callable[..., Run], tmp_p
     """An engine that is killed between rounds is brought back too."""
     more = {"offload_model": "true", "offload_optimizer": "true", "vllm_gpu_memory_utilization": 0.3}
     run = start(1, max_steps=6, weight_check_steps=2, sleep_level=level, vllm_engine_kwargs="{}", save_steps=3, **more)
-
-    def kill(step: int) -> None:
-        if step == 3:
-            run.engines()[0].kill()
-
-    assert run.follow(kill) == 0
-    steps = steps_of(tmp_path / "run")
-    assert len(steps) == 6 and all(step["rollout/logp_diff"] < LOGP_NOISE for step in steps)
+    steps = follow_while_an_engine_dies(run, tmp_path / "run")
     assert all(step["time/sleep"] > 0 and step["time/offload"] > 0 for step in steps)
     assert (tmp_path / "run" / "engine-0.log").read_text().count(f"the engine sleeps at level {level}") >= 6
     run.all_gone()
