@@ -69,9 +69,9 @@ class CosineReward(ORM):
         ]
 
     def scaled(self, correct: bool, length: int) -> float:
-        """The reward of an answer of `length` tokens."""
+        """The reward of an answer of `length` tokens; beyond the full length it stays what it is there."""
         start, end = self.at_zero[correct], self.at_full[correct]
-        return end + (start - end) * (1 + math.cos(math.pi * length / self.max_len)) / 2
+        return end + (start - end) * (1 + math.cos(math.pi * min(length / self.max_len, 1))) / 2
 
 
 class RepetitionPenalty(ORM):
@@ -94,7 +94,8 @@ def repeated_share(text: str, size: int) -> float:
 
 
 class SoftOverlong(ORM):
-    """0 up to `--soft_max_length - --soft_cache_length` tokens, then falling in a line to -1 at `--soft_max_length`."""
+    """0 up to `--soft_max_length - --soft_cache_length` tokens, then falling in a line to -1 at `--soft_max_length`
+    and beyond."""
 
     def __init__(self, args: Any, **kwargs: Any) -> None:
         super().__init__(args)
@@ -107,7 +108,8 @@ class SoftOverlong(ORM):
         self, completions: list[str], response_token_ids: list[Any], **kwargs: Any
     ) -> list[float | None]:
         free = self.soft_max_length - self.soft_cache_length
-        return [min((free - token_count(ids)) / self.soft_cache_length, 0.0) for ids in response_token_ids]
+        lengths = map(token_count, response_token_ids)
+        return [max(-1.0, min((free - length) / self.soft_cache_length, 0.0)) for length in lengths]
 
 
 def token_count(ids: Sequence[Any]) -> int:

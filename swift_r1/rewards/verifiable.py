@@ -6,7 +6,7 @@ import re
 from typing import Any, Literal
 
 from swift_r1.rewards.graders import grade_countdown, grade_gsm8k, grade_math
-from swift_r1.rewards.graders.library import EXPLOSIVE, time_limit
+from swift_r1.rewards.graders.library import parsed, verified
 from swift_r1.rewards.orm import ORM, orms
 
 # A named column says what the reward needs; that narrows `ORM`'s call, as in every plugin.
@@ -69,30 +69,22 @@ class MathAccuracy(ORM):
 
 def _accuracy(completion: str, solution: Any) -> float | None:
     from latex2sympy2_extended import NormalizationConfig
-    from math_verify import LatexExtractionConfig, parse, verify
+    from math_verify import LatexExtractionConfig
 
-    limit = time_limit()
-    always: dict[str, Any] = {"extraction_mode": "first_match", "parsing_timeout": limit, "raise_on_error": False}
+    first: dict[str, Any] = {"extraction_mode": "first_match"}
     right = _ANSWER.search(str(solution))
-    gold = parse(right[1].strip() if right else str(solution), **always)
+    gold = parsed(right[1].strip() if right else str(solution), **first)
     if not gold:
         return None
     tagged = _ANSWER.search(completion)
-    text = tagged[1].strip() if tagged else completion
-    if EXPLOSIVE.search(text):
-        return 0.0
     if tagged is not None:
-        answer = parse(text, **always)
-    else:
-        latex = LatexExtractionConfig(
-            normalization_config=NormalizationConfig(
-                basic_latex=True, units=True, malformed_operators=False, boxed="all"
-            ),
-            boxed_match_priority=0,
-            try_extract_without_anchor=False,
-        )
-        answer = parse(text, extraction_config=[latex], **always)
-    return float(bool(answer) and verify(gold, answer, timeout_seconds=limit, raise_on_error=False))
+        return float(verified(gold, parsed(tagged[1].strip(), **first)))
+    latex = LatexExtractionConfig(
+        normalization_config=NormalizationConfig(basic_latex=True, units=True, malformed_operators=False, boxed="all"),
+        boxed_match_priority=0,
+        try_extract_without_anchor=False,
+    )
+    return float(verified(gold, parsed(completion, extraction_config=[latex], **first)))
 
 
 orms["countdown"] = Countdown

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from swift_r1.rewards.construct import build_reward
-from swift_r1.rewards.graders import Grade, grade_gsm8k, grade_math
+from swift_r1.rewards.graders import Grade, grade_gsm8k, grade_math, library
 from swift_r1.rewards.graders.value import Unreadable, values
 
 DATA = Path(os.environ.get("SWIFT_R1_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
@@ -273,6 +273,53 @@ def test_rewards_over_the_graders() -> None:
     assert build_reward("gsm8k").call(texts, columns) == [0.0, 1.0]
     assert build_reward("math").call(texts, columns) == [0.0, 1.0]
     assert build_reward("accuracy").call(texts, columns) == [0.0, 1.0]
+
+
+WORKED = [  # text with working, and its gold answer
+    (r"Since $x^2 - 4x + 3 = (x-1)(x-3)$, both powers $x^2$ and $3^2$ fit. So \boxed{3}", "3"),
+    (r"By Pythagoras $c^2 = a^2 - b^2 = 5^2 - 3^2$, hence $c = \boxed{4}$.", "4"),
+    (r"We have $2^3 \cdot 2^4 = 2^{3+4} = 128$. The answer is $\boxed{128}$.", "128"),
+    (r"As $5!! = 5 \cdot 3$, and $100!$ has 24 zeros, we get \boxed{15}.", "15"),
+    (r"The last digit of $2^{2023}$ is that of $2^3$: $\boxed{8}$", "8"),
+    (r"Not $9^{9^{9^9}}$ and not $(1000!)!$, but \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+    (r"$$\frac{x^2}{y^2} \cdot y^2$$ leaves \[ \boxed{x^2} \]", "x^2"),
+    (r"So $a^2b^2 = (ab)^2$ and the answer is $\boxed{a^2b^2}$.", "(ab)^2"),
+]
+
+
+def test_the_working_before_the_answer_does_not_matter() -> None:
+    texts, golds = zip(*WORKED, strict=True)
+    assert build_reward("accuracy").call(list(texts), {"solution": [f"${gold}$" for gold in golds]}) == [1.0] * 8
+    assert build_reward("accuracy").call(list(texts), {"solution": ["$7$"] * 8}) == [0.0] * 8
+    for verifier in ("fast", "math_verify"):
+        assert [grade_math(text, gold, verifier).score for text, gold in WORKED] == [1.0] * 8, verifier
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold"),
+    [
+        (r"\left(\frac{x}{y}\right)^2", r"\frac{x^2}{y^2}"),
+        (r"-y^2 + x^2", "x^2-y^2"),
+        (r"b^2a^2", "a^2b^2"),
+        (r"\frac{59049}{32}", r"\frac{3^{10}}{2^5}"),
+        (r"\frac{3^{10}}{2^5}", r"\frac{59049}{32}"),
+        (r"2 \cdot 2^{2022}", "2^{2023}"),
+        (r"x^{2023} + 1", "1 + x^{2023}"),
+        (r"2^{2^{3}}", "256"),
+        (r"\frac{100!}{98!}", "9900"),
+    ],
+)
+def test_the_library_sees_ordinary_powers(answer: str, gold: str) -> None:
+    assert grade_math(boxed(answer), gold, "math_verify") == Grade(1.0, True)
+
+
+def test_the_library_says_nothing_about_its_time(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(library, "LIBRARY_SECONDS", 1)
+    started = time.monotonic()
+    assert grade_math(boxed(r"\binom{1000000}{500000}"), "5", "math_verify") == Grade(0.0, True)
+    assert time.monotonic() - started > 0.9 and not caplog.records
 
 
 def test_accuracy_is_math_verify_and_has_no_opinion_without_a_gold_answer() -> None:

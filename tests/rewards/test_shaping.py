@@ -55,6 +55,9 @@ def test_cosine() -> None:
     assert values[5] is None
     # 25 of 100 tokens: 0.25 + 0.75 * (1 + cos(pi / 4)) / 2
     assert right.scaled(True, 25) == pytest.approx(0.25 + 0.75 * (1 + math.sqrt(0.5)) / 2)
+    # longer than the full length is no better than that
+    assert [right.scaled(True, length) for length in (150, 200, 400)] == pytest.approx([0.25] * 3)
+    assert [right.scaled(False, length) for length in (150, 200, 400)] == pytest.approx([0.0] * 3)
 
 
 def test_cosine_asks_the_registered_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +90,9 @@ def test_repetition() -> None:
 def test_soft_overlong() -> None:
     args = arguments("--reward_funcs", "soft_overlong", "--soft_cache_length", "20", "--soft_max_length", "100")
     reward = build_reward("soft_overlong", args).function
-    lengths = [0, 80, 90, 100, 120]
-    values = reward(["x"] * 5, response_token_ids=[[0] * length for length in lengths])
-    assert values == pytest.approx([0.0, 0.0, -0.5, -1.0, -2.0])
+    lengths = [0, 80, 90, 100, 120, 200]
+    values = reward(["x"] * 6, response_token_ids=[[0] * length for length in lengths])
+    assert values == pytest.approx([0.0, 0.0, -0.5, -1.0, -1.0, -1.0])
 
 
 @pytest.mark.parametrize(

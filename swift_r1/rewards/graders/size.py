@@ -1,0 +1,71 @@
+"""How large the numbers get that evaluating a sympy object makes, estimated before anything is evaluated."""
+
+from __future__ import annotations
+
+from math import inf, log2
+from typing import Any
+
+MAX_BITS = 100_000  # of one exact number; a division of two such takes some ten milliseconds
+MAX_TERMS = 1_000  # of a sum or a product that is written out
+
+
+class TooLarge(ValueError):
+    """Evaluation would make a number of more than `MAX_BITS` bits."""
+
+
+def bearable(node: Any) -> bool:
+    """Whether exact evaluation of a sympy object (expression, set, relation or matrix) stays within the bounds.
+
+    Only numbers count. What is merely slow, such as expanding (x + y)^5000, can be interrupted; a power of whole
+    numbers cannot, and takes all memory.
+    """
+    try:
+        _bits(node)
+    except (TooLarge, RecursionError):
+        return False
+    return True
+
+
+def _bits(node: Any) -> float:
+    """About log2 of an exact value, numerator and denominator together, where letters count as 2; at least 1."""
+    found = max(1.0, _estimate(node))
+    if found > MAX_BITS:
+        raise TooLarge
+    return found
+
+
+def _estimate(node: Any) -> float:
+    from sympy import Float, MatrixBase, Pow, Product, Rational, Sum, cosh, exp, gamma, sinh
+    from sympy.functions.combinatorial.factorials import CombinatorialFunction
+
+    if isinstance(node, MatrixBase):
+        return sum(map(_bits, node.flat()))
+    if isinstance(node, Rational):
+        return node.p.bit_length() + node.q.bit_length()
+    if isinstance(node, Float):
+        return abs(node.num.exp) + node.num.bc
+    parts = sum(map(_bits, node.args))  # the parts first: what follows evaluates them
+    if isinstance(node, Pow):
+        return _bits(node.base) * max(1.0, _magnitude(node.exp))
+    if isinstance(node, exp | sinh | cosh):
+        return max(parts, 2 * _magnitude(node.args[0]))
+    if isinstance(node, CombinatorialFunction | gamma):
+        largest = max(map(_magnitude, node.args))
+        return max(parts, largest * log2(largest + 2))
+    if isinstance(node, Sum | Product):
+        for _, start, end in node.limits:
+            terms = 0.0 if end.is_infinite else _magnitude(start) + _magnitude(end)
+            if terms > MAX_TERMS:
+                raise TooLarge
+            parts *= max(1.0, terms)
+    return parts
+
+
+def _magnitude(node: Any) -> float:
+    """The absolute value of a number; 1 for what holds letters, infinity for what is no number."""
+    if node.free_symbols:
+        return 1.0
+    try:
+        return abs(complex(node.evalf(5)))
+    except (TypeError, ValueError, OverflowError):
+        return inf
