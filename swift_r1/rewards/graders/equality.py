@@ -1,7 +1,7 @@
 r"""The rule `fast`: whether two tidied answers are equal. Strings first, then part by part, then values.
 
 It runs in bounded time and evaluates no code. It is stricter than `math_verify` (the library): a whole number must be
-written as one, a fraction in lowest terms, a list in its order.
+written as one, a fraction in lowest terms, a list that is not written as a set in its order.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
+from typing import NamedTuple
 
 from swift_r1.rewards.graders.latex import closing, without_unit
 from swift_r1.rewards.graders.value import Unreadable, Value, same, values
 
 MAX_PARTS = 64  # of a list
+MAX_MEMBERS = 24  # of a set
 
 _LITERAL = re.compile(
     r"([-+]?)\s*([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+\.?[0-9]*|\.[0-9]+)"
@@ -22,10 +24,22 @@ _LITERAL = re.compile(
 _FRACTION = re.compile(
     r"(-?)\s*(?:\\frac\s*(?:\{\s*(-?[0-9]+)\s*\}|([0-9]))\s*(?:\{\s*(-?[0-9]+)\s*\}|([0-9]))|([0-9]+)\s*/\s*([0-9]+))"
 )
-_NAME = re.compile(r"([A-Za-z](?:_(?:\{\w+\}|\w))?(?:\s*\(\s*[A-Za-z]\s*\))?)\s*=(?!=)\s*(.+)", re.DOTALL)
+# x = ..., x_1 = ..., f(x) = ..., (x, y) = ..., x \in ..., \approx ...
+_NAME = re.compile(
+    r"(?:((?:[A-Za-z]|\\[a-z]+)(?:_(?:\{[^{}]+\}|\w))?(?:\s*\(\s*[A-Za-z]\s*\))?|\([A-Za-z](?:\s*,\s*[A-Za-z])+\))"
+    r"\s*(?:=(?!=)|\\in(?![A-Za-z]))|\\approx(?![A-Za-z]))\s*(.+)",
+    re.DOTALL,
+)
 _JOIN = re.compile(r"\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)\s*,?")
 _WORDS = re.compile(r"\\text\s*\{([^{}]*)\}")
+_DEGREES = re.compile(r"(?<=[0-9)}])\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})$")  # an angle is asked for in degrees or not
 _PAIRS = {"(": ")]", "[": ")]"}
+_MATRIX = re.compile(
+    r"[(\[]?\s*\\begin\s*\{([pbvVB]?matrix|array)\}(?:\s*\{[clr| ]*\})?((?:(?!\\begin).)*)\\end\s*\{\1\}\s*[)\]]?",
+    re.DOTALL,
+)
+_FREE_SPACE = re.compile(r" (?![0-9])|(?<![0-9]) ")
+_TURNED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _RELATION = re.compile(r"=|<|>|\\(?:le|ge|ne|in|to|approx)(?![A-Za-z])")
 
 
@@ -37,7 +51,6 @@ def equal(given: str, right: str) -> bool:
         return False
     if same_text(given, right) or _same_words(given, right):
         return True
-    given, right = _without_name(given, right)
     return _equal_values(given, right, MAX_PARTS)
 
 
@@ -45,7 +58,7 @@ def _same_words(given: str, right: str) -> bool:
     r"""Answers in words: \text{East} is east, and \text{(B)} is B."""
     if "\\text" not in right and not re.fullmatch(r"\(?[A-Z]\)?|[A-Za-z ]{3,}", right):
         return False
-    plain = [_WORDS.sub(r"\1", text).replace(" ", "") for text in (given, right)]
+    plain = [_WORDS.sub(r"\1", text).replace(" ", "").removesuffix(".") for text in (given, right)]
     plain = [text[1:-1] if re.fullmatch(r"\([A-Za-z]\)", text) else text for text in plain]
     if not plain[0] or not plain[0].replace("(", "").replace(")", "").isalpha():
         return False
@@ -55,7 +68,7 @@ def _same_words(given: str, right: str) -> bool:
 
 
 def _without_name(given: str, right: str) -> tuple[str, str]:
-    """`x = 5` answers 5, for one letter (and f(x)); where both are named, the names count."""
+    """`x = 5` answers 5, for one letter (and f(x), and (x, y)); where both are named, the names count."""
     named_given, named_right = _NAME.fullmatch(given), _NAME.fullmatch(right)
     if named_given and not _RELATION.search(right) and not _RELATION.search(named_given[2]):
         return named_given[2], right
@@ -65,6 +78,7 @@ def _without_name(given: str, right: str) -> tuple[str, str]:
 
 
 def _equal_values(given: str, right: str, budget: int) -> bool:
+    given, right = _without_name(_DEGREES.sub("", given), _DEGREES.sub("", right))
     if same_text(given, right):
         return True
     if budget <= 0:
@@ -79,25 +93,60 @@ def _equal_values(given: str, right: str, budget: int) -> bool:
     fractions = _fraction(given), _fraction(right)
     if fractions[0] and fractions[1] and _written(*fractions[0]) == _written(*fractions[1]):
         return fractions[0] == fractions[1] or _in_lowest_terms(*fractions[0])
+    matrices = _matrix(given), _matrix(right)
+    if matrices[0] and matrices[1]:
+        rows = matrices[0][1], matrices[1][1]
+        cells = [[cell for row in matrix for cell in row] for matrix in rows]
+        alike = matrices[0][0] == matrices[1][0] and [*map(len, rows[0])] == [*map(len, rows[1])]
+        return alike and _same_list(*cells, budget)
+    members = _members(given), _members(right)
+    if members[0].is_set or members[1].is_set:
+        return _same_set(members[0].items, members[1].items, budget)
+    if len(members[0].items) > 1 or len(members[1].items) > 1:
+        return _same_list(members[0].items, members[1].items, budget)
     inner = _inside(given), _inside(right)
     if inner[0] and inner[1] and inner[0][0] == inner[1][0]:
-        kind, given_body = inner[0]
-        parts = _parts(given_body), _parts(inner[1][1])
-        if kind == "{}":
-            return _same_set(*parts, budget)
-        if len(parts[0]) > 1 or len(parts[1]) > 1 or "[" in kind or "]" in kind:
+        parts = _parts(inner[0][1]), _parts(inner[1][1])
+        if len(parts[0]) > 1 or len(parts[1]) > 1 or "[" in inner[0][0] or "]" in inner[0][0]:
             return _same_list(*parts, budget)
-    elif (inner[0] and len(_parts(inner[0][1])) > 1) or (inner[1] and len(_parts(inner[1][1])) > 1):
+    elif any(part and len(_parts(part[1])) > 1 for part in inner):
         return False  # a pair is not an interval of another kind
-    parts = _parts(given), _parts(right)
-    if len(parts[0]) > 1 or len(parts[1]) > 1:
-        return _same_list(*parts, budget)
     relations = _RELATION.findall(given), _RELATION.findall(right)
     if relations[0] or relations[1]:
-        if relations[0] != relations[1]:
-            return False
-        return _same_list(_RELATION.split(given), _RELATION.split(right), budget)
+        sides = _RELATION.split(given), _RELATION.split(right)
+        if relations[0] != relations[1]:  # 2 < x is x > 2
+            relations[0][:] = [_TURNED.get(sign, sign) for sign in reversed(relations[0])]
+            sides[0].reverse()
+        return relations[0] == relations[1] and _same_list(*sides, budget)
     return _same_value(given, right)
+
+
+class _Members(NamedTuple):
+    items: list[str]
+    is_set: bool  # in braces, or with a choice of signs: the order does not count
+
+
+def _members(text: str) -> _Members:
+    r"""What a list or a set in `\{ \}` holds; an item with `\pm` is two."""
+    braced = text.startswith("\\{") and text.endswith("\\}")
+    parts = _parts(text[2:-2] if braced else text)
+    if "\\pm" not in text and "\\mp" not in text:
+        return _Members(parts, braced)
+    items = []
+    for part in parts:
+        upper = part.replace("\\pm", "+").replace("\\mp", "-")
+        items += [upper] if upper == part else [upper, part.replace("\\pm", "-").replace("\\mp", "+")]
+    return _Members(items, True)
+
+
+def _matrix(text: str) -> tuple[str, list[list[str]]] | None:
+    """The kind ("v" for a determinant, "" for all that have round or square brackets), and the rows."""
+    found = _MATRIX.fullmatch(text) if "\\begin" in text else None
+    if found is None:
+        return None
+    rows = [[cell.strip() for cell in row.split("&")] for row in found[2].split("\\\\")]
+    kind = found[1][0] if found[1][0] in "vVB" else ""
+    return kind, rows[:-1] if rows[-1] == [""] else rows
 
 
 def _same_list(given: list[str], right: list[str], budget: int) -> bool:
@@ -108,8 +157,8 @@ def _same_list(given: list[str], right: list[str], budget: int) -> bool:
 
 
 def _same_set(given: list[str], right: list[str], budget: int) -> bool:
-    """Equal whatever the order; at most 8 members, for every pair may be looked at."""
-    if len(given) != len(right) or len(right) > min(8, budget):
+    """Equal whatever the order; not too many members, for every pair may be looked at."""
+    if len(given) != len(right) or len(right) > min(MAX_MEMBERS, budget):
         return False
     left = [text.strip() for text in right]
     for text in given:
@@ -122,15 +171,9 @@ def _same_set(given: list[str], right: list[str], budget: int) -> bool:
 
 def _same_value(given: str, right: str) -> bool:
     try:
-        for plus, minus in (("+", "-"), ("-", "+")):
-            first, second = (text.replace("\\pm", plus).replace("\\mp", minus) for text in (given, right))
-            if not same(_values(first), _values(second)):
-                return False
-            if first == given and second == right:
-                break
+        return same(_values(given), _values(right))
     except Unreadable:
         return False
-    return ("\\pm" in given) == ("\\pm" in right)
 
 
 @lru_cache(maxsize=4096)
@@ -173,9 +216,7 @@ def _in_lowest_terms(numerator: int, denominator: int) -> bool:
 
 
 def _inside(text: str) -> tuple[str, str] | None:
-    """The brackets around a whole text, and what they hold: "()", "[)", "{}", ..."""
-    if text.startswith("\\{") and text.endswith("\\}"):
-        return "{}", text[2:-2]
+    """The brackets around a whole text, and what they hold: "()", "[)", ..."""
     if len(text) < 2 or text[0] not in _PAIRS or text[-1] not in _PAIRS[text[0]]:
         return None
     depth = 0
@@ -189,6 +230,8 @@ def _inside(text: str) -> tuple[str, str] | None:
 def _parts(text: str) -> list[str]:
     """The text cut at commas, semicolons, "and" and "or" outside brackets and braces."""
     text = _JOIN.sub(",", text)
+    if "," not in text and ";" not in text:
+        return [text.strip()]
     parts, depth, start, index = [], 0, 0, 0
     while index < len(text):
         character = text[index]
@@ -207,5 +250,7 @@ def _parts(text: str) -> list[str]:
 
 
 def same_text(given: str, right: str) -> bool:
-    """Equal but for spaces, and not empty."""
-    return bool(given) and given.replace(" ", "") == right.replace(" ", "")
+    """Equal but for spaces, and not empty; a space between two digits counts."""
+    if given == right:
+        return bool(given)
+    return bool(given) and _FREE_SPACE.sub("", given) == _FREE_SPACE.sub("", right)

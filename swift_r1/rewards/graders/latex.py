@@ -5,27 +5,52 @@ from __future__ import annotations
 import re
 
 _BOX = re.compile(r"\\f?boxed(?![A-Za-z])\s*")
-_SPACING = re.compile(r"\\[!,;: ]|\\q?quad(?![A-Za-z])|~")
-_SIZES = re.compile(r"\\(?:left|right|[bB]ig[glr]?|displaystyle|limits)(?![A-Za-z])\.?")
-_SAME = (
-    (re.compile(r"\\[dtc]frac(?![A-Za-z])"), r"\\frac"),
-    (re.compile(r"\\[dt]binom(?![A-Za-z])"), r"\\binom"),
-    (re.compile(r"\\(?:mbox|textrm|textbf|textit|textnormal|hbox)(?![A-Za-z])"), r"\\text"),
-    (re.compile(r"\\(?:cdot|ast)(?![A-Za-z])"), r"\\times"),
-    (re.compile(r"\\leq(?![A-Za-z])"), r"\\le"),
-    (re.compile(r"\\geq(?![A-Za-z])"), r"\\ge"),
-    (re.compile(r"\\neq(?![A-Za-z])"), r"\\ne"),
-    (re.compile(r"\\(?:lbrace|rbrace)(?![A-Za-z])"), lambda found: "\\" + "{}"[found[0] == r"\rbrace"]),
+# A command, a line break with the room after it, or a backslash and one character.
+_COMMAND = re.compile(
+    r"(?P<gone>\\(?:left|right)\s*\.|\\!\s*)|\\[A-Za-z]+|(?P<line>\\\\(?:\s*\[-?[0-9.]+\s*[a-z]{2}\])?)|\\.", re.DOTALL
 )
+_NOTHING = r"""
+    \( \) \[ \] \$ \% \left \right \big \Big \bigg \Bigg \bigl \bigr \Bigl \Bigr \biggl \biggr \Biggl \Biggr
+    \displaystyle \textstyle \limits \mathbf \boldsymbol \bm \mathit \mathsf \bf
+"""
+_SPELLINGS = dict.fromkeys(_NOTHING.split(), "") | {"\\lbrace": "\\{", "\\rbrace": "\\}", "\\degree": "^\\circ"}
+_SPELLINGS |= dict.fromkeys(("\\,", "\\;", "\\:", "\\>", "\\ ", "\\\n", "\\quad", "\\qquad"), " ")
+for _spelling, _others in {
+    "\\frac": r"\dfrac \tfrac \cfrac",
+    "\\binom": r"\dbinom \tbinom",
+    "\\text": r"\mbox \hbox \textrm \textbf \textit \textup \textsf \texttt \textnormal \mathrm \rm",
+    "\\times": r"\cdot \ast",
+    "\\le": r"\leq \leqslant",
+    "\\ge": r"\geq \geqslant",
+    "\\ne": r"\neq",
+    "\\emptyset": r"\varnothing",
+}.items():
+    _SPELLINGS |= dict.fromkeys(_others.split(), _spelling)
+_CHARACTERS = str.maketrans(
+    {
+        "\u2212": "-",
+        "\u00b0": "^\\circ",
+        "\u00d7": "\\times ",
+        "\u00b7": "\\times ",
+        "\u03c0": "\\pi ",
+        "\u00b1": "\\pm ",
+    }
+    | {"\u221e": "\\infty ", "\u222a": "\\cup ", "\u2208": "\\in ", "\u2264": "\\le ", "\u2265": "\\ge ", "\u00a0": " "}
+)
+_GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
+_SINGLE = re.compile(r"([\^_])\{(\w)\}(?![0-9])")
+_PLUS_INFINITY = re.compile(r"((?:^|[(\[,=])\s*)\+\s*(?=\\infty)")
+_NUMBER_IN_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[0-9][^{}\\]*)\}")
 # What follows a value and is no part of it: \text{ cm}^2, \mathrm{~kg}. Euler's e and the like are values.
-_UNIT = re.compile(r"\\(?:text|mathrm|rm)\s*\{\s*~?\s*([A-Za-z][A-Za-z./ ]*)\}\s*(\^\s*\{?\s*-?[0-9]\s*\}?)?\s*\.?$")
-_NO_UNIT = frozenset(("e", "i", "d", "pi", "or", "and"))
+_UNIT = re.compile(r"\\text\s*\{\s*~?\s*([A-Za-z][A-Za-z./ ]*)\}\s*(\^\s*\{?\s*-?[0-9]\s*\}?)?\s*\.?$")
+_NO_UNIT = frozenset(
+    ("e", "i", "d", "pi", "or", "and", "dozen", "hundred", "thousand", "million", "billion", "trillion")
+)
 _WORDS = (
     "mm|cm|km|inch|inches|ft|foot|feet|yards?|miles?|met(?:er|re)s?|hours?|minutes?|seconds?|days?|weeks?|months?|years?"
     "|dollars?|cents?|grams?|kg|pounds?|lit(?:er|re)s?|degrees?|percent|units?|mph|people|students"
 )
 _PLAIN_UNIT = re.compile(rf"(?<=[0-9}}])\s*((?:square |cubic )?(?:{_WORDS}))(\^\s*\{{?[0-9]\}}?)?\.?$")
-_DEGREES = re.compile(r"\s*(?:\^\s*\{?\s*)\\circ\s*\}?$|°$")
 
 
 def last_boxed(text: str) -> str | None:
@@ -62,25 +87,37 @@ def unboxed(text: str) -> str:
 
 
 def tidied(text: str) -> str:
-    r"""One spelling for what is typeset alike: dollars, spacing, sizes, `\dfrac`, percent signs, a final full stop."""
-    text = text.strip().replace("\u2212", "-").replace("\\(", "").replace("\\)", "")
-    text = text.replace("\\[", "").replace("\\]", "").replace("{,}", ",").replace("\\$", "").replace("$", "")
-    for pattern, spelling in _SAME:
-        text = pattern.sub(spelling, text)
-    text = _SIZES.sub("", text)
-    text = re.sub(r"\\!", "", text)  # 12,\!345 is one number
-    text = _SPACING.sub(" ", text)
-    text = text.replace("\\%", "").replace("%", "")
+    r"""One spelling for what is typeset alike: dollars, spacing, sizes, `\dfrac`, percent signs, a final full stop.
+
+    A space that is left between two digits parts two numbers, but for groups of three (12\,345).
+    """
+    if not text.isascii():
+        text = text.translate(_CHARACTERS)
+    if "\\" in text:
+        text = _COMMAND.sub(_spelling_of, text)
+    text = text.replace("{,}", ",").replace("$", "").replace("%", "").replace("~", " ")
     text = " ".join(text.split())
-    return text[:-1].rstrip() if text.endswith(".") else text
+    if " " in text:
+        text = _GROUPED.sub(lambda found: found[0].replace(" ", ""), text)
+    if "{" in text:
+        text = _SINGLE.sub(r"\1\2", text)
+        while text.startswith("{") and closing(text, 0) == len(text) - 1:
+            text = text[1:-1].strip()
+    if "\\infty" in text:
+        text = _PLUS_INFINITY.sub(r"\1", text)
+    text = text.removesuffix(".").strip()
+    found = _NUMBER_IN_TEXT.fullmatch(text)
+    return text if found is None else found[1].removesuffix(".").strip()
+
+
+def _spelling_of(found: re.Match[str]) -> str:
+    if found["gone"]:
+        return ""
+    return "\\\\" if found["line"] else _SPELLINGS.get(found[0], found[0])
 
 
 def without_unit(text: str) -> tuple[str, str]:
-    """A tidied text without its unit, and the unit in lower case and singular; "" where there is none.
-
-    Degrees are no unit here: an angle is asked for in degrees or it is not.
-    """
-    text = _DEGREES.sub("", text) or text
+    """A tidied text without its unit, and the unit in lower case and singular; "" where there is none."""
     for pattern in (_UNIT, _PLAIN_UNIT):
         found = pattern.search(text)
         if found and found.start() > 0 and found[1].strip().lower() not in _NO_UNIT:

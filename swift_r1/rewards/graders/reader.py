@@ -54,11 +54,12 @@ class Reader:
 
     Attributes:
         variables: whether any was read.
+        rounded: whether anything was rounded: then many points give the same value.
     """
 
     def __init__(self, tokens: list[str], point: int) -> None:
         self._tokens, self._at, self._point, self._depth, self._bars = tokens, 0, point, 0, 0
-        self.variables = False
+        self.variables = self.rounded = False
 
     def whole(self) -> Value:
         value = self._sum()
@@ -281,12 +282,15 @@ class Reader:
             self._expect("\\rfloor" if token == "\\lfloor" else "\\rceil")
             if not isinstance(value, Fraction):
                 raise Unreadable("rounding of a number that is not rational")
+            self.rounded = True
             return Fraction(value.__floor__() if token == "\\lfloor" else value.__ceil__())
+        if token == "\\text" and self._tokens[self._at + 2 : self._at + 3] == ["}"]:  # \text{e}
+            return self._argument()
         raise Unreadable(f"unexpected {token!r}")
 
 
 def _variable(name: str, point: int) -> Fraction:
     """A fixed rational that depends on the name alone: no two names are likely to be related by a simple law."""
     seed = zlib.crc32(f"{point}:{name}".encode())
-    value = Fraction(1009 + seed % 8009, 997 + (seed >> 16) % 3001)
+    value = Fraction(1009 + seed % 8009, 997 + (seed >> 16) % 3001) * 10 ** (point // 8)
     return -value if point > 1 and seed >> 9 & 1 else value
