@@ -212,6 +212,10 @@ def names(gold: str) -> Iterator[str]:
     if found := re.fullmatch(r"[A-Za-z](?:_\{.*\})?(?:\([a-z]\))? ?= ?([^=,]*)", gold):
         yield found[1]
         yield gold.replace("=", " = ")
+        yield f"{found[1]} = {gold.partition('=')[0].strip()}"
+    for left, right in (("\\ge", "\\le"), ("\\geqslant", "\\le"), ("\\le", "\\ge"), (">", "<"), ("<", ">")):
+        if found := re.fullmatch(rf"([^=]*) {re.escape(left)} ([^=]*)", gold):
+            yield f"{found[2]} {right} {found[1]}"
     elif is_value(gold) and "(" not in gold and NUMBER.search(gold):
         yield f"x = {gold}"
         yield f"S={gold}"

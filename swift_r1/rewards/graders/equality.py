@@ -27,7 +27,7 @@ _FRACTION = re.compile(
 # x = ..., x_1 = ..., f(x) = ..., (x, y) = ..., x \in ..., \approx ...
 _NAME = re.compile(
     r"(?:((?:[A-Za-z]|\\[a-z]+)(?:_(?:\{[^{}]+\}|\w))?(?:\s*\(\s*[A-Za-z]\s*\))?|\([A-Za-z](?:\s*,\s*[A-Za-z])+\))"
-    r"\s*(?:=(?!=)|\\in(?![A-Za-z]))|\\approx(?![A-Za-z]))\s*(.+)",
+    r"\s*(?:=(?!=)|\\in(?![A-Za-z])|\\approx(?![A-Za-z]))|\\approx(?![A-Za-z]))\s*(.+)",
     re.DOTALL,
 )
 _JOIN = re.compile(r"\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)\s*,?")
@@ -39,19 +39,13 @@ _MATRIX = re.compile(
     re.DOTALL,
 )
 _FREE_SPACE = re.compile(r" (?![0-9])|(?<![0-9]) ")
-_TURNED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
+_TURNED = {"=": "=", "<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le", "\\ne": "\\ne", "\\approx": "\\approx"}
 _RELATION = re.compile(r"=|<|>|\\(?:le|ge|ne|in|to|approx)(?![A-Za-z])")
 
 
 def equal(given: str, right: str) -> bool:
     """Whether a tidied answer equals a tidied gold answer."""
-    given, given_unit = without_unit(given)
-    right, right_unit = without_unit(right)
-    if given_unit and right_unit and given_unit != right_unit:
-        return False
-    if same_text(given, right) or _same_words(given, right):
-        return True
-    return _equal_values(given, right, MAX_PARTS)
+    return same_text(given, right) or _same_words(given, right) or _equal_values(given, right, MAX_PARTS)
 
 
 def _same_words(given: str, right: str) -> bool:
@@ -78,6 +72,9 @@ def _without_name(given: str, right: str) -> tuple[str, str]:
 
 
 def _equal_values(given: str, right: str, budget: int) -> bool:
+    (given, given_unit), (right, right_unit) = without_unit(given), without_unit(right)
+    if given_unit and right_unit and given_unit != right_unit:
+        return False
     given, right = _without_name(_DEGREES.sub("", given), _DEGREES.sub("", right))
     if same_text(given, right):
         return True
@@ -114,10 +111,10 @@ def _equal_values(given: str, right: str, budget: int) -> bool:
     relations = _RELATION.findall(given), _RELATION.findall(right)
     if relations[0] or relations[1]:
         sides = _RELATION.split(given), _RELATION.split(right)
-        if relations[0] != relations[1]:  # 2 < x is x > 2
-            relations[0][:] = [_TURNED.get(sign, sign) for sign in reversed(relations[0])]
-            sides[0].reverse()
-        return relations[0] == relations[1] and _same_list(*sides, budget)
+        turned = [_TURNED.get(sign) for sign in reversed(relations[0])]  # 2 < x is x > 2
+        return (relations[0] == relations[1] and _same_list(*sides, budget)) or (
+            turned == relations[1] and _same_list(sides[0][::-1], sides[1], budget)
+        )
     return _same_value(given, right)
 
 

@@ -24,22 +24,32 @@ for _spelling, _others in {
     "\\ge": r"\geq \geqslant",
     "\\ne": r"\neq",
     "\\emptyset": r"\varnothing",
+    "<": r"\lt",
+    ">": r"\gt",
 }.items():
     _SPELLINGS |= dict.fromkeys(_others.split(), _spelling)
-_CHARACTERS = str.maketrans(
-    {
-        "\u2212": "-",
-        "\u00b0": "^\\circ",
-        "\u00d7": "\\times ",
-        "\u00b7": "\\times ",
-        "\u03c0": "\\pi ",
-        "\u00b1": "\\pm ",
-    }
-    | {"\u221e": "\\infty ", "\u222a": "\\cup ", "\u2208": "\\in ", "\u2264": "\\le ", "\u2265": "\\ge ", "\u00a0": " "}
-)
+_UNICODE = {
+    "-": "\u2212",
+    "": "\u20ac\u00a3",  # the euro and the pound, as the dollar
+    " ": "\u00a0\u2009\u202f",
+    "^\\circ": "\u00b0",
+    "^2": "\u00b2",
+    "^3": "\u00b3",
+    "\\times ": "\u00d7\u00b7",
+    "\\pi ": "\u03c0",
+    "\\pm ": "\u00b1",
+    "\\infty ": "\u221e",
+    "\\cup ": "\u222a",
+    "\\in ": "\u2208",
+    "\\approx ": "\u2248",
+    "\\le ": "\u2264",
+    "\\ge ": "\u2265",
+}
+_CHARACTERS = str.maketrans({character: text for text, found in _UNICODE.items() for character in found})
+_PLAIN_COMMAND = re.compile(r"(?<!\\)\\[A-Za-z]")
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
 _SINGLE = re.compile(r"([\^_])\{(\w)\}(?![0-9])")
-_PLUS_INFINITY = re.compile(r"((?:^|[(\[,=])\s*)\+\s*(?=\\infty)")
+_PLUS_INFINITY = re.compile(r"((?:^|[(\[{,=])\s*)\+\s*(?=\\infty)")
 _NUMBER_IN_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[0-9][^{}\\]*)\}")
 # What follows a value and is no part of it: \text{ cm}^2, \mathrm{~kg}. Euler's e and the like are values.
 _UNIT = re.compile(r"\\text\s*\{\s*~?\s*([A-Za-z][A-Za-z./ ]*)\}\s*(\^\s*\{?\s*-?[0-9]\s*\}?)?\s*\.?$")
@@ -94,14 +104,16 @@ def tidied(text: str) -> str:
     if not text.isascii():
         text = text.translate(_CHARACTERS)
     if "\\" in text:
+        if "\\\\" in text and not _PLAIN_COMMAND.search(text):  # \\\\frac: escaped once too often
+            text = text.replace("\\\\", "\\")
         text = _COMMAND.sub(_spelling_of, text)
     text = text.replace("{,}", ",").replace("$", "").replace("%", "").replace("~", " ")
-    text = " ".join(text.split())
+    text = " ".join(text.replace("<=", "\\le ").replace(">=", "\\ge ").split())
     if " " in text:
         text = _GROUPED.sub(lambda found: found[0].replace(" ", ""), text)
     if "{" in text:
         text = _SINGLE.sub(r"\1\2", text)
-        while text.startswith("{") and closing(text, 0) == len(text) - 1:
+        if text[0] == "{" and closing(text, 0) == len(text) - 1:
             text = text[1:-1].strip()
     if "\\infty" in text:
         text = _PLUS_INFINITY.sub(r"\1", text)
