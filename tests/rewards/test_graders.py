@@ -12,6 +12,8 @@ import pytest
 
 from swift_r1.rewards.construct import build_reward
 from swift_r1.rewards.graders import Grade, grade_gsm8k, grade_math, library
+from swift_r1.rewards.graders.latex import tidied
+from swift_r1.rewards.graders.size import bearable
 from swift_r1.rewards.graders.value import Unreadable, values
 
 DATA = Path(os.environ.get("SWIFT_R1_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
@@ -89,6 +91,98 @@ def test_an_open_box_is_no_answer(verifier: str) -> None:
 )
 def test_fast(answer: str, gold: object, right: bool) -> None:
     assert grade_math(boxed(answer), gold) == Grade(float(right), True)
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "right"),
+    [
+        # a space between digits parts two numbers, but for groups of three
+        ("2 3", "23", False),
+        (r"2\,3", "23", False),
+        (r"1\,234 \ 567", "1234567", True),
+        ("12 345", "12,345", True),
+        (r"\frac 1 2", r"\frac12", True),
+        # a choice of signs is both values, in any order
+        (r"\pm 3", "3,-3", True),
+        ("-3, 3", r"\pm 3", True),
+        (r"x = \pm 3", "3,-3", True),
+        (r"\pm 3", "3", False),
+        (r"1 \mp \sqrt{19}", r"1 + \sqrt{19}, 1 - \sqrt{19}", True),
+        (r"-2, 1+\sqrt5, 1-\sqrt5", r"\{1\pm\sqrt{5},-2\}", True),
+        (r"\pm 3 \pm 4", r"\pm 3 \mp 4", False),
+        # sets
+        (r"\{3, 2\}", "2,3", True),
+        (r"\{2, 3\}", "(2,3)", False),
+        (r"\varnothing", r"\emptyset", True),
+        (r"x \in [1,2)", "[1,2)", True),
+        ("[1,2)", r"x\in[1,2)", True),
+        (r"x \in [1,2]", "[1,2)", False),
+        (r"(3, +\infty)", r"(3,\infty)", True),
+        (r"+\infty", r"\infty", True),
+        (r"-\infty", r"\infty", False),
+        # fonts, braces, words
+        (r"\mathbf{5}", "5", True),
+        (r"\text{5}", "5", True),
+        ("{5}", "5", True),
+        (r"\boldsymbol{\frac{1}{2}}", "0.5", True),
+        (r"\mathrm{even}", r"\text{even}", True),
+        (r"\text{east.}", r"\text{east}", True),
+        (r"1 - \frac{1}{\mathrm{e}}", r"\frac{e-1}{e}", True),
+        (r"\text{5 cm}", "5", True),
+        (r"5 \text{ million}", "5", False),
+        # degrees and units, item by item
+        (r"30\degree", r"30^\circ", True),
+        ("30°", r"30^{\circ}", True),
+        ("90, 60", r"90^{\circ}, 60^{\circ}", True),
+        (r"30\text{ mph}, 40\text{ mph}", "30, 40", True),
+        (r"30\text{ mph}, 40\text{ mph}", r"30, 40 \text{ km}", False),
+        # names
+        ("x = 1, x = -2", "1,-2", True),
+        ("(x, y) = (5, 8)", "(5,8)", True),
+        (r"\theta = \frac{\pi}{2}", r"\frac{\pi}{2}", True),
+        (r"x \approx 8.7", "8.7", True),
+        # relations
+        (r"3 < x", "x > 3", True),
+        (r"2 \geq k", r"k \leqslant 2", True),
+        ("k <= 2", r"k \leqslant 2", True),
+        (r"3 > x", "x > 3", False),
+        ("2x + 3 = y", "y = 2x+3", True),
+        # escaped once too often
+        (r"\\frac{3}{4}", r"\frac34", True),
+        (r"\lfloor\frac{3 n-1}{5}\rfloor", r"\lfloor\frac{2 n-1}{5}\rfloor", False),
+        (r"\lceil w / 2\rceil", r"\lceil n / 2\rceil", False),
+        (r"\lfloor 1 + n / 2\rfloor", r"\lfloor\frac{n}{2}\rfloor + 1", True),
+    ],
+)
+def test_fast_on_answers_as_models_write_them(answer: str, gold: str, right: bool) -> None:
+    assert grade_math(boxed(answer), gold) == Grade(float(right), True)
+
+
+MATRIX = r"\begin{pmatrix} -1/3 & 0 \\ 2 & 5 \end{pmatrix}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        (r"\begin{pmatrix}-1/3&0\\2&5\end{pmatrix}", True),
+        (r"\begin{pmatrix} -1/3 & 0 \\ 2 & 5 \\ \end{pmatrix}", True),
+        (r"\begin{pmatrix} -\frac{1}{3} & 0 \\[4pt] 2 & 5 \end{pmatrix}", True),
+        (r"\begin{bmatrix} -1/3 & 0 \\ 2 & 5 \end{bmatrix}", True),
+        (r"\left(\begin{array}{cc} -1/3 & 0 \\ 2 & 5 \end{array}\right)", True),
+        (r"\begin{vmatrix} -1/3 & 0 \\ 2 & 5 \end{vmatrix}", False),
+        (r"\begin{pmatrix} -1/3 & 0 & 2 & 5 \end{pmatrix}", False),
+        (r"\begin{pmatrix} -1/3 & 2 \\ 0 & 5 \end{pmatrix}", False),
+        (r"\begin{pmatrix} -1/3 & 0 \\ 2 & 6 \end{pmatrix}", False),
+    ],
+)
+def test_matrices(answer: str, right: bool) -> None:
+    assert grade_math(boxed(answer), MATRIX) == Grade(float(right), True)
+
+
+def test_a_line_break_before_a_space_stays_one() -> None:
+    assert tidied(r"1 \\ 2 \\\, 3 \\[2pt] 4") == r"1 \\ 2 \\ 3 \\ 4"
+    spaced = MATRIX.replace(" ", "  ")
+    assert grade_math(boxed(spaced), MATRIX.replace(" ", ""), "math_verify") == Grade(1.0, True)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +328,12 @@ BOMBS = [
     "__import__('os').system('true')",
     r"\text{" * 200,
     r"\cup" * 90,
+    "{" * 900 + "5" + "}" * 900,
+    r"\{" + ",".join(rf"\{{{n}+\sqrt{{{n}}},{n}\}}" for n in range(24)) + r"\}",
+    r"\{" + ",".join(rf"x_{n} \pm {n}" for n in range(90)) + r"\}",
+    r"\begin{pmatrix}" * 60,
+    r"\begin{pmatrix} 1" + " & 1" * 300 + r"\end{pmatrix}",
+    r"\lfloor x^{99} \rfloor" * 15,
     "1/0",
     "0^{-1}",
     r"\tan(\pi/2)",
@@ -261,6 +361,31 @@ def test_values_are_exact_and_bounded() -> None:
     for text in ("2^{99999}", "301!", "1/0", "1 2", "x'", r"\foo", "(1", "", "é"):
         with pytest.raises(Unreadable):
             values(text)
+
+
+def test_what_the_library_can_bear() -> None:
+    """Powers of powers may be small, and numbers with few digits too large."""
+    from math_verify import parse
+
+    for text, small in {
+        r"2^{2^{10}}": True,
+        r"(x+y)^{99}": True,
+        r"10^{\frac{12345}{6789}}": True,
+        r"2^{n^{100}}": True,
+        r"\sum_{k=1}^{20} 2^k": True,
+        r"\sum_{k=1}^{\infty} \frac{1}{2^k}": True,
+        r"\begin{pmatrix} 2^9 & 0 \\ 0 & 1 \end{pmatrix}": True,
+        r"2^{2^{20}}": False,
+        r"(2^{999})^{999}": False,
+        r"0.5^{9999999}": False,
+        r"10^{-99999999}": False,
+        r"(2x)^{99999999}": False,
+        r"\sum_{k=1}^{9999999} 2^k": False,
+        r"\{1, (300!)!\}": False,
+        r"\lfloor e^{10^{9}} \rfloor": False,
+        r"\begin{pmatrix} 9^{9^9} & 0 \\ 0 & 1 \end{pmatrix}": False,
+    }.items():
+        assert bearable(parse(f"${text}$")[0]) is small, text
 
 
 def test_rewards_over_the_graders() -> None:

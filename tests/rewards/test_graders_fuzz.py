@@ -23,9 +23,11 @@ SEEDS = [
     r"</think> <answer>\boxed{\left( 3, \frac{\pi}{2} \right)}</answer>",
     r"It is \boxed{12,\!345.5\text{ cm}^2} or \boxed{3 \pm 2\sqrt[3]{2}}",
     "He pays 5 * $18.00 = $90.00 in 1,234 days.\n#### 90",
+    r"\boxed{x \in \{1 \pm \sqrt{2}, 3^\circ\}} or \boxed{\begin{pmatrix} 1 & x^2 \\ 2 & 12\,345 \end{pmatrix}}",
     r"\boxed{\{1, 2\} \cup [3, 4) \cup \binom{5}{2}! + \log_{2} 8 + |x| + \sin^{2} 3x}",
 ]
 LATEX_PIECES = r"\boxed{ \left( \right) \frac \sqrt \pi \pm \cup \text{ \{ \} \infty \sin \log_ \% \, \! \binom \lfloor"
+LATEX_PIECES += r" \rfloor \\ \in \begin{pmatrix} \end{pmatrix} \mathbf{ \emptyset ^\circ \mp \le 1&2\\3&4 x_1= \approx"
 PLAIN_PIECES = "{ } ( ) [ ] ^ ^{ _ + - * / // ** = , ; ! | . 0 1 2 3 9 99999 1e9 x e i % $ ~ #### nan inf lambda"
 TAG_PIECES = "<answer> </answer> <think> </think> (1+2)*3 3*(1+2) 2*3-1 ٣ − é 𝟗"
 PIECES = [*LATEX_PIECES.split(), *PLAIN_PIECES.split(), *TAG_PIECES.split(), " ", "\n", "\x00", "\ud800", "\\"]
@@ -80,12 +82,15 @@ def gsm8k(text: str, chance: random.Random) -> Grade:
 
 
 def fast_math(text: str, chance: random.Random) -> Grade:
-    gold = chance.choice([r"\frac{1}{2}", "(x+1)^2", r"(3, \frac{\pi}{2})", ["5", r"\{1,2\}"], 142.0])
+    matrix = r"\begin{pmatrix} 1 & x^2 \\ 2 & 12345 \end{pmatrix}"
+    gold = chance.choice(
+        [r"\frac{1}{2}", "(x+1)^2", r"(3, \frac{\pi}{2})", ["5", r"\{1,2\}"], 142.0, matrix, r"1 \pm 2"]
+    )
     return grade_math(text, gold, answer=chance.choice(["boxed", "tag", "tag_strict"]))
 
 
 def library_math(text: str, chance: random.Random) -> Grade:
-    return grade_math(text, chance.choice([r"\frac{1}{2}", "(x+1)^2"]), "math_verify")
+    return grade_math(text, chance.choice([r"\frac{1}{2}", "(x+1)^2", "2^{99}"]), "math_verify")
 
 
 def countdown_oracle(nums: tuple[int, ...], target: int) -> bool:

@@ -47,6 +47,7 @@ _UNICODE = {
 }
 _CHARACTERS = str.maketrans({character: text for text, found in _UNICODE.items() for character in found})
 _PLAIN_COMMAND = re.compile(r"(?<!\\)\\[A-Za-z]")
+_DOUBLED_COMMAND = re.compile(r"\\\\[A-Za-z]")
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
 _SINGLE = re.compile(r"([\^_])\{(\w)\}(?![0-9])")
 _PLUS_INFINITY = re.compile(r"((?:^|[(\[{,=])\s*)\+\s*(?=\\infty)")
@@ -104,7 +105,7 @@ def tidied(text: str) -> str:
     if not text.isascii():
         text = text.translate(_CHARACTERS)
     if "\\" in text:
-        if "\\\\" in text and not _PLAIN_COMMAND.search(text):  # \\\\frac: escaped once too often
+        if _DOUBLED_COMMAND.search(text) and not _PLAIN_COMMAND.search(text):  # escaped once too often
             text = text.replace("\\\\", "\\")
         text = _COMMAND.sub(_spelling_of, text)
     text = text.replace("{,}", ",").replace("$", "").replace("%", "").replace("~", " ")
