@@ -113,6 +113,9 @@ def test_fast(answer: str, gold: object, right: bool) -> None:
         # sets
         (r"\{3, 2\}", "2,3", True),
         (r"\{2, 3\}", "(2,3)", False),
+        (r"\{4\}, \{3, 2\}", r"\{4\},\{2,3\}", True),
+        (r"\{\{2, 3\}, \{4\}\}", r"\{\{4\},\{3,2\}\}", True),
+        (r"\{4\}, \{2\}", r"\{2\},\{4\}", False),
         (r"\varnothing", r"\emptyset", True),
         (r"x \in [1,2)", "[1,2)", True),
         ("[1,2)", r"x\in[1,2)", True),
@@ -132,6 +135,7 @@ def test_fast(answer: str, gold: object, right: bool) -> None:
         (r"5 \text{ million}", "5", False),
         # degrees and units, item by item
         (r"30\degree", r"30^\circ", True),
+        (r"\sin 30^\circ", r"\frac12", True),
         ("30°", r"30^{\circ}", True),
         ("90, 60", r"90^{\circ}, 60^{\circ}", True),
         (r"30\text{ mph}, 40\text{ mph}", "30, 40", True),

@@ -32,8 +32,11 @@ _NAME = re.compile(
 )
 _JOIN = re.compile(r"\s*(?:\\text\s*\{\s*(?:and|or)\s*\}|\b(?:and|or)\b)\s*,?")
 _WORDS = re.compile(r"\\text\s*\{([^{}]*)\}")
-_DEGREES = re.compile(r"(?<=[0-9)}])\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})$")  # an angle is asked for in degrees or not
-_PAIRS = {"(": ")]", "[": ")]"}
+_DEGREES = re.compile(
+    r"((?:[-+0-9.,/(){} ]|\\(?:frac|pm))+?) ?\^ ?\\circ"
+)  # an angle is asked for in degrees or it is not
+_PAIRS = {"(": (")", "]"), "[": (")", "]"), "\\{": ("\\}",)}
+_BRACKET = re.compile(r"\\[{}]|[()\[\]]")
 _MATRIX = re.compile(
     r"[(\[]?\s*\\begin\s*\{([pbvVB]?matrix|array)\}(?:\s*\{[clr| ]*\})?((?:(?!\\begin).)*)\\end\s*\{\1\}\s*[)\]]?",
     re.DOTALL,
@@ -52,7 +55,7 @@ def _same_words(given: str, right: str) -> bool:
     r"""Answers in words: \text{East} is east, and \text{(B)} is B."""
     if "\\text" not in right and not re.fullmatch(r"\(?[A-Z]\)?|[A-Za-z ]{3,}", right):
         return False
-    plain = [_WORDS.sub(r"\1", text).replace(" ", "").removesuffix(".") for text in (given, right)]
+    plain = [_WORDS.sub(r"\1", text).replace(" ", "") for text in (given, right)]
     plain = [text[1:-1] if re.fullmatch(r"\([A-Za-z]\)", text) else text for text in plain]
     if not plain[0] or not plain[0].replace("(", "").replace(")", "").isalpha():
         return False
@@ -71,11 +74,16 @@ def _without_name(given: str, right: str) -> tuple[str, str]:
     return given, right
 
 
+def _without_degrees(text: str) -> str:
+    found = _DEGREES.fullmatch(text) if text.endswith("\\circ") else None
+    return text if found is None else found[1]
+
+
 def _equal_values(given: str, right: str, budget: int) -> bool:
     (given, given_unit), (right, right_unit) = without_unit(given), without_unit(right)
     if given_unit and right_unit and given_unit != right_unit:
         return False
-    given, right = _without_name(_DEGREES.sub("", given), _DEGREES.sub("", right))
+    given, right = map(_without_degrees, _without_name(given, right))
     if same_text(given, right):
         return True
     if budget <= 0:
@@ -125,10 +133,10 @@ class _Members(NamedTuple):
 
 def _members(text: str) -> _Members:
     r"""What a list or a set in `\{ \}` holds; an item with `\pm` is two."""
-    braced = text.startswith("\\{") and text.endswith("\\}")
-    parts = _parts(text[2:-2] if braced else text)
+    inner = _inside(text) if text.startswith("\\{") else None
+    parts = _parts(text if inner is None else inner[1])
     if "\\pm" not in text and "\\mp" not in text:
-        return _Members(parts, braced)
+        return _Members(parts, inner is not None)
     items = []
     for part in parts:
         upper = part.replace("\\pm", "+").replace("\\mp", "-")
@@ -213,15 +221,16 @@ def _in_lowest_terms(numerator: int, denominator: int) -> bool:
 
 
 def _inside(text: str) -> tuple[str, str] | None:
-    """The brackets around a whole text, and what they hold: "()", "[)", ..."""
-    if len(text) < 2 or text[0] not in _PAIRS or text[-1] not in _PAIRS[text[0]]:
+    r"""The brackets around a whole text, and what they hold: "()", "[)", "\{\}"."""
+    width = 2 if text.startswith("\\{") else 1
+    if len(text) < 2 * width or text[-width:] not in _PAIRS.get(text[:width], ()):
         return None
     depth = 0
-    for index, character in enumerate(text):
-        depth += (character in "([") - (character in ")]")
-        if depth == 0 and index < len(text) - 1:
+    for found in _BRACKET.finditer(text):
+        depth += 1 if found[0] in _PAIRS else -1
+        if depth == 0 and found.end() < len(text):
             return None  # (a)(b)
-    return text[0] + text[-1], text[1:-1]
+    return text[:width] + text[-width:], text[width:-width]
 
 
 def _parts(text: str) -> list[str]:
@@ -232,7 +241,10 @@ def _parts(text: str) -> list[str]:
     parts, depth, start, index = [], 0, 0, 0
     while index < len(text):
         character = text[index]
-        if character == "{":
+        if character == "\\":
+            depth += {"{": 1, "}": -1}.get(text[index + 1 : index + 2], 0)
+            index += 1
+        elif character == "{":
             index = closing(text, index) or len(text)
         elif character in "([":
             depth += 1

@@ -49,7 +49,7 @@ _CHARACTERS = str.maketrans({character: text for text, found in _UNICODE.items()
 _PLAIN_COMMAND = re.compile(r"(?<!\\)\\[A-Za-z]")
 _DOUBLED_COMMAND = re.compile(r"\\\\[A-Za-z]")
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?: [0-9]{3})+(?![0-9])")
-_SINGLE = re.compile(r"([\^_])\{(\w)\}(?![0-9])")
+_SINGLE = re.compile(r"([\^_])\{(\w|\\circ)\}(?![0-9])")
 _PLUS_INFINITY = re.compile(r"((?:^|[(\[{,=])\s*)\+\s*(?=\\infty)")
 _NUMBER_IN_TEXT = re.compile(r"\\text\s*\{\s*([-+]?[0-9][^{}\\]*)\}")
 # What follows a value and is no part of it: \text{ cm}^2, \mathrm{~kg}. Euler's e and the like are values.
@@ -119,8 +119,10 @@ def tidied(text: str) -> str:
     if "\\infty" in text:
         text = _PLUS_INFINITY.sub(r"\1", text)
     text = text.removesuffix(".").strip()
+    if text.endswith((".}", ". }")):  # \text{east.}
+        text = text[: text.rindex(".")] + "}"
     found = _NUMBER_IN_TEXT.fullmatch(text)
-    return text if found is None else found[1].removesuffix(".").strip()
+    return text if found is None else found[1].strip()
 
 
 def _spelling_of(found: re.Match[str]) -> str:
