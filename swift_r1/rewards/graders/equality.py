@@ -100,10 +100,7 @@ def _equal_values(given: str, right: str, budget: int) -> bool:
         return fractions[0] == fractions[1] or _in_lowest_terms(*fractions[0])
     matrices = _matrix(given), _matrix(right)
     if matrices[0] and matrices[1]:
-        rows = matrices[0][1], matrices[1][1]
-        cells = [[cell for row in matrix for cell in row] for matrix in rows]
-        alike = matrices[0][0] == matrices[1][0] and [*map(len, rows[0])] == [*map(len, rows[1])]
-        return alike and _same_list(*cells, budget)
+        return matrices[0].form == matrices[1].form and _same_list(matrices[0].cells, matrices[1].cells, budget)
     members = _members(given), _members(right)
     if members[0].is_set or members[1].is_set:
         return _same_set(members[0].items, members[1].items, budget)
@@ -144,14 +141,18 @@ def _members(text: str) -> _Members:
     return _Members(items, True)
 
 
-def _matrix(text: str) -> tuple[str, list[list[str]]] | None:
-    """The kind ("v" for a determinant, "" for all that have round or square brackets), and the rows."""
+class _Matrix(NamedTuple):
+    form: tuple[str | int, ...]  # "v" for a determinant, "" for what is in round or square brackets; length of each row
+    cells: list[str]
+
+
+def _matrix(text: str) -> _Matrix | None:
     found = _MATRIX.fullmatch(text) if "\\begin" in text else None
     if found is None:
         return None
-    rows = [[cell.strip() for cell in row.split("&")] for row in found[2].split("\\\\")]
+    rows = [row.split("&") for row in found[2].strip().removesuffix("\\\\").split("\\\\")]
     kind = found[1][0] if found[1][0] in "vVB" else ""
-    return kind, rows[:-1] if rows[-1] == [""] else rows
+    return _Matrix((kind, *map(len, rows)), [cell for row in rows for cell in row])
 
 
 def _same_list(given: list[str], right: list[str], budget: int) -> bool:
