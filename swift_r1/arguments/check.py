@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from swift_r1.arguments import checks
 from swift_r1.arguments.builtin_rewards import builtin_reward_faults
+from swift_r1.arguments.data_checks import wording_faults
 from swift_r1.arguments.fields import flag
 from swift_r1.arguments.parser import Fault
 from swift_r1.arguments.rlhf import RlhfArguments
@@ -34,3 +35,4 @@ class CheckArguments(RlhfArguments):
         """What is wrong with the values that matter here; the others may be given, so that a command can be pasted."""
         yield from checks.reward_faults(self, given)
         yield from builtin_reward_faults(self, given)
+        yield from wording_faults(self)

@@ -12,11 +12,15 @@ if TYPE_CHECKING:
     from swift_r1.arguments.rlhf import RlhfArguments
 
 
-def template_faults(args: Any) -> Iterator[Fault]:
-    """A `--prompt_template` that is none, or that leaves `--enable_thinking` unread."""
-    if args.prompt_template is not None:
-        from swift_r1.data.prompt_templates import TEMPLATES, prompt_template
+def wording_faults(args: Any) -> Iterator[Fault]:
+    """A `--system` file that is none; a `--prompt_template` that is none, or that leaves `--enable_thinking` unread."""
+    from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_message
 
+    try:
+        system_message(args.system)
+    except UsageError as error:
+        yield Fault(str(error), ("system",))
+    if args.prompt_template is not None:
         if args.prompt_template in TEMPLATES and args.enable_thinking is not None:
             yield Fault(
                 f"--enable_thinking has no effect with --prompt_template {args.prompt_template}", ("enable_thinking",)
@@ -41,7 +45,7 @@ def data_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
         yield Fault("--shuffle_buffer_size has no effect without --streaming true", ("shuffle_buffer_size",))
     if args.streaming and "shuffle_buffer_size" in given and not args.dataset_shuffle:
         yield Fault("--shuffle_buffer_size has no effect with --dataset_shuffle false", ("shuffle_buffer_size",))
-    yield from template_faults(args)
+    yield from wording_faults(args)
     if args.truncation_strategy != "delete" and args.max_length is None:
         yield Fault(
             f"--truncation_strategy {args.truncation_strategy} has no effect without --max_length",

@@ -9,13 +9,14 @@ from pathlib import PurePosixPath
 from typing import Any, ClassVar
 
 from swift_r1.arguments.builtin_rewards import VerifierArguments
-from swift_r1.arguments.data_checks import template_faults
+from swift_r1.arguments.data_checks import wording_faults
 from swift_r1.arguments.fields import flag
 from swift_r1.arguments.parser import Fault, to_dict
 from swift_r1.arguments.reward import PluginArguments
 from swift_r1.arguments.rlhf import API_KEY_VARIABLE
 from swift_r1.arguments.server import VllmArguments
 from swift_r1.arguments.world import World
+from swift_r1.data.prompt_templates import newlines, system_message
 from swift_r1.errors import UsageError
 from swift_r1.evaluation.tasks import Task, limited, read_tasks
 
@@ -144,7 +145,7 @@ class EvalArguments(
             yield Fault("--model is missing: a folder, a checkpoint, a Hugging Face id or a URL", ("model",))
         if not self.benchmarks:
             yield Fault("--benchmarks is missing: --benchmarks gsm8k math500", ("benchmarks",))
-        yield from template_faults(self)
+        yield from wording_faults(self)
         try:
             tasks = self.tasks()
         except UsageError as error:
@@ -187,6 +188,8 @@ class EvalArguments(
         name = self.base_url.split("://")[-1].replace("/", "_") if self.is_url else _folder_name(self.model)
         return replace(
             self,
+            system=system_message(self.system),
+            response_prefix=newlines(self.response_prefix),
             output_dir=self.output_dir or (None if self.compare else f"output/eval/{name}"),
             api_key=(self.api_key or environ.get(API_KEY_VARIABLE) or None) if self.is_url else None,
         )

@@ -23,6 +23,7 @@ from swift_r1.arguments.reward import RewardArguments
 from swift_r1.arguments.rollout import GenerationArguments
 from swift_r1.arguments.training import TrainingArguments
 from swift_r1.arguments.world import World
+from swift_r1.data.prompt_templates import newlines, system_message
 from swift_r1.evaluation.tasks import Task, limited, read_tasks
 
 API_KEY_VARIABLE = "SWIFT_API_KEY"
@@ -89,6 +90,8 @@ class RlhfArguments(
             generation_batch_size=micro_batch * steps_per_generation,
             quant_bits=4 if self.train_type == "qlora" else self.quant_bits,
             train_type="qlora" if self.quant_bits and self.train_type == "lora" else self.train_type,
+            system=system_message(self.system),
+            response_prefix=newlines(self.response_prefix),
             data_seed=self.seed if self.data_seed is None else self.data_seed,
             scale_rewards=self.scale_rewards or self._default_scale(),
             reward_weights=self.reward_weights or [1.0] * len(rewards),

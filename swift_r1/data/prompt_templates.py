@@ -73,6 +73,29 @@ def _text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
+def system_message(value: str | None) -> str | None:
+    r"""What `--system` says, as in ms-swift: the text of a .txt file as it is, else the value with `\n` as newlines.
+
+    Raises:
+        UsageError: there is no such file, or it cannot be read.
+    """
+    if value is None or not value.endswith(".txt"):
+        return None if value is None else newlines(value)
+    try:
+        return Path(value).expanduser().read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise UsageError(
+            f"--system {value}: {error.strerror or error} (a value that ends in .txt is the path of a file)"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--system {value}: not UTF-8 at byte {error.start}") from error
+
+
+def newlines(value: str) -> str:
+    r"""A value of the command line with its `\n` as newlines, as in ms-swift."""
+    return value.replace("\\n", "\n")
+
+
 def prompt_template(value: str) -> str:
     """The Jinja text of a `--prompt_template`.
 

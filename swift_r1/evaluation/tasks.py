@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import PurePath
 from typing import Any
 
-from swift_r1.data.prompt_templates import TEMPLATES, prompt_template
+from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_message
 from swift_r1.data.syntax import parse_dataset
 from swift_r1.errors import UsageError
 
@@ -122,7 +122,7 @@ def _task(value: str, defaults: Mapping[str, Any]) -> Task:
     except UsageError as error:
         raise UsageError(*(fault.split(": ", 1)[-1] for fault in error.faults)) from error
     dataset = spec.raw.rpartition("#")[0] if spec.sample is not None else spec.raw
-    kind = benchmark or spec.name.rsplit("/", 1)[-1]
+    kind = benchmark or spec.name
     label = benchmark or (PurePath(spec.name).stem if spec.is_file else spec.name)
     filled = {key: item for key, item in defaults.items() if key in _NAMES}
     reward, instruction = BENCHMARKS.get(kind, filled.get("reward")), filled.get("instruction")
@@ -135,6 +135,8 @@ def _task(value: str, defaults: Mapping[str, Any]) -> Task:
         filled["reward"] = in_tags.get(str(reward), reward)
     if "prompt_template" in own:
         prompt_template(own["prompt_template"])
+    if "system" in own:
+        filled["system"] = system_message(own["system"])
     if "instruction" not in own and instruction is None:
         # A template of another form than the chat has its own words for that.
         plain = kind in BENCHMARKS and not filled.get("prompt_template") and not filled.get("system")
