@@ -1,7 +1,8 @@
 r"""The datasets that are registered from the start: Countdown, mathematics to train on, and evaluation sets.
 
 Rows of the mathematical sets have a `solution`: the final answer alone, which is what the rewards `gsm8k`, `math` and
-`accuracy` need. Files of a folder named by SWIFT_R1_DATA come before any hub.
+`accuracy` need. Files of a folder named by SWIFT_R1_DATA come before any hub. All of this goes with the bare name: an
+id on a hub is what the hub has, prepared like any other.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from swift_r1.data.countdown import countdown_problem, countdown_problems
-from swift_r1.data.preprocessors import ResponsePreprocessor, Row
-from swift_r1.data.registry import DatasetMeta, SubsetDataset, builtin_datasets
+from swift_r1.data.preprocessors import AutoPreprocessor, ResponsePreprocessor, Row, RowPreprocessor
+from swift_r1.data.registry import DatasetMeta, SubsetDataset, builtin_datasets, hub_datasets
 
 COUNTDOWN_ROWS = 50_000  # of a `--dataset countdown` without #N
 
@@ -126,8 +127,18 @@ class DapoPreprocessor(ProblemPreprocessor):
         return super().preprocess(row)
 
 
-def _builtin(name: str, **about: Any) -> None:
-    builtin_datasets[name] = DatasetMeta(dataset_name=name, **about)
+def _builtin(name: str, of_id: RowPreprocessor | None = None, **about: Any) -> None:
+    """Registers a set under its name alone; `of_id` prepares what its ids on the hubs name (default: automatic)."""
+    builtin_datasets[name] = meta = DatasetMeta(dataset_name=name, **about)
+    for hub_id in filter(None, (meta.ms_dataset_id, meta.hf_dataset_id)):
+        hub_datasets[hub_id] = DatasetMeta(
+            dataset_name=hub_id,
+            subsets=meta.subsets,
+            split=meta.split,
+            ms_split=meta.ms_split,
+            eval_split=meta.eval_split,
+            preprocess_func=of_id or AutoPreprocessor(),
+        )
 
 
 _builtin(
@@ -136,6 +147,7 @@ _builtin(
     hf_dataset_id="Jiayi-Pan/Countdown-Tasks-3to4",
     loader=load_countdown,
     preprocess_func=CountdownPreprocessor(),
+    of_id=CountdownPreprocessor(),  # its rows hold numbers, and no question
     tags=["math"],
     help="reach a target from 3 or 4 numbers, generated, always solvable; hf::countdown: the published problems",
 )

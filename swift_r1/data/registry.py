@@ -98,6 +98,8 @@ datasets: dict[str, DatasetMeta] = {}
 DATASET_MAPPING = datasets
 # Those of `builtin.py`, by name. What a plugin registers under one of their names comes before them.
 builtin_datasets: dict[str, DatasetMeta] = {}
+# The ids of these on hubs. An id is what the hub has: of the built-in set it takes its subsets and splits alone.
+hub_datasets: dict[str, DatasetMeta] = {}
 _origins: dict[str, str] = {}  # shown name -> file:line that registered it
 
 
@@ -130,17 +132,14 @@ def register_dataset(meta: DatasetMeta, *, exist_ok: bool = False, origin: str |
 
 
 def find_dataset(name: str) -> DatasetMeta | None:
-    """The dataset of that name, id or path; else the one whose id ends in `/name`, if there is one alone.
-
-    Registered ones come before built-in ones.
+    """The registered dataset of that name, id or path; else the built-in one of that name; else the registered one
+    whose id ends in `/name`, if there is one alone.
     """
     last = name.rstrip("/").rsplit("/", 1)[-1]
-    for registry in (datasets, builtin_datasets):
-        for meta in registry.values():
-            if name in meta.names:
-                return meta
-    for registry in (datasets, builtin_datasets):
-        matches = [meta for meta in registry.values() if last in {known.rsplit("/", 1)[-1] for known in meta.names}]
-        if matches:
-            return matches[0] if len(matches) == 1 else None
-    return None
+    for meta in datasets.values():
+        if name in meta.names:
+            return meta
+    if name in builtin_datasets:
+        return builtin_datasets[name]
+    matches = [meta for meta in datasets.values() if last in {known.rsplit("/", 1)[-1] for known in meta.names}]
+    return matches[0] if len(matches) == 1 else None

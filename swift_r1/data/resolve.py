@@ -12,7 +12,14 @@ from typing import Any, Literal
 from swift_r1.data import builtin as _builtin  # noqa: F401  its import registers
 from swift_r1.data.hubs import Place, default_hub, is_hub_id
 from swift_r1.data.preprocessors import AutoPreprocessor
-from swift_r1.data.registry import DatasetMeta, SubsetDataset, builtin_datasets, datasets, find_dataset
+from swift_r1.data.registry import (
+    DatasetMeta,
+    SubsetDataset,
+    builtin_datasets,
+    datasets,
+    find_dataset,
+    hub_datasets,
+)
 from swift_r1.data.sources import Source
 from swift_r1.data.syntax import DatasetSpec, parse_dataset
 from swift_r1.errors import UsageError
@@ -59,7 +66,7 @@ def _open(spec: DatasetSpec, taken: set[str], use_hf: bool | None) -> Source:
         return _local(spec, meta, taken)
     if not exact and is_hub_id(spec.name) and not spec.is_file:
         # Another's copy of a registered set is preprocessed like that.
-        about = meta or DatasetMeta(dataset_name=spec.name)
+        about = meta or hub_datasets.get(spec.name) or DatasetMeta(dataset_name=spec.name)
         return _hub_source(spec, about, Place(spec.name, spec.hub or default_hub(use_hf)), taken)
     if meta is None:
         if spec.is_file:

@@ -70,6 +70,8 @@ def main(repos: str, cache: str) -> None:
         "no such subset": load("hf::org/sums:nothing"),
         "no such set": load("hf::org/gone"),
         "copy": load("hf::other/sums:main"),
+        "gsm8k's id": load("modelscope/gsm8k", columns={"answer": "solution"}, eval_steps=5),
+        "countdown's id": load("zouxuhong/Countdown-Tasks-3to4#2"),
         "hf streamed": load("hf::org/sums:hard", streaming=True),
         "ms streamed": load("ms::org/sums:hard", streaming=True),
     }

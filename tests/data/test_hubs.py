@@ -13,6 +13,7 @@ import pytest
 
 from swift_r1.data import registry
 from swift_r1.data.hubs import default_hub, is_hub_id
+from swift_r1.data.preprocessors import AutoPreprocessor
 from swift_r1.data.resolve import open_sources
 from swift_r1.errors import UsageError
 
@@ -41,8 +42,8 @@ def lines(*numbers: int) -> str:
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What `hub_client.py` loaded."""
     folder = tmp_path_factory.mktemp("hub")
-    for owner in ("org", "other"):
-        repo = folder / "repos" / owner / "sums"
+    for owner, name in (("org", "sums"), ("other", "sums"), ("modelscope", "gsm8k")):
+        repo = folder / "repos" / owner / name
         for name in ("data", "hard"):
             (repo / name).mkdir(parents=True)
         (repo / "README.md").write_text(CARD)
@@ -50,6 +51,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         (repo / "data" / "test.jsonl").write_text(lines(90, 91))
         (repo / "hard" / "train.jsonl").write_text(lines(10, 20))
         (repo / "hard" / "test.jsonl").write_text(lines(92))
+    countdown = folder / "repos" / "zouxuhong" / "Countdown-Tasks-3to4"
+    countdown.mkdir(parents=True)
+    (countdown / "train.jsonl").write_text(
+        '{"target": 98, "nums": [44, 19, 35]}\n{"target": 64, "nums": [63, 95, 96]}\n'
+    )
     plain = folder / "repos" / "org" / "plain"
     plain.mkdir()
     (plain / "train.jsonl").write_text('{"question": "q", "solution": "s"}\n')
@@ -95,6 +101,17 @@ def test_sets_that_nobody_registered(found: dict[str, Any]) -> None:
     assert solutions(found["copy"]["rows"]) == ["1", "2", "3"]  # preprocessed like the set that it is a copy of
 
 
+def test_the_ids_of_built_in_sets_are_what_the_hub_has(found: dict[str, Any]) -> None:
+    """Subset and held-out split are known, and as in ms-swift, the Countdown rows get their question."""
+    gsm8k, countdown = found["gsm8k's id"], found["countdown's id"]["rows"]
+    assert solutions(gsm8k["rows"]) == ["so\n#### 1", "so\n#### 2", "so\n#### 3"]
+    assert (
+        solutions(gsm8k["eval"]) == ["so\n#### 90", "so\n#### 91"] and gsm8k["rows"][0]["dataset"] == "modelscope/gsm8k"
+    )
+    assert sorted((row["target"], row["nums"]) for row in countdown) == [(64, [63, 95, 96]), (98, [44, 19, 35])]
+    assert all(f"that equals {row['target']}." in row["messages"][0]["content"] for row in countdown)
+
+
 def test_streamed(found: dict[str, Any]) -> None:
     assert solutions(found["hf streamed"]["rows"]) == solutions(found["ms streamed"]["rows"]) == ["10", "20"]
 
@@ -133,6 +150,18 @@ def test_ids_of_built_in_sets(monkeypatch: pytest.MonkeyPatch) -> None:
         "hf::countdown": ("Jiayi-Pan/Countdown-Tasks-3to4", "hf"),
         "hf::o/x": ("o/x", "hf"),
     }
+    # Of the set, an id has subsets and splits alone.
+    for value in ("modelscope/gsm8k", "hf::openai/gsm8k#20", "ms::openai/gsm8k"):
+        (source,) = open_sources([value])
+        assert source.parts == (("main", ("train",)),) and source.held_out_split == ("test",)
+        assert (
+            source.place is not None and source.place.name == source.name == value.rpartition(":")[2].partition("#")[0]
+        )
+        assert type(source.preprocess) is AutoPreprocessor
+    for value in ("other/gsm8k", "other/Countdown-Tasks-3to4#10"):
+        (source,) = open_sources([value])
+        assert source.place is not None and source.loader is None and source.parts == (("default", ("train",)),)
+        assert type(source.preprocess) is AutoPreprocessor
     (asdiv,) = open_sources(["asdiv"])  # on one hub alone
     assert asdiv.place is not None and asdiv.place.hub == "hf" and asdiv.parts == (("asdiv", ("validation",)),)
     (minerva,) = open_sources(["ms::minerva"])

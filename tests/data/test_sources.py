@@ -94,12 +94,25 @@ def test_folders_of_files(tmp_path: Path) -> None:
         solutions("nothing")
 
 
+WORKED = [{"question": "q", "answer": "so\n#### 1,000"}]
+
+
 def test_a_clone_of_a_registered_set_is_preprocessed_like_it(tmp_path: Path) -> None:
-    jsonl(tmp_path / "clones" / "gsm8k" / "main" / "train.jsonl", [{"question": "q", "answer": "so\n#### 1,000"}])
-    (tmp_path / "clones" / "gsm8k" / "README.md").write_text(
-        "---\nconfigs:\n- {config_name: main, data_files: main/train.jsonl}\n---\n"
-    )
-    assert solutions("clones/gsm8k") == ["1,000"]
+    jsonl(tmp_path / "clones" / "sums" / "train.jsonl", WORKED)
+    assert solutions("clones/sums") == [None]
+    register_dataset(DatasetMeta(hf_dataset_id="org/sums", preprocess_func=WorkedPreprocessor()))
+    assert solutions("clones/sums") == ["1,000"]
+
+
+def test_built_in_sets_have_their_bare_name_alone(tmp_path: Path) -> None:
+    """What ends like one is prepared like any other, and no reward finds another `solution` than the row has."""
+    for name in ("clones/gsm8k", "owner/math", "Countdown-Tasks-3to4"):
+        jsonl(tmp_path / name / "train.jsonl", WORKED)
+        (row,) = load_rows(arguments(dataset=[name], columns={"answer": "solution"})).train
+        assert row["solution"] == "so\n#### 1,000" and row["dataset"] == name.rsplit("/")[-1]
+        assert solutions(name) == [None]
+    jsonl(tmp_path / "modelscope" / "gsm8k" / "train.jsonl", WORKED)
+    assert solutions("modelscope/gsm8k") == [None]  # a path that exists is one
 
 
 def test_registered_names_come_before_paths(tmp_path: Path) -> None:
