@@ -106,6 +106,23 @@ def tiny_model_untied(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-qwen2", kind="qwen2", tied=False)
 
 
+@pytest.fixture(scope="session")
+def thinking_base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a random Llama whose end token is not its template's, which opens the model's turn with `<think>`."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+
+    folder = save_tiny_model(tmp_path_factory.mktemp("models") / "tiny-thinking-base")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.eos_token = "<|endoftext|>"
+    tokenizer.chat_template = CHAT_TEMPLATE.replace("assistant\n", "assistant\n<think>\n")
+    tokenizer.save_pretrained(folder)
+    for kind in (AutoConfig, GenerationConfig):
+        config = kind.from_pretrained(folder)
+        config.eos_token_id = tokenizer.eos_token_id
+        config.save_pretrained(folder)
+    return folder
+
+
 @dataclass
 class ServerProcess:
     """A running `swift rollout`; `process` is the server itself."""

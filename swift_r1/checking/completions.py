@@ -67,20 +67,25 @@ def made_wrong(gold: str) -> str:
     return gold[:start] + changed + gold[end:]
 
 
-def made_up_batch(rows: Sequence[Mapping[str, Any]], groups: Sequence[Sequence[MadeUp]], longest: int) -> RewardBatch:
+def made_up_batch(
+    rows: Sequence[Mapping[str, Any]], groups: Sequence[Sequence[MadeUp]], longest: int, prefix: str = ""
+) -> RewardBatch:
     """The call that a training step would make: group `g` answers row `g`, and every column is there.
 
     Args:
         rows: preprocessed rows, one a group.
         groups: of equal sizes.
         longest: `--max_completion_length`; token ids are made up, one a byte, and cut there.
+        prefix: what the prompt has the model's turn begin with; a text that begins so already stays as it is.
     """
-    pairs = [(row, one) for row, group in zip(rows, groups, strict=True) for one in group]
+    pairs = [(row, one.text) for row, group in zip(rows, groups, strict=True) for one in group]
+    begins = prefix.strip()
+    pairs = [(row, text if text.lstrip().startswith(begins) else prefix + text) for row, text in pairs]
     names = sorted({name for row in rows for name in row} - RESERVED - {"messages"})
-    ids = [list(one.text.encode("utf-8", "replace")) for _, one in pairs]
+    ids = [list(text.encode("utf-8", "replace")) for _, text in pairs]
     columns: dict[str, list[Any]] = {name: [row.get(name) for row, _ in pairs] for name in names}
     columns |= {
-        "messages": [[*row["messages"], {"role": "assistant", "content": one.text}] for row, one in pairs],
+        "messages": [[*row["messages"], {"role": "assistant", "content": text}] for row, text in pairs],
         "prompt_id": [row["prompt_id"] for row, _ in pairs],
         "request_id": [f"check-{number}" for number in range(len(pairs))],
         "dataset": [row["dataset"] for row, _ in pairs],
@@ -89,4 +94,4 @@ def made_up_batch(rows: Sequence[Mapping[str, Any]], groups: Sequence[Sequence[M
         "response_token_ids": [some[:longest] for some in ids],
         "rollout_infos": [MadeUpInfos(num_turns=1, total_reward=0.0) for _ in pairs],
     }
-    return RewardBatch([one.text for _, one in pairs], columns, len(groups[0]), {"global_step": 0, "max_steps": 1})
+    return RewardBatch([text for _, text in pairs], columns, len(groups[0]), {"global_step": 0, "max_steps": 1})

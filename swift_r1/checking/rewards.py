@@ -37,23 +37,28 @@ class RewardReport:
 
 
 def check_rewards(
-    args: RlhfArguments, names: Sequence[str], rows: Sequence[Mapping[str, Any]], golds: Sequence[str | None]
+    args: RlhfArguments,
+    names: Sequence[str],
+    rows: Sequence[Mapping[str, Any]],
+    golds: Sequence[str | None],
+    prefix: str = "",
 ) -> list[RewardReport]:
     """Calls each reward with one group a row, twice, and with a hostile group.
 
     Args:
         rows: preprocessed rows, at least one.
         golds: a right completion for each row, or None for all.
+        prefix: what the model's turn begins with, which rewards see too.
 
     Raises:
         UsageError: a reward cannot be built in a worker process.
     """
     groups = [ordinary(gold) for gold in golds]
-    batch = made_up_batch(rows, groups, args.max_completion_length)
+    batch = made_up_batch(rows, groups, args.max_completion_length, prefix)
     with RewardPool(args, names, args.external_plugins) as pool:
         first, second = pool.score(batch), pool.score(batch)
     danger = [hostile()]
-    dangerous = made_up_batch(rows[:1], danger, args.max_completion_length)
+    dangerous = made_up_batch(rows[:1], danger, args.max_completion_length, prefix)
     reports = []
     for column, again in zip(first, second, strict=True):
         seconds = column.seconds / len(groups)

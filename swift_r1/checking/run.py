@@ -105,8 +105,9 @@ def run_checks(args: CheckArguments) -> CheckReport:
         if rows and names:
             report.faults += column_faults(args, columns_of(LoadedData(rows, [])))
             golds = _golds(args, report.plugins, rows)
+            prefix = encoder.response_prefix if encoder is not None else args.response_prefix
             if not report.faults:
-                report.rewards = check_rewards(args, names, rows, golds)
+                report.rewards = check_rewards(args, names, rows, golds, prefix)
     except UsageError as error:
         report.faults += error.faults
     judged = [one for one in report.rewards if one.name != "gym_reward"]  # it judges episodes, not completions

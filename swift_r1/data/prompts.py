@@ -6,8 +6,10 @@ import copy
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
+from swift_r1.data.model_turn import opening_of, rendered, turn_end
 from swift_r1.data.prompt_templates import prompt_template, with_own_words
 from swift_r1.data.rows import RESERVED, Row
 from swift_r1.data.types import Prompt
@@ -83,13 +85,25 @@ class PromptEncoder:
             )
         if self._wording.enable_thinking is not None:
             self._given["enable_thinking"] = self._wording.enable_thinking
+        self._opening = opening_of(self._rendered)
+        prefix = self._wording.response_prefix
+        if self._opening and not self._rendered([{"role": "user", "content": "x"}], True).endswith(prefix):
+            raise UsageError(
+                f"--response_prefix {prefix!r}: the chat template begins the model's turn with {self._opening!r} "
+                "itself: leave the flag out, or write that"
+            )
         # Bytes that the template adds to a message, measured; what is short enough in bytes is so in tokens.
         self._overhead = len(self.render([{"role": "user", "content": "x"}]).encode()) if max_length else 0
 
     @property
     def response_prefix(self) -> str:
-        """What each turn of the model begins with."""
-        return self._wording.response_prefix
+        """What each turn of the model begins with: `--response_prefix`, or the tags that the template opens itself."""
+        return self._wording.response_prefix or self._opening
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        """The token that ends the model's turn in the template; None where none does."""
+        return turn_end(self._rendered, self.tokenizer)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The prompt's text, up to and with the start of the model's turn.
@@ -97,17 +111,12 @@ class PromptEncoder:
         Raises:
             UsageError: the template refuses the messages.
         """
-        from jinja2 import TemplateError
-
-        try:
-            text = self.tokenizer.apply_chat_template(
-                self._with_system(messages), tokenize=False, add_generation_prompt=True, **self._given
-            )
-        except TemplateError as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise UsageError(f"the chat template cannot render messages of {roles}: {error}") from error
+        text = self._rendered(messages, True)
         # A template may open the turn by itself, as that of a checkpoint does.
         return text if text.endswith(self._wording.response_prefix) else text + self._wording.response_prefix
+
+    def _rendered(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str:
+        return rendered(self.tokenizer, self._with_system(messages), add_generation_prompt, **self._given)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
         """Token ids of rendered text; nothing is put before or behind them."""
@@ -131,7 +140,8 @@ class PromptEncoder:
             text=text,
             token_ids=token_ids,
             columns=columns,
-            response_prefix=self._wording.response_prefix,
+            response_prefix=self.response_prefix,
+            turn_end=self.turn_end,
         )
 
     def fitting(self, rows: Sequence[Row], what: str = "training") -> Sequence[Row]:

@@ -19,6 +19,7 @@ class Prompt:
         token_ids: the prompt tokens, the only thing the engine and the trainer ever use.
         columns: every other column of the row, handed to the rewards (`nums`, `target`, ...).
         response_prefix: the end of `text` with which the model's turn begins; the rewards see it before the completion.
+        turn_end: the token that ends the model's turn in the template, where one does.
     """
 
     prompt_id: str
@@ -28,3 +29,4 @@ class Prompt:
     token_ids: tuple[int, ...]
     columns: Mapping[str, Any]
     response_prefix: str = ""
+    turn_end: int | None = None

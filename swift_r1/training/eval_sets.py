@@ -115,6 +115,7 @@ def eval_sets(
                         "top_p": task.top_p,
                         "top_k": -1,
                         "max_tokens": task.max_completion_length,
+                        "stop_token_ids": _with_turn_end(sampling.stop_token_ids, own),
                     }
                 ),
                 open_rewards=_opener(rewards, names) if rewards is not None else None,
@@ -129,6 +130,11 @@ def eval_sets(
             f"an evaluated data set has the name {MEAN}, which the mean of all of them has: name it otherwise"
         )
     return found
+
+
+def _with_turn_end(ends: tuple[int, ...], prompts: Sequence[Prompt]) -> tuple[int, ...]:
+    """A set may have another template than training, so that its turns end with another token."""
+    return tuple(sorted({*ends, *(one.turn_end for one in prompts[:1] if one.turn_end is not None)}))
 
 
 def _opener(rewards: Rewards, names: Sequence[str]) -> Callable[[Any], OpenBatch]:

@@ -122,7 +122,8 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         writers = open_writers(args, run_dir, cleanup) if ranks.is_main else []
         let_sleep(writers, args.sleep_level)
         backend, vocab_size = open_backend(args, ranks)
-        ends = end_tokens(backend.model, tokenizer)
+        turn_end = PromptEncoder(tokenizer, wording=Wording.of(args)).turn_end
+        ends = end_tokens(backend.model, tokenizer, turn_end)
         # What ended completions in training ends them wherever a checkpoint is used.
         backend.model.generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
         rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, writers, watchdog.progress, cleanup)

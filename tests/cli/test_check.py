@@ -155,6 +155,14 @@ def test_gold_on_the_command_line_and_nothing_to_learn_from(plugin: Path) -> Non
     assert found["faults"] == ["--gold names the column answer, and the data has solution"]
 
 
+def test_rewards_see_what_the_prompt_begins(plugin: Path, thinking_base: Path) -> None:
+    """The template opens `<think>`, so a right completion need not; one that does is as it is."""
+    words = ("--dataset", "sums", "--reward_funcs", "right", "format", "--model", str(thinking_base), "--gold")
+    for gold in ("yes</think>\n<answer>{solution}</answer>", "<think>yes</think>\n<answer>{solution}</answer>"):
+        right, form = check(plugin.parent, *words, gold, code=0)["rewards"]
+        assert right["values"]["right"] == form["values"]["right"] == [1.0, 1.0]
+
+
 @pytest.mark.parametrize(
     ("words", "fault"),
     [

@@ -3,6 +3,8 @@
 import json
 from pathlib import Path
 
+from transformers import AutoTokenizer
+
 PLUGIN = Path(__file__).parent / "thinks_plugin.py"
 
 
@@ -35,4 +37,31 @@ def test_streamed_with_a_format_and_a_prefix(rlhf, tiny_model, tmp_path):
         assert row["prompt"].endswith(f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n<think>")
         assert row["completion"].startswith("<think>") and row["reward"] == 1.0
         assert row["solution"] == str(row["columns/step"]) and isinstance(row["step"], int)
+    assert all(line["rollout/logp_diff"] < 2e-3 for line in run.steps)
+
+
+def test_a_base_model_ends_its_turn_as_the_template_does(rlhf, thinking_base, tmp_path):
+    """Its own end token is another than the template's, and the template opens the model's turn with a tag."""
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"question": f"{n}?"}) + "\n" for n in range(9)))
+    run = rlhf(
+        thinking_base,
+        external_plugins=PLUGIN,
+        dataset=rows,
+        reward_funcs="begins",
+        max_completion_length=60,
+        max_steps=2,
+        eval_steps=2,
+    )
+    assert run.code == 0
+    tokenizer = AutoTokenizer.from_pretrained(thinking_base)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    completions = [*run.lines("completions.jsonl"), *run.lines("eval_completions.jsonl")]
+    assert {row["finish_reason"] for row in completions} == {"stop", "length"}
+    for row in completions:
+        assert row["prompt"].endswith("<|im_start|>assistant\n<think>\n")
+        assert row["completion"].startswith("<think>\n") and row["reward"] == 1.0
+        assert "<|im_start|>" not in row["completion"]
+    config = json.loads((run.folder / "checkpoint-2" / "generation_config.json").read_text())
+    assert set(config["eos_token_id"]) == {tokenizer.eos_token_id, end}
     assert all(line["rollout/logp_diff"] < 2e-3 for line in run.steps)

@@ -266,3 +266,18 @@ def test_a_template_for_reasoning(swift_eval: Evaluate, tiny_model: Path, tmp_pa
     template.write_text("{{ messages[-1]['content'] }}!")
     with pytest.raises(UsageError, match=r"tasks\.math500\.prompt_template_sha256"):
         swift_eval(tiny_model, **flags, prompt_template=template, output_dir=tmp_path / "file")
+
+
+def test_turns_end_and_begin_as_the_template_says(
+    swift_eval: Evaluate, thinking_base: Path, gsm8k_file: Path, tmp_path: Path
+) -> None:
+    """A base model's end token is not the template's; what the template opens is part of the text that is judged."""
+    flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}"], "n": 4, "max_completion_length": 40}
+    rows = rows_of(swift_eval(thinking_base, **flags))
+    assert all(row["prompt"].endswith("<think>\n") and row["completion"].startswith("<think>\n") for row in rows)
+    assert {row["finish_reason"] for row in rows} == {"stop", "length"}
+    short = [row for row in rows if row["finish_reason"] == "stop"]
+    assert all("assistant" not in row["completion"] for row in short)
+    # In another form of prompt the turn has no such end, and nothing opens it.
+    rows = rows_of(swift_eval(thinking_base, **flags, prompt_template="no", output_dir=tmp_path / "plain"))
+    assert not all(row["completion"].startswith("<think>") for row in rows)

@@ -32,6 +32,7 @@ class QuickEngine:
 
     dead = False
     scores_alone = False
+    turn_end = None
 
     def __init__(self) -> None:
         self.info = EngineInfo("quick", "0", VOCABULARY, "", LENGTH, "float32")

@@ -80,8 +80,8 @@ def evaluation_seeds(seed: int, prompt_id: str, n: int) -> tuple[int, ...]:
 def request_of(
     question: Question, request_id: str, seed: int, stop: Sequence[str], stop_token_ids: Sequence[int] = ()
 ) -> RolloutRequest:
-    """The question as token ids for an engine that takes them."""
-    task = question.task
+    """The question as token ids for an engine that takes them; its template's end of a turn ends it too."""
+    task, end = question.task, question.prompt.turn_end
     return RolloutRequest(
         request_id=request_id,
         prompt_token_ids=question.prompt.token_ids,
@@ -92,6 +92,6 @@ def request_of(
             temperature=task.temperature,
             top_p=task.top_p,
             stop=tuple(stop),
-            stop_token_ids=tuple(stop_token_ids),
+            stop_token_ids=(*stop_token_ids, *(() if end is None else (end,))),
         ),
     )

@@ -136,8 +136,9 @@ class EndpointEngine:
             "top_p": task.top_p,
             "seed": seed % _SEEDS,
         }
-        if self._stop:
-            body["stop"] = self._stop
+        end = [] if prompt.turn_end is None else [self.tokenizer.decode([prompt.turn_end])]
+        if stop := [*self._stop, *end]:
+            body["stop"] = stop
         if self._render:
             return body | {"prompt": list(prompt.token_ids)}
         return body | {"messages": list(map(dict, prompt.messages))}

@@ -91,6 +91,10 @@ class Engine(Protocol):
             Refused: 400 where the model has no template, or its template refuses the messages.
         """
 
+    @property
+    def turn_end(self) -> int | None:
+        """The token that ends an answer in the model's template, where one does."""
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of a plain text.
 

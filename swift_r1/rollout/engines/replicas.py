@@ -61,6 +61,10 @@ class Replicas:
     def render(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         return self.engines[0].render(messages)
 
+    @property
+    def turn_end(self) -> int | None:
+        return self.engines[0].turn_end
+
     def encode(self, text: str) -> tuple[int, ...]:
         return self.engines[0].encode(text)
 

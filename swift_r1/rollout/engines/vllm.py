@@ -8,9 +8,11 @@ import shutil
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from swift_r1.data.model_turn import rendered, turn_end
 from swift_r1.rollout.engines.base import EngineInfo, Generated, Piece, TokenLogprob
 from swift_r1.rollout.identity import tokenizer_hash
 from swift_r1.rollout.protocol import AdapterConfig, SamplingParams, StreamedTensor
@@ -109,6 +111,10 @@ class VllmEngine:
             return tuple(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
         except TemplateError as error:
             raise Refused(400, f"the model's chat template refuses the messages: {error}") from error
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        return turn_end(partial(rendered, self._tokenizer), self._tokenizer)
 
     def encode(self, text: str) -> tuple[int, ...]:
         tokens = tuple(self._tokenizer.encode(text))
