@@ -56,6 +56,10 @@ def _as_word(spec: FlagSpec, value: Any) -> str:
 
 
 def _item(spec: FlagSpec, word: str) -> Any:
+    try:
+        word.encode()
+    except UnicodeEncodeError:  # bytes of another encoding on the command line, half a character in a file
+        raise ValueError("holds what is no UTF-8 text") from None
     if spec.kind is bool:
         lowered = word.strip().lower()
         if lowered in _TRUE | _FALSE:

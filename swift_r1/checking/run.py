@@ -128,7 +128,9 @@ def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, r
         return []
     problems = [f"row left out: {example}" for example in drops.examples]
     if not rows:
-        problems.insert(0, f"none of the first {drops.seen} rows can be used")
+        filtered = f" (its preprocessor filtered {drops.filtered} out)" if drops.filtered else ""
+        none = f"none of the first {drops.seen} rows can be used{filtered}" if drops.seen else "it has no rows"
+        problems.insert(0, none)
     columns = tuple(sorted({name for row in rows for name in row} - {"messages", "dataset", "prompt_id"}))
     report.datasets.append(DatasetReport(source.name, bool(rows), len(rows), tuple(problems), columns, prompt, tokens))
     return rows

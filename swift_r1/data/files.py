@@ -8,10 +8,13 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from swift_r1.data.syntax import FILE_SUFFIXES
 from swift_r1.errors import UsageError
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
 
 MAX_LINE = 32 << 20  # bytes; a longer line is a damaged file, and would fill the memory
 _COMPRESSED = {
@@ -83,7 +86,7 @@ def check_file(path: Path) -> None:
     if kind is not None:
         raise UsageError(f"{path}: is compressed ({kind}): unpack it first")
     if suffix not in FILE_SUFFIXES:
-        raise UsageError(f"{path}: cannot read {suffix or 'this'} files, only {', '.join(FILE_SUFFIXES)}")
+        raise UsageError(f"{path}: cannot read {suffix or 'such'} files, only {', '.join(FILE_SUFFIXES)}")
     if suffix != ".parquet" and head.startswith(_OTHER_UNICODE):
         raise UsageError(f"{path}:1: is UTF-16 or UTF-32 text: convert it to UTF-8")
 
@@ -229,21 +232,37 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
     except ArrowInvalid as error:
         row = re.search(r"[Rr]ow #(\d+)", str(error))
         raise UsageError(f"{path}:{row[1] if row else 1}: not a CSV table: {_one_line(error)}") from error
-    doubled = [name for name in table.column_names if table.column_names.count(name) > 1]
-    if doubled:
-        raise UsageError(f"{path}:1: the column {doubled[0]!r} is there twice")
+    _refuse_doubled(f"{path}:1", table.column_names)
     if any(types.is_binary(field.type) for field in table.schema):
         raise UsageError(f"{path}:{_first_line_of_no_text(path)}: not UTF-8")
     numbers = [number for number, _cause in bad]
     index = 0
     for batch in table.to_batches():
-        for row in batch.to_pylist():
+        for row, fault in _python_rows(batch):
             number = index + 2  # the header is row 1
             number += bisect_right([one - place for place, one in enumerate(numbers)], number)
-            yield RawRow(index, f"{path}:{number}", row)
+            yield RawRow(index, f"{path}:{number}", row, fault)
             index += 1
     for place, (number, cause) in enumerate(bad):
         yield RawRow(index + place, f"{path}:{number}", {}, cause)
+
+
+def _refuse_doubled(where: Path | str, names: list[str]) -> None:
+    doubled = [name for name in names if names.count(name) > 1]
+    if doubled:
+        raise UsageError(f"{where}: the column {doubled[0]!r} is there twice")
+
+
+def _python_rows(batch: RecordBatch) -> Iterator[tuple[dict[str, Any], str | None]]:
+    """The rows of a batch as Python values, and why there are none: a text that is no UTF-8, a time out of range."""
+    try:
+        yield from ((row, None) for row in batch.to_pylist())
+    except (ValueError, OverflowError):  # some row's
+        for place in range(batch.num_rows):
+            try:
+                yield batch.slice(place, 1).to_pylist()[0], None
+            except (ValueError, OverflowError) as error:
+                yield {}, f"holds a value that cannot be read: {_one_line(error)}"
 
 
 def _first_line_of_no_text(path: Path) -> int:
@@ -262,9 +281,10 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
     index = 0
     try:
         with parquet.ParquetFile(path) as file:
+            _refuse_doubled(path, file.schema_arrow.names)
             for batch in file.iter_batches():
-                for row in batch.to_pylist():
-                    yield RawRow(index, f"{path} row {index + 1}", row)
+                for row, fault in _python_rows(batch):
+                    yield RawRow(index, f"{path} row {index + 1}", row, fault)
                     index += 1
     except (ArrowInvalid, OSError) as error:
         raise UsageError(f"{path}: not a whole parquet file (read to row {index}): {_one_line(error)}") from error

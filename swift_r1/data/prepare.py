@@ -17,12 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from datetime import date, datetime
-from datetime import time as time_of_day
-from decimal import Decimal
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from swift_r1.data.cache import RUN_ONLY, remove_old, touch, writable_cache
 from swift_r1.data.files import RawRow
@@ -210,18 +206,9 @@ def block_of(source: Source, raws: Iterable[RawRow], options: Options) -> Block:
     """Prepared rows of raw ones."""
     block = Block()
     numbers: dict[tuple[str, ...], int] = {}
-    encode = _ENCODER.encode
-    for raw, part, row in results(source, raws, options.columns, block.drops, options.strict):
-        try:
-            line = encode(row).encode() + b"\n"
-            size = sum(len(message["content"].encode()) for message in row["messages"])
-        except (TypeError, ValueError) as error:
-            cause = _why_not_kept(row, error)
-            if options.strict:
-                raise UsageError(f"--strict true: dataset {source.name}: {raw.where}: {cause}") from error
-            block.drops.add_broken(raw.where, cause)
-            continue
-        block.lines += line
+    for raw, part, row, line in results(source, raws, options.columns, block.drops, options.strict):
+        size = sum(len(message["content"].encode()) for message in row["messages"])
+        block.lines += line + b"\n"
         block.ends.append(len(block.lines))
         block.keys.append(prompt_hash(row))
         block.raws.append(raw.index)
@@ -236,28 +223,3 @@ def block_of(source: Source, raws: Iterable[RawRow], options: Options) -> Block:
 def prompt_hash(row: Row) -> int:
     """64 bits of a hash of the row's messages."""
     return int.from_bytes(hashlib.blake2b(prompt_key(row).encode(), digest_size=8).digest(), "little")
-
-
-def _plain(value: Any) -> Any:
-    """What JSON has no form for, as what is nearest to it."""
-    if isinstance(value, datetime | date | time_of_day):
-        return value.isoformat()
-    if isinstance(value, Decimal):
-        return str(value)
-    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numpy's
-        return value.tolist()
-    raise TypeError(type(value).__name__)
-
-
-_ENCODER = json.JSONEncoder(default=_plain, check_circular=True)
-
-
-def _why_not_kept(row: Row, error: Exception) -> str:
-    if isinstance(error, UnicodeEncodeError):
-        return "a message has half a character (a lone surrogate) in it"
-    for name, value in row.items():
-        try:
-            _ENCODER.encode(value)
-        except (TypeError, ValueError):
-            return f"the column {name} holds what JSON cannot: {type(value).__name__} ({error})"
-    return f"it cannot be written as JSON: {error}"

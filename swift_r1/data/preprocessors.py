@@ -19,6 +19,7 @@ Row = dict[str, Any]
 Message = dict[str, Any]
 
 SYSTEM_KEYS = ("system", "system_prompt")
+TOOL_CALL_KEYS = ("tool_calls", "function_call")
 QUERY_KEYS = ("query", "prompt", "input", "instruction", "question", "problem")
 RESPONSE_KEYS = (
     *("response", "answer", "output", "targets", "target", "answer_key", "answers", "solution"),
@@ -58,7 +59,7 @@ class ResponsePreprocessor(RowPreprocessor):
     def preprocess(self, row: Row) -> Row | list[Row] | None:
         response = row.pop("response", None)
         if isinstance(response, list | tuple):
-            response = response[0]
+            response = response[0] if response else None
         history = _parsed(row.pop("history", None) or [])
         turns = [*history, (row.pop("query", None), response)]
         system = row.pop("system", None)
@@ -101,7 +102,10 @@ def _parsed(value: Any) -> Any:
     try:
         return json.loads(value)
     except json.JSONDecodeError:
-        return ast.literal_eval(value)
+        try:
+            return ast.literal_eval(value)
+        except (SyntaxError, ValueError):
+            raise ValueError("messages (or a history) as text that is neither JSON nor a Python list") from None
 
 
 class MessagesPreprocessor(RowPreprocessor):
@@ -156,7 +160,8 @@ class MessagesPreprocessor(RowPreprocessor):
             role = "user"
         elif role in self.assistant_roles:
             role = "assistant"
-        return [{"role": role, "content": _first(message, self.content_keys)}]
+        calls = {key: message[key] for key in TOOL_CALL_KEYS if message.get(key)}  # to be refused, not to be lost
+        return [{"role": role, "content": _first(message, self.content_keys), **calls}]
 
 
 def _first(message: Mapping[str, Any], keys: Sequence[str]) -> Any:

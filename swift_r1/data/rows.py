@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import date, datetime
+from datetime import time as time_of_day
+from decimal import Decimal
 from typing import Any
 
 from swift_r1.data.files import RawRow
-from swift_r1.data.preprocessors import preprocess_row, rename_columns
+from swift_r1.data.preprocessors import TOOL_CALL_KEYS, preprocess_row, rename_columns
 from swift_r1.data.sources import Source, describe
 from swift_r1.errors import UsageError
 
@@ -18,7 +21,11 @@ Row = dict[str, Any]
 RESERVED = frozenset(
     ("completions", "dataset", "finish_reason", "is_truncated", "prompt_id", "request_id", "response_token_ids")
 ) | {"rollout_infos", "trainer_state"}
-_ROLES = frozenset(("system", "user", "assistant", "tool", "tool_call", "tool_response"))
+_ROLES = ("system", "user", "assistant", "tool")
+_CALL_ROLES = ("tool_call", "tool_response", "function_call", "function", "observation")  # ms-swift's, ShareGPT's
+# What ms-swift puts into the prompt, and no prompt here has.
+_MEDIA = ("images", "image", "videos", "video", "audios", "audio")
+_TOOL_CALLS = "tool calls are not rendered into prompts: let a preprocessor make text of them"
 _SHOWN = 3
 
 
@@ -69,26 +76,30 @@ def preprocessed(
     Raises:
         UsageError: a column has a name of ours, or `columns` renames one onto another; with `strict`, a broken row.
     """
-    for raw, number, row in results(source, raws, columns, drops, strict):
+    for raw, number, row, _line in results(source, raws, columns, drops, strict):
         suffix = f".{number}" if number else ""
         yield {**row, "dataset": source.name, "prompt_id": f"{source.label}{tag}:{raw.index}{suffix}"}
 
 
 def results(
     source: Source, raws: Iterable[RawRow], columns: Mapping[str, str], drops: Drops, strict: bool = False
-) -> Iterator[tuple[RawRow, int, Row]]:
-    """What `preprocessed` gives without `dataset` and `prompt_id`: the raw row, which of its rows it is, and that."""
+) -> Iterator[tuple[RawRow, int, Row, bytes]]:
+    """What `preprocessed` gives without `dataset` and `prompt_id`: the raw row, which of its rows it is, that, and it
+    as JSON."""
     checked: set[tuple[str, ...]] = set()
     for raw in raws:
         drops.seen += 1
         fault = raw.fault
         rows: list[Row] = []
+        lines: list[bytes] = []
         if fault is None:
             renamed = _renamed(raw, columns)
             try:
                 rows = _as_list(preprocess_row(source.preprocess_of(raw), renamed))
                 for row in rows:
+                    _refuse_unread(row)
                     row["messages"] = prompt_messages(row)
+                    lines.append(as_json(row))
             except UsageError:
                 raise
             except RowFault as error:
@@ -101,12 +112,12 @@ def results(
             drops.add_broken(raw.where, fault)
             continue
         drops.filtered += not rows
-        for number, row in enumerate(rows):
+        for number, (row, line) in enumerate(zip(rows, lines, strict=True)):
             keys = tuple(row)
             if keys not in checked:
                 _refuse_reserved(source, keys)
                 checked.add(keys)
-            yield raw, number, row
+            yield raw, number, row, line
 
 
 def _renamed(raw: RawRow, columns: Mapping[str, str]) -> Row:
@@ -139,11 +150,29 @@ def _refuse_reserved(source: Source, keys: Sequence[str]) -> None:
         )
 
 
+def _refuse_unread(row: Mapping[str, Any]) -> None:
+    """Raises RowFault where a column belongs into the prompt and would be left out of it."""
+    for name in _MEDIA:
+        if not _is_empty(row.get(name)):
+            raise RowFault(
+                f"the column {name} is for models that see or hear, this trains on text: leave such rows out, or "
+                f'rename the column to keep it for the rewards (--columns \'{{"{name}": "..."}}\')'
+            )
+    if not _is_empty(row.get("tools")):
+        raise RowFault(f"the column tools describes tools: {_TOOL_CALLS}")
+    if not _is_empty(row.get("chat_template_kwargs")):
+        raise RowFault("the column chat_template_kwargs is not read: --enable_thinking holds for all rows")
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str) and value == "[]") or (hasattr(value, "__len__") and not len(value))
+
+
 def prompt_messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
     """The messages of a preprocessed row that make its prompt: the trailing reference answer is cut off.
 
     Raises:
-        RowFault: no messages, an unknown role, content that is no text, or no user's turn at the end.
+        RowFault: no messages, an unknown role, content that is no text, or no user's turn with text at the end.
     """
     messages = row.get("messages")
 
@@ -158,6 +187,8 @@ def prompt_messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
     prompt = [_message(message) for message in messages[:end]]
     if not prompt or prompt[-1]["role"] == "system":
         raise RowFault(f"no prompt: no column is a question or a user message (other columns: {columns()})")
+    if not any(sign.isprintable() and not sign.isspace() for sign in prompt[-1]["content"]):
+        raise RowFault(f"the {prompt[-1]['role']} message is empty")
     return prompt
 
 
@@ -165,13 +196,56 @@ def _message(message: Any) -> dict[str, str]:
     if not isinstance(message, Mapping) or "role" not in message or "content" not in message:
         raise RowFault("a message is not an object with role and content")
     role, content = message["role"], message["content"]
+    if role in _CALL_ROLES or any(message.get(key) for key in TOOL_CALL_KEYS):
+        raise RowFault(f"the {role} message is part of a tool call: {_TOOL_CALLS}")
     if role not in _ROLES:
         raise RowFault(f"unknown role {role!r} in messages")
     if not isinstance(content, str):
-        raise RowFault(f"the content of the {role} message is a {type(content).__name__}, not text")
+        parts = content if isinstance(content, list) else []
+        kinds = sorted({str(part.get("type")) for part in parts if isinstance(part, Mapping)} - {"text"})
+        held = f" with parts of {', '.join(kinds)}" if kinds else ""
+        raise RowFault(f"the content of the {role} message is a {type(content).__name__}{held}, not text")
     if "\0" in content:
         raise RowFault(f"the content of the {role} message has a NUL character in it")
     return {"role": role, "content": content}
+
+
+def as_json(row: Row) -> bytes:
+    """A row as it is kept and written down.
+
+    Raises:
+        RowFault: a value has no form in JSON, or a text is none.
+    """
+    try:
+        return _ENCODER.encode(row).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RowFault(_why_not_kept(row, error)) from error
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has no form for, as what is nearest to it."""
+    if isinstance(value, datetime | date | time_of_day):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return str(value)
+    if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numpy's
+        return value.tolist()
+    raise TypeError(type(value).__name__)
+
+
+_ENCODER = json.JSONEncoder(default=_plain, ensure_ascii=False)
+
+
+def _why_not_kept(row: Row, error: Exception) -> str:
+    for name, value in row.items():
+        try:
+            _ENCODER.encode({name: value}).encode()
+        except UnicodeEncodeError:
+            where = "a message" if name == "messages" else f"the column {name.encode('utf-8', 'replace').decode()}"
+            return f"{where} has half a character (a lone surrogate) in it"
+        except (TypeError, ValueError, RecursionError):
+            return f"the column {name} holds what JSON cannot: {type(value).__name__} ({error})"
+    return f"it cannot be written as JSON: {error}"
 
 
 def prompt_key(row: Mapping[str, Any]) -> str:

@@ -88,6 +88,7 @@ def test_all_faults_come_together_one_a_line() -> None:
         (["--loss_type", "ppo"], "--loss_type must be one of grpo, bnpo, dapo, dr_grpo, cispo, sapo, not 'ppo'"),
         (["--columns", "[1]"], "--columns wants a JSON object like '{\"a\": 1}', not '[1]'"),
         (["--seed"], "--seed needs a value"),
+        (["--system", "a\udcff"], "--system holds what is no UTF-8 text"),
         (["--seed", "1", "2"], "--seed takes one value but got 2"),
         (["--dtype", "float32", "--torch_dtype", "float16"], "--torch_dtype is given twice, once as --dtype: keep one"),
         (["--num_generations", "1"], "--num_generations must be at least 2, not 1"),

@@ -305,6 +305,6 @@ def test_values_that_json_has_no_form_for(tmp_path: Path) -> None:
         DatasetMeta(dataset_name="odd", loader=lambda: [{"question": "q", "value": value} for value in values])
     )
     assert [row["value"] for row in load_dataset("odd")[0]] == [[1, 2], "2025-01-02", "1.50", float("inf")]
-    register_dataset(DatasetMeta(dataset_name="bytes", loader=lambda: [{"question": "q", "image": b"x"}]))
-    with pytest.raises(UsageError, match="bytes row 0: the column image holds what JSON cannot: bytes"):
+    register_dataset(DatasetMeta(dataset_name="bytes", loader=lambda: [{"question": "q", "blob": b"x"}]))
+    with pytest.raises(UsageError, match="bytes row 0: the column blob holds what JSON cannot: bytes"):
         load_dataset("bytes")

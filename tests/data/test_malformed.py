@@ -25,12 +25,15 @@ REPO = Path(__file__).parents[2]
 GOOD = b'{"question": "1 + 1?", "solution": "2"}\n'
 
 
-def parquet(rows: list[dict[str, Any]]) -> bytes:
+def parquet(rows: list[dict[str, Any]] | pa.Table) -> bytes:
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), buffer)
+    pq.write_table(pa.Table.from_pylist(rows) if isinstance(rows, list) else rows, buffer)
     return buffer.getvalue()
 
 
+DOUBLED = parquet(pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["question", "question"]))
+NO_TEXT = pa.Array.from_buffers(pa.string(), 1, [None, pa.py_buffer(b"\0\0\0\0\2\0\0\0"), pa.py_buffer(b"\xff\xfe")])
+FAR = pa.array([2**62], pa.timestamp("us"))
 PARQUET = parquet([{"question": "q" * 100, "n": n} for n in range(1000)])
 # Nothing of these can be used: name, content, the line it gives ({} is the file).
 UNUSABLE = [
@@ -45,6 +48,12 @@ UNUSABLE = [
     ("nul.jsonl", b'{"question": "a\0b"}\n', "{}:1: holds NUL bytes: the file is damaged, or no UTF-8 text"),
     ("escaped.jsonl", b'{"question": "a\\u0000b"}\n', "{}:1: the content of the user message has a NUL character"),
     ("half.jsonl", b'{"question": "a\\ud800b"}\n', "{}:1: a message has half a character"),
+    ("column.jsonl", b'{"question": "q", "gold": ["\\udfff"]}\n', "{}:1: the column gold has half a character"),
+    ("name.jsonl", b'{"question": "q", "a\\ud800": 1}\n', "{}:1: the column a? has half a character"),
+    ("none.jsonl", b'{"question": ""}\n', "{}:1: the user message is empty"),
+    ("blanks.jsonl", b'{"question": " \\n\\t\\u200b\\ufeff"}\n', "{}:1: the user message is empty"),
+    ("role.jsonl", b'{"messages": [{"role": ["user"], "content": "q"}]}\n', "{}:1: unknown role ['user'] in messages"),
+    ("talk.jsonl", b'{"messages": "[{\'role\': "}\n', "{}:1: ValueError: messages (or a history) as text that is nei"),
     ("packed.jsonl", gzip.compress(GOOD), "{}: is compressed (gzip): unpack it first"),
     ("deep.jsonl", b'{"question": ' + b"[" * 100_000 + b"\n", "{}:1: not JSON that can be read: maximum recursion"),
     ("digits.jsonl", b'{"question": ' + b"1" * 5_000 + b"}\n", "{}:1: not JSON that can be read: Exceeds the limit"),
@@ -56,6 +65,13 @@ UNUSABLE = [
     ("doubled.csv", b"question,question\na,b\n", "{}:1: the column 'question' is there twice"),
     ("encoding.csv", b"question,solution\na,1\n\xff\xfe,2\n", "{}:3: not UTF-8"),
     ("empty.csv", b"", "{}:1: not a CSV table: Empty CSV file"),
+    ("doubled.parquet", DOUBLED, "{}: the column 'question' is there twice"),
+    ("bytes.parquet", parquet(pa.table({"question": NO_TEXT})), "{} row 1: holds a value that cannot be read: 'utf-8'"),
+    (
+        "far.parquet",
+        parquet(pa.table({"question": ["q"], "at": FAR})),
+        "{} row 1: holds a value that cannot be read: d",
+    ),
     ("text.parquet", b"question,solution\n", "{}: not a whole parquet file (read to row 0)"),
     ("cut.parquet", PARQUET[: len(PARQUET) // 2], "{}: not a whole parquet file (read to row 0)"),
     ("rows.xlsx", b"PK\x03\x04", "{}: is compressed (zip)"),
@@ -70,6 +86,56 @@ def test_nothing_can_be_used(tmp_path: Path, name: str, content: bytes, line: st
         load_rows(arguments(dataset=[str(file)]))
     (fault,) = caught.value.faults
     assert line.format(file) in fault and "\n" not in fault and len(fault) < 600
+
+
+LOST = [
+    ({"question": "q", "images": ["a.png"]}, "the column images is for models that see or hear, this trains on text"),
+    ({"question": "q", "image": {"path": "a.png"}}, "the column image is for models that see"),
+    ({"question": "q", "tools": [{"name": "add"}]}, "the column tools describes tools: tool calls are not rendered"),
+    ({"question": "q", "tools": '[{"name": "add"}]'}, "the column tools describes tools"),
+    ({"question": "q", "chat_template_kwargs": {"x": 1}}, "the column chat_template_kwargs is not read"),
+    *(
+        (
+            {"messages": [{"role": "user", "content": "q"}, {"role": role, "content": "{}"}]},
+            f"the {role} message is part",
+        )
+        for role in ("tool_call", "tool_response")
+    ),
+    (
+        {"conversations": [{"from": "human", "value": "q"}, {"from": "observation", "value": "3"}]},
+        "the observation mess",
+    ),
+    (
+        {
+            "messages": [
+                {"role": "user", "content": "q"},
+                {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
+                {"role": "tool", "content": "3"},
+            ]
+        },
+        "the assistant message is part of a tool call",
+    ),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}, {"type": "image_url"}]}]},
+        "the content of the user message is a list with parts of image_url, not text",
+    ),
+]
+
+
+@pytest.mark.parametrize(("row", "cause"), LOST)
+def test_what_no_prompt_would_have_is_refused_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, row: dict[str, Any], cause: str
+) -> None:
+    file = tmp_path / "some.jsonl"
+    # Empty is nothing to lose.
+    empty = {"question": "q", "images": [], "image": None, "tools": "[]", "chat_template_kwargs": {}}
+    file.write_text("".join(json.dumps(one) + "\n" for one in (row, empty, row)))
+    data = load_rows(arguments(dataset=[str(file)]))
+    assert (len(data.train), data.broken) == (1, 2)
+    assert "2 of 3 rows left out" in caplog.text and f"{file}:1: {cause}" in caplog.text
+    renamed = {"images": "pictures", "image": "picture"}
+    if not renamed.keys().isdisjoint(row):  # for the rewards, not for the prompt
+        assert len(load_rows(arguments(dataset=[str(file)], columns=renamed)).train) == 3
 
 
 def test_a_huge_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -102,7 +168,7 @@ def test_good_rows_are_kept_and_the_first_bad_ones_shown(tmp_path: Path, caplog:
 
 def test_lines_of_a_csv_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "some.csv"
-    file.write_bytes(b"question,solution\na?,1\nb?,2,3\nc?,3\nd?\n,5\ne?,6\n")
+    file.write_bytes(b"question,solution\na?,1\nb?,2,3\nc?,3\nd?\nf?,5\ne?,6\n")
     data = load_rows(arguments(dataset=[str(file)]))
     assert [row["solution"] for row in data.train] == [1, 3, 5, 6]
     assert f"{file}:3: has 3 values for 2 columns" in caplog.text

@@ -12,7 +12,8 @@ from swift_r1.arguments.check import CheckArguments
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.errors import UsageError
 
-TRAIN = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a", "--num_generations", "1"]
+TRAIN = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a", "--num_generations", "2"]
+TRAIN += ["--per_device_train_batch_size", "2"]
 COMMANDS = [(RlhfArguments, TRAIN), (CheckArguments, []), (EvalArguments, ["--model", "m", "--benchmarks", "math500"])]
 
 
