@@ -20,5 +20,6 @@ CUDA_VISIBLE_DEVICES=0,1,2,3 NPROC_PER_NODE=4 swift rlhf --rlhf_type grpo \
   --learning_rate 1e-6 --lr_scheduler_type cosine_with_min_lr --lr_scheduler_kwargs '{"min_lr_rate": 0.1}' --warmup_ratio 0 \
   --weight_decay 0 --beta 1e-3 --deepspeed zero2 \
   --eval_on_start true --eval_unit rollout --eval_steps 8 --eval_temperature 0 --val_dataset 'countdown_expression#200' --eval_limit 200 \
+  --num_generations_eval 1 \
   --save_steps 200 --save_total_limit 5 --logging_steps 1 --report_to wandb \
   --output_dir "${OUTPUT:-output/countdown_grpo_zero}" "$@"

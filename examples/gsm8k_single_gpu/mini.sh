@@ -15,6 +15,6 @@ swift rlhf --rlhf_type grpo \
   --max_steps 60 --num_train_epochs 10 --per_device_train_batch_size 64 --gradient_accumulation_steps 1 \
   --learning_rate 5e-4 --lr_scheduler_type cosine --warmup_ratio 0.1 --weight_decay 0.1 --max_grad_norm 0.1 \
   --optim adamw_8bit --adam_beta2 0.99 --beta 0.04 --gradient_checkpointing false \
-  --eval_on_start true --eval_steps 30 --eval_limit 200 --per_device_eval_batch_size 200 \
+  --eval_on_start true --eval_steps 30 --eval_limit 200 --num_generations_eval 1 --per_device_eval_batch_size 200 \
   --save_steps 1000 --logging_steps 1 --report_to none \
   --output_dir "${OUTPUT:-output/mini/gsm8k_single_gpu}" "$@"

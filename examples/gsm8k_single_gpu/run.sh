@@ -15,6 +15,6 @@ CUDA_VISIBLE_DEVICES=0 swift rlhf --rlhf_type grpo \
   --max_steps "${STEPS:-200}" --num_train_epochs 10 --per_device_train_batch_size "${BATCH:-16}" --gradient_accumulation_steps 1 \
   --learning_rate 1e-5 --lr_scheduler_type cosine --warmup_ratio 0.1 --weight_decay 0.1 --max_grad_norm 0.1 \
   --optim adamw_8bit --adam_beta2 0.99 --beta 0.04 \
-  --eval_on_start true --eval_steps 100 --eval_limit 200 --per_device_eval_batch_size 32 \
+  --eval_on_start true --eval_steps 100 --eval_limit 200 --num_generations_eval 1 --per_device_eval_batch_size 32 \
   --save_steps 100 --logging_steps 1 --report_to wandb \
   --output_dir "${OUTPUT:-output/gsm8k_single_gpu}" "$@"

@@ -13,7 +13,7 @@ swift rlhf --rlhf_type grpo \
   --max_steps 48 --num_train_epochs 20 --generation_batch_size 512 --per_device_train_batch_size 64 --gradient_accumulation_steps 1 \
   --loss_type dr_grpo --scale_rewards none --num_iterations 1 --beta 0 \
   --learning_rate 2e-4 --adam_beta2 0.999 --lr_scheduler_type constant --weight_decay 0 --gradient_checkpointing false \
-  --eval_on_start true --eval_unit rollout --eval_steps 3 --eval_temperature 1 --per_device_eval_batch_size 200 \
+  --eval_on_start true --eval_unit rollout --eval_steps 3 --eval_temperature 1 --num_generations_eval 1 --per_device_eval_batch_size 200 \
   --eval_datasets '{"dataset": "word_problems", "name": "held_out", "reward": "math", "limit": 200}' \
   --save_steps 1000 --logging_steps 1 --report_to none \
   --output_dir "${OUTPUT:-output/mini/math_dr_grpo}" "$@"

@@ -29,7 +29,7 @@ CUDA_VISIBLE_DEVICES=0,1,2,3 NPROC_PER_NODE=4 swift rlhf --rlhf_type grpo \
   --num_train_epochs 20 --generation_batch_size 1024 --per_device_train_batch_size 1 --gradient_accumulation_steps 32 \
   --loss_type dr_grpo --scale_rewards none --num_iterations 1 --beta 0 \
   --learning_rate 1e-6 --lr_scheduler_type constant --weight_decay 0 --deepspeed "$ZERO" \
-  --eval_on_start true --eval_unit rollout --eval_steps 16 --eval_temperature 0 --eval_max_completion_length 3000 \
+  --eval_on_start true --eval_unit rollout --eval_steps 16 --eval_temperature 0 --num_generations_eval 1 --eval_max_completion_length 3000 \
   --eval_datasets aime24 amc23 math500 minerva olympiad_bench \
   --save_steps 128 --save_total_limit 5 --logging_steps 1 --report_to wandb \
   --output_dir "${OUTPUT:-output/math_dr_grpo/$SIZE-$TEMPLATE}" "$@"

@@ -17,6 +17,6 @@ export NODE_RANK MASTER_ADDR SWIFT_API_KEY
 exec swift rlhf --rlhf_type grpo \
   --model "${MODEL:?}" --output_dir "${OUTPUT:?}" --add_version false --resume_from_checkpoint last \
   --external_plugins plugins/countdown.py --dataset 'countdown#50000' --reward_funcs external_countdown format \
-  --max_length 2048 --max_completion_length 1024 --num_generations 8 --per_device_train_batch_size 8 \
+  --max_length 2048 --max_completion_length 1024 --num_generations 8 --per_device_train_batch_size 8 --learning_rate 1e-6 \
   --deepspeed zero3 --torch_dtype bfloat16 \
   --use_vllm true --vllm_server_host "$ROLLOUT_HOST" --ddp_timeout 600 "$@"

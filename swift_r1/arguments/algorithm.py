@@ -39,13 +39,21 @@ class AlgorithmArguments:
         None,
         "standard deviation to divide by (default: group; rloo: none; reinforce_plus_plus: batch)",
         choices=("group", "batch", "none"),
+        synonyms={"true": "group", "false": "none"},
+        elsewhere={"gdpo": "--multi_objective_aggregation normalize_then_sum"},
     )
     advantage_estimator: str = flag(
         "grpo",
         "how rewards become advantages",
         choices=("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
+        ms_swift="grpo; its reinforce_plus_plus is reinforce_plus_plus_baseline here",
     )
-    importance_sampling_level: str = flag("token", "level of the importance ratio", choices=("token", "sequence"))
+    importance_sampling_level: str = flag(
+        "token",
+        "level of the importance ratio",
+        choices=("token", "sequence"),
+        elsewhere={"sequence_token": "sequence (one advantage a completion makes their gradients the same)"},
+    )
     top_entropy_quantile: float = flag(
         1.0, "share of the tokens, those of highest entropy, that keep their policy loss", more_than=0, at_most=1
     )

@@ -48,6 +48,8 @@ def from_config(spec: FlagSpec, value: Any) -> Any:
 
 
 def _as_word(spec: FlagSpec, value: Any) -> str:
+    if isinstance(value, bool) and str(value).lower() in spec.info.synonyms:
+        return str(value).lower()
     if isinstance(value, bool) and spec.kind is not bool:
         raise ValueError(f"wants {_describe(spec)}, not a bool: put the value in quotes")
     if isinstance(value, dict | list):
@@ -103,6 +105,9 @@ def _json_object(word: str) -> dict[str, Any]:
 
 def _checked(spec: FlagSpec, value: Any) -> Any:
     info = spec.info
+    value = info.synonyms.get(str(value).lower(), value) if info.synonyms else value
+    if info.elsewhere and value in info.elsewhere:
+        raise ValueError(f"{value} is written {info.elsewhere[value]} here")
     if info.choices and value not in info.choices:
         raise ValueError(f"must be one of {', '.join(info.choices)}, not {value!r}")
     if info.at_least is not None and value < info.at_least:

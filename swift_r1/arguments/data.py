@@ -34,7 +34,9 @@ class DataArguments:
     data_seed: int | None = flag(
         None, "seed of sampling and order of the data (default: --seed)", ms_swift="42 whatever --seed is"
     )
-    system: str | None = flag(None, "system message put before every prompt that has none")
+    system: str | None = flag(
+        None, "system message put before every prompt that has none: text, its \\n as newlines, or a .txt file"
+    )
     prompt_template: str | None = flag(
         None, "r1, qwen_math, no, or a Jinja file, in place of the tokenizer's chat template"
     )
@@ -49,4 +51,4 @@ class DataArguments:
         choices=("delete", "left"),
         ms_swift="left",
     )
-    dataloader_num_workers: int = flag(0, "processes that render and tokenise prompts ahead", at_least=0)
+    dataloader_num_workers: int = flag(0, "processes that render and tokenise prompts ahead", at_least=0, ms_swift="1")

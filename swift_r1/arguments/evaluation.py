@@ -44,7 +44,9 @@ class AskingArguments:
     instruction: str | None = flag(
         None, "text below each question (default: the benchmark's own, without --system or another template)"
     )
-    system: str | None = flag(None, "system message put before every prompt that has none")
+    system: str | None = flag(
+        None, "system message put before every prompt that has none: text, its \\n as newlines, or a .txt file"
+    )
     prompt_template: str | None = flag(
         None, "r1, qwen_math, no, or a Jinja file, in place of the tokenizer's chat template"
     )

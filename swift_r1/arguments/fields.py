@@ -7,7 +7,7 @@ import inspect
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, field
 from functools import cache
 from typing import Any
 
@@ -26,6 +26,8 @@ class FlagInfo:
         at_least, more_than, at_most, less_than: limits of a number, each checked on list items too.
         ms_swift: ms-swift's default where it differs from ours, as text for the help.
         secret: never written to a file or shown.
+        synonyms: ms-swift's words for some of the choices.
+        elsewhere: ms-swift's words for what other flags do here, and how that is written.
         objects: items of the list may be JSON objects; in a config file they are written as such.
     """
 
@@ -40,6 +42,8 @@ class FlagInfo:
     ms_swift: str | None = None
     secret: bool = False
     objects: bool = False
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ class OutputArguments:
     metric_for_best_model: str | None = flag(
         None,
         "keep the best checkpoint by this metric of the evaluations: accuracy, reward or rewards/<name>/mean",
+        ms_swift="reward",
     )
     greater_is_better: bool = flag(True, "whether the best checkpoint is the one where that is largest")
     save_only_model: bool = flag(False, "checkpoints without state/, which cannot be resumed from")
@@ -28,7 +29,12 @@ class OutputArguments:
         "newest run in --output_dir (from the beginning where there is none)",
     )
     resume_force: bool = flag(False, "resume although flags, data or processes are not those of the checkpoint")
-    eval_steps: int | None = flag(None, "steps between two evaluations (default: none)", at_least=1)
+    eval_steps: int | None = flag(
+        None,
+        "steps between two evaluations (default: none)",
+        at_least=1,
+        ms_swift="--save_steps, where there are held-out rows",
+    )
     eval_unit: str = flag(
         "step", "what --eval_steps counts: optimizer steps, or rounds of completions", choices=("step", "rollout")
     )
@@ -45,7 +51,9 @@ class OutputArguments:
         "(default: all)",
         at_least=1,
     )
-    num_generations_eval: int = flag(1, "completions a prompt in evaluation", at_least=1)
+    num_generations_eval: int | None = flag(
+        None, "completions a prompt in evaluation (default: --num_generations)", at_least=1
+    )
     eval_temperature: float | None = flag(None, "temperature in evaluation (default: --temperature)", at_least=0)
     eval_top_p: float = flag(1.0, "top-p in evaluation", more_than=0, at_most=1)
     eval_max_completion_length: int | None = flag(

@@ -79,10 +79,11 @@ class RlhfArguments(
         rewards = self.reward_names
         ppo, critic_rate = self.rlhf_type == "ppo", self.critic_learning_rate
         if ppo and critic_rate is None:
-            critic_rate = self.learning_rate
+            critic_rate = self.peak_learning_rate
         return replace(
             self,
             critic_model=self.critic_model or (self.model if ppo else None),
+            learning_rate=self.peak_learning_rate,
             critic_learning_rate=critic_rate,
             reward_funcs=rewards,
             multi_turn_scheduler=self.multi_turn_scheduler or (GYM_SCHEDULER if self.use_gym_env else None),
@@ -97,6 +98,7 @@ class RlhfArguments(
             reward_weights=self.reward_weights or [1.0] * len(rewards),
             cosine_max_len=self.cosine_max_len or self.max_completion_length,
             soft_max_length=self.soft_max_length or self.max_completion_length,
+            num_generations_eval=self.num_generations_eval or self.num_generations,
             eval_temperature=self.temperature if self.eval_temperature is None else self.eval_temperature,
             eval_max_completion_length=self.eval_max_completion_length or self.max_completion_length,
             eval_datasets=[limited(value, self.eval_limit) for value in self.eval_datasets],
@@ -114,7 +116,7 @@ class RlhfArguments(
         """
         temperature = self.temperature if self.eval_temperature is None else self.eval_temperature
         defaults = {
-            "num_generations": self.num_generations_eval,
+            "num_generations": self.num_generations_eval or self.num_generations,
             "temperature": float(temperature),
             "top_p": float(self.eval_top_p),
             "max_completion_length": self.eval_max_completion_length or self.max_completion_length,
@@ -125,6 +127,13 @@ class RlhfArguments(
             "instruction": None,
         }
         return read_tasks("--eval_datasets", self.eval_datasets, defaults)
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """`--learning_rate`, or the default of what is trained."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return 1e-5 if self.train_type == "full" else 1e-4
 
     @property
     def wants_reference(self) -> bool:

@@ -88,9 +88,11 @@ class GenerationArguments:
         "sample from the likeliest tokens of this mass (docs/algorithms.md)",
         more_than=0,
         at_most=1,
-        ms_swift="0.9",
+        ms_swift="1, 0.9 in version 3",
     )
-    top_k: int = flag(-1, "sample from so many likeliest tokens; -1: from all", at_least=-1, ms_swift="50")
+    top_k: int = flag(
+        -1, "sample from so many likeliest tokens; -1: from all", at_least=-1, ms_swift="-1, 50 in version 3"
+    )
     max_completion_length: int = flag(512, "longest completion in tokens", at_least=1)
     stop_words: list[str] = flag([], "strings that end a completion")
 

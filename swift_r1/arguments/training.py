@@ -12,7 +12,9 @@ from swift_r1.arguments.fields import flag
 class TrainingArguments:
     """Training."""
 
-    learning_rate: float = flag(1e-6, "peak learning rate", at_least=0)
+    learning_rate: float | None = flag(
+        None, "peak learning rate (default: 1e-5, of adapters 1e-4; as ms-swift's)", at_least=0
+    )
     weight_decay: float = flag(0.1, "AdamW weight decay", at_least=0)
     adam_beta1: float = flag(0.9, "AdamW beta 1", at_least=0, less_than=1)
     adam_beta2: float = flag(0.95, "AdamW beta 2", at_least=0, less_than=1)
@@ -27,9 +29,9 @@ class TrainingArguments:
         ),
     )
     lr_scheduler_kwargs: dict[str, Any] = flag({}, "more of the scheduler: '{\"min_lr\": 1e-7}'")
-    warmup_ratio: float = flag(0.05, "share of the steps in which the learning rate rises", at_least=0, at_most=1)
+    warmup_ratio: float = flag(0.0, "share of the steps in which the learning rate rises", at_least=0, at_most=1)
     warmup_steps: int | None = flag(None, "steps in which the learning rate rises, instead of the ratio", at_least=0)
-    num_train_epochs: float = flag(1.0, "passes over the prompts", more_than=0)
+    num_train_epochs: float = flag(1.0, "passes over the prompts", more_than=0, ms_swift="3")
     max_steps: int = flag(-1, "optimizer steps; -1: as --num_train_epochs says", at_least=-1)
     per_device_train_batch_size: int = flag(
         1, "completions a micro-batch of one process; shorter ones share it (--max_tokens_per_micro_batch)", at_least=1

@@ -114,8 +114,8 @@ def schedule_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Faul
         )
     if args.lr_scheduler_type == "polynomial":
         end = args.lr_scheduler_kwargs.get("lr_end", 1e-7)
-        for name in ("learning_rate", "critic_learning_rate"):
-            rate = getattr(args, name)
+        rates = {"learning_rate": args.peak_learning_rate, "critic_learning_rate": args.critic_learning_rate}
+        for name, rate in rates.items():
             if rate is not None and isinstance(end, int | float) and rate <= end:
                 yield Fault(
                     f"--{name} {rate:g} is not above the end of --lr_scheduler_type polynomial, {end:g}: "

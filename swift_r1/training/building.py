@@ -69,7 +69,7 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
             freezing=freezing,
         )
 
-    optimizer = optimizer_of(args, args.learning_rate)
+    optimizer = optimizer_of(args, args.peak_learning_rate)
     seed_everything(args.seed)
     if args.deepspeed is None:
         backend: Backend = LocalBackend(load().to(ranks.device), optimizer)
@@ -88,6 +88,11 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
         logger.info("backend: %s", json.dumps(backend.describe()))
         if lora is not None or freezing is not None:
             logger.info("--train_type %s: %s", args.train_type, trained_share(backend.model))
+        if args.advantage_estimator == "reinforce_plus_plus":
+            logger.info(
+                "--advantage_estimator reinforce_plus_plus has the batch's mean as its baseline, as in the paper; "
+                "ms-swift's has the group's, which is reinforce_plus_plus_baseline here"
+            )
         if args.loss_type == "cispo" and args.epsilon_high is None:
             logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
     return backend, vocab_size

@@ -90,7 +90,7 @@ def eval_sets(
     held_out = Task(
         name="held out",
         dataset="",
-        num_generations=args.num_generations_eval,
+        num_generations=args.num_generations_eval or args.num_generations,
         temperature=float(args.eval_temperature or 0.0),
         top_p=args.eval_top_p,
         max_completion_length=int(args.eval_max_completion_length or args.max_completion_length),

@@ -177,7 +177,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
                 critic=critic,
                 rollouts=rollouts,
                 turns=turns,
-                learning_rate=schedule_of(args, plan, args.learning_rate),
+                learning_rate=schedule_of(args, plan, args.peak_learning_rate),
                 sampling=sampling,
                 cut=choose_cut(args, backend, vocab_size, ranks, critic and critic.backend),
                 evaluator=evaluator,

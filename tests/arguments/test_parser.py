@@ -86,6 +86,11 @@ def test_all_faults_come_together_one_a_line() -> None:
         (["--learning_rate", "nan"], "--learning_rate wants a finite number, not 'nan'"),
         (["--use_vllm", "maybe"], "--use_vllm wants true or false, not 'maybe'"),
         (["--loss_type", "ppo"], "--loss_type must be one of grpo, bnpo, dapo, dr_grpo, cispo, sapo, not 'ppo'"),
+        (["--scale_rewards", "gdpo"], "--scale_rewards gdpo is written --multi_objective_aggregation normalize_then"),
+        (
+            ["--importance_sampling_level", "sequence_token"],
+            "--importance_sampling_level sequence_token is written seq",
+        ),
         (["--columns", "[1]"], "--columns wants a JSON object like '{\"a\": 1}', not '[1]'"),
         (["--seed"], "--seed needs a value"),
         (["--system", "a\udcff"], "--system holds what is no UTF-8 text"),
@@ -173,6 +178,29 @@ def test_the_api_key_travels_in_the_environment_alone(monkeypatch: pytest.Monkey
     assert RlhfArguments.from_dict(args.to_dict()) == args
     assert parse(*server, environ={"SWIFT_API_KEY": "other"}).api_key == "other"
     assert parse_arguments(RolloutArguments, ["--model", "m"], {"SWIFT_API_KEY": "k"}).api_key == "k"
+
+
+def test_defaults_that_are_ms_swifts() -> None:
+    args = parse_arguments(RlhfArguments, BASE, {})
+    assert (args.learning_rate, args.warmup_ratio) == (1e-5, 0)
+    assert args.num_generations_eval == args.num_generations == 8 and (args.top_p, args.top_k) == (1, -1)
+    for kind in ("lora", "qlora"):
+        assert parse_arguments(RlhfArguments, [*BASE, "--train_type", kind], {}).learning_rate == 1e-4
+    evaluated = ["--eval_steps", "5", "--num_generations", "4", "--eval_datasets", "math500"]
+    args = parse_arguments(RlhfArguments, [*BASE, *evaluated], {})
+    assert args.num_generations_eval == 4 and args.eval_tasks()[0].num_generations == 4
+    args = parse_arguments(
+        RlhfArguments, [*BASE, *evaluated, "--learning_rate", "0", "--num_generations_eval", "1"], {}
+    )
+    assert (args.learning_rate, args.num_generations_eval) == (0, 1)
+
+
+def test_ms_swifts_words_for_values(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    for word, ours in (("true", "group"), ("False", "none"), ("batch", "batch")):
+        config.write_text(f"scale_rewards: {word}\n")
+        assert parse_arguments(RlhfArguments, [*BASE, "--scale_rewards", word], {}).scale_rewards == ours
+        assert parse_arguments(RlhfArguments, [str(config), *BASE], {}).scale_rewards == ours
 
 
 def test_defaults_that_depend_on_others() -> None:

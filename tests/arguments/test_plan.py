@@ -74,7 +74,7 @@ def test_ppo_mini_batches_and_epochs() -> None:
     console.print(plan_table(plan, args))
     text = console.export_text()
     assert "8 batches / 2 accumulated x 2 epochs = 8" in text
-    assert "c, all weights, learning rate 1e-06; alone for 5 steps" in text and "a x 1; KL x 0.05" in text
+    assert "c, all weights, learning rate 1e-05; alone for 5 steps" in text and "a x 1; KL x 0.05" in text
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_the_table_shows_the_numbers() -> None:
 def test_the_table_says_what_is_evaluated_and_when() -> None:
     base = "--per_device_train_batch_size 8 --eval_steps 5"
     assert evaluation_of(arguments(*base.split())) == (
-        "held out (at most 64 prompts x 1 completions); every 5 optimizer steps, at the end; "
+        "held out (at most 64 prompts x 8 completions); every 5 optimizer steps, at the end; "
         "1 completions a process at once"
     )
     words = f"{base} --eval_unit rollout --eval_on_start true --eval_datasets gsm8k aime24#9 --num_generations_eval 4"
