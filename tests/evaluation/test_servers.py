@@ -195,6 +195,28 @@ def test_our_server_may_die_on_the_way(
 
 
 @pytest.mark.long
+def test_the_templates_end_of_a_turn_in_all_ways(
+    swift_eval: Evaluate, rollout_server: Callable[..., str], thinking_base: Path, gsm8k_file: Path, tmp_path: Path
+) -> None:
+    """A base model's own end token is another: our server by token ids, its two OpenAI routes, and transformers."""
+    flags: dict[str, Any] = {"benchmarks": [f"gsm8k={gsm8k_file}"], "temperature": 0, "n": 1, "seed": 5}
+    flags["max_completion_length"] = 200
+    url = rollout_server(thinking_base, torch_dtype="float32")
+    tokenizer = {"tokenizer": thinking_base}
+    ours = rows_of(swift_eval(url, **flags, **tokenizer, output_dir=tmp_path / "a"))
+    plain = rows_of(swift_eval(url, **flags, **tokenizer, endpoint="completions", output_dir=tmp_path / "b"))
+    chat = rows_of(swift_eval(url, **flags, endpoint="chat", output_dir=tmp_path / "c"))
+    local = rows_of(swift_eval(thinking_base, **flags, output_dir=tmp_path / "d"))
+    assert "stop" in {row["finish_reason"] for row in ours}
+    for rows in (plain, local):
+        assert [row["completion"] for row in rows] == [row["completion"] for row in ours]
+    # An endpoint that renders by itself does not say what its template opens.
+    assert ["<think>\n" + row["completion"] for row in chat] == [row["completion"] for row in ours]
+    for rows in (plain, chat, local):
+        assert [row["finish_reason"] for row in rows] == [row["finish_reason"] for row in ours]
+
+
+@pytest.mark.long
 def test_vllm_in_all_its_ways(
     swift_eval: Evaluate, rollout_server: Callable[..., str], tiny_model: Path, gsm8k_file: Path, tmp_path: Path
 ) -> None:

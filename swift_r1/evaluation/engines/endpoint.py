@@ -25,6 +25,7 @@ _CONNECT_S = 10.0
 _TRANSIENT = frozenset((408, 409, 425, 429, *range(500, 600)))
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 _LONGEST_ASKED_S = 600.0  # that `Retry-After` may ask for
+_STOP_TOKENS = "stop_token_ids"  # not OpenAI's, but vLLM's and SGLang's
 _SEEDS = 2**31  # what every endpoint takes
 
 
@@ -71,6 +72,7 @@ class EndpointEngine:
             "verify": ssl.create_default_context() if self.base_url.startswith("https:") else True,
         }
         self._limit = "max_tokens"
+        self._stops_by_token = True
         self._model = self._chosen(asyncio.run(self._models()), served)
         self.facts: Mapping[str, Any] = {
             "engine": "openai",
@@ -136,9 +138,10 @@ class EndpointEngine:
             "top_p": task.top_p,
             "seed": seed % _SEEDS,
         }
-        end = [] if prompt.turn_end is None else [self.tokenizer.decode([prompt.turn_end])]
-        if stop := [*self._stop, *end]:
-            body["stop"] = stop
+        if self._stop:
+            body["stop"] = self._stop
+        if self._stops_by_token and prompt.turn_end is not None and prompt.turn_end != self.tokenizer.eos_token_id:
+            body[_STOP_TOKENS] = [prompt.turn_end]
         if self._render:
             return body | {"prompt": list(prompt.token_ids)}
         return body | {"messages": list(map(dict, prompt.messages))}
@@ -161,6 +164,10 @@ class EndpointEngine:
                     if self._limit == "max_tokens" and "max_completion_tokens" in _sentence(response):
                         self._limit = "max_completion_tokens"  # OpenAI's newer models know only this name
                     if self._limit not in body and response.status_code == 400:
+                        return None
+                    if _STOP_TOKENS in body and _STOP_TOKENS in _sentence(response):
+                        _logger.warning("%s knows no %s: completions end at its own end tokens", path, _STOP_TOKENS)
+                        self._stops_by_token = False
                         return None
                     raise RunFailed(f"{self.base_url} refuses {cause}")
             patience.failed(f"{self.base_url} does not answer {cause}")

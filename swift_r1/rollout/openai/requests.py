@@ -43,6 +43,7 @@ class Generation(OpenAIModel):
     top_k: int = Field(default=-1, ge=-1, lt=TOP_K_LIMIT)  # not OpenAI's, but every open server has it
     n: int = Field(default=1, ge=1)
     stop: Stop | tuple[Stop, ...] | None = None
+    stop_token_ids: tuple[TokenId, ...] = ()  # vLLM's
     seed: Seed | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -51,7 +52,12 @@ class Generation(OpenAIModel):
     def sampling(self, max_tokens: int) -> SamplingParams:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop or ()
         return SamplingParams(
-            max_tokens=max_tokens, temperature=self.temperature, top_p=self.top_p, top_k=self.top_k, stop=stop
+            max_tokens=max_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            stop=stop,
+            stop_token_ids=self.stop_token_ids,
         )
 
 

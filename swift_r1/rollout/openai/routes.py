@@ -53,8 +53,9 @@ def add_openai(app: FastAPI, lifecycle: Lifecycle, unless_gone: Work) -> None:
                 400, f"the messages are {len(prompt)} tokens, the model takes {service.engine.info.max_model_len}"
             )
         top = (body.top_logprobs or 0) if body.logprobs else None
-        end = service.engine.turn_end
-        sampling = body.sampling(wanted).model_copy(update={"stop_token_ids": () if end is None else (end,)})
+        sampling = body.sampling(wanted)
+        if (end := service.engine.turn_end) is not None:
+            sampling = sampling.model_copy(update={"stop_token_ids": (*sampling.stop_token_ids, end)})
         ask = Ask(prompt, body.n, body.seed, sampling, top)
 
         def delta(number: int, piece: Piece, first: bool, _offset: int) -> dict[str, Any]:
