@@ -124,6 +124,8 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         backend, vocab_size = open_backend(args, ranks)
         turn_end = PromptEncoder(tokenizer, wording=Wording.of(args)).turn_end
         ends = end_tokens(backend.model, tokenizer, turn_end)
+        if ranks.is_main and turn_end not in (None, tokenizer.eos_token_id):
+            logger.info("completions end at the chat template's %s too", tokenizer.convert_ids_to_tokens(turn_end))
         # What ended completions in training ends them wherever a checkpoint is used.
         backend.model.generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
         rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, writers, watchdog.progress, cleanup)

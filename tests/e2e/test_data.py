@@ -54,6 +54,7 @@ def test_a_base_model_ends_its_turn_as_the_template_does(rlhf, thinking_base, tm
         eval_steps=2,
     )
     assert run.code == 0
+    assert "completions end at the chat template's <|im_end|> too" in run.errors
     tokenizer = AutoTokenizer.from_pretrained(thinking_base)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     completions = [*run.lines("completions.jsonl"), *run.lines("eval_completions.jsonl")]
