@@ -180,6 +180,7 @@ def test_a_config_file_holds_objects_as_they_are(tmp_path: Path) -> None:
         (["--benchmarks", "gsm8k"], "--model is missing"),
         (["--model", "m"], "--benchmarks is missing"),
         (["--model", "m", "--benchmarks", "sums.jsonl"], "say who judges it: --reward_func math"),
+        (["--model", "m", "--benchmarks", "openai/gsm8k"], "openai_gsm8k: it is no benchmark, so say who judges it"),
         (["--model", "m", "--benchmarks", "gsm9k=a.jsonl"], "gsm9k is no benchmark; known are gsm8k"),
         (["--model", "m", "--benchmarks", "gsm8k#x"], "after # comes the number of rows"),
         (["--model", "m", "--benchmarks", "gsm8k", "gsm8k#3"], "has two of the name gsm8k"),
