@@ -53,21 +53,26 @@ def opening_of(render: Renderer) -> str:
 def turn_end(render: Renderer, tokenizer: Any) -> int | None:
     """The first special token behind an assistant's turn, as the template renders it; None where there is none.
 
-    A base model's end token is often another: it would write on behind the turn, and begin the user's.
+    A base model's end token is often another: it would write on behind the turn, and begin the user's. The turn is the
+    last one, since others may end otherwise (gpt-oss); where nothing ends that, the next turn's beginning does (GLM-4).
     """
-    turns = [("user", "x"), ("assistant", _STANDS_FOR), ("user", "x")]
-    try:
-        text = render([{"role": role, "content": content} for role, content in turns], False)
-    except UsageError:  # a template of one turn
-        return None
-    _, found, behind = text.rpartition(_STANDS_FOR)
     special = special_tokens(tokenizer)
-    ids = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
-    return next((int(token) for token in ids if token in special), None)
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _STANDS_FOR}]
+    for messages in (turns, [*turns, turns[0]]):
+        try:
+            _, found, behind = render(messages, False).rpartition(_STANDS_FOR)
+        except UsageError:  # a template of one turn
+            return None
+        ids = tokenizer(behind, add_special_tokens=False)["input_ids"] if found else []
+        for token in ids:
+            if token in special:
+                return int(token)
+    return None
 
 
 def special_tokens(tokenizer: Any) -> frozenset[int]:
-    """Ids of tokens that are no text; that of unknown text is none of them."""
+    """Ids of tokens that are no text; that of unknown text is none of them, but where it is the end token too."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     marked = {token for token, about in added.items() if about.special}
-    return frozenset({*tokenizer.all_special_ids, *marked} - {tokenizer.unk_token_id})
+    unknown = {tokenizer.unk_token_id} - {tokenizer.eos_token_id}
+    return frozenset({*tokenizer.all_special_ids, *marked} - unknown)

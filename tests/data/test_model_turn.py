@@ -23,6 +23,11 @@ def chatml(opening: str) -> str:
 HYBRID = chatml("{% if enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}")
 # The next turn's header ends the model's, as in GLM-4.
 HEADERS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}{% endfor %}<|im_start|>assistant"
+# Only the last turn ends as the model is to end it, as in gpt-oss.
+LAST = (
+    "{% for m in messages %}{{ m.content }}"
+    "{{ '<|im_start|>' if loop.last and m.role == 'assistant' else '<|im_end|>' }}{% endfor %}"
+)
 ALWAYS_OPEN = "Q: {{ messages[-1].content }}\nA: <think>"
 
 
@@ -82,9 +87,9 @@ def test_the_flag_and_the_templates_own_opening(tokenizer: Any) -> None:
     [
         (chatml("<think>\n"), "<|im_end|>"),
         (HEADERS, "<|im_start|>"),
+        (LAST, "<|im_start|>"),
         (ALWAYS_OPEN, None),
         ("{{ raise_exception('one turn') if messages | length > 1 }}{{ messages[0].content }}", None),
-        ("{% for m in messages %}[{{ m.role }}] {{ m.content }} \N{EN DASH}\n{% endfor %}", None),  # unknown characters
     ],
 )
 def test_the_token_that_ends_a_turn(tokenizer: Any, template: str, end: str | None) -> None:
@@ -93,6 +98,12 @@ def test_the_token_that_ends_a_turn(tokenizer: Any, template: str, end: str | No
     assert made.turn_end == wanted
     prompt = made.encode(QUESTION)
     assert prompt is not None and prompt.turn_end == wanted
+
+
+def test_unknown_text_ends_nothing(tokenizer: Any) -> None:
+    own = copy.copy(tokenizer)
+    own.eos_token = "<|im_end|>"
+    assert encoder(own, "{% for m in messages %}{{ m.content }} \N{EN DASH}\n{% endfor %}").turn_end is None
 
 
 @pytest.mark.parametrize(("name", "end"), [("r1", None), ("qwen_math", "<|im_end|>"), ("no", None)])
