@@ -73,6 +73,7 @@ def test_in_training_and_alone_agree(swift_eval: Evaluate, tiny_model: Path, gsm
         eval_unit="rollout",
         eval_on_start="true",
         eval_temperature=0,
+        num_generations_eval=1,
         eval_max_completion_length=40,
         per_device_eval_batch_size=6,
         num_iterations=2,
@@ -180,6 +181,7 @@ def test_through_vllm_too(
         eval_datasets=[f"gsm8k={gsm8k_file}"],
         eval_steps=2,
         eval_temperature=0,
+        num_generations_eval=1,
         eval_max_completion_length=40,
         max_steps=2,
     )
