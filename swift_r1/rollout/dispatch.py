@@ -37,15 +37,6 @@ class _Lane:
     watch: asyncio.Task[None] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Event:
-    """An answer to `request`, or what has gone wrong with its lane."""
-
-    lane: _Lane
-    request: RolloutRequest | None
-    outcome: RolloutOutput | Exception
-
-
 class Dispatch:
     """One `Fleet.ask`."""
 
@@ -60,7 +51,7 @@ class Dispatch:
         self._roster, self._versions, self._on_answer, self._while_waiting = roster, versions, on_answer, while_waiting
         self._waiting = deque(requests)
         self._lanes: list[_Lane] = []
-        self._events: list[_Event] = []
+        self._failures: list[tuple[_Lane, Exception]] = []
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
@@ -81,7 +72,7 @@ class Dispatch:
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), max(told + _TELL_EVERY_S - time.monotonic(), 0.01))
                 self._wake.clear()
-                await self._take_events()
+                await self._take_failures()
                 if time.monotonic() - told >= _TELL_EVERY_S:
                     self._while_waiting()
                     told = time.monotonic()
@@ -106,46 +97,34 @@ class Dispatch:
             lane.asked[request.request_id] = (request, asyncio.create_task(self._ask(lane, request)))
 
     async def _ask(self, lane: _Lane, request: RolloutRequest) -> None:
+        """An answer is taken as it comes: at any time a request waits, is asked of one lane, or is answered."""
         try:
-            outcome: RolloutOutput | Exception = await lane.member.client.answer(lane.http, request)
-        except Exception as error:  # noqa: BLE001 - judged, or raised, where events are taken
-            outcome = error
-        self._tell(_Event(lane, request, outcome))
+            output = await lane.member.client.answer(lane.http, request)
+            lane.member.link.check(output, self._versions)
+            del lane.asked[request.request_id]
+            lane.load -= request.n
+            self._on_answer(output)
+        except Exception as error:  # noqa: BLE001 - judged, or raised, where failures are taken
+            self._failures.append((lane, error))
+        self._wake.set()
 
     async def _watch(self, lane: _Lane) -> None:
         try:
             await lane.member.client.watch()
         except ServerUnreachable as error:
-            self._tell(_Event(lane, None, error))
+            self._failures.append((lane, error))
+            self._wake.set()
 
-    def _tell(self, event: _Event) -> None:
-        self._events.append(event)
-        self._wake.set()
+    async def _take_failures(self) -> None:
+        while self._failures:  # more may come while one is judged
+            lane, error = self._failures.pop(0)
+            if not isinstance(error, ServerUnreachable | OtherWeights | ServerRefused):
+                raise error
+            if lane in self._lanes:
+                await self._leave(lane)
+                await self._judge(lane, error)
 
-    async def _take_events(self) -> None:
-        """Answers first: what a server has said before it was lost is kept."""
-        events, self._events = self._events, []
-        failures = [one for one in events if isinstance(one.outcome, Exception)]
-        for event in events:
-            if event.request is None or isinstance(event.outcome, Exception):
-                continue
-            try:
-                event.lane.member.link.check(event.outcome, self._versions)
-            except OtherWeights as error:
-                failures.append(_Event(event.lane, event.request, error))
-                continue
-            del event.lane.asked[event.request.request_id]
-            event.lane.load -= event.request.n
-            self._on_answer(event.outcome)
-        for event in failures:
-            if event.lane in self._lanes:
-                await self._fail(event.lane, event.outcome)
-
-    async def _fail(self, lane: _Lane, error: RolloutOutput | Exception) -> None:
-        await self._leave(lane)
-        if not isinstance(error, ServerUnreachable | OtherWeights | ServerRefused):
-            assert isinstance(error, Exception)
-            raise error
+    async def _judge(self, lane: _Lane, error: ServerUnreachable | OtherWeights | ServerRefused) -> None:
         try:
             # It may have to ask the server who it is.
             await asyncio.to_thread(lane.member.link.judge, error)
@@ -164,9 +143,9 @@ class Dispatch:
         """What the server has not answered waits again, for another one."""
         self._lanes.remove(lane)
         tasks = [task for _, task in lane.asked.values()]
-        self._waiting.extendleft(request for request, _ in reversed(lane.asked.values()))
         for task in (*tasks, lane.watch):
             if task is not None:
                 task.cancel()
         await asyncio.gather(*tasks, *([lane.watch] if lane.watch else []), return_exceptions=True)
+        self._waiting.extendleft(request for request, _ in reversed(lane.asked.values()))
         await lane.http.aclose()

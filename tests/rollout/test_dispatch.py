@@ -1,0 +1,150 @@
+"""Requests over several servers, event by event: servers that fail at moments which no real one can be made to hit."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from swift_r1.errors import RunFailed, ServerUnreachable
+from swift_r1.rollout.dispatch import Dispatch
+from swift_r1.rollout.link import ServerLost
+from swift_r1.rollout.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
+
+WAIT_S = 20
+
+
+class NoConnections:
+    async def aclose(self) -> None: ...
+
+
+@dataclass(eq=False)
+class Server:
+    """A `Member`, its client and its link in one; `asked` are the requests that it has not answered or failed."""
+
+    name: str
+    epoch: int = 0
+    asked: dict[str, asyncio.Future[RolloutOutput]] = field(default_factory=dict)
+    judging: threading.Event = field(default_factory=threading.Event)
+    judged: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def client(self) -> Server:
+        return self
+
+    @property
+    def link(self) -> Server:
+        return self
+
+    def open_async(self) -> NoConnections:
+        return NoConnections()
+
+    async def answer(self, _http: Any, request: RolloutRequest) -> RolloutOutput:
+        self.asked[request.request_id] = asyncio.get_running_loop().create_future()
+        return await self.asked[request.request_id]
+
+    async def watch(self) -> None:
+        await asyncio.Event().wait()
+
+    def check(self, _output: RolloutOutput, _versions: Any) -> None: ...
+
+    def judge(self, error: Exception) -> None:
+        self.judging.set()
+        assert self.judged.wait(WAIT_S)
+        raise ServerLost from error
+
+    def answers(self, name: str) -> None:
+        one = Completion(token_ids=(1,), logprobs=(0.0,), finish_reason="length", weight_version=0)
+        self.asked.pop(name).set_result(RolloutOutput(request_id=name, completions=(one,)))
+
+    def fails(self, name: str) -> None:
+        self.asked.pop(name).set_exception(ServerUnreachable(f"{self.name} is gone"))
+
+
+@dataclass
+class Servers:
+    """A `Roster`."""
+
+    members: list[Server]
+
+    @property
+    def ready(self) -> list[Server]:
+        return list(self.members)
+
+    def listen(self, _listener: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
+    def check_any(self) -> None: ...
+
+    def lose(self, member: Server, _epoch: int) -> None:
+        member.epoch += 1
+        self.members.remove(member)
+
+
+def request(name: str) -> RolloutRequest:
+    return RolloutRequest(request_id=name, prompt_token_ids=(1,), sampling=SamplingParams(max_tokens=1))
+
+
+async def turns(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+def played(
+    servers: list[Server], names: str, story: Callable[[], Awaitable[None]], on_answer: Callable[[RolloutOutput], None]
+) -> None:
+    async def play() -> None:
+        dispatch = Dispatch(Servers(list(servers)), [request(one) for one in names], (0,), on_answer, lambda: None)
+        telling = asyncio.create_task(story())
+        await asyncio.gather(asyncio.wait_for(dispatch.run(), WAIT_S), telling)
+
+    asyncio.run(play())
+
+
+def test_two_servers_fail_in_one_turn_while_an_answer_waits() -> None:
+    """Each prompt is answered exactly once: what B says while A's failure is judged is heard before B is left."""
+    a, b, c = servers = [Server(name) for name in "ABC"]
+    answered: list[str] = []
+
+    async def story() -> None:
+        await turns(lambda: len(a.asked) + len(b.asked) + len(c.asked) == 6)
+        (a1, _), (b1, b2) = list(a.asked), list(b.asked)
+        a.fails(a1)
+        b.fails(b1)
+        await turns(a.judging.is_set)
+        b.answers(b2)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        a.judged.set()
+        b.judged.set()
+        # What the two have not answered comes to C, and b2 not once more.
+        await turns(lambda: len(c.asked) >= 5)
+        assert b2 not in c.asked
+        for name in list(c.asked):
+            c.answers(name)
+
+    played(servers, "abcdef", story, lambda output: answered.append(output.request_id))
+    assert sorted(answered) == list("abcdef")
+
+
+def test_what_the_receiver_of_an_answer_raises_ends_the_round_also_while_its_server_is_left() -> None:
+    a, b, _c = servers = [Server(name) for name in "ABC"]
+
+    def refuse(_output: RolloutOutput) -> None:
+        raise RunFailed("broken on purpose")
+
+    async def story() -> None:
+        await turns(lambda: len(a.asked) + len(b.asked) == 2)
+        a.fails(*a.asked)
+        await turns(a.judging.is_set)
+        b.answers(*b.asked)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        a.judged.set()
+
+    with pytest.raises(RunFailed, match="broken on purpose"):
+        played(servers, "abc", story, refuse)
