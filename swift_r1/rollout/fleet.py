@@ -241,8 +241,9 @@ class Fleet:
                 continue
             while_waiting()
             for member in running:
+                asked = time.monotonic()
                 if member.client.is_alive(min(_HEALTH_S, member.client.silence_s)):
                     heard[member] = time.monotonic()
-                elif time.monotonic() - heard[member] > member.client.silence_s:
+                elif asked - heard[member] > member.client.silence_s:  # as in `RolloutClient.watch`
                     self.roster.lose(member, epochs[member])
             told = time.monotonic()

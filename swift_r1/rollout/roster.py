@@ -205,10 +205,12 @@ class Roster:
         target = member.link.reconnect(
             version, self._check_open, lambda line: member.report(line, not self.ready), exactly=True
         )
-        # A push that it was lost in hears of it with its next answer, and ends.
-        while member.pushing is not None and member.pushing.is_alive():
-            self._check_open()
-            member.pushing.join(LOOK_S)
+        if member.pushing is not None and member.pushing.is_alive():
+            # A push that it was lost in hears of it with its next answer, and ends; it may have done its work.
+            while member.pushing.is_alive():
+                self._check_open()
+                member.pushing.join(LOOK_S)
+            return False
         if target is not None:
             member.link.push(version, self._kept.reading(version, copy=True), self._kept.adapter)
         with self._changed:
