@@ -52,7 +52,9 @@ class ServerArguments:
     )
     ssl_certfile: str | None = flag(None, "certificate (PEM) for HTTPS, with --ssl_keyfile")
     ssl_keyfile: str | None = flag(None, "the certificate's key (PEM)")
-    max_pending_requests: int = flag(4096, "requests that may generate or wait to; a further one gets 503", at_least=1)
+    max_pending_requests: int = flag(
+        4096, "completions that may be generated or wait to be; what goes beyond gets 503", at_least=1
+    )
     served_model_name: str | None = flag(None, "the model's name in /v1/models (default: --model)")
     update_policy: str = flag(
         "wait",
@@ -61,6 +63,11 @@ class ServerArguments:
     )
     update_timeout: float = flag(
         120.0, "seconds without progress after which an unfinished weight update is given up", more_than=0
+    )
+    client_grace: float = flag(
+        5.0,
+        "seconds that a weight update waits for generations of others than the trainer; then they are stopped (503)",
+        at_least=0,
     )
 
 

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -34,6 +35,13 @@ _REPORT_EVERY_S = 5.0
 _CONNECT_S = 10.0
 _WORK_S = 600.0
 _HEALTH_EVERY_S = 2.0
+_KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""A connection whose other end has gone without a word breaks after a minute; one that waits stays known on the way."""
 
 
 class RolloutClient:
@@ -43,8 +51,12 @@ class RolloutClient:
         base_url: `http://host:port`.
         api_key: sent as bearer token.
         owner: of this client's own pushes, shown to others; default `host:pid`.
-        request_timeout_s: longest wait for the answer to one request (a generation, a commit).
-        silence_s: seconds without an answer from `/health` after which generations are no longer waited for.
+        silence_s: seconds without an answer from `/health` after which generations are no longer waited for. They have
+            no other deadline.
+
+    Attributes:
+        lease: token of the lease on the server's weights that this client's generations belong to, if any: the server
+            stops those of others for an update.
     """
 
     def __init__(
@@ -52,23 +64,26 @@ class RolloutClient:
         base_url: str,
         api_key: str | None = None,
         owner: str | None = None,
-        request_timeout_s: float = 1800.0,
         silence_s: float = 60.0,
     ) -> None:
         self.base_url = base_url.rstrip("/")
         self.owner = owner
         self.silence_s = silence_s
+        self.lease: str | None = None
         # Proxies of the environment are for the internet, not for the server beside us.
-        self._options = {
+        self._options: dict[str, Any] = {
             "base_url": self.base_url,
             "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
-            "timeout": httpx.Timeout(request_timeout_s, connect=_CONNECT_S),
-            "limits": httpx.Limits(max_connections=_CONCURRENT_REQUESTS),
+            "timeout": httpx.Timeout(None, connect=_CONNECT_S),
             "trust_env": False,
+        }
+        self._connections: dict[str, Any] = {
+            "limits": httpx.Limits(max_connections=_CONCURRENT_REQUESTS),
+            "socket_options": _KEEP_ALIVE,
             # The system's certificates, or those that SSL_CERT_FILE names.
             "verify": ssl.create_default_context() if self.base_url.startswith("https:") else True,
         }
-        self._http = httpx.Client(**self._options)
+        self._http = httpx.Client(**self._options, transport=httpx.HTTPTransport(**self._connections))
 
     def __enter__(self) -> RolloutClient:
         return self
@@ -177,7 +192,7 @@ class RolloutClient:
         first failure, theirs too, cancels the other requests, here and in the engine.
 
         Raises:
-            ServerUnreachable: if the connection broke, no answer came in time, or the server fell silent.
+            ServerUnreachable: if the connection broke, or the server fell silent.
             ServerRefused: if the server refused a request.
         """
         return asyncio.run(self._generate(requests, on_answer, while_waiting))
@@ -185,7 +200,7 @@ class RolloutClient:
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> wire.ScoreResponse:
         """The server's log-probs of given tokens: `L - 1` for a sequence of `L`, natural log, after temperature."""
         body = wire.ScoreRequest(sequences=tuple(tuple(one) for one in sequences), temperature=temperature)
-        return self.call("POST", "/v1/score", wire.ScoreResponse, body)
+        return self.call("POST", "/v1/score", wire.ScoreResponse, body, self._own)
 
     def push_weights(
         self, version: int, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]], transport: str = AUTO
@@ -224,16 +239,19 @@ class RolloutClient:
 
     def open_async(self) -> httpx.AsyncClient:
         """Connections for `answer`, to be closed by the caller."""
-        return httpx.AsyncClient(**self._options)
+        return httpx.AsyncClient(**self._options, transport=httpx.AsyncHTTPTransport(**self._connections))
 
     async def answer(self, http: httpx.AsyncClient, request: wire.RolloutRequest) -> wire.RolloutOutput:
-        """The completions of one request; raises as `generate` does."""
+        """The completions of one request, which a server that is full is asked for again; raises as `generate` does."""
         body = wire.RolloutBatch(requests=(request,)).model_dump_json()
-        try:
-            response = await http.post("/v1/rollouts", content=body, headers=_JSON)
-        except httpx.HTTPError as error:
-            raise self._unreachable(error, "the completions of a prompt") from error
-        return self._parse(response, wire.RolloutResponse).outputs[0]
+        while True:
+            try:
+                response = await http.post("/v1/rollouts", content=body, headers=_JSON | self._own)
+            except httpx.HTTPError as error:
+                raise self._unreachable(error, "the completions of a prompt") from error
+            if wire.FULL_HEADER not in response.headers:
+                return self._parse(response, wire.RolloutResponse).outputs[0]
+            await asyncio.sleep(float(response.headers[wire.FULL_HEADER]))
 
     def is_alive(self, timeout_s: float) -> bool:
         """Whether `/health` answers, whatever it says."""
@@ -246,19 +264,21 @@ class RolloutClient:
     async def watch(self, while_waiting: Callable[[], None] = lambda: None) -> None:
         """Ends with ServerUnreachable once `/health` has not answered for `silence_s`.
 
-        A server that was stopped, or is cut off, keeps connections open: nothing else would tell before the
-        requests' own deadline. It has a connection of its own: those of the requests may all be in use.
+        A server that was stopped keeps connections open: nothing else would tell. It has a connection of its own: those
+        of the requests may all be in use.
         """
         heard = time.monotonic()
-        async with httpx.AsyncClient(**self._options) as http:
+        async with self.open_async() as http:
             while True:
                 await asyncio.sleep(_HEALTH_EVERY_S)
                 while_waiting()
+                asked = time.monotonic()
                 try:
                     await http.get("/health", timeout=min(_CONNECT_S, self.silence_s))
                     heard = time.monotonic()
                 except httpx.HTTPError as error:
-                    if time.monotonic() - heard > self.silence_s:
+                    # As of the question: where this process was stopped since then, the silence was its own.
+                    if asked - heard > self.silence_s:
                         raise self._unreachable(error, "completions") from error
 
     def call(
@@ -304,6 +324,10 @@ class RolloutClient:
             f"the rollout server at {self.base_url} answered {response.status_code}: {_why(response)}",
             int(after) if (after := response.headers.get("Retry-After", "")).isdigit() else None,
         )
+
+    @property
+    def _own(self) -> dict[str, str]:
+        return {wire.LEASE_HEADER: self.lease} if self.lease is not None else {}
 
     def why_not_ready(self) -> str | None:
         """None for a server that serves.

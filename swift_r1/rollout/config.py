@@ -30,7 +30,9 @@ class ServerConfig:
         update_policy: what a commit does with running generations: `wait` for them, `abort` them, or `keep` them going
             on the new weights.
         update_timeout: seconds that an open update may stand still, and that any wait for an update may take.
-        max_pending_requests: most requests that generate or wait to; a further one gets 503.
+        client_grace: seconds that an update or the engine's sleep waits for work that is not its trainer's own; then
+            that is stopped.
+        max_pending_requests: most completions that are generated or wait to be; what goes beyond gets 503.
         ssl_certfile, ssl_keyfile: PEM files for HTTPS; both or none.
         max_n: most completions a request may ask for.
     """
@@ -55,6 +57,7 @@ class ServerConfig:
     served_model_name: str | None = None
     update_policy: str = "wait"
     update_timeout: float = 120.0
+    client_grace: float = 5.0
     max_pending_requests: int = 4096
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None

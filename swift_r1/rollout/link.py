@@ -14,13 +14,13 @@ from typing import NoReturn
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.protocol import AdapterConfig, RolloutOutput, RolloutRequest, ServerInfo
-from swift_r1.rollout.refusals import ServerRefused
+from swift_r1.rollout.refusals import NOT_NOW, ServerRefused
 from swift_r1.rollout.weights.transport import AUTO
 from swift_r1.rollout.weights.writer import Bucket, WeightWriter
 
 logger = logging.getLogger("swift_r1.rollout.link")
 
-_NOT_NOW = 503
+_CONFLICT = 409
 _MAX_LOSSES = 5
 _MAX_REFUSALS = 2  # of weights: repaired by one full push, or it never will be
 
@@ -51,15 +51,22 @@ class Expected:
     Attributes:
         model: `--model`, for messages.
         max_tokens: `--max_length` and `--max_completion_length` together; None where prompts have no limit.
+        completions: most that are asked for of one prompt.
     """
 
     model: str
     tokenizer_hash: str
     vocab_size: int
     max_tokens: int | None
+    completions: int = 1
 
     def fault(self, info: ServerInfo) -> str | None:
         """Why the server cannot serve this run at all."""
+        if info.max_n < self.completions:
+            return (
+                f"the rollout server gives at most {info.max_n} completions of a prompt, and this run asks for "
+                f"{self.completions}: start it with a higher --max_pending_requests, or give fewer --num_generations"
+            )
         if info.tokenizer_hash == self.tokenizer_hash and info.vocab_size == self.vocab_size:
             return None
         return (
@@ -174,7 +181,7 @@ class ServerLink:
             # A server that was replaced in an idle moment serves its base weights, and no connection broke.
             if not self._was_replaced():
                 raise error
-        elif isinstance(error, ServerRefused) and error.status != _NOT_NOW:
+        elif isinstance(error, ServerRefused) and error.status != NOT_NOW:
             raise error
         self._lost(error)
 
@@ -183,16 +190,19 @@ class ServerLink:
         version: int,
         buckets: Iterable[Bucket],
         adapter: AdapterConfig | None = None,
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         """Brings the server to `version`; see `WeightWriter.push`.
 
         Raises:
-            ServerLost: it went away meanwhile, or did not take the weights whole: push all again.
+            ServerLost: it went away meanwhile, did not take the weights whole, or took the lease back: push all again.
             ServerUnreachable: lost again and again.
             RunFailed: another trainer writes to it, or it refused the weights again and again.
         """
         self._adapters = adapter is not None
-        self._as_its_writer(lambda: self._writer.push(version, buckets, self._transport, adapter))
+        self._as_its_writer(
+            lambda: self._writer.push(version, buckets, self._transport, adapter, while_waiting), version
+        )
 
     def sleep(self, level: int) -> None:
         """Its engine gives its memory back until `wake`; raises as `push`."""
@@ -202,15 +212,26 @@ class ServerLink:
         """Its engine has all its memory again; raises as `push`."""
         self._as_its_writer(self._writer.wake)
 
-    def _as_its_writer(self, work: Callable[[], object]) -> None:
+    def _as_its_writer(self, work: Callable[[], object], version: int | None = None) -> None:
         try:
             if self._client.info().instance != self._instance:
                 raise ServerUnreachable(f"{self._name} was replaced")
-            work()
+            try:
+                work()
+            except ServerRefused as refused:
+                if refused.status != _CONFLICT:
+                    raise
+                # Whoever was silent for longer than the lease lasts has lost it, and the update with it. Another's
+                # lease, or a version of another's, is refused here.
+                self._writer.take()
+                info = self._client.info()
+                if info.instance == self._instance and version is not None and info.weight_version >= version:
+                    raise
+                raise ServerUnreachable(f"{refused}; the lease on its weights is taken again") from refused
         except ServerUnreachable as error:
             self._lost(error)
         except ServerRefused as error:
-            if error.status == 409 and not self._was_replaced():
+            if error.status == _CONFLICT:
                 raise
             self._lost(error)
 
@@ -252,7 +273,7 @@ class ServerLink:
         except ServerUnreachable as error:
             self._lost(error)
         except ServerRefused as error:
-            if error.status != _NOT_NOW:
+            if error.status != NOT_NOW:
                 raise
             self._lost(error)
         if answer.weight_version != version:
@@ -340,7 +361,7 @@ class ServerLink:
             # All that hang on one server lose it at once: that is one loss.
             self._losses += not self._is_lost
             self._is_lost = True
-        refused = isinstance(error, ServerRefused) and error.status != _NOT_NOW
+        refused = isinstance(error, ServerRefused) and error.status != NOT_NOW
         if self._losses >= (_MAX_REFUSALS if refused else _MAX_LOSSES):
             kind = GoneAgain if isinstance(error, ServerUnreachable) else RefusedAgain
             raise kind(f"{error} (lost {self._losses} times in a row, with nothing gained in between)") from error

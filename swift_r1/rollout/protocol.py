@@ -17,7 +17,9 @@ Weight updates are a small transaction under a lease::
     POST   /v1/sleep            SleepRequest   -> SleepStatus      the engine gives its memory back
     POST   /v1/wake                            -> SleepStatus      and takes it again
 
-Every call under the lease renews it. Whatever is wrong is answered with 4xx or 503 and `{"error": "one sentence"}`.
+Every call under the lease renews it. Rollouts and scores may show it too: an update does not stop its holder's own. A
+commit or a sleep that has waited too long for those is answered with 503 and can be repeated. Whatever is wrong is
+answered with 4xx or 503 and `{"error": "one sentence"}`.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ VERSION_HEADER = "X-Swift-Weight-Version"
 BUCKET_HEADER = "X-Swift-Bucket"
 DIGEST_HEADER = "X-Swift-Bucket-XXH3"
 BASE_HEADER = "X-Swift-Base-XXH3"
+FULL_HEADER = "X-Swift-Full"
+"""Of a 503 for want of room alone: seconds after which asking again is enough."""
 
 FinishReason = Literal["stop", "length", "abort"]
 UpdatePolicy = Literal["wait", "abort", "keep"]

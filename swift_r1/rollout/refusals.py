@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from swift_r1.errors import RunFailed
 
+NOT_NOW = 503
+
 
 class Refused(Exception):
     """A request that is answered with `status` and one plain sentence.
@@ -19,6 +21,10 @@ class Refused(Exception):
         self.status = status
         self.sentence = sentence
         self.retry_after = retry_after
+
+
+class Full(Refused):
+    """The server serves, and has no room now: nothing is wrong with it."""
 
 
 class EngineDead(Exception):

@@ -23,7 +23,7 @@ from swift_r1.rollout.metrics import CountAnswers
 from swift_r1.rollout.openai.answers import error as openai_error
 from swift_r1.rollout.openai.routes import PATHS as OPENAI_PATHS
 from swift_r1.rollout.openai.routes import add_openai
-from swift_r1.rollout.refusals import EngineDead, Refused
+from swift_r1.rollout.refusals import EngineDead, Full, Refused
 from swift_r1.rollout.updates import WeightUpdates
 
 logger = logging.getLogger("swift_r1.rollout")
@@ -74,12 +74,12 @@ def _add_state(app: FastAPI, lifecycle: Lifecycle) -> None:
 
 def _add_generation(app: FastAPI, lifecycle: Lifecycle) -> None:
     @app.post("/v1/rollouts", response_model=wire.RolloutResponse)
-    async def rollouts(request: Request, batch: wire.RolloutBatch) -> Response:
-        return _json(await _unless_gone(request, lifecycle.loaded().rollouts(batch)))
+    async def rollouts(request: Request, batch: wire.RolloutBatch, lease: LeaseToken = None) -> Response:
+        return _json(await _unless_gone(request, lifecycle.loaded().rollouts(batch, lease)))
 
     @app.post("/v1/score", response_model=wire.ScoreResponse)
-    async def score(request: Request, body: wire.ScoreRequest) -> Response:
-        return _json(await _unless_gone(request, lifecycle.loaded().score(body)))
+    async def score(request: Request, body: wire.ScoreRequest, lease: LeaseToken = None) -> Response:
+        return _json(await _unless_gone(request, lifecycle.loaded().score(body, lease)))
 
 
 def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
@@ -141,7 +141,8 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(Refused)
     async def refused(request: Request, error: Refused) -> Response:
-        return _error(error.status, error.sentence, error.retry_after, request.scope["path"])
+        full = {wire.FULL_HEADER: str(error.retry_after)} if isinstance(error, Full) else None
+        return _error(error.status, error.sentence, error.retry_after, request.scope["path"], headers=full)
 
     @app.exception_handler(EngineDead)
     async def engine_dead(request: Request, error: EngineDead) -> Response:

@@ -6,8 +6,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Sequence
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from swift_r1.rollout import protocol as wire
@@ -18,7 +20,7 @@ from swift_r1.rollout.gate import Gate
 from swift_r1.rollout.limits import check_request, check_tokens
 from swift_r1.rollout.memory import RequestMemory
 from swift_r1.rollout.metrics import ServerMetrics
-from swift_r1.rollout.refusals import Refused
+from swift_r1.rollout.refusals import Full, Refused
 from swift_r1.rollout.updates import WeightUpdates
 from swift_r1.rollout.weights.expected import Shapes
 from swift_r1.rollout.weights.update import UpdateMachine
@@ -29,6 +31,8 @@ Rows = tuple[tuple[float, ...], ...]
 logger = logging.getLogger("swift_r1.rollout")
 
 _SCORE = "score"
+_FULL_S = 2
+"""After so many seconds a server that was full may be asked again."""
 
 
 class RolloutService:
@@ -52,12 +56,12 @@ class RolloutService:
             metrics,
             self.gate,
             self._exclusive,
-            self._abort_running,
+            self._stop_running,
             self.memory.forget_finished,
         )
-        self._pending = 0
-        # Generations under way, and why they were stopped where they were.
-        self._running: dict[asyncio.Future[Any], str | None] = {}
+        # Completions under way, those of the lease's holder apart.
+        self._pending: Counter[bool] = Counter()
+        self._running: dict[asyncio.Future[Any], _Running] = {}
         self._instance = secrets.token_hex(8)
 
         self.started = int(time.time())
@@ -86,7 +90,7 @@ class RolloutService:
             broken=self.updates.broken,
             asleep=self.updating.sleeping.level,
             max_model_len=known.max_model_len,
-            max_n=self.config.max_n,
+            max_n=self.max_n,
             dtype=known.dtype,
             max_lora_rank=self.config.vllm_max_lora_rank if self.config.vllm_enable_lora else None,
             own_base=self.updating.own_base,
@@ -97,7 +101,12 @@ class RolloutService:
     def updates(self) -> UpdateMachine:
         return self.updating.machine
 
-    async def rollouts(self, batch: wire.RolloutBatch) -> wire.RolloutResponse:
+    @property
+    def max_n(self) -> int:
+        """Most completions that a request may ask for."""
+        return min(self.config.max_n, self.config.max_pending_requests)
+
+    async def rollouts(self, batch: wire.RolloutBatch, lease: str | None = None) -> wire.RolloutResponse:
         """All requests of the batch, in its order.
 
         Raises:
@@ -105,11 +114,16 @@ class RolloutService:
             EngineDead: the engine's process ended.
         """
         for request in batch.requests:
-            check_request(request, self.engine.info, self.config.max_n)
-        outputs = await _all([self.memory.answer(request, self._generate) for request in batch.requests])
+            check_request(request, self.engine.info, self.max_n)
+
+        async def generate(request: wire.RolloutRequest) -> wire.RolloutOutput:
+            return await self._generate(request, lease)
+
+        with self.room_for(sum(request.n for request in batch.requests), lease):
+            outputs = await _all([self.memory.answer(request, generate) for request in batch.requests])
         return wire.RolloutResponse(outputs=tuple(outputs))
 
-    async def score(self, request: wire.ScoreRequest) -> wire.ScoreResponse:
+    async def score(self, request: wire.ScoreRequest, lease: str | None = None) -> wire.ScoreResponse:
         """Log-probs of given tokens; at a temperature other than 1, and with adapters, it has the engine for itself."""
         for number, sequence in enumerate(request.sequences):
             check_tokens(f"sequence {number}", sequence, self.engine.info.vocab_size)
@@ -123,17 +137,40 @@ class RolloutService:
             while True:
                 async with self.gate.shared(self.config.update_timeout):
                     version = self.updates.version
-                    rows, *copies = await _all([self._score(engine, request.sequences) for engine in self._engines])
+                    rows, *copies = await self.stoppable(self._scores(request.sequences), lease)
                     # Where updates do not wait, one may have come meanwhile.
                     if self.updates.newest_version == version:
                         break
         else:
-            version, (rows, *copies) = await self._score_alone(request.temperature, request.sequences)
+            version, (rows, *copies) = await self._score_alone(request.temperature, request.sequences, lease)
         return wire.ScoreResponse(logprobs=rows, weight_version=version, copies=tuple(copies))
 
     def close(self) -> None:
         self.updating.staging.close()
         self.engine.shutdown()
+
+    @contextmanager
+    def room_for(self, completions: int, lease: str | None = None) -> Iterator[None]:
+        """Runs the body as one request of so many completions. The lease's holder is not refused for others' sake.
+
+        Raises:
+            Refused: 422 for more than the server ever takes at once, 503 for more than it takes now.
+        """
+        limit, own = self.config.max_pending_requests, self.updates.holds(lease)
+        if completions > limit:
+            raise Refused(
+                422, f"{completions} completions at once are more than this server takes ({limit}): ask for fewer"
+            )
+        pending = self._pending[True] if own else self._pending.total()
+        if pending + completions > limit:
+            raise Full(
+                503, f"{pending} completions are under way, {completions} more are over the limit of {limit}", _FULL_S
+            )
+        self._pending[own] += completions
+        try:
+            yield
+        finally:
+            self._pending[own] -= completions
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[int]:
@@ -142,24 +179,18 @@ class RolloutService:
         Raises:
             Refused: 503 where it was not let in.
         """
-        if self._pending >= self.config.max_pending_requests:
-            raise Refused(503, f"{self._pending} requests are under way, which is all that this server takes", 5)
-        self._pending += 1
-        try:
-            async with self.gate.shared(self.config.update_timeout):
-                if self.updates.broken is not None:
-                    raise Refused(503, self.updates.broken, 5)
-                yield self.updates.version
-        finally:
-            self._pending -= 1
+        async with self.gate.shared(self.config.update_timeout):
+            if self.updates.broken is not None:
+                raise Refused(503, self.updates.broken, 5)
+            yield self.updates.version
 
     # Inside
 
-    async def _generate(self, request: wire.RolloutRequest) -> wire.RolloutOutput:
+    async def _generate(self, request: wire.RolloutRequest, lease: str | None) -> wire.RolloutOutput:
         async with self.admitted() as version:
             seeds: Sequence[int | None] = request.seeds or (None,) * request.n
-            done = await self.abortable(
-                [self.engine.generate(request.prompt_token_ids, request.sampling, seed) for seed in seeds]
+            done = await self.stoppable(
+                [self.engine.generate(request.prompt_token_ids, request.sampling, seed) for seed in seeds], lease
             )
             newest = self.updates.newest_version
             output = wire.RolloutOutput(
@@ -168,54 +199,71 @@ class RolloutService:
             self.metrics.completed(output)
             return output
 
-    async def abortable(self, work: Sequence[Awaitable[T]]) -> list[T]:
-        """The results; Refused (503) where an update stopped the work."""
+    async def stoppable(self, work: Sequence[Awaitable[T]], lease: str | None = None) -> list[T]:
+        """The results; Refused (503) where an update stopped the work of whoever showed this `lease`."""
         task = asyncio.ensure_future(_all(work))
-        self._running[task] = None
+        self._running[task] = running = _Running(lease)
         try:
             return await task
         except asyncio.CancelledError:
-            if (why := self._running[task]) is not None:
-                raise Refused(503, why, 1) from None
+            if running.stopped is not None:
+                raise Refused(503, running.stopped, 1) from None
             raise
         finally:
             del self._running[task]
 
-    def _abort_running(self, why: str) -> None:
-        for task in self._running:
-            self._running[task] = why
-            task.cancel()
+    def _stop_running(self, why: str, others_alone: bool) -> None:
+        stopped = 0
+        for task, running in self._running.items():
+            if not (others_alone and self.updates.holds(running.lease)):
+                running.stopped = why
+                task.cancel()
+                stopped += 1
+        if stopped:
+            logger.info("%d running requests: %s", stopped, why)
 
     @property
     def _engines(self) -> Sequence[Engine]:
         """Every copy of the model: each must use the weights that it was sent."""
         return self.engine.engines if isinstance(self.engine, Replicas) else (self.engine,)
 
+    def _scores(self, sequences: Sequence[Sequence[int]]) -> list[Awaitable[Rows]]:
+        return [self._score(engine, sequences) for engine in self._engines]
+
     async def _score(self, engine: Engine, sequences: Sequence[Sequence[int]]) -> Rows:
         if engine.scores_alone:
             return tuple([await engine.score(one) for one in sequences])
         return tuple(await _all([engine.score(one) for one in sequences]))
 
-    async def _score_alone(self, temperature: float, sequences: Sequence[Sequence[int]]) -> tuple[int, list[Rows]]:
+    async def _score_alone(
+        self, temperature: float, sequences: Sequence[Sequence[int]], lease: str | None
+    ) -> tuple[int, list[Rows]]:
         timeout = self.config.update_timeout
         async with self.gate.shared(timeout):
             pass
         async with self._exclusive:
-            self.gate.check()
-            if self.updates.streaming:
-                raise Refused(503, "weights are being loaded", 5)
+            if (why := self.gate.why_closed) is not None:  # since it was let in
+                raise Refused(503, why, 5)
             await self.gate.close(_SCORE, "scoring that has the engine for itself")
             try:
                 await self.gate.drained(timeout, "scoring")
                 try:
                     if temperature != 1.0:
                         await self.engine.set_score_temperature(temperature)
-                    return self.updates.version, [await self._score(engine, sequences) for engine in self._engines]
+                    return self.updates.version, await self.stoppable(self._scores(sequences), lease)
                 finally:
                     if temperature != 1.0:
                         await asyncio.shield(self.engine.set_score_temperature(1.0))
             finally:
                 await self.gate.open(_SCORE)
+
+
+@dataclass(slots=True)
+class _Running:
+    """Work in the engine: the lease that its asker showed, and why it was stopped."""
+
+    lease: str | None
+    stopped: str | None = None
 
 
 def _completion(one: Generated, version: int, newest: int) -> wire.Completion:

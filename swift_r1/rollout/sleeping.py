@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.engines.base import Engine
@@ -30,7 +30,7 @@ class Sleeping:
     Args:
         exclusive: held by whoever changes the engine.
         adapters: whether the engine takes adapters alone, which need weights that level 2 would discard.
-        timeout: seconds to wait for running work.
+        drained: waits until nothing runs, or refuses (503); it is told what for.
 
     Attributes:
         level: 0 while the engine is awake as a whole.
@@ -44,10 +44,10 @@ class Sleeping:
         machine: UpdateMachine,
         staging: Staging,
         adapters: bool,
-        timeout: float,
+        drained: Callable[[str], Awaitable[None]],
     ) -> None:
         self._engine, self._gate, self._exclusive = engine, gate, exclusive
-        self._machine, self._staging, self._adapters, self._timeout = machine, staging, adapters, timeout
+        self._machine, self._staging, self._adapters, self._drained = machine, staging, adapters, drained
         self.level = 0
         self._weights_away = False
 
@@ -73,7 +73,7 @@ class Sleeping:
         before = self.level
         await self._gate.set_asleep(_sentence(request.level))
         try:
-            await self._gate.drained(self._timeout, "the engine's sleep")
+            await self._drained("the engine's sleep")
             async with self._exclusive:
                 self._check_no_update()
                 if self._weights_away:  # the same was asked twice at once

@@ -34,7 +34,7 @@ class WeightUpdates:
         expected: names and shapes of the model's weights.
         gate: closed while an update is open.
         exclusive: held by whoever changes the engine.
-        abort_running: stops generations, with the sentence that their askers get.
+        stop_running: stops what runs, with the sentence that its askers get; or what is not the trainer's own alone.
         committed: called when a new version is served.
 
     Attributes:
@@ -51,7 +51,7 @@ class WeightUpdates:
         metrics: ServerMetrics,
         gate: Gate,
         exclusive: asyncio.Lock,
-        abort_running: Callable[[str], None],
+        stop_running: Callable[[str, bool], None],
         committed: Callable[[], None],
     ) -> None:
         self.config, self.engine, self.metrics, self.gate = config, engine, metrics, gate
@@ -59,11 +59,11 @@ class WeightUpdates:
         self.staging = Staging(size + _HEADER_ROOM)
         self.machine = UpdateMachine(expected, time.monotonic, config.update_timeout, self.staging.forget)
         self.sleeping = Sleeping(
-            *(engine, gate, exclusive, self.machine, self.staging), config.vllm_enable_lora, config.update_timeout
+            *(engine, gate, exclusive, self.machine, self.staging), config.vllm_enable_lora, self._drained
         )
         self.own_base = True
         self._expected, self._exclusive = expected, exclusive
-        self._abort_running, self._committed = abort_running, committed
+        self._stop_running, self._committed = stop_running, committed
         self._adapter: wire.AdapterConfig | None = None
         self._base: str | None = None
         self._commit: asyncio.Task[None] | None = None
@@ -209,10 +209,23 @@ class WeightUpdates:
     async def _make_way(self, version: int, policy: str, keep: bool = True) -> None:
         """Does with running generations what the policy says; without `keep`, which a load that goes on for several
         requests cannot bear, they end first."""
+        update = f"the update to weight version {version}"
         if policy == "abort":
-            self._abort_running(f"the update to weight version {version} stopped it; ask again")
+            self._stop_running(_stopped(update), False)
         if policy != "keep" or not keep:
-            await self.gate.drained(self.config.update_timeout, f"the update to version {version}")
+            await self._drained(update)
+
+    async def _drained(self, waiting_for: str) -> None:
+        """Waits until nothing runs. Whoever does not hold the lease has a grace: no client holds up a training."""
+        timeout = self.config.update_timeout
+        grace = min(self.config.client_grace, timeout)
+        stop = asyncio.get_running_loop().call_later(grace, self._stop_running, _stopped(waiting_for), True)
+        try:
+            await self.gate.drained(timeout, waiting_for)
+            async with self._exclusive:  # a score that has the engine for itself
+                pass
+        finally:
+            stop.cancel()
 
     def _adapter_shapes(self, adapter: wire.AdapterConfig) -> Shapes:
         if not self.config.vllm_enable_lora:
@@ -274,6 +287,10 @@ class WeightUpdates:
             await self.gate.open(_UPDATE)
         else:
             await self.gate.close(_UPDATE, f"the update to weight version {pending} by {self.machine.owner}")
+
+
+def _stopped(by: str) -> str:
+    return f"{by} stopped it; ask again"
 
 
 def _numel(shape: Sequence[int]) -> int:

@@ -201,7 +201,8 @@ def open_rollouts(
     link, version = None, None
     if writers:
         longest = args.max_length + args.max_completion_length if args.max_length else None
-        expected = Expected(args.model, tokenizer_hash(tokenizer), vocab_size, longest)
+        groups = (args.num_generations, args.num_generations_eval, *(one.num_generations for one in args.eval_tasks()))
+        expected = Expected(args.model, tokenizer_hash(tokenizer), vocab_size, longest, max(groups))
         link = open_link(args, expected, writers)
         if isinstance(link, Fleet):
             cleanup.callback(link.roster.close)

@@ -26,7 +26,7 @@ def server_url(rollout_server: Callable[..., str], tiny_model: Path) -> str:
 
 @pytest.fixture
 def client(server_url: str) -> Iterator[RolloutClient]:
-    with RolloutClient(server_url, request_timeout_s=120) as client:
+    with RolloutClient(server_url) as client:
         client.wait_until_ready(60)
         yield client
 

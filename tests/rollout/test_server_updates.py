@@ -289,7 +289,7 @@ def second_server(launch_server: Callable[..., Any], tiny_model_untied: Path) ->
 
 
 def test_an_update_of_an_untied_model(second_server: Any, tiny_model_untied: Path) -> None:
-    with RolloutClient(second_server.url, api_key="secret", request_timeout_s=120) as client:
+    with RolloutClient(second_server.url, api_key="secret") as client:
         assert client.info().dtype == "float32"  # no --torch_dtype: the config's
         check_updates(client, tiny_model_untied)
 

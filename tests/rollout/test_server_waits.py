@@ -11,12 +11,13 @@ import httpx
 import pytest
 import torch
 
-from swift_r1.errors import RunFailed
+from swift_r1.rollout import client as client_module
 from swift_r1.rollout import limits
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines.base import EngineInfo, Generated
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.rollout.protocol import RolloutOutput, RolloutRequest, SamplingParams
 from swift_r1.rollout.refusals import ServerRefused
+from swift_r1.rollout.weights.writer import WeightWriter
 
 EXPECTED = {"w": (2,)}
 WAIT_S = 20
@@ -83,24 +84,33 @@ def test_a_client_that_hangs_up_stops_its_generation(url: str, engine: StandingE
     assert engine.cancelled.wait(WAIT_S)
 
 
-def test_an_update_waits_for_running_rollouts_until_its_deadline(url: str, engine: StandingEngine) -> None:
-    bucket = [("w", torch.ones(2))]
-    answers: list[int] = []
-    with RolloutClient(url) as client:
+def test_an_update_waits_for_the_trainers_own_rollouts(serve: Serve, engine: StandingEngine) -> None:
+    """The end of the server's wait is no fault: the commit alone is asked for again, the update stays open."""
+    url, waits = serve(update_timeout=1.5, client_grace=0), 0
+    with RolloutClient(url) as client, RolloutClient(url) as asker, WeightWriter(client) as writer:
+        writer.hold(WAIT_S)
+        asker.lease = client.lease
+        answers: list[int] = []
 
         def generate() -> None:
-            answers.append(client.generate([request()])[0].completions[0].weight_version)
+            answers.append(asker.generate([request()])[0].completions[0].weight_version)
 
         running = threading.Thread(target=generate)
         running.start()
         assert engine.started.wait(WAIT_S)
-        with pytest.raises(RunFailed, match=r"update to version 1 waited 0.5 s for 1 running requests to finish"):
-            client.push_weights(1, [bucket])
-        assert not engine.loaded and client.info().weight_version == 0
-        engine.may_end.set()
+
+        def waiting() -> None:
+            nonlocal waits
+            waits += 1
+            assert not engine.loaded and not answers
+            if waits == 2:
+                engine.may_end.set()
+
+        assert writer.push(1, [[("w", torch.ones(2))]], while_waiting=waiting).weight_version == 1
         running.join(WAIT_S)
-        assert client.push_weights(1, [bucket]).weight_version == 1
-        assert answers == [0] and len(engine.loaded) == 1
+        assert answers == [0] and len(engine.loaded) == 1 and waits >= 2
+        counted = httpx.get(f"{url}/metrics", trust_env=False).text
+        assert 'swift_http_requests_total{route="/v1/weights/begin",status="200"} 1.0' in counted
 
 
 def test_a_rollout_does_not_wait_for_ever_for_an_update(url: str, engine: StandingEngine) -> None:
@@ -133,23 +143,49 @@ def test_an_update_called_off_by_a_failing_trainer_leaves_the_version(url: str, 
             assert other.push_weights(1, [[("w", torch.ones(2))]]).weight_version == 1
 
 
+def test_a_generation_has_no_deadline_but_the_servers_silence(
+    url: str, engine: StandingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may take far longer than any other call; its connection is kept known, and ends with the other end."""
+    for name in ("_CONNECT_S", "QUICK_S", "_WORK_S", "_HEALTH_EVERY_S"):
+        monkeypatch.setattr(client_module, name, 0.2)
+    answers: list[RolloutOutput] = []
+    looks = 0
+
+    def looked() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 10:
+            engine.may_end.set()
+
+    with RolloutClient(url, silence_s=0.2) as client:
+        client.generate([request()], answers.append, looked)
+        assert len(answers) == 1 and looks >= 10
+
+        async def options() -> list[int]:
+            async with client.open_async() as http, http.stream("GET", "/health") as response:
+                assert http.timeout.read is http.timeout.write is http.timeout.pool is None
+                connection = response.extensions["network_stream"].get_extra_info("socket")
+                return [connection.getsockopt(level, option) for level, option, _ in client_module._KEEP_ALIVE]
+
+        assert asyncio.run(options()) == [1, 30, 10, 3]
+
+
 def test_policy_abort_stops_running_rollouts_with_a_word(serve: Serve, engine: StandingEngine) -> None:
     url = serve(update_policy="abort", update_timeout=WAIT_S)
-    refusals: list[ServerRefused] = []
-    with RolloutClient(url) as client, RolloutClient(url) as trainer:
+    refusals: list[httpx.Response] = []
+    with RolloutClient(url) as trainer, httpx.Client(base_url=url, trust_env=False, timeout=WAIT_S) as http:
 
         def generate() -> None:
-            with pytest.raises(ServerRefused) as refusal:
-                client.generate([request()])
-            refusals.append(refusal.value)
+            refusals.append(http.post("/v1/rollouts", json={"requests": [request().model_dump()]}))
 
         running = threading.Thread(target=generate)
         running.start()
         assert engine.started.wait(WAIT_S)
         assert trainer.push_weights(1, [[("w", torch.ones(2))]]).weight_version == 1
         running.join(WAIT_S)
-        assert [refusal.status for refusal in refusals] == [503]
-        assert "the update to weight version 1 stopped it; ask again" in str(refusals[0])
+        assert [refusal.status_code for refusal in refusals] == [503]
+        assert "the update to weight version 1 stopped it; ask again" in refusals[0].json()["error"]
         engine.may_end.set()
         assert trainer.generate([request()])[0].completions[0].weight_version == 1
 
@@ -186,11 +222,39 @@ def test_more_requests_than_it_takes_are_sent_away(serve: Serve, engine: Standin
             assert all(thread.is_alive() for thread in threads)
         refused = http.post("/v1/rollouts", json={"requests": [request("c").model_dump()]})
         assert refused.status_code == 503 and int(refused.headers["Retry-After"]) > 0
-        assert refused.json() == {"error": "2 requests are under way, which is all that this server takes"}
-        engine.may_end.set()
-        for thread in threads:
-            thread.join(WAIT_S)
-        assert client.generate([request("c")])
+        assert refused.json() == {"error": "2 completions are under way, 1 more are over the limit of 2"}
+        # The trainer is not sent away for others' sake, and nobody is taken for lost: who asks waits.
+        with RolloutClient(url) as own, WeightWriter(own) as writer:
+            writer.hold(WAIT_S)
+            threads += [threading.Thread(target=own.generate, args=([request(name)],)) for name in "def"]
+            for thread in threads[2:]:
+                thread.start()
+            while "swift_running_requests 4.0" not in (counted := http.get("/metrics").text):
+                assert all(thread.is_alive() for thread in threads)
+            while 'route="/v1/rollouts",status="503"} 2.0' not in counted:  # the sixth one asks in vain
+                counted = http.get("/metrics").text
+            assert "swift_running_requests 4.0" in counted
+            engine.may_end.set()
+            for thread in threads:
+                thread.join(WAIT_S)
+            counted = http.get("/metrics").text
+            assert 'route="/v1/rollouts",status="200"} 5.0' in counted
+
+
+def test_one_post_of_more_than_it_takes_generates_nothing(serve: Serve, engine: StandingEngine) -> None:
+    """What counts is completions, in whatever requests and posts they come."""
+    engine.may_end.set()
+    url = serve(max_pending_requests=3)
+    alone, several = request("n").model_copy(update={"n": 4}), [request(name) for name in "abcd"]
+    with httpx.Client(base_url=url, trust_env=False) as http:
+        for requests in ([alone], several):
+            refused = http.post("/v1/rollouts", json={"requests": [one.model_dump() for one in requests]})
+            assert refused.status_code == 422, refused.text
+        assert refused.json() == {"error": "4 completions at once are more than this server takes (3): ask for fewer"}
+        assert not engine.started.is_set()
+        assert http.get("/info").json()["max_n"] == 3
+        taken = http.post("/v1/rollouts", json={"requests": [one.model_dump() for one in several[:3]]})
+        assert taken.status_code == 200
 
 
 def test_large_bodies_and_headers_are_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

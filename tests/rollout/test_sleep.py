@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -204,10 +205,13 @@ def test_what_runs_ends_first_and_what_comes_is_refused(serve_engine: Callable[.
 def test_it_stays_awake_where_work_does_not_end(serve_engine: Callable[..., str]) -> None:
     engine = Standing()
     with RolloutClient(serve_engine(engine, {"w": (2,)}, update_timeout=0.3)) as client, WeightWriter(client) as writer:
+        writer.hold(WAIT_S)
         running = in_thread(lambda: sampled(client, "running"))
         assert engine.started.wait(WAIT_S)
-        with pytest.raises(ServerRefused, match=r"503.* the engine's sleep waited 0.3 s for \d running requests"):
-            writer.sleep(2)
+        lease = {"X-Swift-Lease": writer.token}
+        refused = httpx.post(f"{client.base_url}/v1/sleep", json={"level": 2}, headers=lease, trust_env=False)
+        assert refused.status_code == 503
+        assert re.search(r"the engine's sleep waited 0.3 s for \d running requests", refused.text)
         engine.may_end.set()
         assert len(running()) == 3 and not engine.slept
         assert client.info().asleep == 0 and client.info().broken is None and len(sampled(client, "more")) == 3

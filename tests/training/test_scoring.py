@@ -171,7 +171,7 @@ def test_requests_to_a_server_go_on_while_rewards_are_computed(stub: Stub, plugi
     with rewards_for(args(), ["leaves_a_note"], [str(plugin)]) as rewards:
         rewards.wait_ready()
         running = scoring(prompts(2, note=str(stub.note)), rewards)
-        with RolloutClient(f"http://127.0.0.1:{stub.server_address[1]}", request_timeout_s=DEADLINE) as client:
+        with RolloutClient(f"http://127.0.0.1:{stub.server_address[1]}") as client:
             client.generate(asked, running.add)
         scores = running.result()
     assert [item.text for item in scores.completions] == ["[10]", "[20]", "[11]", "[20]"]

@@ -52,7 +52,7 @@ class Pieces:
             request = wire.RolloutRequest(
                 request_id="openai", prompt_token_ids=ask.prompt, n=ask.n, sampling=ask.sampling
             )
-            check_request(request, self._service.engine.info, self._service.config.max_n)
+            check_request(request, self._service.engine.info, self._service.max_n)
         admitted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._produce(admitted))
         try:
@@ -82,12 +82,13 @@ class Pieces:
 
     async def _produce(self, admitted: asyncio.Future[int]) -> None:
         try:
-            async with self._service.admitted() as version:
-                admitted.set_result(version)
-                numbered = [(ask, index) for ask in self._asks for index in range(ask.n)]
-                await self._service.abortable(
-                    [self._one(number, ask, index) for number, (ask, index) in enumerate(numbered)]
-                )
+            numbered = [(ask, index) for ask in self._asks for index in range(ask.n)]
+            with self._service.room_for(len(numbered)):
+                async with self._service.admitted() as version:
+                    admitted.set_result(version)
+                    await self._service.stoppable(
+                        [self._one(number, ask, index) for number, (ask, index) in enumerate(numbered)]
+                    )
             self._queue.put_nowait(None)
         except asyncio.CancelledError:
             self._queue.put_nowait(Refused(503, "the generation was stopped", 1))

@@ -101,6 +101,10 @@ class UpdateMachine:
     def owner(self) -> str | None:
         return self._lease.owner if self._lease else None
 
+    def holds(self, token: str | None) -> bool:
+        """Whether this is the token of the lease in force."""
+        return self._lease is not None and _same(token, self._lease.token)
+
     def take_lease(self, owner: str, ttl: float, token: str | None = None) -> str:
         """Returns the lease's token, `token` where one is given. With the token in force the lease is renewed.
 
@@ -110,7 +114,7 @@ class UpdateMachine:
         self.expire()
         lease = self._lease
         if lease is not None:
-            if token is None or not hmac.compare_digest(token, lease.token):
+            if not _same(token, lease.token):
                 left = math.ceil(max(lease.expires - self._clock(), 0.0))
                 raise Refused(409, f"{lease.owner} writes this server's weights (its lease has {left} s left)", left)
             lease.owner, lease.ttl = owner, ttl
@@ -299,7 +303,7 @@ class UpdateMachine:
         self.expire()
         if self._lease is None:
             raise Refused(409, "no one holds the lease on this server's weights (never taken, given back or expired)")
-        if token is None or not hmac.compare_digest(token.encode(), self._lease.token.encode()):
+        if not _same(token, self._lease.token):
             raise Refused(409, f"this is not the lease in force, {self._lease.owner} holds it")
         self._lease.expires = self._clock() + self._lease.ttl
 
@@ -323,6 +327,10 @@ class UpdateMachine:
         self._discard(pending.buckets)
         if pending.streamed:
             self.broken = _broken(pending.version, "it broke off")
+
+
+def _same(given: str | None, token: str) -> bool:
+    return given is not None and hmac.compare_digest(given.encode(), token.encode())
 
 
 def _broken(version: int, cause: str) -> str:

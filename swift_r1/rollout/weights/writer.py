@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel
 
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.rollout import protocol as wire
-from swift_r1.rollout.refusals import ServerRefused
+from swift_r1.rollout.refusals import NOT_NOW, ServerRefused
 from swift_r1.rollout.weights.hashing import content_hash, parts_digest
 from swift_r1.rollout.weights.kept import Prepared
 from swift_r1.rollout.weights.nccl import Nccl, NcclSender
@@ -47,6 +49,7 @@ _POLL_S = 0.5
 _REPORT_EVERY_S = 5.0
 
 
+Answer = TypeVar("Answer", bound=BaseModel)
 Bucket = Sequence[tuple[str, "torch.Tensor"]] | Prepared
 
 
@@ -103,8 +106,10 @@ class WeightWriter:
         self.client.call("POST", "/v1/weights/lease", wire.Lease, self._request, timeout_s=QUICK_S)
 
     def hold(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
-        """Takes the lease as `take_when_free` does, and renews it in a thread until `close`."""
+        """Takes the lease as `take_when_free` does, and renews it in a thread until `close`. What the client generates
+        is under it from now on."""
         self.take_when_free(wait_s, report)
+        self.client.lease = self.token
         self._renewals = threading.Thread(target=self._renew, name="lease", daemon=True)
         self._renewals.start()
 
@@ -154,6 +159,7 @@ class WeightWriter:
         buckets: Iterable[Bucket],
         transport: str = AUTO,
         adapter: wire.AdapterConfig | None = None,
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> wire.UpdateStatus:
         """Sends a whole version of the weights; returns once the server serves it.
 
@@ -167,21 +173,20 @@ class WeightWriter:
                 through again.
             transport: `http`, `shm`, `nccl`, or `auto`: through shared memory if the server is on this host.
             adapter: of `buckets` that hold a LoRA adapter alone, under peft's names.
+            while_waiting: called now and then while running completions are waited for; all `buckets` are taken then.
 
         Raises:
             ServerRefused: if the server refused; it then serves the old version, or says that it is not ready.
             ServerUnreachable: if the connection broke.
         """
-        # A server that was started anew knows of no lease.
-        self.take()
-        push = _Push(version, transport, adapter)
+        push = _Push(version, transport, adapter, while_waiting)
         try:
             return self._push(push, buckets)
         except ServerRefused as refused:
             if not push.changes or refused.status not in _NO_SUCH_BASE:
                 raise
             logger.warning("%s: sending all weights", refused)
-            return self._push(_Push(version, transport, adapter, whole=True), buckets)
+            return self._push(_Push(version, transport, adapter, while_waiting, whole=True), buckets)
 
     def sleep(self, level: int) -> None:
         """Has the server's engine give its memory back; a push wakes its weights, `wake` all of it.
@@ -190,7 +195,7 @@ class WeightWriter:
         """
         self.take()
         body = wire.SleepRequest.model_validate({"level": level})
-        self.client.call("POST", "/v1/sleep", wire.SleepStatus, body, self._headers)
+        self._once_drained("/v1/sleep", wire.SleepStatus, body)
 
     def wake(self) -> None:
         """Wakes the server's engine where it sleeps; raises as `push` does."""
@@ -199,6 +204,8 @@ class WeightWriter:
 
     def _push(self, push: _Push, buckets: Iterable[Bucket]) -> wire.UpdateStatus:
         call = self.client.call
+        # A server that was started anew, or did not hear of this process for long, knows of no lease.
+        self.take()
         try:
             begin = wire.UpdateBegin(version=push.version, adapter=push.adapter)
             if push.transport == NCCL:
@@ -208,10 +215,25 @@ class WeightWriter:
             commit = wire.UpdateCommit(
                 version=push.version, buckets=len(digests), content_hash=content_hash(digests), policy=self._policy
             )
-            return call("POST", "/v1/weights/commit", wire.UpdateStatus, commit, self._headers)
+            return self._once_drained("/v1/weights/commit", wire.UpdateStatus, commit, push.while_waiting)
         except BaseException:
             self._call_off(push.version)
             raise
+
+    def _once_drained(
+        self, path: str, answer: type[Answer], body: BaseModel, while_waiting: Callable[[], None] = lambda: None
+    ) -> Answer:
+        """Asks again for as long as completions are under way, which is no fault."""
+        while True:
+            try:
+                return self.client.call("POST", path, answer, body, self._headers)
+            except ServerRefused as refused:
+                if refused.status != NOT_NOW:
+                    raise
+                self.client.info()  # a server that does not serve at all says so
+                logger.info("%s; asking again", refused)
+                while_waiting()
+                time.sleep(_POLL_S)  # the server has waited already
 
     def _sender(self, push: _Push, begun: wire.UpdateStatus) -> Callable[[int, Bucket], str]:
         """A function that sends one bucket and returns its digest."""
@@ -298,6 +320,7 @@ class _Push:
     version: int
     transport: str
     adapter: wire.AdapterConfig | None
+    while_waiting: Callable[[], None]
     whole: bool = False
     changes: bool = False
 
@@ -307,4 +330,4 @@ def _size(parts: Sequence[memoryview]) -> int:
 
 
 def _comes_back(error: ServerRefused | ServerUnreachable) -> bool:
-    return isinstance(error, ServerUnreachable) or error.status == 503
+    return isinstance(error, ServerUnreachable) or error.status == NOT_NOW
