@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -14,6 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift_r1.rollout.client import RolloutClient
+from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.rollout.weights.writer import WeightWriter
 
 MESSAGES = [{"role": "user", "content": "count from 7"}]
 
@@ -123,6 +125,27 @@ def test_talking_while_the_weights_change(
         thread.join(60)
     assert not faults
     assert versions and set(versions) <= set(range(first, first + 6))
+
+
+@pytest.mark.long
+def test_an_update_stops_vllms_work_for_clients(rollout_server: Callable[..., str], tiny_model: Path) -> None:
+    """64 completions at once, which do not all end within the grace."""
+    url = rollout_server(tiny_model, torch_dtype="float32", client_grace=0.1, max_pending_requests=64)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    talking = openai.OpenAI(base_url=f"{url}/v1", api_key="none", timeout=120, max_retries=0)
+    with RolloutClient(url) as client, WeightWriter(client) as writer, talking as talk:
+        writer.hold(60)
+        asked = {"model": client.info().model, "messages": MESSAGES, "n": 64}
+        for version in (1, 2, 3):
+            chunks = iter(talk.chat.completions.create(**asked, stream=True))
+            next(chunks)
+            assert writer.push(version, [list(model.named_parameters())]).weight_version == version
+            with pytest.raises(openai.APIError, match=f"the update to weight version {version} stopped it; ask again"):
+                list(chunks)
+            sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+            own = RolloutRequest(request_id=f"own {version}", prompt_token_ids=(40,), n=64, sampling=sampling)
+            [output] = client.generate([own])
+            assert {one.weight_version for one in output.completions} == {version}
 
 
 @pytest.mark.parametrize(
