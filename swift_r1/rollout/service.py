@@ -212,15 +212,15 @@ class RolloutService:
         finally:
             del self._running[task]
 
-    def _stop_running(self, why: str, others_alone: bool) -> None:
-        stopped = 0
+    def _stop_running(self, what_for: str, others_alone: bool) -> None:
+        stopped, why = 0, f"{what_for} stopped it; ask again"
         for task, running in self._running.items():
             if not (others_alone and self.updates.holds(running.lease)):
                 running.stopped = why
                 task.cancel()
                 stopped += 1
         if stopped:
-            logger.info("%d running requests: %s", stopped, why)
+            logger.info("%s stopped %d running requests", what_for, stopped)
 
     @property
     def _engines(self) -> Sequence[Engine]:

@@ -34,7 +34,7 @@ class WeightUpdates:
         expected: names and shapes of the model's weights.
         gate: closed while an update is open.
         exclusive: held by whoever changes the engine.
-        stop_running: stops what runs, with the sentence that its askers get; or what is not the trainer's own alone.
+        stop_running: stops what runs, for what its askers are told of; with True what is not the trainer's own alone.
         committed: called when a new version is served.
 
     Attributes:
@@ -211,7 +211,7 @@ class WeightUpdates:
         requests cannot bear, they end first."""
         update = f"the update to weight version {version}"
         if policy == "abort":
-            self._stop_running(_stopped(update), False)
+            self._stop_running(update, False)
         if policy != "keep" or not keep:
             await self._drained(update)
 
@@ -219,7 +219,7 @@ class WeightUpdates:
         """Waits until nothing runs. Whoever does not hold the lease has a grace: no client holds up a training."""
         timeout = self.config.update_timeout
         grace = min(self.config.client_grace, timeout)
-        stop = asyncio.get_running_loop().call_later(grace, self._stop_running, _stopped(waiting_for), True)
+        stop = asyncio.get_running_loop().call_later(grace, self._stop_running, waiting_for, True)
         try:
             await self.gate.drained(timeout, waiting_for)
             async with self._exclusive:  # a score that has the engine for itself
@@ -287,10 +287,6 @@ class WeightUpdates:
             await self.gate.open(_UPDATE)
         else:
             await self.gate.close(_UPDATE, f"the update to weight version {pending} by {self.machine.owner}")
-
-
-def _stopped(by: str) -> str:
-    return f"{by} stopped it; ask again"
 
 
 def _numel(shape: Sequence[int]) -> int:
