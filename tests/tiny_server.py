@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from swift_r1.processes import leave
 from swift_r1.rollout import server
 from swift_r1.rollout.config import ServerConfig
 from swift_r1.rollout.engines.base import EngineInfo, Generated
@@ -100,4 +101,4 @@ def main(folder: str, port: int, more: str = "{}") -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))
+    leave(main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:]))

@@ -137,6 +137,8 @@ def process_faults(args: RlhfArguments, given: frozenset[str], world: World) -> 
             "--vllm_mode colocate is for one machine: use `swift rollout` servers (--vllm_mode server) with several",
             ("vllm_mode",),
         )
+    if world.size == 1 and "shutdown_timeout" in given:
+        yield Fault("--shutdown_timeout has no effect on one process: leave it out")
     if args.deepspeed is None:
         if world.size > 1:
             yield Fault(

@@ -6,11 +6,13 @@ import difflib
 import importlib
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
+from types import FrameType
 
 from swift_r1.cli import handover
-from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, SwiftError, UsageError
+from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, EXIT_USAGE, SwiftError, UsageError
 
 COMMANDS = {
     "rlhf": "train a model with GRPO or PPO",
@@ -37,19 +39,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"swift-r1 {own_version()}")
         return EXIT_OK
     command = words[0].replace("_", "-")
+    signal.signal(signal.SIGTERM, _terminated)
     try:
         return _run(command, words[1:])
     except SwiftError as error:
         for line in str(error).splitlines():
             print(f"swift {command}: {line}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, _Terminated) as stop:
         print(f"swift {command}: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED if isinstance(stop, KeyboardInterrupt) else EXIT_TERMINATED
     except BrokenPipeError:
         # `swift rlhf --help | head`: the reader has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+
+
+class _Terminated(BaseException):
+    """SIGTERM came; as Ctrl-C, it lets what was begun be cleaned up."""
+
+
+def _terminated(_number: int, _frame: FrameType | None) -> None:
+    raise _Terminated
 
 
 def _run(command: str, words: list[str]) -> int:

@@ -25,7 +25,7 @@ _FREE = """
     per_device_eval_batch_size api_key vllm_server_host vllm_server_port
     vllm_server_base_url vllm_server_timeout vllm_max_model_len vllm_enforce_eager
     vllm_gpu_memory_utilization vllm_engine_kwargs weight_transport weight_delta weight_check_steps ddp_timeout
-    sleep_level offload_model offload_optimizer max_runtime max_skipped_steps step_timeout estimate
+    shutdown_timeout sleep_level offload_model offload_optimizer max_runtime max_skipped_steps step_timeout estimate
     dataloader_num_workers dataset_num_proc load_from_cache_file strict
     reward_num_workers reward_timeout reward_memory_limit multi_turn_timeout
 """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import logging
@@ -28,6 +27,7 @@ from swift_r1.data.rows import Drops, Row, prompt_key, results
 from swift_r1.data.sources import Source, Split, Task
 from swift_r1.data.store import Block, Store, StoreWriter, whole_store
 from swift_r1.errors import UsageError
+from swift_r1.processes import end_with_parent
 
 _logger = logging.getLogger("swift_r1.data")
 _CHUNK = 2_000  # rows that are handed to a process at once
@@ -192,8 +192,7 @@ def _belong_to_the_parent() -> None:
     """Ctrl-C is the parent's to answer; and where it is killed, the kernel kills its processes."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
-        set_death_signal = 1  # PR_SET_PDEATHSIG, <sys/prctl.h>
-        ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGKILL)
+        end_with_parent(signal.SIGKILL)
 
 
 def _work(task: Task) -> Block:

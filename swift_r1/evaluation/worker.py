@@ -6,7 +6,6 @@ Kept light at import: the reward workers, started by spawn, import this module a
 from __future__ import annotations
 
 import json
-import os
 import signal
 import sys
 import traceback
@@ -16,6 +15,7 @@ from types import FrameType
 from typing import Any
 
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, EXIT_TERMINATED, SwiftError
+from swift_r1.processes import leave
 
 
 class _Terminated(BaseException):
@@ -51,8 +51,4 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    code = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # Not `sys.exit`: a generation that is still at work in its thread would be waited for.
-    os._exit(code)
+    leave(main(sys.argv[1:]))

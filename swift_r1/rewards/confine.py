@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import resource
@@ -14,14 +13,14 @@ from pathlib import Path
 
 import psutil
 
+from swift_r1.processes import adopt_orphans
+
 MEMORY_EXIT = 77  # exit code of a worker that went over its memory limit
 MARK = "SWIFT_R1_REWARD_POOL"
 
 # Variables that a reward has no business with, unless --reward_env names them.
 _SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY|_PROXY", re.IGNORECASE)
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _END_SECONDS = 10.0  # for what was killed to be gone
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 def confine(mark: str, kept: Sequence[str]) -> None:
@@ -37,12 +36,7 @@ def confine(mark: str, kept: Sequence[str]) -> None:
     os.environ[MARK] = f"{mark}:{os.getpid()}"
     os.setpgid(0, 0)
     # Processes that a reward's own children leave behind become children of this one, and are found.
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-
-
-def end_with_parent() -> None:
-    """Makes the kernel kill this process when the one that started it ends; its own children live on."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    adopt_orphans()
 
 
 def limit_memory(gib: float) -> None:
@@ -132,11 +126,6 @@ def _below(workers: Sequence[int]) -> list[psutil.Process]:
                     if process.status() != psutil.STATUS_ZOMBIE:
                         found.append(process)
     return found
-
-
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
 def _children() -> frozenset[int]:

@@ -17,7 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, end_with_parent, limit_memory
+from swift_r1.processes import end_with_parent
+from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, limit_memory
 from swift_r1.rewards.construct import Reward, build_reward, describe
 from swift_r1.rewards.output import Output
 from swift_r1.rewards.remote import TOKEN_VARIABLE
@@ -79,7 +80,7 @@ def start_worker(
     """
     global _output
     if watchdog is None:
-        end_with_parent()
+        end_with_parent(signal.SIGKILL)
     else:
         _output = put_under_watch(watchdog)
     for variable in _THREAD_VARIABLES:

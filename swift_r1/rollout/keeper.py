@@ -9,7 +9,6 @@ itself killed, the kernel sends each engine SIGTERM.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import logging
 import os
@@ -22,16 +21,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import psutil
+
+from swift_r1.processes import adopt_orphans, end_with_parent
 
 logger = logging.getLogger("swift_r1.rollout.keeper")
 
 MOST_RESTARTS = 5  # of one engine in a row, each before it was ready
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _LOOK_S = 1.0
 _END_S = 10.0  # for engines to end by SIGTERM, then for what was killed to be gone
-_libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(eq=False, slots=True)
@@ -63,7 +63,7 @@ class Engine:
                 stdout=out,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,  # a terminal's Ctrl-C is for the trainer, which decides
-                preexec_fn=_end_with_keeper,  # this process has no threads
+                preexec_fn=partial(end_with_parent, signal.SIGTERM),  # this process has no threads
             )
         self.pidfd = os.pidfd_open(self.process.pid)
         self.ready = False
@@ -92,7 +92,7 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="swift rlhf: %(message)s")
     order = json.load(sys.stdin)
     # What an engine that was killed leaves behind becomes a child of this process, and is found.
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     engines = [Engine(**one) for one in order["engines"]]
     for one in (signal.SIGINT, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)
@@ -190,15 +190,6 @@ def _last_line(log: str) -> str:
 
 def _leave(_signal: int, _frame: object) -> None:
     raise SystemExit(0)
-
-
-def _end_with_keeper() -> None:
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option})")
 
 
 if __name__ == "__main__":

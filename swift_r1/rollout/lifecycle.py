@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 
 from swift_r1.rollout.config import ServerConfig
 from swift_r1.rollout.engines.base import Engine
@@ -56,7 +58,7 @@ class Lifecycle:
     async def run(self) -> None:
         """Loads, then watches; returns once the server cannot serve (see `dead` and `failure`)."""
         try:
-            engine, expected = await asyncio.to_thread(self._load)
+            engine, expected = await self._loading()
         except Exception as error:  # noqa: BLE001 - whatever it is, the process reports it and ends
             self.failure = error
             self.dead = f"the model could not be loaded: {str(error).splitlines()[0] if str(error) else repr(error)}"
@@ -74,6 +76,22 @@ class Lifecycle:
         self.dead = "the engine died"
         logger.error("the engine died; this server ends in %g s", _DEAD_GRACE_S)
         await asyncio.sleep(_DEAD_GRACE_S)
+
+    async def _loading(self) -> tuple[Engine, Shapes]:
+        """In a thread of its own, which lives on: the kernel ends the engine's processes with the thread that started
+        them. It holds up nobody's end, as one of a pool would."""
+        loaded: Future[tuple[Engine, Shapes]] = Future()
+        loaded.set_running_or_notify_cancel()
+
+        def load() -> None:
+            try:
+                loaded.set_result(self._load())
+            except BaseException as error:  # noqa: BLE001 - it is the caller's
+                loaded.set_exception(error)
+            threading.Event().wait()
+
+        threading.Thread(target=load, name="engine", daemon=True).start()
+        return await asyncio.wrap_future(loaded)
 
     def close(self) -> None:
         if self.service is not None:

@@ -19,8 +19,19 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
 
+import psutil
+
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, PortTaken, RunFailed, SwiftError, UsageError
+from swift_r1.processes import end_with_parent, leave, stop_at_once
 from swift_r1.rollout.config import ServerConfig
+
+_SERVER = "SWIFT_R1_SERVER"  # its process id, for its engine's processes
+
+if __name__ == "__mp_main__":
+    # A process of vLLM's, which imports this module before all else: none outlives the one that started it.
+    end_with_parent(signal.SIGKILL)
+    if int(os.environ[_SERVER]) not in (one.pid for one in psutil.Process().parents()):
+        sys.exit("the server has ended")
 
 logger = logging.getLogger("swift_r1.rollout")
 
@@ -34,6 +45,8 @@ def main(argv: Sequence[str]) -> int:
     if len(argv) != 1:
         print("usage: python -m swift_r1.rollout.server ARGS.json", file=sys.stderr)
         return EXIT_USAGE
+    stop_at_once()
+    os.environ[_SERVER] = str(os.getpid())
     config = None
     try:
         config = ServerConfig.from_args(json.loads(Path(argv[0]).read_text())["args"])
@@ -165,8 +178,4 @@ def _stop_on_signals(server) -> list[int]:
 
 
 if __name__ == "__main__":
-    status = main(sys.argv[1:])
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # vLLM leaves threads behind that would keep a finished process waiting.
-    os._exit(status)
+    leave(main(sys.argv[1:]))

@@ -205,6 +205,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         cleanup.callback(trainer.collector.close)
         if start.checkpoint is not None:
             trainer.resume(start.checkpoint)
+        stop.in_order()
         outcome = trainer.run()
         if ranks.is_main and stop.reason == OUT_OF_TIME:
             logger.info(

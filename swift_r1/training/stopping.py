@@ -1,11 +1,14 @@
-"""Why a run ends early: Ctrl-C and SIGTERM (the first asks for an orderly end, the second ends at once), or time."""
+"""Why a run ends early: Ctrl-C and SIGTERM, or time.
+
+Of signals the first asks for an orderly end, where there is something to save, and the second ends at once.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from types import FrameType
 
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
 
@@ -24,14 +27,27 @@ class StopRequest:
     def __init__(self) -> None:
         self.reason = 0
         self._signalled = 0
+        self._in_order = False
         self._deadline: float | None = None
         self._longest = 0.0
         self._last_asked: float | None = None
 
     def listen(self) -> StopRequest:
+        """From here on a thread takes signals: the main one may be in C for long, loading or in a collective."""
+        told, tell = os.pipe()
+        os.set_blocking(tell, False)
+        signal.set_wakeup_fd(tell)
+        # What is forked must not tell this process of its signals.
+        os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         for number in _EXIT_CODES:
-            signal.signal(number, self._on_signal)
+            signal.signal(number, lambda _number, _frame: None)
+        threading.Thread(target=self._hear, args=(told,), name="signals", daemon=True).start()
         return self
+
+    def in_order(self) -> None:
+        """Training begins: a signal now asks for the end of the step in hand and a checkpoint. Before, with nothing to
+        save, it ended the process at once."""
+        self._in_order = True
 
     @property
     def exit_code(self) -> int:
@@ -55,11 +71,17 @@ class StopRequest:
         late = self._deadline is not None and now + 2 * self._longest >= self._deadline
         return OUT_OF_TIME if late else 0
 
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+    def _hear(self, told: int) -> None:
+        while numbers := os.read(told, 64):
+            for number in numbers:
+                if number in _EXIT_CODES:
+                    self._on_signal(number)
+
+    def _on_signal(self, number: int) -> None:
         code = _EXIT_CODES[signal.Signals(number)]
-        if self._signalled:
+        if self._signalled or not self._in_order:
             os._exit(code)
         self._signalled = code
         if os.environ.get("RANK", "0") == "0":
-            # Not through `print`: the signal may have come in the middle of one.
+            # Not through `print`: the main thread may be in the middle of one.
             os.write(2, b"\nstopping after this step, with a checkpoint; once more stops at once\n")

@@ -5,7 +5,7 @@ Kept light at import: the reward workers, started by spawn, import this module a
 
 from __future__ import annotations
 
-import ctypes
+import atexit
 import errno
 import json
 import os
@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import EXIT_LOST_PEER, EXIT_RUN_FAILED, EXIT_USAGE, SwiftError
+from swift_r1.processes import end_with_parent, leave
+from swift_r1.training.stopping import StopRequest
 
 
 def main(argv: Sequence[str]) -> int:
@@ -25,14 +27,13 @@ def main(argv: Sequence[str]) -> int:
         print("usage: python -m swift_r1.training.worker ARGS_JSON", file=sys.stderr)
         return EXIT_USAGE
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        _end_with_the_launcher()
+        end_with_parent(signal.SIGTERM)  # a launcher killed by SIGKILL leaves no rank behind
     content: dict[str, Any] = {}
+    stop = StopRequest().listen()
     try:
         from swift_r1.arguments import RlhfArguments
         from swift_r1.training.run import Start, run
-        from swift_r1.training.stopping import StopRequest
 
-        stop = StopRequest().listen()
         content = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
         checkpoint = content["resumed_from"]
         start = Start(
@@ -75,10 +76,8 @@ def known_end(error: Exception, content: Mapping[str, Any]) -> int:
         print(f"swift rlhf: rank {rank} is out of memory: {what}{_advice(content)}", file=sys.stderr)
         return EXIT_RUN_FAILED
     if lost_peer(error):
-        print(f"swift rlhf: rank {rank} lost another rank: {peer_fault(error)}", file=sys.stderr, flush=True)
-        sys.stdout.flush()
-        # The group's own threads may still wait for that rank, and would abort an interpreter that ends.
-        os._exit(EXIT_LOST_PEER)
+        print(f"swift rlhf: rank {rank} lost another rank: {peer_fault(error)}", file=sys.stderr)
+        return EXIT_LOST_PEER
     return 0
 
 
@@ -95,11 +94,7 @@ def _advice(content: Mapping[str, Any]) -> str:
         return ""
 
 
-def _end_with_the_launcher() -> None:
-    """Asks the kernel for SIGTERM when the parent dies: a launcher killed by SIGKILL leaves no rank behind."""
-    set_death_signal = 1  # PR_SET_PDEATHSIG, <sys/prctl.h>
-    ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGTERM)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    status = main(sys.argv[1:])
+    atexit._run_exitfuncs()  # a plugin may have registered some
+    leave(status)

@@ -82,6 +82,7 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--lr_scheduler_type polynomial --learning_rate 1e-7", ["is not above the end", "lr_end"]),
         (["--lr_scheduler_kwargs", '{"power": 2}'], ["cosine does not take 'power'"]),
         ("--ddp_timeout 60", ["no effect without --deepspeed"]),
+        ("--shutdown_timeout 60", ["--shutdown_timeout has no effect on one process"]),
         ("--lora_rank 4", ["--lora_rank has no effect with --train_type full: use lora"]),
         ("--quant_bits 4", ["--quant_bits has no effect with --train_type full: use lora"]),
         (

@@ -20,11 +20,20 @@ if mode == "ok":
     sys.exit(0)
 def save(number, frame):
     open("saved" + rank, "w").write(str(number))
+    if mode == "hangs" and rank == "1":
+        time.sleep(100)
     sys.exit(128 + number)
 signal.signal(signal.SIGTERM, save)
 signal.signal(signal.SIGINT, save)
 if rank == "1" and mode == "exit":
     sys.exit(3)
+if mode == "aborts after the end" and rank == "0":
+    open("summary.json", "w").write('{"exit_code": 0}')
+    sys.exit(0)
+if mode == "aborts after the end":
+    while "exit_code" not in open("summary.json").read():
+        time.sleep(0.01)
+    os.abort()
 if rank == "1" and mode == "killed":
     os.kill(os.getpid(), signal.SIGKILL)
 open("ready" + rank, "w")
@@ -33,9 +42,13 @@ time.sleep(100)
 
 LAUNCH = """
 import sys
+from pathlib import Path
 from swift_r1.arguments import World
 from swift_r1.cli.elastic import run_workers
-sys.exit(run_workers(World(nproc_per_node=2), (sys.executable, "worker.py", sys.argv[1]), 8, lambda: "what helps"))
+mode, patience, summary = sys.argv[1], float(sys.argv[2]), Path("summary.json")
+summary.write_text("of the run before")
+command = sys.executable, "worker.py", mode
+sys.exit(run_workers(World(nproc_per_node=2), command, 8, lambda: "what helps", patience, summary))
 """
 
 
@@ -52,10 +65,10 @@ finally:
 """
 
 
-def launch(folder: Path, mode: str, script: str = LAUNCH) -> subprocess.Popen[str]:
+def launch(folder: Path, mode: str, script: str = LAUNCH, patience: float = 0) -> subprocess.Popen[str]:
     (folder / "worker.py").write_text(WORKER)
     return subprocess.Popen(
-        [sys.executable, "-c", script, mode],
+        [sys.executable, "-c", script, mode, str(patience)],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(REPO)},
         stdout=subprocess.PIPE,
@@ -106,16 +119,50 @@ def test_the_first_failure_is_the_runs(tmp_path: Path, mode: str, code: int, lin
     assert err.splitlines() == lines
 
 
+def signalled(folder: Path, number: signal.Signals, mode: str, **more: float) -> subprocess.Popen[str]:
+    """A launch whose workers wait, and have all taken the signal."""
+    process = launch(folder, mode, **more)
+    until(process, [folder / f"ready{rank}" for rank in "01"])
+    process.send_signal(number)
+    until(process, [folder / f"saved{rank}" for rank in "01"])
+    return process
+
+
+def until(process: subprocess.Popen[str], files: list[Path]) -> None:
+    deadline = time.monotonic() + 60
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_signals_reach_the_workers_which_may_save(tmp_path: Path, number: signal.Signals, code: int) -> None:
-    process = launch(tmp_path, "wait")
-    deadline = time.monotonic() + 60
-    while not all((tmp_path / f"ready{rank}").exists() for rank in "01"):
-        assert time.monotonic() < deadline and process.poll() is None, "the workers did not start"
-        time.sleep(0.05)
-    process.send_signal(number)
-    assert end(process) == (code, "")
+    found, err = end(signalled(tmp_path, number, "wait"))
+    assert found == code
+    assert err == (
+        f"swift rlhf: {number.name}: waiting for the ranks to end, as long as they make progress; "
+        "once more ends them at once\n"
+    )
     assert [(tmp_path / f"saved{rank}").read_text() for rank in "01"] == [str(number.value)] * 2
+
+
+def test_a_rank_that_does_not_end_is_killed_after_shutdown_timeout(tmp_path: Path) -> None:
+    code, err = end(signalled(tmp_path, signal.SIGTERM, "hangs", patience=1))
+    assert code == 143
+    assert "at most 1 s (--shutdown_timeout)" in err
+    assert err.splitlines()[-1] == "swift rlhf: ranks 1 of this host have not ended: killed"
+
+
+def test_a_second_signal_ends_the_ranks_at_once(tmp_path: Path) -> None:
+    process = signalled(tmp_path, signal.SIGTERM, "hangs")
+    process.send_signal(signal.SIGTERM)
+    assert end(process)[0] == 143
+
+
+def test_a_rank_that_aborts_after_the_summary_does_not_fail_the_run(tmp_path: Path) -> None:
+    code, err = end(launch(tmp_path, "aborts after the end"))
+    assert code == 0
+    assert err == "swift rlhf: rank 1 was killed by SIGABRT after the run was done, which does not fail it\n"
 
 
 def test_of_ranks_that_fail_together_the_telling_code_wins() -> None:

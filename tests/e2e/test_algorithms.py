@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from tests.e2e.conftest import PLUGIN
+
 
 def test_flags_of_the_loss_and_its_inputs(rlhf, tiny_model):
     """Everything that one run can hold at once; completions of 3 tokens, so that many groups have no signal."""
@@ -46,6 +48,7 @@ def test_two_processes_resample_together(rlhf, tiny_model):
     run = rlhf(
         tiny_model,
         processes=2,
+        external_plugins=[PLUGIN, PLUGIN.with_name("unquiet_plugin.py")],
         deepspeed="zero2",
         per_device_train_batch_size=4,
         max_steps=3,
@@ -58,6 +61,7 @@ def test_two_processes_resample_together(rlhf, tiny_model):
         packing="true",
     )
     assert run.code == 0
+    assert "at work" in run.errors
     assert "cispo caps the importance ratio at 5 (--epsilon_high)" in run.errors
     assert json.loads((run.folder / "args.json").read_text())["args"]["scale_rewards"] == "none"
     assert_resampling_adds_up(run, prompts_per_round=2, most=6)

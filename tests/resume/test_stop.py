@@ -73,5 +73,6 @@ def test_a_signal_outranks_the_time(monkeypatch):
     stop = stopping.StopRequest()
     stop.limit(-1)
     assert stop.due() == stopping.OUT_OF_TIME
-    stop._on_signal(signal.SIGTERM, None)
+    stop.in_order()
+    stop._on_signal(signal.SIGTERM)
     assert stop.due() == 143

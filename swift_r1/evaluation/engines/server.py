@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import os
 import random
@@ -14,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from swift_r1.errors import EXIT_PORT_TAKEN, RunFailed, ServerUnreachable, Usage
 from swift_r1.evaluation import ADDED_VARIABLE
 from swift_r1.evaluation.engines.base import OnWritten, Question, Written, request_of
 from swift_r1.evaluation.model import base_of
+from swift_r1.processes import end_with_parent
 from swift_r1.rollout.client import RolloutClient, ServerRefused
 from swift_r1.rollout.identity import tokenizer_hash
 from swift_r1.rollout.protocol import RolloutOutput, ServerInfo
@@ -195,7 +196,7 @@ class OwnServerEngine:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_us,
+                preexec_fn=partial(end_with_parent, signal.SIGTERM),
             )
 
     def _ready(self, client: RolloutClient, process: subprocess.Popen[bytes]) -> ServerInfo | None:
@@ -249,9 +250,3 @@ def _free_port() -> int:
 def _last_line(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     return lines[-1][:300] if lines else "it said nothing"
-
-
-def _end_with_us() -> None:
-    """Asks the kernel for SIGTERM when this process dies, however it does: no server is left behind."""
-    set_death_signal = 1  # PR_SET_PDEATHSIG, <sys/prctl.h>
-    ctypes.CDLL(None, use_errno=True).prctl(set_death_signal, signal.SIGTERM)
