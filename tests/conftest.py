@@ -6,16 +6,16 @@ import contextlib
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 REPO = Path(__file__).resolve().parent.parent
@@ -132,20 +132,51 @@ class ServerProcess:
     process: subprocess.Popen[bytes]
     log: Path
 
+    def below(self) -> list[psutil.Process]:
+        """What it has started."""
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.process.pid).children(recursive=True)
+        return []
+
     def kill(self) -> None:
-        """SIGKILL to the server and whatever it started."""
-        os.killpg(self.process.pid, signal.SIGKILL)
+        """SIGKILL to the server alone: what it has started ends with it."""
+        below = self.below()
+        self.process.kill()
         self.process.wait(10)
+        wait_until_gone(below)
 
     def stop(self) -> None:
-        """SIGTERM to the server alone; whatever is left of its session after 20 s is killed."""
-        if self.process.poll() is None:
-            self.process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait(10)
+        """SIGTERM to the server alone, and SIGKILL after 20 s; nothing that it has started may be left then."""
+        below = self.below()
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait(10)
+        wait_until_gone(below)
+
+
+def living(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """Those that run; nobody may have collected what has ended."""
+
+    def lives(process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+        return False
+
+    return [one for one in processes if lives(one)]
+
+
+def wait_until_gone(processes: Iterable[psutil.Process], within_s: float = 5.0) -> None:
+    """Fails, and kills them, where some still run after `within_s` seconds."""
+    deadline = time.monotonic() + within_s
+    while left := living(processes):
+        if time.monotonic() > deadline:
+            for one in left:
+                one.kill()
+            pytest.fail(f"still there after {within_s:g} s: {left}")
+        time.sleep(0.05)
 
 
 def free_port() -> int:

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swift_r1.processes import leave
+from swift_r1.processes import leave, stop_at_once
 from swift_r1.rollout import server
 from swift_r1.rollout.config import ServerConfig
 from swift_r1.rollout.engines.base import EngineInfo, Generated
@@ -93,6 +93,7 @@ class TinyEngine:
 
 
 def main(folder: str, port: int, more: str = "{}") -> int:
+    stop_at_once()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(1)
     server.load_engine = lambda config: (TinyEngine(config.model), expected_weights(config.model))

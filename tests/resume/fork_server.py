@@ -79,6 +79,7 @@ def _run(words: list[str], cwd: str, log: str, forget: str | None, processes: in
 
 def _train(args_json: Path, world: World, environ: Mapping[str, str]) -> NoReturn:
     """This process becomes rank 0, forks of it the others; they end together."""
+    from swift_r1.processes import leave
     from swift_r1.training.worker import main as train
 
     os.environ.update(environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
@@ -89,7 +90,7 @@ def _train(args_json: Path, world: World, environ: Mapping[str, str]) -> NoRetur
         if rank:
             pid = os.fork()
             if pid == 0:
-                sys.exit(train([str(args_json)]))
+                leave(train([str(args_json)]))
             others.append(pid)
     code = train([str(args_json)])
     for pid in others if code else ():

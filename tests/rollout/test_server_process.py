@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from swift_r1.errors import EXIT_PORT_TAKEN, EXIT_USAGE
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from tests.conftest import start_server, wait_until_gone
 
 
 def run_server(folder: Path, **args: Any) -> subprocess.CompletedProcess[str]:
@@ -101,6 +103,59 @@ def test_vllms_processes_too_let_them_end(
     tiny_model: Path, launch_server: Callable[..., Any], number: signal.Signals, code: int
 ) -> None:
     check_drain(launch_server(tiny_model, torch_dtype="float32"), number, code)
+
+
+ENDS = [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGKILL, -signal.SIGKILL)]
+
+
+@pytest.mark.parametrize(("number", "code"), ENDS)
+def test_a_signal_while_the_model_loads_ends_it(
+    tiny_model: Path, start_tiny: Callable[..., Any], number: signal.Signals, code: int
+) -> None:
+    server = start_tiny(tiny_model)
+    wait_until(server, lambda: listens(server.port))
+    check_end(server, number, code)
+
+
+@pytest.mark.parametrize(("number", "code"), [ENDS[0], pytest.param(*ENDS[1], marks=pytest.mark.long), ENDS[2]])
+def test_a_signal_while_vllm_loads_leaves_nothing_behind(
+    tiny_model: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    server = start_server(tmp_path, tiny_model, torch_dtype="float32")
+    try:
+        # Its engine has begun: a process beside the tracker of its shared memory.
+        wait_until(server, lambda: len(server.below()) >= 2)
+        check_end(server, number, code)
+    finally:
+        server.kill()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("flags", [{}, {"vllm_tensor_parallel_size": 2}, {"vllm_data_parallel_size": 2}])
+def test_sigkill_of_the_server_alone_ends_vllm(
+    tiny_model: Path, launch_server: Callable[..., Any], flags: dict[str, int]
+) -> None:
+    check_end(launch_server(tiny_model, torch_dtype="float32", **flags), signal.SIGKILL, -signal.SIGKILL)
+
+
+def check_end(server: Any, number: signal.Signals, code: int) -> None:
+    """The signal, to the server alone, ends it and whatever it has started within 5 s."""
+    below = server.below()
+    server.process.send_signal(number)
+    assert server.process.wait(5) == code
+    wait_until_gone(below)
+
+
+def wait_until(server: Any, what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not what():
+        assert server.process.poll() is None and time.monotonic() < deadline, server.log.read_text()
+        time.sleep(0.01)
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 def check_drain(server: Any, number: signal.Signals, code: int) -> None:

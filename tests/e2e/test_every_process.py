@@ -1,0 +1,237 @@
+"""Every process of a run is killed and paused, one by one and never a group, at random moments: the run holds.
+
+`SWIFT_R1_STEPS` (500) is the length of the runs, `SWIFT_R1_SEED` (0) chooses the faults, and `SWIFT_R1_FAULTS` names a
+file to which each fault is added as a line of JSON: layout, process, fault, held.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.conftest import KillableServer, start_server, start_tiny_server
+from tests.e2e.live_run import LiveRun, Traces, check_every_prompt_once, steps_of, what_was_learned, words_of
+
+STEPS = int(os.environ.get("SWIFT_R1_STEPS", "500"))
+SEED = int(os.environ.get("SWIFT_R1_SEED", "0"))
+PAUSES_S = (0.5, 8.0)
+ENDS_IN_S = 60.0  # a run of which a process was killed, where that ends it
+
+pytestmark = [pytest.mark.long, pytest.mark.timeout(12 * STEPS + 600)]
+
+
+@dataclass
+class Layout:
+    """How the processes of a run are laid out.
+
+    Attributes:
+        flags: of `swift rlhf`.
+        server: starts the server that the run asks, at a port or a free one; None where it has none of its own.
+        every: steps between two faults, at least and at most.
+        equal: the completions are the undisturbed run's, one for one.
+    """
+
+    name: str
+    processes: int = 1
+    flags: dict[str, Any] = field(default_factory=dict)
+    server: Callable[[Path, Path, int | None], Any] | None = None
+    every: tuple[int, int] = (8, 16)
+    equal: bool = True
+
+
+SERVED = {"use_vllm": "true", "vllm_server_timeout": 300}
+COLOCATED = {
+    "use_vllm": "true",
+    "vllm_mode": "colocate",
+    "torch_dtype": "float32",
+    "vllm_engine_kwargs": json.dumps({"kv_cache_memory_bytes": 64 << 20}),
+    "vllm_server_timeout": 300,
+}
+LAYOUTS = [
+    Layout("two ranks", 2, {"deepspeed": "zero2", "deterministic": "true", "per_device_train_batch_size": 8}),
+    Layout("a server", 1, SERVED, lambda folder, model, port: start_tiny_server(folder, model, port)),
+    Layout(
+        "a server with vLLM",
+        1,
+        SERVED,
+        lambda folder, model, port: start_server(folder, model, torch_dtype="float32", port=port),
+        every=(20, 40),
+        equal=False,
+    ),
+    Layout("colocated", 1, COLOCATED, every=(20, 40), equal=False),
+]
+
+
+class Soak:
+    """A run that is brought to its end through all its faults."""
+
+    def __init__(self, layout: Layout, model: Path, folder: Path, temporary: Path, rng: random.Random) -> None:
+        self.layout, self.model, self.folder, self.temporary, self.rng = layout, model, folder, temporary, rng
+        self.server: KillableServer | None = None
+        self.traces: list[Traces] = []
+        self.faults: list[dict[str, Any]] = []
+        self.open: dict[str, Any] | None = None
+        self.due = rng.randint(*layout.every)
+        self.pauses: list[threading.Timer] = []
+
+    def start_server(self) -> None:
+        start = self.layout.server
+        if start is None:
+            return
+        os.environ["TMPDIR"] = str(self.temporary)
+        try:
+            self.server = KillableServer(
+                lambda model, port: start(self.folder.parent / "server", model, port), self.model
+            )
+        finally:
+            del os.environ["TMPDIR"]
+        self.server.wait()
+
+    def run(self, disturbed: bool) -> None:
+        while True:
+            url = {} if self.server is None else {"vllm_server_base_url": self.server.url}
+            more = {"max_steps": STEPS, "save_steps": 10, "save_total_limit": 2, "dataloader_num_workers": 1}
+            more |= {"learning_rate": 1e-3, "resume_from_checkpoint": "last"} | self.layout.flags | url
+            self.live = LiveRun(words_of(self.model, self.folder, **more), self.layout.processes, self.temporary)
+            self.ended_on_purpose = False
+            code = self.live.follow(self.at_step if disturbed else lambda _step: None, 60 + 12 * STEPS)
+            left = self.live.traces.left(ENDS_IN_S)
+            print(self.live.said)
+            assert not left, (self.faults[-1:], code, left)
+            if code == 0:
+                self.settle()
+                return
+            assert self.open is not None, (code, self.live.said[-3000:])
+            self.open["code"] = code
+
+    def at_step(self, step: int) -> None:
+        self.live.traces.look()
+        self.settle()
+        if step < self.due or step >= STEPS - 1:
+            return
+        self.due = step + self.rng.randint(*self.layout.every)
+        time.sleep(self.rng.random() * 0.3)  # anywhere in the step that follows
+        found = self.processes()
+        who = self.rng.choice(sorted(found))
+        what = self.rng.choice(["killed", "paused"])
+        self.open = {"layout": self.layout.name, "process": who, "fault": what, "step": step, "held": False}
+        self.faults.append(self.open)
+        victim = self.rng.choice(found[who])
+        if what == "paused":
+            victim.send_signal(signal.SIGSTOP)
+            self.pauses.append(threading.Timer(self.rng.uniform(*PAUSES_S), victim.send_signal, [signal.SIGCONT]))
+            self.pauses[-1].start()
+        else:
+            victim.kill()
+            if who.startswith("server") and self.server is not None:
+                self.server.kill()
+                self.server.start()
+
+    def settle(self) -> None:
+        """A step was taken, or the end was reached: what was done before was borne."""
+        if self.open is not None:
+            self.open["held"] = True
+            self.open = None
+
+    def processes(self) -> dict[str, list[psutil.Process]]:
+        """All that run now, by what they are."""
+        found: dict[str, list[psutil.Process]] = {}
+        for one in self.live.traces.look():
+            found.setdefault(kind_of(one, self.live.process.pid), []).append(one)
+        if self.server is not None:
+            traces = Traces(self.server.pid)
+            self.traces.append(traces)
+            for one in traces.look():
+                kind = "server" if one.pid == self.server.pid else kind_of(one, self.server.pid)
+                found.setdefault(kind, []).append(one)
+        return found
+
+    def close(self) -> None:
+        for timer in self.pauses:
+            timer.join()
+        self.live.close()
+        if self.server is not None:
+            self.server.server.stop()
+
+
+def kind_of(process: psutil.Process, first: int) -> str:
+    """What a process is, by what it runs, and by its place."""
+    words = " ".join(process.cmdline())
+    session, group = os.getsid(process.pid), os.getpgid(process.pid)
+    if "resource_tracker" in words:
+        return "tracker of shared memory"
+    if "EngineCore" in words:
+        return "engine core"
+    if "Worker" in words:
+        return "engine worker"
+    if "swift_r1.rollout.keeper" in words:
+        return "keeper"
+    if "swift_r1.rollout.server" in words or "swift_r1 rollout" in words:
+        return "server"
+    if "spawn_main" in words:
+        return "reward watchdog" if session == process.pid else "reward worker" if group == process.pid else "spawned"
+    if process.pid == first:
+        return "launcher" if "elastic" in words else "trainer"
+    if "swift_r1.training.worker" in words:
+        parent = process.parent()
+        rank = process.environ().get("RANK")
+        return f"rank {rank}" if parent is not None and "elastic" in " ".join(parent.cmdline()) else "prompt worker"
+    return words[:60] or process.name()
+
+
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder for temporary files whose name is short enough for sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="soak-") as folder:
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+def test_every_process_killed_and_paused(layout: Layout, tiny_model: Path, tmp_path: Path, temporary: Path) -> None:
+    rng = random.Random(f"{SEED} {layout.name}")
+    calm, soak = (Soak(layout, tiny_model, tmp_path / name / "run", temporary, rng) for name in ("calm", "soak"))
+    if layout.equal:
+        calm.folder.parent.mkdir()
+        calm.start_server()
+        try:
+            calm.run(disturbed=False)
+        finally:
+            calm.close()
+    soak.folder.parent.mkdir()
+    soak.start_server()
+    try:
+        soak.run(disturbed=True)
+    finally:
+        soak.close()
+        tell(soak.faults)
+    left = [what for traces in soak.traces for what in traces.left()]
+    assert not left, left
+    assert not list(temporary.iterdir()), list(temporary.iterdir())
+    assert all(fault["held"] for fault in soak.faults)
+    check_every_prompt_once(soak.folder, STEPS)
+    assert [step["step"] for step in steps_of(soak.folder)] == list(range(1, STEPS + 1))
+    if layout.equal:
+        assert what_was_learned(soak.folder) == what_was_learned(calm.folder)
+
+
+def tell(faults: list[dict[str, Any]]) -> None:
+    """A line a kind of fault, on stdout; each as JSON in the file that SWIFT_R1_FAULTS names."""
+    kinds = sorted({(one["layout"], one["process"], one["fault"]) for one in faults})
+    for kind in kinds:
+        same = [one for one in faults if (one["layout"], one["process"], one["fault"]) == kind]
+        print(f"{' | '.join(kind)} | {len(same)} | {sum(one['held'] for one in same)}")
+    if path := os.environ.get("SWIFT_R1_FAULTS"):
+        with open(path, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(one) + "\n" for one in faults)
