@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
@@ -15,6 +16,10 @@ from swift_r1.data.sampler import PromptSampler
 from swift_r1.data.streaming import RowStream, chained
 from swift_r1.data.types import Prompt
 from swift_r1.errors import RunFailed, UsageError
+
+logger = logging.getLogger("swift_r1.training")
+
+T = TypeVar("T")
 
 
 class Prompts(Protocol):
@@ -61,15 +66,13 @@ class PromptStream:
 
     def __init__(self, rows: Sequence[Row], encoder: PromptEncoder, sampler: PromptSampler, workers: int) -> None:
         self.taken = int(sampler.state_dict()["drawn"])  # the sampler itself runs ahead by what workers prepare
-        loader = DataLoader(
-            _EncodedRows(rows, encoder),
-            batch_sampler=sampler,
-            num_workers=workers,
-            collate_fn=list,
-            worker_init_fn=_leave_signals_to_the_trainer,
-        )
-        self._rounds: Iterator[list[Prompt]] = iter(loader)
         self._waiting: list[Prompt] = []
+
+        def load(workers: int) -> DataLoader[Any]:
+            sampler.load_state_dict(sampler.state_dict() | {"drawn": self.taken + len(self._waiting)})
+            return DataLoader(_EncodedRows(rows, encoder), batch_sampler=sampler, **_by(workers))
+
+        self._rounds = _Rounds[Prompt](load, workers)
 
     def take(self, count: int) -> list[Prompt]:
         """The next `count` prompts in the sampler's order; none is skipped, whatever the counts."""
@@ -127,15 +130,13 @@ class StreamedPrompts:
         self, rows: RowStream, encoder: PromptEncoder, taken: int, digest: str, round_size: int, workers: int
     ) -> None:
         self.taken, self.digest = taken, digest
-        loader = DataLoader(
-            _EncodedStream(rows, encoder, taken, digest),
-            batch_size=round_size,
-            num_workers=min(workers, 1),
-            collate_fn=list,
-            worker_init_fn=_leave_signals_to_the_trainer,
-        )
-        self._rounds: Iterator[list[_Streamed]] = iter(loader)
         self._waiting: list[_Streamed] = []
+
+        def load(workers: int) -> DataLoader[Any]:
+            stream = _EncodedStream(rows, encoder, self.taken, self.digest)  # nothing waits when a round is read
+            return DataLoader(stream, batch_size=round_size, **_by(workers))
+
+        self._rounds = _Rounds[_Streamed](load, min(workers, 1))
 
     def take(self, count: int) -> list[Prompt]:
         """The next `count` prompts of the stream; none is skipped, whatever the counts."""
@@ -147,9 +148,37 @@ class StreamedPrompts:
             if one.prompt is None:
                 raise RunFailed(f"--streaming true: {one.fault}")
             prompts.append(one.prompt)
-            self.digest = one.digest
-        self.taken += count
+            self.taken, self.digest = self.taken + 1, one.digest
         return prompts
+
+
+class _Rounds(Generic[T]):
+    """Rounds that processes prepare; where one of them dies, this process does from there on.
+
+    Args:
+        load: makes a loader with so many processes, at the place where reading goes on.
+    """
+
+    def __init__(self, load: Callable[[int], DataLoader[Any]], workers: int) -> None:
+        self._load = load
+        self._loaded: Iterator[list[T]] = iter(load(workers))
+        if workers:  # torch's handler would raise the death of one wherever the trainer happens to be
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
+    def __next__(self) -> list[T]:
+        try:
+            return next(self._loaded)
+        except RuntimeError as error:
+            if not str(error).startswith("DataLoader worker"):
+                raise
+            logger.warning("%s; the trainer's own process prepares prompts from here on", error)
+            # Not by new processes: beside threads a fork may never come to work.
+            self._loaded = iter(self._load(0))
+            return next(self._loaded)
+
+
+def _by(workers: int) -> dict[str, Any]:
+    return {"num_workers": workers, "collate_fn": list, "worker_init_fn": _leave_signals_to_the_trainer}
 
 
 def _leave_signals_to_the_trainer(_worker: int) -> None:

@@ -118,9 +118,9 @@ class Soak:
 
     def at_step(self, step: int) -> None:
         self.live.traces.look()
-        self.settle()
         if step < self.due or step >= STEPS - 1:
             return
+        self.settle()
         self.due = step + self.rng.randint(*self.layout.every)
         time.sleep(self.rng.random() * 0.3)  # anywhere in the step that follows
         found = self.processes()
@@ -140,7 +140,7 @@ class Soak:
                 self.server.start()
 
     def settle(self) -> None:
-        """A step was taken, or the end was reached: what was done before was borne."""
+        """Several steps were taken since, or the end was reached: what was done last was borne."""
         if self.open is not None:
             self.open["held"] = True
             self.open = None

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import psutil
 import pytest
 
 from swift_r1.data.sampler import PromptSampler
@@ -10,7 +11,7 @@ from swift_r1.rewards.calls import joined
 from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.types import InvalidReward, RewardColumn
 from swift_r1.rollout.protocol import Completion, RolloutOutput
-from swift_r1.training.prompts import PromptStream
+from swift_r1.training.prompts import PromptStream, StreamedPrompts
 from swift_r1.training.scoring import ScoredRound, Scoring, completion_row, pooled_columns
 
 
@@ -70,3 +71,24 @@ def test_prompts_come_in_order_whatever_is_taken(workers):
     taken = [stream.take(count) for count in (4, 1, 4, 3, 6)]
     assert [len(part) for part in taken] == [4, 1, 4, 3, 6]
     assert [row for part in taken for row in part] == [n % 10 for n in range(18)]
+
+
+class Numbers:
+    """Stands for rows that are read as they are needed."""
+
+    def __iter__(self):
+        return ({"number": number, "prompt_id": str(number)} for number in range(100))
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_killed_process_costs_no_prompt(streams, caplog):
+    if streams:
+        stream = StreamedPrompts(Numbers(), Echo(), 0, "", 4, workers=1)
+    else:
+        stream = PromptStream([{"number": n} for n in range(100)], Echo(), PromptSampler(100, 4, shuffle=False), 1)
+    taken = stream.take(5)
+    [worker] = psutil.Process().children()
+    worker.kill()
+    taken += [one for count in (3, 6, 30) for one in stream.take(count)]
+    assert [row["number"] for row in taken] == list(range(44)) and stream.taken == 44
+    assert "the trainer's own process prepares prompts" in caplog.text
