@@ -166,7 +166,10 @@ def end(engines: Sequence[Engine]) -> None:
 
 
 def _end_strays(engines: Sequence[Engine]) -> None:
-    """Kills what is below this process and not one of the running engines, or below one."""
+    """Kills what is below this process and not one of the running engines, or below one.
+
+    Python's trackers of shared memory are let be: they remove what was left in it, and end with the last who had it.
+    """
     own = psutil.Process()
     deadline = time.monotonic() + _END_S
     while time.monotonic() < deadline:
@@ -178,7 +181,8 @@ def _end_strays(engines: Sequence[Engine]) -> None:
             with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):  # the next look sees what is left
                 for process in [*child.children(recursive=True), child]:
                     with contextlib.suppress(psutil.NoSuchProcess):
-                        process.kill()
+                        if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
+                            process.kill()
                 child.wait(_LOOK_S)
 
 

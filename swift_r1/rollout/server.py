@@ -95,7 +95,9 @@ async def serve(config: ServerConfig, listener: socket.socket) -> int:
 
     from swift_r1.rollout.lifecycle import Lifecycle
     from swift_r1.rollout.routes import create_app
+    from swift_r1.rollout.weights.staging import remove_leftovers
 
+    remove_leftovers()
     lifecycle = Lifecycle(config, lambda: load_engine(config))
 
     class Server(uvicorn.Server):
@@ -129,6 +131,7 @@ async def serve(config: ServerConfig, listener: socket.socket) -> int:
         with suppress(asyncio.CancelledError):
             await life
         await asyncio.to_thread(lifecycle.close)
+        remove_leftovers()
     if code[0] != EXIT_OK:
         # A signal to the whole process group ends the engine too; that is no failure.
         return code[0]
@@ -145,9 +148,7 @@ def load_engine(config: ServerConfig):
     """Starts vLLM; the model's skeleton tells which weights an update must bring."""
     from swift_r1.rollout.engines.vllm_start import start_vllm
     from swift_r1.rollout.weights.expected import expected_weights
-    from swift_r1.rollout.weights.staging import remove_leftovers
 
-    remove_leftovers()
     expected = expected_weights(config.model, config.trust_remote_code)
     # A terminal's Ctrl-C goes to the engine's processes too, which would end at once: the server decides when they do.
     # They inherit this thread's mask; SIGTERM, by which they are ended, stays open. The tracker is started first: doing

@@ -37,6 +37,9 @@ class Prompts(Protocol):
         """The next `count` prompts; none is skipped, whatever the counts."""
         ...
 
+    def close(self) -> None:
+        """Ends the processes that prepare them."""
+
 
 class _EncodedRows(Dataset[Prompt]):
     def __init__(self, rows: Sequence[Row], encoder: PromptEncoder) -> None:
@@ -81,6 +84,9 @@ class PromptStream:
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
         self.taken += count
         return taken
+
+    def close(self) -> None:
+        self._rounds.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +157,9 @@ class StreamedPrompts:
             self.taken, self.digest = self.taken + 1, one.digest
         return prompts
 
+    def close(self) -> None:
+        self._rounds.close()
+
 
 class _Rounds(Generic[T]):
     """Rounds that processes prepare; where one of them dies, this process does from there on.
@@ -175,6 +184,9 @@ class _Rounds(Generic[T]):
             # Not by new processes: beside threads a fork may never come to work.
             self._loaded = iter(self._load(0))
             return next(self._loaded)
+
+    def close(self) -> None:
+        self._loaded = iter(())  # a loader's iterator that is forgotten ends its processes
 
 
 def _by(workers: int) -> dict[str, Any]:

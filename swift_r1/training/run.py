@@ -234,6 +234,7 @@ def _main_rank(
         sampler = PromptSampler(len(rows), size, args.dataset_shuffle, args.data_seed)
         sampler.load_state_dict(sampler.state_dict() | {"drawn": number})
         prompts = PromptStream(rows, encoder, sampler, args.dataloader_num_workers)
+    cleanup.callback(prompts.close)
     pool = cleanup.enter_context(rewards_for(args, [*args.reward_funcs, *eval_rewards(args)], args.external_plugins))
     pool.wait_ready()
     invalid = cleanup.enter_context(JsonLines(start.run_dir / "invalid_rewards.jsonl"))

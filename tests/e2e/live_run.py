@@ -46,7 +46,8 @@ def words_of(model: Path, folder: Path, **more: Any) -> list[str]:
         "output_dir": folder,
         "add_version": "false",
     } | more
-    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
+    listed = {name: value if isinstance(value, list) else [value] for name, value in values.items()}
+    return [word for name, items in listed.items() for word in (f"--{name}", *map(str, items))]
 
 
 class LiveRun:

@@ -6,10 +6,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 
 from swift_r1.training.checkpoints import list_checkpoints
+from tests.conftest import wait_until_gone
+from tests.e2e.live_run import PLUGIN, LiveRun, words_of
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
@@ -44,3 +47,45 @@ def test_a_signal_saves_and_ends(tiny_model, tmp_path, number, code):
     summary = json.loads((run_dir / "summary.json").read_text())
     assert checkpoint.name == f"checkpoint-{summary['steps']}" and (checkpoint / "model.safetensors").exists()
     assert errors.count("stopping after this step") == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "processes"),
+    [
+        (signal.SIGTERM, 143, 2),
+        pytest.param(signal.SIGINT, 130, 2, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 143, 1, marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, 130, 1, marks=pytest.mark.long),
+    ],
+)
+def test_a_signal_before_the_first_step_ends_at_once(tiny_model, tmp_path, monkeypatch, number, code, processes):
+    """Rank 0 takes for ever to load; the other one waits for it in a collective, in C++."""
+    plugin = PLUGIN.with_name("waiting_plugin.py")
+    monkeypatch.setenv("WAITING_PLUGIN", str(tmp_path / "loads"))
+    flags = {"deepspeed": "zero2", "per_device_train_batch_size": 8} if processes > 1 else {}
+    run = LiveRun(words_of(tiny_model, tmp_path / "run", external_plugins=[PLUGIN, plugin], **flags), processes)
+    end_while_it_loads(run, number, code, lambda: (tmp_path / "loads").exists())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_while_the_engine_beside_the_trainer_loads(tiny_model, tmp_path, number, code):
+    flags = {"use_vllm": "true", "vllm_mode": "colocate", "torch_dtype": "float32", "vllm_server_timeout": 300}
+    run = LiveRun(words_of(tiny_model, tmp_path / "run", **flags))
+    end_while_it_loads(run, number, code, lambda: any("EngineCore" in one.name() for one in run.traces.look()))
+
+
+def end_while_it_loads(run, number, code, loads):
+    """Within 5 s the run has ended, and nothing is left of it."""
+    try:
+        deadline = time.monotonic() + 120
+        while not loads():
+            assert run.process.poll() is None and time.monotonic() < deadline, run.process.communicate()
+            time.sleep(0.05)
+        run.traces.look()
+        run.process.send_signal(number)
+        assert run.process.wait(5) == code
+        wait_until_gone(run.traces.processes)
+        assert run.traces.left(0) == []
+    finally:
+        run.close()

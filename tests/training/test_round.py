@@ -82,13 +82,15 @@ class Numbers:
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_killed_process_costs_no_prompt(streams, caplog):
+    before = set(psutil.Process().children())
     if streams:
         stream = StreamedPrompts(Numbers(), Echo(), 0, "", 4, workers=1)
     else:
         stream = PromptStream([{"number": n} for n in range(100)], Echo(), PromptSampler(100, 4, shuffle=False), 1)
     taken = stream.take(5)
-    [worker] = psutil.Process().children()
+    [worker] = set(psutil.Process().children()) - before
     worker.kill()
     taken += [one for count in (3, 6, 30) for one in stream.take(count)]
     assert [row["number"] for row in taken] == list(range(44)) and stream.taken == 44
     assert "the trainer's own process prepares prompts" in caplog.text
+    stream.close()

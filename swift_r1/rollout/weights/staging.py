@@ -206,8 +206,13 @@ def _file_digest(path: Path) -> str:
 
 
 def remove_leftovers() -> None:
-    """Deletes staging folders of servers that were killed: shared memory outlives a process. A living server holds its
-    folder locked, in whatever container it runs."""
+    """Deletes what servers that were killed have left in shared memory, which outlives a process: their staging folders
+    (a living one holds its own locked, in whatever container it runs), and the mark that each process with Intel's
+    OpenMP makes there and removes only where it ends by itself."""
+    for mark in _SHARED_MEMORY.glob(f"__KMP_REGISTERED_LIB_*_{os.getuid()}"):
+        pid = mark.name.split("_")[-2]  # this process's own, which nothing asks for again, goes too
+        if pid == str(os.getpid()) or not Path(f"/proc/{pid}").exists():
+            mark.unlink(missing_ok=True)
     for parent in {_SHARED_MEMORY, Path(tempfile.gettempdir())}:
         for folder in parent.glob(f"{_PREFIX}*"):
             try:
