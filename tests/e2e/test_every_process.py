@@ -6,6 +6,7 @@ file to which each fault is added as a line of JSON: layout, process, fault, hel
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -21,12 +22,13 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.conftest import KillableServer, start_server, start_tiny_server
+from tests.conftest import KillableServer, ServerProcess, start_server, start_tiny_server
 from tests.e2e.live_run import LiveRun, Traces, check_every_prompt_once, steps_of, what_was_learned, words_of
 
 STEPS = int(os.environ.get("SWIFT_R1_STEPS", "500"))
 SEED = int(os.environ.get("SWIFT_R1_SEED", "0"))
 PAUSES_S = (0.5, 8.0)
+TRACKER = "tracker of shared memory"
 ENDS_IN_S = 60.0  # a run of which a process was killed, where that ends it
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(12 * STEPS + 600)]
@@ -90,13 +92,13 @@ class Soak:
         start = self.layout.server
         if start is None:
             return
-        os.environ["TMPDIR"] = str(self.temporary)
-        try:
-            self.server = KillableServer(
-                lambda model, port: start(self.folder.parent / "server", model, port), self.model
-            )
-        finally:
-            del os.environ["TMPDIR"]
+
+        def start_here(model: Path, port: int | None) -> ServerProcess:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("TMPDIR", str(self.temporary))
+                return start(self.folder.parent / "server", model, port)
+
+        self.server = KillableServer(start_here, self.model)
         self.server.wait()
 
     def run(self, disturbed: bool) -> None:
@@ -105,9 +107,11 @@ class Soak:
             more = {"max_steps": STEPS, "save_steps": 10, "save_total_limit": 2, "dataloader_num_workers": 1}
             more |= {"learning_rate": 1e-3, "resume_from_checkpoint": "last"} | self.layout.flags | url
             self.live = LiveRun(words_of(self.model, self.folder, **more), self.layout.processes, self.temporary)
-            self.ended_on_purpose = False
+            self.untracked = False
             code = self.live.follow(self.at_step if disturbed else lambda _step: None, 60 + 12 * STEPS)
             left = self.live.traces.left(ENDS_IN_S)
+            if self.untracked:  # two faults: what a killed process has in shared memory is the tracker's to remove
+                left = [what for what in left if not what.startswith("shared memory")]
             print(self.live.said)
             assert not left, (self.faults[-1:], code, left)
             if code == 0:
@@ -129,9 +133,10 @@ class Soak:
         self.open = {"layout": self.layout.name, "process": who, "fault": what, "step": step, "held": False}
         self.faults.append(self.open)
         victim = self.rng.choice(found[who])
+        self.untracked |= (who, what) == (TRACKER, "killed")
         if what == "paused":
             victim.send_signal(signal.SIGSTOP)
-            self.pauses.append(threading.Timer(self.rng.uniform(*PAUSES_S), victim.send_signal, [signal.SIGCONT]))
+            self.pauses.append(threading.Timer(self.rng.uniform(*PAUSES_S), go_on, [victim]))
             self.pauses[-1].start()
         else:
             victim.kill()
@@ -166,12 +171,17 @@ class Soak:
             self.server.server.stop()
 
 
+def go_on(paused: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):  # the run has ended meanwhile
+        paused.send_signal(signal.SIGCONT)
+
+
 def kind_of(process: psutil.Process, first: int) -> str:
     """What a process is, by what it runs, and by its place."""
     words = " ".join(process.cmdline())
     session, group = os.getsid(process.pid), os.getpgid(process.pid)
     if "resource_tracker" in words:
-        return "tracker of shared memory"
+        return TRACKER
     if "EngineCore" in words:
         return "engine core"
     if "Worker" in words:
