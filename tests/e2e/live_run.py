@@ -96,6 +96,20 @@ class LiveRun:
             one.kill()
 
 
+def train_to_the_end(
+    words: list[str], at_step: Callable[[int], None] = never, processes: int = 1, within_s: float = 600
+) -> str:
+    """A run that ends well, unless `at_step` raises; returns what it said."""
+    run = LiveRun(words, processes)
+    try:
+        code = run.follow(at_step, within_s)
+        assert code == 0, (code, run.said[-6000:])
+    finally:
+        run.close()
+        print(run.said)
+    return run.said
+
+
 class Traces:
     """What a process and all below it leave on the machine: processes, ports, files in shared memory.
 

@@ -3,55 +3,29 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import re
-import signal
-import subprocess
-import sys
-import threading
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-PLUGIN = Path(__file__).parent / "digits_plugin.py"
-PROMPTS, GROUP = 4, 4
+from tests.e2e.live_run import (
+    GROUP,
+    PLUGIN,
+    check_every_prompt_once,
+    never,
+    rows_of,
+    steps_of,
+    train_to_the_end,
+    words_of,
+)
+
+PROMPTS = 4
 
 
 class Killed(Exception):
     """This trainer was killed on purpose."""
-
-
-def flags(model: Path, url: str, folder: Path, **more: Any) -> list[str]:
-    values = {
-        "rlhf_type": "grpo",
-        "model": model,
-        "external_plugins": PLUGIN,
-        "dataset": "counting#200",
-        "reward_funcs": "digits",
-        "num_generations": GROUP,
-        "per_device_train_batch_size": PROMPTS * GROUP,
-        "max_completion_length": 12,
-        "gradient_checkpointing": "false",
-        "use_vllm": "true",
-        "vllm_server_base_url": url,
-        "vllm_server_timeout": 120,
-        "async_generate": "true",
-        "learning_rate": 1e-3,
-        "lr_scheduler_type": "constant",
-        "save_steps": 1000,
-        "logging_steps": 1,
-        "report_to": "none",
-        "output_dir": folder,
-        "add_version": "false",
-    } | more
-    return [word for name, value in values.items() for word in (f"--{name}", str(value))]
-
-
-def never(_step: int) -> None: ...
 
 
 def train(
@@ -63,47 +37,15 @@ def train(
     **more: Any,
 ) -> str:
     """Runs to the end, or until `at_step`, called after each step, raises Killed; returns what was said."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "swift_r1", "rlhf", *flags(model, url, folder, **more)],
-        env=os.environ | {"NPROC_PER_NODE": str(processes), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    watchdog = threading.Timer(240, os.killpg, (process.pid, signal.SIGKILL))
-    watchdog.start()
-    said = []
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            said.append(line)
-            if step := re.match(r"step (\d+)/", line):
-                at_step(int(step[1]))
-        assert process.wait(60) == 0, "".join(said[-60:])
-    finally:
-        watchdog.cancel()
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(60)
-    print("".join(said))
-    return "".join(said)
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
-
-
-def steps_of(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
-    return [line for line in lines if "loss" in line]
-
-
-def check_every_prompt_once(folder: Path, rounds: int, prompts: int = PROMPTS) -> None:
-    """Ids are run/round/place."""
-    rows = rows_of(folder)
-    places = Counter(tuple(row["request_id"].split("/")[1:]) for row in rows)
-    assert places == {(str(one), str(place)): GROUP for one in range(rounds) for place in range(prompts)}
+    flags = {
+        "use_vllm": "true",
+        "vllm_server_base_url": url,
+        "vllm_server_timeout": 120,
+        "async_generate": "true",
+        "learning_rate": 1e-3,
+        "save_steps": 1000,
+    }
+    return train_to_the_end(words_of(model, folder, **flags | more), at_step, processes, within_s=240)
 
 
 def test_rounds_come_at_most_k_behind_and_a_killed_server_loses_none(

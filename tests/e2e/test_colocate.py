@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 import signal
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,98 +12,35 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.e2e.test_async import PLUGIN, check_every_prompt_once, steps_of
+from tests.e2e.live_run import LiveRun, check_every_prompt_once, steps_of, words_of
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 LOGP_NOISE = 2e-3
 
 
-class Run:
-    """A run in a session of its own."""
+class Run(LiveRun):
+    """A run with engines beside its ranks."""
 
     def __init__(self, model: Path, folder: Path, processes: int, **more: Any) -> None:
-        values = {
-            "rlhf_type": "grpo",
-            "model": model,
-            "external_plugins": PLUGIN,
-            "dataset": "counting#200",
-            "reward_funcs": "digits",
-            "num_generations": 4,
+        flags = {
             "per_device_train_batch_size": 16 // processes,
-            "max_completion_length": 12,
             "torch_dtype": "float32",
-            "gradient_checkpointing": "false",
             "use_vllm": "true",
             "vllm_mode": "colocate",
             "vllm_engine_kwargs": json.dumps({"kv_cache_memory_bytes": 64 << 20}),
             "vllm_server_timeout": 300,
             "learning_rate": 1e-2,
-            "lr_scheduler_type": "constant",
-            "logging_steps": 1,
-            "report_to": "none",
-            "output_dir": folder,
-            "add_version": "false",
             **({"deepspeed": "zero3"} if processes > 1 else {}),
-        } | more
-        words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "swift_r1", "rlhf", *words],
-            env=os.environ | {"NPROC_PER_NODE": str(processes), "OMP_NUM_THREADS": "1"},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.said = ""
-        self.seen: dict[int, psutil.Process] = {}
-        self.keys: set[str] = set()
-
-    def follow(self, at_step: Callable[[int], None]) -> int:
-        """To its end; returns the exit code."""
-        watchdog = threading.Timer(600, self.process.kill)
-        watchdog.start()
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.said += line
-            if line.startswith("step "):
-                self.seen |= {one.pid: one for one in psutil.Process(self.process.pid).children(recursive=True)}
-                self.keys |= {environ_of(one).get("SWIFT_API_KEY", "") for one in self.engines()} - {""}
-                at_step(int(line.split()[1].split("/")[0]))
-        watchdog.cancel()
-        print(self.said)
-        return self.process.wait(60)
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait(60)
+        }
+        super().__init__(words_of(model, folder, **flags | more), processes)
 
     def engines(self) -> list[psutil.Process]:
         """The servers beside the ranks that run now."""
-        return [one for one in self.alive() if "swift_r1.rollout.server" in " ".join(one.cmdline())]
-
-    def alive(self) -> list[psutil.Process]:
-        """What was seen, and what has the key of this run's engines: one may start an engine just before it ends."""
-        keyed = [one for one in psutil.process_iter() if environ_of(one).get("SWIFT_API_KEY") in self.keys]
-        return [one for one in {*self.seen.values(), *keyed} if one.is_running() and _status(one) != "zombie"]
+        return [one for one in self.traces.look() if "swift_r1.rollout.server" in " ".join(one.cmdline())]
 
     def all_gone(self) -> None:
-        end = time.monotonic() + 60
-        while alive := self.alive():
-            assert time.monotonic() < end, alive
-            time.sleep(0.1)
-
-
-def environ_of(process: psutil.Process) -> dict[str, str]:
-    try:
-        return process.environ()
-    except psutil.Error:  # it is gone
-        return {}
-
-
-def _status(process: psutil.Process) -> str:
-    try:
-        return process.status()
-    except psutil.NoSuchProcess:
-        return "zombie"
+        print(self.said)
+        assert self.traces.left(60) == []
 
 
 @pytest.fixture

@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
 import statistics
-import subprocess
-import sys
-import threading
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,7 +11,8 @@ from typing import Any
 
 import pytest
 
-PLUGIN = Path(__file__).parent / "digits_plugin.py"
+from tests.e2e.live_run import check_every_prompt_once, never, rows_of, steps_of, train_to_the_end, words_of
+
 STEPS = 500
 BLOCK = 25
 DEADLINE_S = 1500
@@ -28,50 +23,22 @@ class Killed(Exception):
 
 
 def run_until(model: Path, url: str, folder: Path, at_step: Any) -> None:
-    """One trainer process group, from its newest checkpoint to its end, or until `at_step` raises Killed."""
-    words = [
-        *(sys.executable, "-m", "swift_r1", "rlhf", "--rlhf_type", "grpo", "--model", str(model)),
-        *("--external_plugins", str(PLUGIN), "--dataset", "counting#200", "--reward_funcs", "digits"),
-        *("--num_generations", "4", "--per_device_train_batch_size", "16", "--gradient_checkpointing", "false"),
-        *("--max_completion_length", "12", "--max_steps", str(STEPS), "--logging_steps", "1", "--report_to", "none"),
-        *("--use_vllm", "true", "--vllm_server_base_url", url, "--vllm_server_timeout", "300"),
-        *("--learning_rate", "2e-4", "--lr_scheduler_type", "constant", "--save_steps", "10"),
-        *("--save_total_limit", "2", "--output_dir", str(folder), "--add_version", "false"),
-        *("--resume_from_checkpoint", "last"),
-    ]
-    log = (folder.parent / f"{folder.name}.log").open("a")
-    process = subprocess.Popen(
-        words,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    watchdog = threading.Timer(DEADLINE_S, os.killpg, (process.pid, signal.SIGKILL))
-    watchdog.start()
-    try:
-        assert process.stderr is not None
-        for line in process.stderr:
-            log.write(line)
-            log.flush()
-            if line.startswith("step "):
-                at_step(int(line.split()[1].split("/")[0]))
-        assert process.wait(60) == 0, Path(log.name).read_text()[-4000:]
-    finally:
-        watchdog.cancel()
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(60)
-        log.close()
-
-
-def rows_of(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "completions.jsonl").read_text().splitlines()]
+    """One trainer, from its newest checkpoint to its end, or until `at_step` raises Killed."""
+    flags = {
+        "max_steps": STEPS,
+        "use_vllm": "true",
+        "vllm_server_base_url": url,
+        "vllm_server_timeout": 300,
+        "learning_rate": 2e-4,
+        "save_steps": 10,
+        "save_total_limit": 2,
+        "resume_from_checkpoint": "last",
+    }
+    train_to_the_end(words_of(model, folder, **flags), at_step, within_s=DEADLINE_S)
 
 
 def rewards_of(folder: Path) -> list[float]:
-    lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
+    lines = steps_of(folder)
     assert [line["step"] for line in lines] == list(range(1, STEPS + 1))
     assert max(line["rollout/logp_diff"] for line in lines) < 2e-3
     return [line["reward"] for line in lines]
@@ -81,7 +48,7 @@ def rewards_of(folder: Path) -> list[float]:
 @pytest.mark.timeout(3000)
 def test_500_steps_with_random_kills_of_server_and_trainer(tiny_model: Path, killable_vllm: Any, tmp_path: Path):
     rng = random.Random(4)
-    run_until(tiny_model, killable_vllm.url, tmp_path / "calm", lambda _step: None)
+    run_until(tiny_model, killable_vllm.url, tmp_path / "calm", never)
 
     kills: list[tuple[int, str]] = []
     due = rng.randint(20, 60)
@@ -111,9 +78,7 @@ def test_500_steps_with_random_kills_of_server_and_trainer(tiny_model: Path, kil
     assert Counter((row["step"], row["prompt_id"]) for row in soak) == Counter(
         (row["step"], row["prompt_id"]) for row in calm
     )
-    # Rounds of 4 prompts, 4 completions each: ids are run/round/place, and a resumed run is one of another name.
-    places = Counter(tuple(row["request_id"].split("/")[1:]) for row in soak)
-    assert places == {(str(one), str(place)): 4 for one in range(STEPS) for place in range(4)}
+    check_every_prompt_once(tmp_path / "soak", STEPS)
     # The band: how far the undisturbed run's own means of 25 steps lie from one another once it has learned.
     rewards = rewards_of(tmp_path / "calm")
     blocks = [statistics.fmean(rewards[i : i + BLOCK]) for i in range(STEPS - 4 * BLOCK, STEPS, BLOCK)]
