@@ -47,12 +47,16 @@ def main(argv: Sequence[str]) -> int:
         return EXIT_USAGE
     stop_at_once()
     os.environ[_SERVER] = str(os.getpid())
+    from swift_r1.rollout.weights.staging import socket_folder
+
     config = None
     try:
         config = ServerConfig.from_args(json.loads(Path(argv[0]).read_text())["args"])
         config.check()
         listener = bind(config.host, config.port)
-        return asyncio.run(serve(config, listener))
+        with socket_folder() as sockets:
+            os.environ.setdefault("VLLM_RPC_BASE_PATH", str(sockets))
+            return asyncio.run(serve(config, listener))
     except SwiftError as error:
         print(error, file=sys.stderr)
         return error.exit_code

@@ -11,7 +11,8 @@ import logging
 import os
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +28,7 @@ logger = logging.getLogger("swift_r1.rollout.weights")
 
 _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "swift-r1-weights-"
+_SOCKETS = "swift-r1-sockets-"
 _CHUNK = 4 << 20
 
 
@@ -54,10 +56,7 @@ class Staging:
     def __init__(self, max_bytes: int) -> None:
         free = shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else 0
         parent = _SHARED_MEMORY if free > max_bytes and os.access(_SHARED_MEMORY, os.W_OK) else None
-        self.folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-        # Held for as long as the process lives, however it ends.
-        self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self.folder, self._lock = _own_folder(_PREFIX, parent)
         self.max_bytes = max_bytes
         self._serial = 0
         self.shared = str(self.folder) if parent is not None else None
@@ -205,6 +204,25 @@ def _file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
+@contextmanager
+def socket_folder() -> Iterator[Path]:
+    """A folder for the sockets of an engine, which leaves them lying; removed at the end, or at the next start."""
+    folder, lock = _own_folder(_SOCKETS, _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _own_folder(prefix: str, parent: Path | None) -> tuple[Path, int]:
+    """A new folder, and a descriptor that locks it for as long as the process lives, however it ends."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return folder, lock
+
+
 def remove_leftovers() -> None:
     """Deletes what servers that were killed have left in shared memory, which outlives a process: their staging folders
     (a living one holds its own locked, in whatever container it runs), and the mark that each process with Intel's
@@ -214,7 +232,7 @@ def remove_leftovers() -> None:
         if pid == str(os.getpid()) or not Path(f"/proc/{pid}").exists():
             mark.unlink(missing_ok=True)
     for parent in {_SHARED_MEMORY, Path(tempfile.gettempdir())}:
-        for folder in parent.glob(f"{_PREFIX}*"):
+        for folder in (*parent.glob(f"{_PREFIX}*"), *parent.glob(f"{_SOCKETS}*")):
             try:
                 descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             except OSError as error:
