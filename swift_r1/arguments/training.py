@@ -83,7 +83,12 @@ class TrainingArguments:
     deepspeed: str | None = flag(
         None, "zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, a JSON file or JSON (default: plain torch)"
     )
-    ddp_timeout: int = flag(600, "seconds after which a stuck collective ends the run", at_least=1, ms_swift="18000000")
+    ddp_timeout: int = flag(
+        600,
+        "seconds without a sign of life from a rank that others wait for, after which they end the run",
+        at_least=1,
+        ms_swift="18000000",
+    )
     shutdown_timeout: int = flag(
         0,
         "seconds that the processes of a run of several may take to end after SIGTERM or Ctrl-C (the step in hand, a "

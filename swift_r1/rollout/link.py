@@ -15,7 +15,7 @@ from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.protocol import AdapterConfig, RolloutOutput, RolloutRequest, ServerInfo
 from swift_r1.rollout.refusals import NOT_NOW, ServerRefused
-from swift_r1.rollout.weights.transport import AUTO
+from swift_r1.rollout.weights.transport import AUTO, NCCL
 from swift_r1.rollout.weights.writer import Bucket, WeightWriter
 
 logger = logging.getLogger("swift_r1.rollout.link")
@@ -87,6 +87,7 @@ class ServerLink:
     Attributes:
         first: what the server said of itself at first.
         refused: answers of other weights than those asked for, which were not taken.
+        by_nccl: whether weights go from device to device.
 
     Raises:
         ServerUnreachable: no server within `timeout_s`.
@@ -112,6 +113,7 @@ class ServerLink:
                 "%s takes %d tokens, less than --max_length and --max_completion_length together (%d)",
                 *(self._name, self.first.max_model_len, expected.max_tokens),
             )
+        self.by_nccl = transport == NCCL
         self._writer = writer or WeightWriter(client)
         if writer is None:
             self._writer.hold(timeout_s)

@@ -37,7 +37,7 @@ from swift_r1.training.watchdog import Watchdog
 
 logger = logging.getLogger("swift_r1.training")
 
-_TELL_S = 2.0  # between two words to the ranks that wait
+_TELL_S = 2.0  # between two words on how a round stands
 _LOOK_S = 0.5  # between two looks whether a lost server is back by itself
 _CLOSE_S = 10.0
 _ENOUGH = 0.75  # of a round answered, so that the next may begin
@@ -322,7 +322,6 @@ class AheadCollector:
         if round_.answered > self._heard:
             self.parts.completions_done(round_.answered - self._heard)
             self._heard = round_.answered
-        self.rollouts.still_waiting()
 
     def _check(self, number: int, scored: ScoredRound) -> None:
         completions = [item.completion for item in scored.trained + scored.dropped]

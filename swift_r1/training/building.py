@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -191,10 +191,9 @@ def open_rollouts(
     ends: tuple[int, ...],
     vocab_size: int,
     writers: Sequence[WeightWriter],
-    progress: Callable[[str], None],
     cleanup: ExitStack,
 ) -> Rollouts:
-    """What generates. `writers` are of servers, on the main rank; `progress` hears that a server is waited for."""
+    """What generates. `writers` are of servers, on the main rank."""
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
         return EmbeddedRollouts(TransformersEngine(backend.generation_model(), tokenizer, ends, pad), backend, ranks)
@@ -226,7 +225,7 @@ def open_rollouts(
             logger.info("adapters alone go to the rollout server, which takes them up to rank %d", max_rank)
     several = ranks.broadcast([torch.tensor([int(isinstance(link, Fleet))])] if link is not None else None)[0].item()
     kind = FleetRollouts if several else ServerRollouts
-    return kind(link, backend, ranks, first_version, args.weight_check_steps, progress, adapter)
+    return kind(link, backend, ranks, first_version, args.weight_check_steps, adapter)
 
 
 def open_stage(args: RlhfArguments, tokenizer: Any, ends: tuple[int, ...], model_length: int | None) -> Stage:

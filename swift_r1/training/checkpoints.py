@@ -8,12 +8,10 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Mapping
 from pathlib import Path
 
-from safetensors import SafetensorError
-
-from swift_r1.errors import RunFailed
+from swift_r1.training.tensor_files import Entry
 
 logger = logging.getLogger(__name__)
 
@@ -24,35 +22,44 @@ _REMOVING = ".removing-"
 _ASIDE = "aside-"
 
 
-def save_checkpoint(run_dir: Path, step: int, write: Callable[[Path], None]) -> Path:
-    """Makes `checkpoint-<step>` from what `write` puts into the folder it is given.
+class Draft:
+    """`checkpoint-<step>` in the making: a folder under a temporary name, which every rank may write files into. The
+    methods are for the main rank."""
 
-    Raises:
-        RunFailed: where the disk refuses; what was there before is untouched.
-    """
-    final = run_dir / f"checkpoint-{step}"
-    temporary = run_dir / f"{_TEMPORARY}{final.name}"
-    try:
-        if temporary.exists():
-            shutil.rmtree(temporary)
-        temporary.mkdir()
-        write(temporary)
-        files = sorted(path for path in temporary.rglob("*") if path.is_file())
-        entries = {str(path.relative_to(temporary)): _hashed_and_synced(path) for path in files}
-        manifest = temporary / MANIFEST
-        manifest.write_text(json.dumps({"step": step, "files": entries}, indent=1), encoding="utf-8")
+    def __init__(self, run_dir: Path, step: int) -> None:
+        self.final = run_dir / f"checkpoint-{step}"
+        self.folder = run_dir / f"{_TEMPORARY}{self.final.name}"
+        self._step = step
+
+    def open(self) -> None:
+        """Makes the folder, empty."""
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        self.folder.mkdir()
+
+    def publish(self, hashed: Mapping[str, Entry]) -> None:
+        """Gives it its name.
+
+        Args:
+            hashed: files by their relative names that were synced when they were written; the others are read again.
+        """
+        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        names = {str(path.relative_to(self.folder)): path for path in files}
+        entries = {name: hashed.get(name) or _hashed_and_synced(path) for name, path in names.items()}
+        manifest = self.folder / MANIFEST
+        manifest.write_text(json.dumps({"step": self._step, "files": entries}, indent=1), encoding="utf-8")
         _hashed_and_synced(manifest)
-        for folder in {path.parent for path in files} | {temporary}:
+        for folder in {path.parent for path in files} | {self.folder}:
             _sync_folder(folder)
         # One of that step is there only where another history has not been set aside.
-        if final.exists():
-            _remove(final)
-        temporary.rename(final)
-        _sync_folder(run_dir)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise RunFailed(f"{final} cannot be saved: {error}; earlier checkpoints are untouched") from error
-    return final
+        if self.final.exists():
+            _remove(self.final)
+        self.folder.rename(self.final)
+        _sync_folder(self.final.parent)
+
+    def drop(self) -> None:
+        """What was there before it is untouched."""
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
@@ -121,7 +128,7 @@ def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def _hashed_and_synced(path: Path) -> dict[str, str | int]:
+def _hashed_and_synced(path: Path) -> Entry:
     with path.open("rb") as file:
         os.fsync(file.fileno())
     return {"sha256": _digest(path), "bytes": path.stat().st_size}

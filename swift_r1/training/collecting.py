@@ -117,7 +117,7 @@ class Collector:
         if scoring is None:
             return None
         parts.watchdog.progress("the rewards")
-        with self.stopwatch.timed("reward"):
+        with self.stopwatch.timed("reward"), parts.ranks.busy():
             return scoring.result()
 
     def _scoring(

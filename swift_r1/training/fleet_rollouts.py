@@ -29,7 +29,7 @@ class FleetRollouts(ServerRollouts):
 
         def send(fleet: ServerLink | Fleet) -> None:
             assert isinstance(fleet, Fleet)
-            fleet.push(self.weight_version, buckets, self._adapter, self.still_waiting)
+            fleet.push(self.weight_version, buckets, self._adapter)
 
         if self.link is None:
             for _bucket in buckets:
@@ -46,7 +46,7 @@ class FleetRollouts(ServerRollouts):
 
         def wait(fleet: ServerLink | Fleet) -> None:
             assert isinstance(fleet, Fleet)
-            fleet.wait_for_any(self.still_waiting)
+            fleet.wait_for_any(lambda: None)
 
         self._attempt(wait)
 

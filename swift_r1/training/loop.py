@@ -18,6 +18,7 @@ from swift_r1.training.ahead import open_collector
 from swift_r1.training.algorithm import Algorithm, Targets, judged
 from swift_r1.training.batching import RoundBatch
 from swift_r1.training.continuing import Progress, captured, restored
+from swift_r1.training.evaluate import Evaluation
 from swift_r1.training.grpo import Grpo
 from swift_r1.training.memory import GIB, peak_bytes
 from swift_r1.training.open_round import OpenRound, batch_of, with_saved, write_step
@@ -171,7 +172,8 @@ class Trainer:
         main, recorder, step = self.parts.main, self.parts.recorder, self.outcome.steps + 1
         assert main is not None
         rows = [completion_row(item, step, a) for item, a in zip(scored.trained, advantages.tolist(), strict=True)]
-        recorder.completions(rows + [completion_row(item, step, None, dropped=True) for item in scored.dropped])
+        with self.parts.ranks.busy():
+            recorder.completions(rows + [completion_row(item, step, None, dropped=True) for item in scored.dropped])
         for part in scored.parts:
             main.monitor.update(part.columns, part.batch)
         everything = scored.trained + scored.dropped
@@ -252,23 +254,26 @@ class Trainer:
         parts.watchdog.progress("an evaluation")
         self.device.to_generate()
         parts.recorder.phase("evaluating", parts.evaluator.num_completions)
-        evaluation = parts.evaluator.run(
-            parts.turns,
-            main,
-            self.outcome.steps,
-            self.plan.total_steps,
-            parts.completions_done,
-        )
-        parts.recorder.phase_end()
-        if evaluation is not None:
-            parts.recorder.evaluation(self.outcome.steps, evaluation.metrics, evaluation.rows)
-            self.outcome.saw_evaluation(evaluation.metrics)
-            steps = self.outcome.steps
-            saves = steps == self.plan.total_steps or steps % self.args.save_steps == 0
-            if saves and steps and self.args.metric_for_best_model is not None:
-                name = self.args.metric_for_best_model
-                self.outcome.saw_checkpoint(evaluation.metrics, name, self.args.greater_is_better)
+        with parts.ranks.busy():
+            evaluation = parts.evaluator.run(
+                parts.turns,
+                main,
+                self.outcome.steps,
+                self.plan.total_steps,
+                parts.completions_done,
+            )
+            parts.recorder.phase_end()
+            if evaluation is not None:
+                self.report_evaluation(evaluation)
         self.stopwatch.take()
+
+    def report_evaluation(self, evaluation: Evaluation) -> None:
+        steps, args = self.outcome.steps, self.args
+        self.parts.recorder.evaluation(steps, evaluation.metrics, evaluation.rows)
+        self.outcome.saw_evaluation(evaluation.metrics)
+        saves = steps == self.plan.total_steps or steps % args.save_steps == 0
+        if saves and steps and args.metric_for_best_model is not None:
+            self.outcome.saw_checkpoint(evaluation.metrics, args.metric_for_best_model, args.greater_is_better)
 
     def stop_asked(self) -> bool:
         """Whether any rank was told to stop, or time is up; all ranks learn it at the same step."""
@@ -285,4 +290,5 @@ class Trainer:
         times |= {"time/step": seconds, "tokens_per_second": tokens / seconds}
         times["memory/peak_gib"] = self.parts.ranks.max(peak_bytes(self.parts.ranks.device)) / GIB
         metrics = metrics | times | self.parts.rollouts.take_metrics()
-        self.parts.recorder.step(self.outcome.steps, metrics, last)
+        with self.parts.ranks.busy():
+            self.parts.recorder.step(self.outcome.steps, metrics, last)

@@ -107,7 +107,8 @@ class MultiTurn:
         while True:
             asked = None
             if self.stage is not None and requests is not None:
-                asked = self.stage.asked(on_done)
+                with self.ranks.busy():
+                    asked = self.stage.asked(on_done)
                 for number, output in self.stage.outputs(requests):
                     if number not in ended:
                         ended[number] = output

@@ -92,7 +92,8 @@ class EmbeddedRollouts:
             if own:
                 on_output(RolloutOutput(request_id=own[number].request_id, completions=output.completions))
 
-        outputs = self.engine.generate(mine, self.weight_version, on_done, ended)
+        with self.ranks.busy():
+            outputs = self.engine.generate(mine, self.weight_version, on_done, ended)
         flat = _Completions.of([completion for output in outputs for completion in output.completions])
         gathered = [self.ranks.gather(tensor) for tensor in (flat.lengths, flat.reasons, flat.tokens, flat.logprobs)]
         if requests is None:

@@ -6,6 +6,7 @@ The order matters: what forks or spawns (prompt workers, reward workers) comes b
 from __future__ import annotations
 
 import logging
+import os
 import time
 import uuid
 from collections.abc import Mapping
@@ -99,10 +100,13 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             f"{start.checkpoint} was computed with {saved.fingerprint.threads} threads a process, here are {threads}, "
             f"which changes the last bits: set OMP_NUM_THREADS={saved.fingerprint.threads}, or --resume_force true"
         )
-    with ExitStack() as cleanup:
-        ranks = join_ranks(args.ddp_timeout, distributed=args.deepspeed is not None)
+    with ExitStack() as cleanup, ExitStack() as start_up:
+        watchdog = Watchdog(args.step_timeout, int(os.environ.get("RANK", "0")))
+        ranks = join_ranks(args.ddp_timeout, args.deepspeed is not None, watchdog.progress)
         cleanup.callback(ranks.close)
-        watchdog = cleanup.enter_context(Watchdog(args.step_timeout, ranks.rank))
+        cleanup.enter_context(watchdog)
+        # Data, models, servers and trackers: every rank waits for the slowest at each of them.
+        start_up.enter_context(ranks.busy())
         if ranks.is_main:
             cleanup.enter_context(run_folder_held(run_dir))
             truncate_logs(run_dir, saved.logs if saved else {})
@@ -128,7 +132,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             logger.info("completions end at the chat template's %s too", tokenizer.convert_ids_to_tokens(turn_end))
         # What ended completions in training ends them wherever a checkpoint is used.
         backend.model.generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
-        rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, writers, watchdog.progress, cleanup)
+        rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, writers, cleanup)
         sampling = SamplingParams(
             max_tokens=args.max_completion_length,
             temperature=args.temperature,
@@ -194,6 +198,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
                     not args.save_only_model,
                     quantization_of(args),
                     critic and critic.backend,
+                    watchdog.progress,
                 ),
                 stop=stop,
                 watchdog=watchdog,
@@ -205,6 +210,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         cleanup.callback(trainer.collector.close)
         if start.checkpoint is not None:
             trainer.resume(start.checkpoint)
+        start_up.close()
         stop.in_order()
         outcome = trainer.run()
         if ranks.is_main and stop.reason == OUT_OF_TIME:

@@ -27,8 +27,11 @@ from swift_r1.training.weight_check import mean_difference, own_logprobs, probe_
 logger = logging.getLogger("swift_r1.training.rollouts")
 
 # How an attempt of the main rank ended; an exit code stands for the error that ends the run.
-_WAITING, _DONE, _LOST = -1, 0, -2
+_DONE, _LOST = 0, -1
 _NO_PUSH = -1
+
+
+def _nothing() -> None: ...
 
 
 class ServerRollouts:
@@ -39,7 +42,6 @@ class ServerRollouts:
         first_version: of the weights that the server holds now.
         check_steps: updates between two checks that the engine uses what it was sent; 0 for none.
         adapter: of the policy, where the server takes it alone; it has the base weights from its own `--model`.
-        progress: called on all ranks every few seconds while the main rank waits for the server.
 
     Attributes:
         served: what was pushed.
@@ -53,13 +55,12 @@ class ServerRollouts:
         ranks: Ranks,
         first_version: int,
         check_steps: int = 0,
-        progress: Callable[[str], None] = lambda _doing: None,
         adapter: AdapterConfig | None = None,
     ) -> None:
         self.link, self.backend, self.ranks = link, backend, ranks
         self.weight_version = first_version
         self.max_model_length = link.first.max_model_len if link is not None else None
-        self._check_steps, self._updates, self._progress = check_steps, 0, progress
+        self._check_steps, self._updates = check_steps, 0
         self._adapter = adapter
         self.served = ServedVersions()
         self.before_scoring: Callable[[], None] = lambda: None
@@ -86,14 +87,14 @@ class ServerRollouts:
             missing = [request for request in asked if request.request_id not in answers]
             if len(missing) < len(asked):
                 logger.info("asking again for the %d of %d prompts that were not answered", len(missing), len(asked))
-            link.ask(missing, (self.weight_version,), answered, self.still_waiting)
+            link.ask(missing, (self.weight_version,), answered, _nothing)
 
         self.attend(ask)
         return None if requests is None else [answers[request.request_id] for request in asked]
 
     def attend(self, work: Callable[[ServerLink], None]) -> None:
         """Runs `work` on the main rank until it ends without ServerLost; after each loss the server is brought back,
-        with these weights. All other ranks take part in that. `work` calls `still_waiting` every few seconds.
+        with these weights. All other ranks take part in that. Whatever `work` waits for has a deadline.
 
         Raises:
             ServerUnreachable, RunFailed: as `work` and `generate` do.
@@ -189,7 +190,7 @@ class ServerRollouts:
 
             def reconnect(link: ServerLink | Fleet) -> None:
                 nonlocal target
-                wanted = link.reconnect(self.weight_version, self.still_waiting)
+                wanted = link.reconnect(self.weight_version, _nothing)
                 target = _NO_PUSH if wanted is None else wanted
 
             if self._attempt(reconnect) == _LOST:
@@ -207,7 +208,9 @@ class ServerRollouts:
         self.served.pushing(self.weight_version)
         model = self.backend.model
         weights = policy_weights(model) if self._adapter is None else adapter_weights(model)
-        buckets = self.backend.weight_buckets(weights)
+        # NCCL reads them where they are: through host memory they would be copied twice.
+        on_host = not (isinstance(self.link, ServerLink) and self.link.by_nccl)
+        buckets = self.backend.weight_buckets(weights, on_host=on_host)
 
         def send(link: ServerLink | Fleet) -> None:
             try:
@@ -225,27 +228,20 @@ class ServerRollouts:
     def _attempt(self, work: Callable[[ServerLink | Fleet], None]) -> int:
         """Runs `work` on the main rank; every rank gets `_DONE` or `_LOST`, or raises what ends the run."""
         if self.link is None:
-            while (code := int(self.ranks.broadcast(None)[0])) == _WAITING:
-                self._progress("waiting for the main rank and its rollout server")
+            code = int(self.ranks.broadcast(None)[0])
             if code > 0:
                 kind = ServerUnreachable if code == EXIT_SERVER_UNREACHABLE else RunFailed
                 raise kind("the main rank gave up on the rollout server")
             return code
         code, fault = _DONE, None
         try:
-            work(self.link)
+            with self.ranks.busy():
+                work(self.link)
         except ServerLost:
             code = _LOST
         except SwiftError as error:
             code, fault = error.exit_code, error
-        self._tell(code)
+        self.ranks.broadcast([torch.tensor([code])])
         if fault is not None:
             raise fault
         return code
-
-    def still_waiting(self) -> None:
-        """Keeps the other ranks' collective from timing out (`--ddp_timeout`) while the main rank waits."""
-        self._tell(_WAITING)
-
-    def _tell(self, code: int) -> None:
-        self.ranks.broadcast([torch.tensor([code])])

@@ -17,7 +17,7 @@ _LAST_RESORT_S = 30.0
 class Watchdog:
     """While open, ends the process with exit code 5 after `timeout_s` seconds without a call of `progress`.
 
-    Every rank has its own: one that hangs in a collective shows that, the one it waits for shows why. Where the
+    Every rank has its own, and one that waits for others that are alive counts as going on (`Presence`). Where the
     interpreter itself is stuck, so that no Python thread runs, the C library ends the process 30 s later, with exit
     code 1.
 

@@ -5,7 +5,8 @@ run in a process group of its own and is answered with `{"pid"}`; `{"wait": pid}
 the signal that ended it). What runs is the command from its first word on; only where it would become the trainer by
 `exec`, it calls it, and forks of it are the other ranks.
 
-`forget` names a part of the saved state that the run is not to get back, or `finite:<numbers>` of losses to spoil.
+`forget` names a part of the saved state that the run is not to get back, or is `finite:<numbers>` of losses to spoil,
+or `nothing`, to save a tiny model as a large one, in many buckets.
 """
 
 from __future__ import annotations
@@ -120,6 +121,12 @@ def _forget(part: str) -> None:
     if part in reads:
         original = RunState.read
         RunState.read = classmethod(lambda cls, path: reads[part](original(path)))  # type: ignore[method-assign]
+    elif part == "nothing":
+        from swift_r1.training import model_shards
+        from swift_r1.training.backends import optimizer_state
+
+        model_shards.BUCKET_BYTES = 20_000
+        optimizer_state._BUCKET_NUMBERS = 5_000
     elif part.startswith("finite:"):
         _poison({int(number) for number in part.removeprefix("finite:").split(",")})
     elif part == "learning_rate":

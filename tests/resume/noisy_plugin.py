@@ -1,13 +1,14 @@
 """The digits task with a reward that draws from Python's generator, as a plugin in the trainer's process may.
 
 A file `signals.json` in the working directory, `{"step", "signal", "times"}`, makes it send signals to the trainer, and
-then wait for ever if there is a file `hang`.
+then wait for ever if there is a file `hang`. A file `slow` holds the seconds that each call takes.
 """
 
 import json
 import os
 import random
 import threading
+import time
 from pathlib import Path
 
 from swift.dataset import DatasetMeta, ResponsePreprocessor, register_dataset
@@ -24,6 +25,8 @@ class NoisyDigits(ORM):
                 os.kill(os.getpid(), wanted["signal"])
             if Path("hang").exists():
                 threading.Event().wait()
+        if Path("slow").exists():
+            time.sleep(float(Path("slow").read_text()))
         return [sum(c.isdigit() for c in text) / max(1, len(text)) + random.random() / 10 for text in completions]
 
 

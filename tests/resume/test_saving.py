@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from transformers import AutoModelForCausalLM
 
+from swift_r1.training.checkpoints import fault_of
 from swift_r1.training.summary import Outcome
 
 HERE = Path(__file__).parent
@@ -86,3 +89,25 @@ def test_which_evaluation_is_the_best():
     assert (outcome.best_step, outcome.best_metric) == (3, 0.3)
     outcome.saw_checkpoint({"eval/a/reward": 0.1}, "reward", False)
     assert (outcome.best_step, outcome.best_metric) == (4, 0.1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stage", ["zero2", "zero3"])
+def test_two_ranks_share_a_save_and_wait_for_slow_rewards(runs, same, tmp_path, stage):
+    """Rewards take longer than `--ddp_timeout`. Both ranks write weights and state; the run goes on from it exactly."""
+    (tmp_path / "slow").write_text("16")
+    flags = {"processes": 2, "deepspeed": stage, "per_device_train_batch_size": 4, "num_generations": 8}
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert runs.run(whole, "nothing", max_steps=2, save_steps=1, logging_steps=1, ddp_timeout=6, **flags).code == 0
+    checkpoint = whole / "checkpoint-1"
+    assert fault_of(checkpoint) is None
+    weights = sorted(path.name for path in checkpoint.glob("*.safetensors"))
+    assert weights == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert len(list((checkpoint / "state").glob("optimizer-*.safetensors"))) > 4
+    AutoModelForCausalLM.from_pretrained(checkpoint)
+    (tmp_path / "slow").unlink()
+    shutil.copytree(whole, halves)
+    shutil.rmtree(halves / "checkpoint-2")
+    more = {"logging_steps": 1, "save_steps": 1, "max_steps": 2, "resume_from_checkpoint": "last"}
+    assert runs.run(halves, "nothing", **more, **flags).code == 0
+    same(whole, halves)

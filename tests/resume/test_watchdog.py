@@ -18,8 +18,7 @@ def test_a_run_that_hangs_shows_its_stacks_and_ends(runs, tmp_path, ranks, count
     flags = {"max_steps": 4, "save_steps": 1, "step_timeout": seconds, "num_generations": 8} | ranks
     ended = runs.run(tmp_path / "run", per_device_train_batch_size=8 // count, **flags)
     assert ended.code == 5
-    for rank in range(count):
-        assert f"rank {rank} made no progress for {seconds} s (--step_timeout) in" in ended.said
+    # The others hear that rank 0 is alive: it is rank 0 that shows why nothing goes on.
     assert f"rank 0 made no progress for {seconds} s (--step_timeout) in the rewards" in ended.said
     assert 'noisy_plugin.py"' in ended.said and "in __call__" in ended.said
     assert (tmp_path / "run" / "checkpoint-1").exists()

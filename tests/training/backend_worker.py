@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from swift_r1.algorithms import LossConfig
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
@@ -38,6 +38,7 @@ from swift_r1.training.step import (
     rewards_after_kl,
     train_step,
 )
+from swift_r1.training.tensor_files import write_tensors
 
 COMPLETIONS, GROUP = 16, 4
 FORMS = {"": Form(), "p": Form(packed=True), "s": Form(packed=True, shared=True)}
@@ -139,8 +140,8 @@ def run_ppo(case, ranks):
         targets, metrics = ppo.targets(batch, prepared)
         steps.append(metrics | ppo.step(prepared[0], targets, number))
         if len(steps) == case.reload_after:
-            policy = reloaded(policy, ranks, lambda: open_backend(case, ranks))
-            critic = reloaded(critic, ranks, lambda: open_critic_backend(case, ranks))
+            policy = reloaded(policy, ranks, case.out, lambda: open_backend(case, ranks))
+            critic = reloaded(critic, ranks, case.out, lambda: open_critic_backend(case, ranks))
     weights = {}
     for prefix, backend in (("", policy), ("critic.", critic)):
         for bucket in backend.weight_buckets(policy_weights(backend.model)):
@@ -210,27 +211,19 @@ def be_away(backend, reference):
     assert all(storage.nbytes() for storage in gone)
 
 
-def reloaded(backend, ranks, make):
+def reloaded(backend, ranks, out, make):
     """A new backend that goes on from what `backend` would save."""
     state = {name: tensor for bucket in backend.training_state() for name, tensor in bucket}
-    names = sorted(state)
-    if ranks.world_size > 1:
-        names = json.loads(bytes(ranks.broadcast([_bytes(json.dumps(names))] if ranks.is_main else None)[0].tolist()))
+    folder = Path(out).with_suffix(".state")
+    folder.mkdir(exist_ok=True)
+    write_tensors(folder / f"{ranks.rank}.safetensors", state)
+    ranks.barrier()
     everyones = {}
-    for name in names:
-        kept = state.get(name)
-        described = [_bytes(f"{kept.dtype} {list(kept.shape)}")] if ranks.is_main else None
-        dtype, shape = bytes(ranks.broadcast(described)[0].tolist()).decode().split(" ", 1)
-        flat = [_bytes(kept.contiguous().flatten().view(torch.uint8).numpy().tobytes())] if ranks.is_main else None
-        raw = ranks.broadcast(flat)[0].to(torch.uint8)
-        everyones[name] = raw.view(getattr(torch, dtype.removeprefix("torch."))).reshape(json.loads(shape))
+    for rank in range(ranks.world_size):
+        everyones |= load_file(folder / f"{rank}.safetensors")
     fresh = make()
     fresh.load_training_state(everyones.__getitem__)
     return fresh
-
-
-def _bytes(text):
-    return torch.tensor(list(text if isinstance(text, bytes) else text.encode()), dtype=torch.long)
 
 
 def run(case, ranks):
@@ -248,7 +241,7 @@ def run(case, ranks):
         if len(steps) == case.mix_after:
             reference.mix_in_policy(0.6)
         if len(steps) == case.reload_after:
-            backend = reloaded(backend, ranks, lambda: open_backend(case, ranks))
+            backend = reloaded(backend, ranks, case.out, lambda: open_backend(case, ranks))
         if case.away:
             be_away(backend, reference)
     weights = {

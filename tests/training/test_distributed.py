@@ -1,7 +1,14 @@
 """How long ranks wait for each other, and how a lost one is told."""
 
+import os
+import signal
+import socket
+import subprocess
+import sys
 from datetime import timedelta
+from pathlib import Path
 
+import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -26,3 +33,54 @@ def test_what_gloo_says_of_a_lost_rank():
     assert lost_peer(said) and peer_fault(said) == "Read error [::1]:42: Connection reset by peer"
     assert lost_peer(RuntimeError("[x.cc:1] Timed out waiting 20000ms for recv operation to complete"))
     assert not lost_peer(RuntimeError("size mismatch")) and not lost_peer(ValueError("reset by peer"))
+
+
+@pytest.fixture
+def scene(tmp_path):
+    """Starts both ranks of a scene; gives their processes once they have joined."""
+    started = []
+
+    def play(name: str, timeout_s: float):
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = str(free.getsockname()[1])
+        command = [sys.executable, str(Path(__file__).with_name("rank_pair.py")), name]
+        started.extend(
+            subprocess.Popen(
+                [*command, str(rank), port, str(timeout_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            )
+            for rank in range(2)
+        )
+        for one in started:
+            assert one.stdout.readline() == "ready\n"
+        return started
+
+    yield play
+    for one in started:
+        one.kill()
+        one.communicate()
+
+
+def test_a_rank_that_scores_for_several_time_outs_is_waited_for(scene):
+    for one in scene("rewards", 1.5):
+        said = one.stdout.readline()
+        assert said.startswith("sum 2, ")
+    assert said == "sum 2, heard True\n"  # rank 1, whose own watchdog must know that it waits for good reason
+
+
+def test_a_rank_that_does_not_come_and_says_nothing_is_found(scene):
+    _, waiting = scene("stuck", 1.0)
+    assert waiting.stdout.readline() == "lost: rank 0 has said nothing for 1 s (--ddp_timeout)\n"
+
+
+def test_a_rank_that_is_stopped_while_it_is_busy_is_found(scene):
+    """Rank 0 holds the store here, which then answers nobody."""
+    busy, waiting = scene("stopped", 1.0)
+    os.kill(busy.pid, signal.SIGSTOP)
+    said = waiting.stdout.readline()
+    assert said.startswith("lost: ") and said.endswith(" for 1 s (--ddp_timeout)\n")
+
+
+def test_a_rank_that_died_is_found_at_once(scene):
+    _, waiting = scene("killed", 600)
+    assert "Connection" in waiting.stdout.readline()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 from swift_r1.rollout.refusals import Refused
 
 FLOAT_BYTES: Mapping[str, int] = {"F32": 4, "BF16": 2, "F16": 2}
+_BYTES = FLOAT_BYTES | {"F64": 8, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
 _MAX_HEADER = 32 << 20
 
 
@@ -65,3 +66,22 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     if not entries:
         raise Refused(422, "the bucket holds no tensor")
     return entries
+
+
+def header_of(tensors: Iterable[tuple[str, str, Sequence[int]]], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The beginning of a safetensors file whose tensors (name, dtype as `F32`, shape) follow one after the other.
+
+    Raises:
+        ValueError: a name comes twice.
+    """
+    table: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+    position = 0
+    for name, dtype, shape in tensors:
+        if name in table:
+            raise ValueError(f"{name} comes twice in one file")
+        end = position + prod(shape) * _BYTES[dtype]
+        table[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    header = json.dumps(table).encode()
+    header += b" " * (-len(header) % 8)
+    return struct.pack("<Q", len(header)) + header

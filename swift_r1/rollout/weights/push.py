@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
+
+from swift_r1.rollout.weights.header import header_of
 
 if TYPE_CHECKING:
     import torch
@@ -43,23 +43,15 @@ def parts_of(bucket: Bucket) -> list[memoryview]:
     """
     import torch
 
-    table: dict[str, object] = {}
+    entries: list[tuple[str, str, Sequence[int]]] = []
     parts: list[memoryview] = []
-    position = 0
     for name, tensor in bucket:
         dtype = str(tensor.dtype).removeprefix("torch.")
-        if name in table:
-            raise ValueError("a weight's name comes twice in one bucket")
         if dtype not in _DTYPES:
             raise ValueError(f"{name} is {dtype}; weights are sent as {', '.join(_DTYPES)}")
-        flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        end = position + flat.numel()
-        table[name] = {"dtype": _DTYPES[dtype], "shape": list(tensor.shape), "data_offsets": [position, end]}
-        parts.append(memoryview(flat.numpy()))
-        position = end
-    header = json.dumps(table).encode()
-    header += b" " * (-len(header) % 8)
-    return [memoryview(struct.pack("<Q", len(header)) + header), *parts]
+        entries.append((name, _DTYPES[dtype], tensor.shape))
+        parts.append(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))
+    return [memoryview(header_of(entries)), *parts]
 
 
 def to_bytes(bucket: Bucket) -> bytes:

@@ -52,17 +52,17 @@ class Training(Protocol):
         """
         ...
 
-    def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[WeightBucket]:
+    def weight_buckets(self, weights: Sequence[Weight], to: int = 0, on_host: bool = True) -> Iterator[WeightBucket]:
         """The whole values of `weights`, bucket by bucket (collective: every rank must exhaust it).
 
-        A bucket is on the CPU on the main rank, holds its values until the next optimizer step, and is empty elsewhere;
-        only one bucket is gathered at a time.
+        A bucket is on the CPU (without `on_host` on the device) of the rank `to`, holds its values until the next
+        optimizer step, and is empty elsewhere; only one bucket is gathered at a time.
         """
         ...
 
     def training_state(self) -> Iterator[StateBucket]:
         """Float32 weights, the optimizer's memory and the loss scale, bucket by bucket (collective, as
-        `weight_buckets`)."""
+        `weight_buckets`); the ranks take turns in getting a bucket."""
         ...
 
     def load_training_state(self, read: ReadTensor) -> None:
@@ -117,7 +117,7 @@ class ReferencePolicy(Protocol):
         ...
 
     def weight_buckets(self) -> Iterator[WeightBucket]:
-        """Its own whole weights (collective, as `Backend.weight_buckets`); none where it is the model as loaded."""
+        """Its own whole weights (collective, as `training_state`); none where it is the model as loaded."""
         ...
 
     def load_weights(self, read: ReadTensor) -> None:

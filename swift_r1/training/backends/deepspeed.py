@@ -56,7 +56,7 @@ class DeepSpeedBackend(DeepSpeedTraining):
     def reference(self, offload: bool = False) -> ReferencePolicy:
         if has_adapters(self.model):
             return AdaptersOff(self)
-        return DeepSpeedReference(self.load_module(), self.module, self.resolved, self.stage, offload)
+        return DeepSpeedReference(self.load_module(), self.module, self.resolved, self.stage, self.ranks, offload)
 
 
 class DeepSpeedCritic(DeepSpeedTraining):
@@ -84,9 +84,16 @@ class DeepSpeedReference:
     """
 
     def __init__(
-        self, policy: nn.Module, trained: nn.Module, resolved: dict[str, Any], stage: int, offload: bool = False
+        self,
+        policy: nn.Module,
+        trained: nn.Module,
+        resolved: dict[str, Any],
+        stage: int,
+        ranks: Ranks,
+        offload: bool = False,
     ) -> None:
-        self._frozen, self._trained, self._stage = policy, trained, stage
+        self._frozen, self._trained, self._stage, self._ranks = policy, trained, stage, ranks
+        ranks.barrier()
         policy.eval()
         for parameter in policy.parameters():
             parameter.requires_grad_(False)
@@ -116,18 +123,22 @@ class DeepSpeedReference:
 
     def weight_buckets(self) -> Iterator[WeightBucket]:
         self.weights.come_back()
-        for bucket in bucketed(policy_weights(self._frozen.model)):
+        for number, bucket in enumerate(bucketed(policy_weights(self._frozen.model))):
+            self._ranks.barrier()
             with deepspeed.zero.GatheredParameters(parameters_of(bucket), enabled=self._stage == 3):
-                whole = [(weight.name, weight.value().to("cpu", copy=True)) for weight in bucket]
+                whole = []
+                if self._ranks.takes(number):
+                    whole = [(weight.name, weight.value().to("cpu", copy=True)) for weight in bucket]
             yield whole
 
     @torch.no_grad()
     def load_weights(self, read: ReadTensor) -> None:
         for bucket in bucketed(policy_weights(self._frozen.model)):
-            own = parameters_of(bucket)
-            with deepspeed.zero.GatheredParameters(own, modifier_rank=0, enabled=self._stage == 3):
-                for weight in bucket:
-                    weight.base.copy_(read(weight.name))
+            values = [read(weight.name) for weight in bucket]
+            self._ranks.barrier()  # one may have read longer than another
+            with deepspeed.zero.GatheredParameters(parameters_of(bucket), modifier_rank=0, enabled=self._stage == 3):
+                for weight, value in zip(bucket, values, strict=True):
+                    weight.base.copy_(value)
 
     @torch.no_grad()
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:

@@ -41,12 +41,14 @@ from swift_r1.training.backends.optimizer_state import (
     moments_of,
     parameter_buckets,
     start_state,
+    state_buckets,
     state_name,
     updates_of,
 )
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.lora import Weight, parameters_of
 from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups
+from swift_r1.training.quantization import whole_shape
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +98,7 @@ class DeepSpeedTraining:
                 "--torch_dtype bfloat16, or plain torch without --deepspeed"
             )
         self.module = self.load_module()
+        ranks.barrier()
         self.module.train()
         self.model: nn.Module = self.module.model
         groups = parameter_groups(self.model.parameters(), optimizer.weight_decay)
@@ -133,13 +136,17 @@ class DeepSpeedTraining:
             return math.inf  # of such a step DeepSpeed gives the norm of the step before
         return float(self.engine.get_global_grad_norm())
 
-    def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[WeightBucket]:
+    def weight_buckets(self, weights: Sequence[Weight], to: int = 0, on_host: bool = True) -> Iterator[WeightBucket]:
         self.weights.come_back()
+        device = torch.device("cpu") if on_host else self.ranks.device
+        gathers = self.stage == 3
         for bucket in bucketed(weights):
-            with deepspeed.zero.GatheredParameters(parameters_of(bucket), enabled=self.stage == 3):
+            if gathers:
+                self.ranks.barrier()  # whoever has a bucket may take long over it
+            with deepspeed.zero.GatheredParameters(parameters_of(bucket), enabled=gathers):
                 whole = []
-                if self.ranks.is_main:
-                    whole = [(weight.name, weight.value().to("cpu", copy=self.stage == 3)) for weight in bucket]
+                if self.ranks.rank == to:
+                    whole = [(weight.name, weight.value().to(device, copy=gathers)) for weight in bucket]
             yield whole
 
     def training_state(self) -> Iterator[StateBucket]:
@@ -153,18 +160,18 @@ class DeepSpeedTraining:
         started = bool(updates)
         if started and kinds and self.stage < 3:
             self._link_moments()
-        for bucket in parameter_buckets(self.model):
+        for number, bucket in enumerate(state_buckets(self.model, kinds)):
+            self.ranks.barrier()  # whoever has a bucket may take long over it
             tensors = []
-            for name, parameter in bucket:
-                master = safe_get_full_fp32_param(parameter)
-                whole = {MASTER: master}
-                for kind in kinds:
-                    # No moments yet where every step so far was skipped.
-                    whole[kind] = (
-                        safe_get_full_optimizer_state(parameter, kind) if started else torch.zeros_like(master)
-                    )
-                if self.ranks.is_main:
-                    tensors += [(state_name(kind, name), value.to("cpu", copy=True)) for kind, value in whole.items()]
+            for kind, name, parameter in bucket:
+                if kind == MASTER:
+                    value = safe_get_full_fp32_param(parameter)
+                elif started:
+                    value = safe_get_full_optimizer_state(parameter, kind)
+                else:  # no moments yet where every step so far was skipped
+                    value = torch.zeros(whole_shape(parameter))
+                if self.ranks.takes(number):
+                    tensors.append((state_name(kind, name), value.to("cpu", copy=True)))
             yield tensors
         yield from codes_of(self.optimizer.optimizer, self._flat_masters, self.ranks)
 
@@ -203,6 +210,7 @@ class DeepSpeedTraining:
                 for kind in kinds:
                     self._set_own_part(parameter, read(state_name(kind, name)), kind)
             parameters = [parameter for _, parameter in bucket]
+            self.ranks.barrier()  # one may have read longer than another
             with deepspeed.zero.GatheredParameters(parameters, modifier_rank=0, enabled=self.stage == 3):
                 if self.stage < 3 or self.ranks.is_main:
                     for parameter, master in zip(parameters, masters, strict=True):
@@ -240,6 +248,7 @@ class DeepSpeedTraining:
 
         Weights of 4 bits are loaded whole and cut up by DeepSpeed afterwards.
         """
+        self.ranks.barrier()
         if self.stage < 3 or self._quantized:
             return self._load()
         config = HfDeepSpeedConfig(self.resolved)

@@ -21,8 +21,8 @@ from swift_r1.training.backends.optimizer_state import (
     codes_of,
     load_codes,
     moments_of,
-    parameter_buckets,
     start_state,
+    state_buckets,
     state_name,
     trained_parameters,
     updates_of,
@@ -96,10 +96,11 @@ class LocalTraining:
             for parameter, master in zip(self._trained, self._masters, strict=True):
                 parameter.copy_(master)
 
-    def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[WeightBucket]:
+    def weight_buckets(self, weights: Sequence[Weight], to: int = 0, on_host: bool = True) -> Iterator[WeightBucket]:
         self.weights.come_back()
         for bucket in bucketed(weights):
-            yield [(weight.name, weight.value().cpu()) for weight in bucket]
+            values = [(weight.name, weight.value()) for weight in bucket]
+            yield [(name, value.cpu()) for name, value in values] if on_host else values
 
     def training_state(self) -> Iterator[StateBucket]:
         self.weights.come_back()
@@ -108,16 +109,15 @@ class LocalTraining:
         if self._scale is not None:
             yield [(LOSS_SCALE, self._scale.to_tensor())]
         masters = dict(zip(self._trained, self._masters, strict=True))
-        for bucket in parameter_buckets(self.model):
+        for bucket in state_buckets(self.model, moments_of(self.optimizer)):
             tensors = []
-            for name, parameter in bucket:
+            for kind, name, parameter in bucket:
                 master = masters[parameter]
-                state = self.optimizer.state.get(master, {})
-                tensors.append((state_name(MASTER, name), master.detach()))
-                # Without state where every step so far was skipped.
-                kinds = moments_of(self.optimizer)
-                tensors += [(state_name(kind, name), state.get(kind, torch.zeros_like(master))) for kind in kinds]
-            yield [(name, tensor.to("cpu", copy=True)) for name, tensor in tensors]
+                # Without moments where every step so far was skipped.
+                moments = self.optimizer.state.get(master) or {kind: torch.zeros_like(master)}
+                value = master if kind == MASTER else moments[kind]
+                tensors.append((state_name(kind, name), value.detach().cpu()))
+            yield tensors
         yield from codes_of(self.optimizer, self._masters, self._ranks)
 
     @torch.no_grad()

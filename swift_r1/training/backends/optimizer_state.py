@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from swift_r1.training.distributed import Ranks
+from swift_r1.training.quantization import whole_shape
 
 MASTER = "master"
 """The float32 weight that the optimizer works on."""
@@ -24,7 +25,7 @@ LOSS_SCALE = "loss_scale"
 _CODES = ("state1", "state2", "absmax1", "absmax2")
 
 StateBucket = Sequence[tuple[str, Tensor]]
-"""Tensors on the CPU (float32 but for codes), named `<kind>:<parameter>`; empty on all but the main rank."""
+"""Tensors on the CPU (float32 but for codes), named `<kind>:<parameter>`; empty on all ranks but one."""
 ReadTensor = Callable[[str], Tensor]
 """Gives a tensor of a saved state by its name.
 
@@ -55,6 +56,22 @@ def parameter_buckets(model: nn.Module) -> Iterator[list[tuple[str, nn.Parameter
             bucket, filled = [], 0
         bucket.append((name, parameter))
         filled += size
+    if bucket:
+        yield bucket
+
+
+def state_buckets(model: nn.Module, kinds: Sequence[str]) -> Iterator[list[tuple[str, str, nn.Parameter]]]:
+    """What a saved state has of each trained parameter, `(kind, name, parameter)`, cut as `parameter_buckets`."""
+    bucket: list[tuple[str, str, nn.Parameter]] = []
+    filled = 0
+    for name, parameter in trained_parameters(model):
+        size = whole_shape(parameter).numel()
+        for kind in (MASTER, *kinds):
+            if bucket and filled + size > _BUCKET_NUMBERS:
+                yield bucket
+                bucket, filled = [], 0
+            bucket.append((kind, name, parameter))
+            filled += size
     if bucket:
         yield bucket
 

@@ -1,0 +1,63 @@
+"""Two processes that are ranks of one run, and play a scene: `rank_pair.py SCENE RANK PORT TIMEOUT`.
+
+A rank says `ready` once it has joined, and how the scene ended for it. Run by test_distributed.py.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+
+import torch
+
+from swift_r1.training.distributed import join_ranks, lost_peer
+from swift_r1.training.presence import LostRank
+
+
+def main(scene: str, rank: int, port: str, timeout_s: float) -> None:
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, RANK=str(rank), WORLD_SIZE="2")
+    waited = []
+    ranks = join_ranks(timeout_s, distributed=True, heard=waited.append)
+    print("ready", flush=True)
+    if rank == 0:
+        SCENES[scene](ranks, timeout_s)
+    try:
+        total = int(ranks.sum(torch.ones(1))[0])
+    except (RuntimeError, LostRank) as error:
+        assert lost_peer(error), error
+        print(f"lost: {error}", flush=True)
+        os._exit(0)
+    print(f"sum {total}, heard {len(waited) > 0}", flush=True)
+    os._exit(0)
+
+
+def rewards(ranks, timeout_s):
+    """Takes four time-outs, and is busy all the while."""
+    with ranks.busy():
+        said = ranks.presence._store
+        begun = time.monotonic()
+        first = said.add("0", 0)
+        while time.monotonic() < begun + 4 * timeout_s or said.add("0", 0) < first + 8:
+            time.sleep(0.05)
+
+
+def stuck(ranks, timeout_s):
+    """Never comes, and says nothing."""
+    sys.stdin.read()
+
+
+def stopped(ranks, timeout_s):
+    """Is busy until it is stopped."""
+    with ranks.busy():
+        sys.stdin.read()
+
+
+def killed(ranks, timeout_s):
+    os._exit(1)
+
+
+SCENES = {scene.__name__: scene for scene in (rewards, stuck, stopped, killed)}
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))

@@ -1,0 +1,119 @@
+"""A save: whole files from shares, in the form that transformers writes, with one bucket in memory at a time."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import weakref
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MixtralConfig, Qwen3MoeConfig
+
+from swift_r1.training.backends.local import LocalBackend
+from swift_r1.training.distributed import Ranks
+from swift_r1.training.lora import policy_weights
+from swift_r1.training.model_shards import ModelShards
+from swift_r1.training.optimizer import OptimizerConfig
+from swift_r1.training.policy import load_model
+from swift_r1.training.run_state import Fingerprint, RunState
+from swift_r1.training.saving import Saved, Saver
+from swift_r1.training.tensor_files import Content, write_stream, write_tensors
+
+CPU = torch.device("cpu")
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+CONFIGS = {
+    "llama": LlamaConfig(**SIZES, tie_word_embeddings=True),
+    # In memory a layer's experts are one tensor, in files each is one.
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=4),
+    "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=16),
+}
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("size", [1, 3])
+def test_shares_together_are_what_transformers_writes(
+    kind: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swift_r1.training.model_shards.BUCKET_BYTES", 10_000)
+    torch.manual_seed(0)
+    made, ours = tmp_path / "made", tmp_path / "ours"
+    AutoModelForCausalLM.from_config(CONFIGS[kind], dtype=torch.float32).save_pretrained(made)
+    model = AutoModelForCausalLM.from_pretrained(made)
+    model.save_pretrained(ours, state_dict={})
+    backend = LocalBackend(model, OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
+    written = {}
+    for rank in range(size):
+        shards = ModelShards(model, policy_weights(model), Ranks(rank, size, CPU, None))
+        shards.write_index(ours)
+        entry = shards.write(ours, shards.tensors(backend))
+        body = (ours / str(shards.file)).read_bytes()
+        assert entry == {"sha256": hashlib.sha256(body).hexdigest(), "bytes": len(body)}
+        written[str(shards.file)] = load_file(ours / str(shards.file))
+    assert set(written) == {path.name for path in ours.glob("*.safetensors")} and len(written) == size
+    if size > 1:
+        index = json.loads((ours / "model.safetensors.index.json").read_text())
+        assert index["weight_map"] == {name: file for file, tensors in written.items() for name in tensors}
+    found = {name: tensor for tensors in written.values() for name, tensor in tensors.items()}
+    expected = load_file(made / "model.safetensors")
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+    again = AutoModelForCausalLM.from_pretrained(ours).state_dict()
+    assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
+
+
+def test_files_of_all_dtypes(tmp_path: Path) -> None:
+    tensors = {
+        "odd": torch.arange(3, dtype=torch.uint8),
+        "half": torch.randn(3, 5).T.bfloat16(),
+        "one": torch.tensor(2.5, dtype=torch.float64),
+        "none": torch.zeros(0, 4),
+        "flags": torch.tensor([True, False]),
+        "long": torch.arange(5),
+    }
+    write_tensors(tmp_path / "file", tensors)
+    found = load_file(tmp_path / "file")
+    assert found.keys() == tensors.keys()
+    assert all(found[name].dtype == one.dtype and torch.equal(found[name], one) for name, one in tensors.items())
+    with pytest.raises(ValueError, match="came in the place of"):
+        write_stream(tmp_path / "other", [Content("a", torch.float32, (2,))], [("a", torch.zeros(3))])
+
+
+@pytest.mark.parametrize("disk_refuses", [False, True])
+def test_one_bucket_at_a_time(tiny_model: Path, tmp_path: Path, disk_refuses: bool) -> None:
+    """Also where the disk has refused already, and what is left is gathered for nobody."""
+    backend = LocalBackend(load_model(tiny_model, None, False), OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
+    made: list[weakref.ref[torch.Tensor]] = []
+
+    def training_state():
+        for number in range(8):
+            tensor = torch.full((10,), float(number))
+            made.append(weakref.ref(tensor))
+            # This one, and the one before it, which is still in the hands of whoever wrote it.
+            assert sum(one() is not None for one in made) <= 2
+            yield [(f"master:{number}", tensor)]
+
+    backend.training_state = training_state
+    run_dir = tmp_path / ("no such folder" if disk_refuses else "")
+    saver = Saver(run_dir, backend, None, AutoTokenizer.from_pretrained(tiny_model), Ranks(0, 1, CPU, None), 1, True)
+    saver.save(1, Saved(RunState(1, 1, 0, "", 1, 1, "", 0, {}, {}, {}, None, {}, Fingerprint({}, 1, "", 1)), {}), False)
+    assert len(made) == 8 and (tmp_path / "checkpoint-1").exists() == (not disk_refuses)
+
+
+def test_weights_for_nccl_stay_on_their_device() -> None:
+    """A tensor without memory cannot be copied to the host."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(CONFIGS["llama"])
+    backend = LocalBackend(model, OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
+    sent = [tensor for bucket in backend.weight_buckets(policy_weights(model), on_host=False) for _, tensor in bucket]
+    assert {tensor.device.type for tensor in sent} == {"meta"}
+    with pytest.raises(NotImplementedError):
+        list(backend.weight_buckets(policy_weights(model)))
