@@ -20,7 +20,7 @@ from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.refusals import ServerRefused
 from swift_r1.rollout.weights.transport import AUTO
-from swift_r1.rollout.weights.writer import QUICK_S, WeightWriter
+from swift_r1.rollout.weights.writer import QUICK_S, WORK_S, WeightWriter
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,6 @@ _CONCURRENT_REQUESTS = 256
 _POLL_S = 0.5
 _REPORT_EVERY_S = 5.0
 _CONNECT_S = 10.0
-_WORK_S = 600.0
 _HEALTH_EVERY_S = 2.0
 _KEEP_ALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -288,7 +287,7 @@ class RolloutClient:
         answer: type[Answer],
         body: BaseModel | Iterable[bytes] | None = None,
         headers: dict[str, str] | None = None,
-        timeout_s: float = _WORK_S,
+        timeout_s: float = WORK_S,
     ) -> Answer:
         """One request and its answer, within `timeout_s` seconds of silence.
 

@@ -107,7 +107,9 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
         base: Annotated[str | None, Header(alias=wire.BASE_HEADER, pattern="^[0-9a-f]{32}$")] = None,
         lease: LeaseToken = None,
     ) -> Response:
-        return _json(await updates().bucket(lease, version, index, digest, request.stream(), base))
+        length = request.headers.get("content-length", "")
+        size = int(length) if length.isdigit() else 0
+        return _json(await updates().bucket(lease, version, index, digest, request.stream(), base, size))
 
     @app.post("/v1/weights/file", response_model=wire.UpdateStatus)
     async def file(body: wire.BucketFile, lease: LeaseToken = None) -> Response:

@@ -151,7 +151,7 @@ async def serve(config: ServerConfig, listener: socket.socket) -> int:
 def load_engine(config: ServerConfig):
     """Starts vLLM; the model's skeleton tells which weights an update must bring."""
     from swift_r1.rollout.engines.vllm_start import start_vllm
-    from swift_r1.rollout.weights.expected import expected_weights
+    from swift_r1.rollout.weights.expected import expected_weights, most_bytes
 
     expected = expected_weights(config.model, config.trust_remote_code)
     # A terminal's Ctrl-C goes to the engine's processes too, which would end at once: the server decides when they do.
@@ -160,7 +160,7 @@ def load_engine(config: ServerConfig):
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return start_vllm(config), expected
+        return start_vllm(config, most_bytes(expected)), expected
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 

@@ -16,9 +16,9 @@ from swift_r1.rollout.metrics import ServerMetrics
 from swift_r1.rollout.refusals import EngineDead, Refused
 from swift_r1.rollout.sleeping import Sleeping
 from swift_r1.rollout.weights.adapter import adapter_shapes
-from swift_r1.rollout.weights.expected import Shapes
-from swift_r1.rollout.weights.header import FLOAT_BYTES
+from swift_r1.rollout.weights.expected import Shapes, most_bytes
 from swift_r1.rollout.weights.staging import StagedBucket, Staging
+from swift_r1.rollout.weights.transport import seconds_for
 from swift_r1.rollout.weights.update import UpdateMachine
 
 logger = logging.getLogger("swift_r1.rollout")
@@ -55,9 +55,10 @@ class WeightUpdates:
         committed: Callable[[], None],
     ) -> None:
         self.config, self.engine, self.metrics, self.gate = config, engine, metrics, gate
-        size = sum(_numel(shape) for shape in expected.values()) * max(FLOAT_BYTES.values())
+        size = most_bytes(expected)
         self.staging = Staging(size + _HEADER_ROOM)
-        self.machine = UpdateMachine(expected, time.monotonic, config.update_timeout, self.staging.forget)
+        patience = seconds_for(config.update_timeout, size)
+        self.machine = UpdateMachine(expected, time.monotonic, patience, self.staging.forget)
         self.sleeping = Sleeping(
             *(engine, gate, exclusive, self.machine, self.staging), config.vllm_enable_lora, self._drained
         )
@@ -103,15 +104,17 @@ class WeightUpdates:
         digest: str | None,
         chunks: AsyncIterator[bytes],
         base: str | None = None,
+        size: int = 0,
     ) -> wire.UpdateStatus:
         """Stages one bucket; a refused one leaves the update open at the bucket before it.
 
-        With a `base`, the content hash of a version that was loaded before, only what has changed comes.
+        With a `base`, the content hash of a version that was loaded before, only what has changed comes. `size` is that
+        of the body, 0 where it is not known before.
         """
         async with self._gate_follows():
             self.machine.check_bucket_welcome(token, version, index)
             if base is None:
-                staged = await self.staging.write(index, chunks, digest)
+                staged = await self.staging.write(index, chunks, digest, size)
             elif digest is None:
                 raise Refused(422, f"a change needs the hash of what it makes ({wire.DIGEST_HEADER})")
             elif base != self._base:
@@ -287,13 +290,6 @@ class WeightUpdates:
             await self.gate.open(_UPDATE)
         else:
             await self.gate.close(_UPDATE, f"the update to weight version {pending} by {self.machine.owner}")
-
-
-def _numel(shape: Sequence[int]) -> int:
-    size = 1
-    for side in shape:
-        size *= side
-    return size
 
 
 def _one_line(error: BaseException) -> str:

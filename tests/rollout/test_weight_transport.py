@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
+import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -200,3 +202,61 @@ def test_parts_are_a_safetensors_file(tmp_path: Path) -> None:
         parts_of([("a", torch.ones(1)), ("a", torch.ones(1))])
     with pytest.raises(ValueError, match="int64"):
         parts_of([("a", torch.ones(1, dtype=torch.long))])
+
+
+@pytest.fixture
+def small_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Shared memory of 256 KiB, and a disk of as much."""
+    folders = [tmp_path / "shm", tmp_path / "disk"]
+    for folder in folders:
+        folder.mkdir()
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True)
+        if mounted.returncode:
+            pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
+    monkeypatch.setattr("swift_r1.rollout.weights.staging._SHARED_MEMORY", folders[0])
+    monkeypatch.setattr("tempfile.tempdir", str(folders[1]))
+    # What another engine's weights will take is free when this one starts.
+    monkeypatch.setattr(shutil, "disk_usage", lambda _folder: shutil._ntuple_diskusage(1 << 40, 0, 1 << 40))
+    yield tmp_path
+    for folder in folders:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_push_goes_on_by_http_where_shared_memory_is_full(
+    small_memory: Path, serve_engine: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server takes to its disk what shared memory has no room for; where that is full too, it says so."""
+    engine = LoadingEngine()
+    shapes = {"a": (16384,), "b": (24576,), "c": (16384,)}
+    sent = {name: torch.randn(shape) for name, shape in shapes.items()}  # 64, 96 and 64 KiB
+    buckets = [[(name, tensor)] for name, tensor in sent.items()]
+    caplog.set_level(logging.WARNING)
+    with RolloutClient(serve_engine(engine, shapes)) as client:
+        other_engine = small_memory / "shm" / "taken"
+        other_engine.write_bytes(bytes(100 << 10))
+        assert client.push_weights(1, buckets, "auto").weight_version == 1
+        assert same(engine.loaded, sent)
+        said = [one.getMessage() for one in caplog.records]
+        assert sum("the rest of this version goes by http" in one for one in said) == 1
+        assert sum("they go to disk" in one for one in said) == 1  # the third has room again
+        # Nothing stays on the disk, and the next version tries shared memory again.
+        assert not list((small_memory / "disk").rglob("bucket-*"))
+        other_engine.unlink()
+        caplog.clear()
+        assert client.push_weights(2, buckets, "auto").weight_version == 2 and not caplog.records
+        for spare in (small_memory / "shm").rglob("incoming-*"):
+            spare.unlink()
+        for folder in ("shm", "disk"):
+            (small_memory / folder / "taken").write_bytes(bytes(200 << 10))
+        with pytest.raises(ServerRefused, match=r"507: weights cannot be staged in .*No space left on device") as full:
+            client.push_weights(3, buckets, "auto")
+        assert full.value.status == 507
+        assert client.info().weight_version == 2
+        other_engine.unlink()
+        assert client.push_weights(3, buckets, "auto").weight_version == 3
+
+
+def test_limits_grow_with_the_bytes() -> None:
+    """By the minimum rate that docs/server.md names."""
+    assert transport.seconds_for(120, 0) == 120
+    assert transport.seconds_for(120, 140 * 10**9) == pytest.approx(120 + 2086, abs=1)

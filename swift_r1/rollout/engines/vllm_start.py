@@ -14,6 +14,7 @@ from swift_r1.rollout.config import ServerConfig
 from swift_r1.rollout.engines.environment import engine_environment
 from swift_r1.rollout.engines.replicas import Replicas
 from swift_r1.rollout.engines.vllm import VllmEngine
+from swift_r1.rollout.weights.transport import seconds_for
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -28,9 +29,9 @@ _PARTS = "VLLM_CPU_OMP_THREADS_BIND"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
-def start_vllm(config: ServerConfig) -> VllmEngine | Replicas:
+def start_vllm(config: ServerConfig, model_bytes: int) -> VllmEngine | Replicas:
     """Loads the model into new engine processes, as many copies as were asked for, one after another. Blocks for
-    seconds to minutes; call it off the event loop.
+    seconds to minutes; call it off the event loop. `model_bytes`, at most of all weights, give calls their limit.
 
     Raises:
         UsageError: for engine arguments that vLLM does not have, or does not take so.
@@ -57,7 +58,8 @@ def start_vllm(config: ServerConfig) -> VllmEngine | Replicas:
         for part in replica_environments(os.environ, config, has_gpu):
             # The engine's processes take over this process's environment as it is when they start.
             os.environ.update(part)
-            engines.append(VllmEngine(_started(arguments, config.vllm_engine_kwargs), config.update_timeout))
+            limit = seconds_for(config.update_timeout, model_bytes)
+            engines.append(VllmEngine(_started(arguments, config.vllm_engine_kwargs), limit))
     except BaseException:
         for engine in engines:
             engine.shutdown()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 
 from swift_r1.rollout.refusals import Refused
-from swift_r1.rollout.weights.header import TensorEntry
+from swift_r1.rollout.weights.header import FLOAT_BYTES, TensorEntry
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -25,6 +26,11 @@ def expected_weights(model: str, trust_remote_code: bool = False) -> dict[str, t
     if config.get_text_config().tie_word_embeddings:
         shapes.pop("lm_head.weight", None)
     return shapes
+
+
+def most_bytes(expected: Shapes) -> int:
+    """Of all weights, in whichever dtype they come."""
+    return sum(map(prod, expected.values())) * max(FLOAT_BYTES.values())
 
 
 def check_bucket(tensors: Mapping[str, TensorEntry], expected: Shapes, already: set[str]) -> None:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.rollout import protocol as wire
 from swift_r1.rollout.weights.hashing import entries_digest
+from swift_r1.rollout.weights.transport import seconds_for
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +50,7 @@ class NcclSender:
 
     Args:
         headers: of the lease.
-        deadline_s: longest wait for the workers to join, and to take one bucket.
+        deadline_s: longest wait for the workers to join, and with `seconds_for` its bytes to take one bucket.
         nccl: made at the first use.
     """
 
@@ -83,7 +84,7 @@ class NcclSender:
         body = wire.ChannelRequest(unique_id=base64.b64encode(unique_id).decode(), world_size=size)
         asked = _start(self._client.call, "POST", "/v1/weights/channel", wire.UpdateStatus, body, self._headers)
         joined = _start(nccl.join, unique_id, size)
-        self._until(lambda: joined.done() and asked.done(), (asked, joined), "join the NCCL group")
+        self._until(lambda: joined.done() and asked.done(), (asked, joined), self._deadline_s, "join the NCCL group")
         self._group, self._instance = joined.result(), info.instance
 
     def send(self, version: int, index: int, bucket: Sequence[tuple[str, torch.Tensor]]) -> str:
@@ -103,7 +104,8 @@ class NcclSender:
         try:
             asked = _start(self._client.call, "POST", "/v1/weights/stream", wire.UpdateStatus, body, self._headers)
             taken = group.broadcast([tensor.detach() for _, tensor in bucket])
-            self._until(lambda: asked.done() and taken(), (asked,), f"take bucket {index} of version {version}")
+            limit = seconds_for(self._deadline_s, sum(tensor.nbytes for _, tensor in bucket))
+            self._until(lambda: asked.done() and taken(), (asked,), limit, f"take bucket {index} of version {version}")
         except BaseException:
             # The workers may wait in a collective for ever: this group is of no more use.
             self.close()
@@ -115,9 +117,9 @@ class NcclSender:
         if group is not None:
             group.close()
 
-    def _until(self, done: Callable[[], bool], futures: Sequence[Future[Any]], what: str) -> None:
+    def _until(self, done: Callable[[], bool], futures: Sequence[Future[Any]], limit_s: float, what: str) -> None:
         """Waits for `done`; a future that failed ends the wait at once with what it raised."""
-        end = time.monotonic() + self._deadline_s
+        end = time.monotonic() + limit_s
         while True:
             for future in futures:
                 if future.done():
@@ -126,7 +128,7 @@ class NcclSender:
                 return
             if time.monotonic() > end:
                 raise ServerUnreachable(
-                    f"the trainer waited {self._deadline_s:g} s for the workers of the rollout server at "
+                    f"the trainer waited {limit_s:.3g} s for the workers of the rollout server at "
                     f"{self._client.base_url} to {what}"
                 )
             time.sleep(_POLL_S)

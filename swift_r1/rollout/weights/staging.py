@@ -22,7 +22,7 @@ from swift_r1.rollout.refusals import Refused
 from swift_r1.rollout.weights.delta import BadChange, apply
 from swift_r1.rollout.weights.hashing import Hash, bucket_digest
 from swift_r1.rollout.weights.header import TensorEntry, read_header
-from swift_r1.rollout.weights.transport import incoming
+from swift_r1.rollout.weights.transport import incoming, reserve
 
 logger = logging.getLogger("swift_r1.rollout.weights")
 
@@ -43,7 +43,7 @@ class StagedBucket:
 
 
 class Staging:
-    """A private folder for one server's buckets.
+    """A private folder for one server's buckets; another one on disk for those that shared memory has no room for.
 
     Args:
         max_bytes: most bytes that one bucket may have: the whole model's.
@@ -56,18 +56,23 @@ class Staging:
     def __init__(self, max_bytes: int) -> None:
         free = shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else 0
         parent = _SHARED_MEMORY if free > max_bytes and os.access(_SHARED_MEMORY, os.W_OK) else None
-        self.folder, self._lock = _own_folder(_PREFIX, parent)
+        self._locks: list[int] = []
+        self.folder = self._made(parent)
+        self._on_disk: Path | None = None
         self.max_bytes = max_bytes
         self._serial = 0
         self.shared = str(self.folder) if parent is not None else None
         self.base: str | None = None
         logger.info("weights are staged in %s", self.folder)
 
-    async def write(self, index: int, chunks: AsyncIterator[bytes], promised_digest: str | None) -> StagedBucket:
+    async def write(
+        self, index: int, chunks: AsyncIterator[bytes], promised_digest: str | None, size_promised: int = 0
+    ) -> StagedBucket:
         """Streams one bucket to a file.
 
         Raises:
-            Refused: 413 if it is larger than the whole model may be; 422 if the bytes are not those promised.
+            Refused: 413 if it is larger than the whole model may be; 422 if the bytes are not those promised; 507 where
+                there is no room for it, on disk neither.
         """
         path = self._new_path()
         self.base = None
@@ -75,6 +80,7 @@ class Staging:
         spare = incoming(self.folder, index)
         if _is_plain(spare):
             spare.rename(path)
+        path = await asyncio.to_thread(self._with_room, path, min(size_promised, self.max_bytes))
         digest, size, filled = Hash(), 0, 0
         pending: list[bytes] = []
         try:
@@ -100,6 +106,9 @@ class Staging:
             if promised_digest is not None and arrived != promised_digest:
                 raise Refused(422, f"bucket {index} arrived with other bytes than were sent (their hash differs)")
             return StagedBucket(index, path, arrived, read_header(path))
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise _no_room(path, error) from error
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -170,7 +179,7 @@ class Staging:
         keep = shutil.disk_usage(self.folder).free > 2 * self.max_bytes
         for bucket in buckets:
             spare = incoming(self.folder, bucket.index)
-            if keep and _is_plain(bucket.path):
+            if keep and bucket.path.parent == self.folder and _is_plain(bucket.path):
                 bucket.path.rename(spare)
             else:
                 bucket.path.unlink(missing_ok=True)
@@ -180,13 +189,52 @@ class Staging:
         return self.folder / f"bucket-{self._serial:06d}.safetensors"
 
     def close(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        os.close(self._lock)
+        for folder in filter(None, (self.folder, self._on_disk)):
+            shutil.rmtree(folder, ignore_errors=True)
+        for lock in self._locks:
+            os.close(lock)
+
+    def _made(self, parent: Path | None) -> Path:
+        folder, lock = _own_folder(_PREFIX, parent)
+        self._locks.append(lock)
+        return folder
+
+    def _with_room(self, path: Path, size: int) -> Path:
+        """A file with room for `size` bytes: `path`, or one on disk."""
+        try:
+            _reserved(path, size)
+            return path
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            if self.shared is None:
+                raise _no_room(path, error) from error
+            logger.warning("%s has no room for %d bytes (%s): they go to disk", path.parent, size, error.strerror)
+        if self._on_disk is None:
+            self._on_disk = self._made(None)
+        path = self._on_disk / path.name
+        try:
+            _reserved(path, size)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise _no_room(path, error) from error
+        return path
 
 
 def _is_plain(path: Path) -> bool:
     """A file, and no link: whoever may write to the folder must not choose what is written to elsewhere."""
     return path.is_file() and not path.is_symlink()
+
+
+def _reserved(path: Path, size: int) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        reserve(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def _no_room(path: Path, error: OSError) -> Refused:
+    return Refused(507, f"weights cannot be staged in {path.parent}: {error.strerror or error}")
 
 
 def _changed(path: Path, change: bytes) -> str:

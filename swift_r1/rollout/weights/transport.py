@@ -17,6 +17,8 @@ from swift_r1.rollout.weights.hashing import Hash
 T = TypeVar("T")
 
 AUTO, SHM, HTTP, NCCL = "auto", "shm", "http", "nccl"
+MIN_BYTES_A_SECOND = 64 << 20
+"""Weights that move slower than this count as stuck: half of what 1 Gbit/s carries."""
 _PIECE = 1 << 20
 
 
@@ -38,11 +40,33 @@ def incoming(folder: Path, index: int) -> Path:
     return folder / f"incoming-{index:06d}"
 
 
+def seconds_for(base_s: float, nbytes: int) -> float:
+    """The longest that work on weights may take: what any model is given, and the time of its bytes at
+    `MIN_BYTES_A_SECOND`."""
+    return base_s + nbytes / MIN_BYTES_A_SECOND
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Memory or disk for `size` bytes of a file, before the first is written: several engines share `/dev/shm`, and
+    each of them sees the same free bytes.
+
+    Raises:
+        OSError: there is no room.
+    """
+    if size:
+        os.posix_fallocate(descriptor, 0, size)
+
+
 def write_file(path: Path, parts: Sequence[memoryview]) -> str:
-    """Writes the parts, cutting off what was there before, and returns their hash (hex)."""
+    """Writes the parts, cutting off what was there before, and returns their hash (hex).
+
+    Raises:
+        OSError: there is no room; then there is no file.
+    """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         digest = Hash()
+        reserve(descriptor, sum(len(part) for part in parts))
         for part in _pieces(parts):
             digest.update(part)
             written = os.write(descriptor, part)
@@ -50,6 +74,9 @@ def write_file(path: Path, parts: Sequence[memoryview]) -> str:
                 written += os.write(descriptor, part[written:])
         os.ftruncate(descriptor, sum(len(part) for part in parts))
         return digest.hexdigest()
+    except OSError:
+        path.unlink()
+        raise
     finally:
         os.close(descriptor)
 

@@ -28,6 +28,7 @@ from swift_r1.rollout.weights.transport import (
     chunks_of,
     incoming,
     overlapped,
+    seconds_for,
     usable_folder,
     write_file,
 )
@@ -43,6 +44,8 @@ LEASE_TTL_S = 30.0
 _RENEWALS_PER_TTL = 5
 QUICK_S = 30.0
 """For what a server answers at once, also a busy one."""
+WORK_S = 600.0
+"""For what takes it long, whatever the model's size (see `seconds_for`)."""
 _NO_SUCH_BASE = (409, 413, 422)
 """How a server refuses a change to what it does not hold (any more), or whose outcome is not what was promised."""
 _POLL_S = 0.5
@@ -215,18 +218,24 @@ class WeightWriter:
             commit = wire.UpdateCommit(
                 version=push.version, buckets=len(digests), content_hash=content_hash(digests), policy=self._policy
             )
-            return self._once_drained("/v1/weights/commit", wire.UpdateStatus, commit, push.while_waiting)
+            limit = seconds_for(WORK_S, push.bytes)
+            return self._once_drained("/v1/weights/commit", wire.UpdateStatus, commit, push.while_waiting, limit)
         except BaseException:
             self._call_off(push.version)
             raise
 
     def _once_drained(
-        self, path: str, answer: type[Answer], body: BaseModel, while_waiting: Callable[[], None] = lambda: None
+        self,
+        path: str,
+        answer: type[Answer],
+        body: BaseModel,
+        while_waiting: Callable[[], None] = lambda: None,
+        limit_s: float = WORK_S,
     ) -> Answer:
         """Asks again for as long as completions are under way, which is no fault."""
         while True:
             try:
-                return self.client.call("POST", path, answer, body, self._headers)
+                return self.client.call("POST", path, answer, body, self._headers, limit_s)
             except ServerRefused as refused:
                 if refused.status != NOT_NOW:
                     raise
@@ -251,19 +260,29 @@ class WeightWriter:
             self.transport = chosen
             logger.info("weights go to the rollout server by %s", chosen)
 
+        def sent(nbytes: int) -> float:
+            """Counts a bucket; the longest that it may take."""
+            self.sent_bytes += nbytes
+            push.bytes += nbytes
+            return seconds_for(WORK_S, nbytes)
+
         def by_file(index: int, bucket: Bucket) -> str:
             assert shared is not None
+            if push.overflows:
+                return by_http(index, bucket)
             parts = bucket.parts if isinstance(bucket, Prepared) else parts_of(bucket)
             try:
                 digest = write_file(incoming(shared, index), parts)
             except OSError as error:
-                raise RunFailed(
-                    f"weights could not be written to {shared}, the rollout server's shared memory ({error.strerror}): "
-                    "use --weight_transport http"
-                ) from error
+                logger.warning(
+                    "bucket %d of weight version %d cannot be written to %s, the rollout server's shared memory (%s): "
+                    "the rest of this version goes by http",
+                    *(index, version, shared, error.strerror),
+                )
+                push.overflows = True
+                return by_http(index, bucket)
             body = wire.BucketFile(version=version, index=index, digest=digest)
-            call("POST", "/v1/weights/file", wire.UpdateStatus, body, headers)
-            self.sent_bytes += _size(parts)
+            call("POST", "/v1/weights/file", wire.UpdateStatus, body, headers, sent(_size(parts)))
             return digest
 
         def by_http(index: int, bucket: Bucket) -> str:
@@ -277,13 +296,12 @@ class WeightWriter:
                 parts = tuple(parts_of(bucket))
                 digest = parts_digest(parts)
             about |= {wire.DIGEST_HEADER: digest, "Content-Length": str(_size(parts))}
-            call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers | about)
-            self.sent_bytes += _size(parts)
+            call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers | about, sent(_size(parts)))
             return digest
 
         def by_nccl(index: int, bucket: Bucket) -> str:
             assert not isinstance(bucket, Prepared)
-            self.sent_bytes += sum(tensor.nbytes for _, tensor in bucket)
+            sent(sum(tensor.nbytes for _, tensor in bucket))
             return self._nccl.send(version, index, bucket)
 
         return {SHM: by_file, HTTP: by_http, NCCL: by_nccl}[chosen]
@@ -315,7 +333,8 @@ class WeightWriter:
 
 @dataclass(slots=True)
 class _Push:
-    """One attempt at a version. `whole`: nothing goes as a change; `changes`: something did."""
+    """One attempt at a version. `whole`: nothing goes as a change; `changes`: something did; `overflows`: shared memory
+    was full; `bytes` sent so far."""
 
     version: int
     transport: str
@@ -323,6 +342,8 @@ class _Push:
     while_waiting: Callable[[], None]
     whole: bool = False
     changes: bool = False
+    overflows: bool = False
+    bytes: int = 0
 
 
 def _size(parts: Sequence[memoryview]) -> int:
