@@ -9,25 +9,31 @@ from typing import Any
 from swift_r1.cli.help import wants_help
 from swift_r1.errors import EXIT_OK, UsageError
 
+_FLAG = "--external_plugins"
+
 
 def run(words: Sequence[str]) -> int:
     """Prints one line for each reward, dataset, scheduler and environment.
 
     Raises:
-        UsageError: a flag (there are none), or a plugin file that does not load.
+        UsageError: an unknown flag, or a plugin file that does not load.
     """
     if wants_help(words):
-        print("swift plugins [plugin.py ...]: list what is registered, with what plugin files register")
+        print("swift plugins [--external_plugins] [plugin.py ...]: list what is registered, also by plugin files")
         return EXIT_OK
-    flags = [word for word in words if word.startswith("-")]
+    # The flag of the other commands may stand before the files.
+    files = [file for word in words if (file := word.removeprefix(f"{_FLAG}=")) != _FLAG]
+    flags = [file for file in files if file.startswith("-")]
     if flags:
-        raise UsageError(f"unknown flag {flags[0]}: only plugin files can be given")
+        raise UsageError(f"unknown flag {flags[0]}: only plugin files can be given, also after {_FLAG}")
+    if _FLAG in words and not files:
+        raise UsageError(f"{_FLAG} needs a plugin file")
     from swift_r1.data.resolve import builtin_datasets, datasets
     from swift_r1.plugins import load_plugins
     from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
     from swift_r1.rewards import orms
 
-    load_plugins(words)
+    load_plugins(files)
     _print("Rewards (--reward_funcs):", {name: summary(entry) for name, entry in orms.items()})
     known = builtin_datasets | datasets
     _print("Datasets (--dataset):", {name: meta.help or ", ".join(meta.tags) for name, meta in known.items()})

@@ -46,8 +46,17 @@ def test_those_of_plugin_files(tmp_path: Path) -> None:
         assert f"  {name:<24} {text}" in lines
 
 
+def test_the_flag_of_the_other_commands_does_the_same(tmp_path: Path) -> None:
+    first, second, *_ = map(str, sorted(FILES.glob("*.py")))
+    plain = plugins(first, second, cwd=tmp_path).stdout
+    assert plain
+    for words in (("--external_plugins", first, second), (f"--external_plugins={first}", second)):
+        done = plugins(*words, cwd=tmp_path)
+        assert done.returncode == 0 and done.stdout == plain, done.stderr
+    assert "--external_plugins needs a plugin file" in plugins("--external_plugins", cwd=tmp_path).stderr
+
+
 def test_what_is_wrong(tmp_path: Path) -> None:
-    assert (
-        plugins("--json", cwd=tmp_path).stderr == "swift plugins: unknown flag --json: only plugin files can be given\n"
-    )
+    said = plugins("--json", cwd=tmp_path).stderr
+    assert said == "swift plugins: unknown flag --json: only plugin files can be given, also after --external_plugins\n"
     assert plugins("gone.py", cwd=tmp_path).returncode == 2
