@@ -1,0 +1,214 @@
+"""What is used of other packages without a promise that it stays, and which feature breaks where it is gone.
+
+Read from their source, without importing it: so vLLM's and DeepSpeed's GPU side is checked too. How most of it behaves
+is checked where it is used; what nothing else would notice is tried here.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import os
+import re
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from pebble import ProcessPool
+
+ROOT = Path(__file__).parents[2]
+CAPPED = {"torch", "transformers", "Pebble", "deepspeed", "peft", "bitsandbytes", "vllm"}
+
+# Feature: (package, file in it, names), a name as `Class.method(parameters that are passed)` or `Class.attribute`.
+RELIED_ON = {
+    "no process of a reward is left behind (rewards/pool.py)": [
+        ("pebble", "pool/process.py", "ProcessPool._pool_manager PoolManager.worker_manager WorkerManager.workers"),
+    ],
+    "--ddp_timeout holds in groups that DeepSpeed makes (training/distributed.py)": [
+        ("torch", "distributed/distributed_c10d.py", "_get_default_timeout(backend)"),
+    ],
+    "ranks end within --ddp_timeout when one has died (cli/elastic.py)": [
+        ("torch", "distributed/elastic/multiprocessing/api.py", "PContext.close(death_sig timeout)"),
+        (
+            "torch",
+            "distributed/launcher/api.py",
+            "LaunchConfig.shutdown_timeout LaunchConfig.local_addr LaunchConfig.logs_specs "
+            "LaunchConfig.monitor_interval",
+        ),
+    ],
+    "ZeRO's start without a C++ compiler (backends/deepspeed_training.py)": [
+        ("deepspeed", "ops/op_builder/cpu/comm.py", "ShareMemCommBuilder.NAME"),
+    ],
+    "checkpoints of a ZeRO run (backends/deepspeed_training.py)": [
+        (
+            "deepspeed",
+            "utils/tensor_fragment.py",
+            "safe_get_full_fp32_param(param) safe_get_full_optimizer_state(param optim_state_key) "
+            "safe_set_full_fp32_param(param value) safe_set_full_optimizer_state(param value optim_state_key) "
+            "safe_get_local_fp32_param(param) safe_set_local_fp32_param(param value) "
+            "safe_set_local_optimizer_state(param value optim_state_key)",
+        ),
+        (
+            "deepspeed",
+            "runtime/zero/stage3.py",
+            "DeepSpeedZeroOptimizer_Stage3.fp32_partitioned_groups_flat "
+            "DeepSpeedZeroOptimizer_Stage3.grad_partitions_flat_buffer",
+        ),
+        (
+            "deepspeed",
+            "runtime/zero/stage_1_and_2.py",
+            "DeepSpeedZeroOptimizer.single_partition_of_fp32_groups DeepSpeedZeroOptimizer._hp_optimizer_states_linked "
+            "DeepSpeedZeroOptimizer._lazy_init_hp_params_optimizer_state()",
+        ),
+        (
+            "deepspeed",
+            "runtime/bf16_optimizer.py",
+            "BF16_Optimizer.fp32_groups_flat_partition BF16_Optimizer.fp32_groups_gradients_flat "
+            "BF16_Optimizer._hp_optimizer_states_linked BF16_Optimizer._lazy_init_hp_params_optimizer_state()",
+        ),
+    ],
+    "float16 under ZeRO (backends/deepspeed_training.py)": [
+        (
+            "deepspeed",
+            "runtime/fp16/loss_scaler.py",
+            "DynamicLossScaler.cur_scale DynamicLossScaler.cur_iter DynamicLossScaler.last_overflow_iter "
+            "DynamicLossScaler.raise_error_at_min_scale",
+        ),
+    ],
+    "ZeRO-3 loads a model in parts (backends/deepspeed_training.py)": [
+        ("transformers", "integrations/deepspeed.py", "HfDeepSpeedConfig unset_hf_deepspeed_config()"),
+        ("torch", "nn/modules/module.py", "Module._non_persistent_buffers_set"),
+    ],
+    "checkpoints in the form that from_pretrained reads (training/model_shards.py)": [
+        ("transformers", "core_model_loading.py", "revert_weight_conversion(model state_dict)"),
+        ("transformers", "modeling_utils.py", "PreTrainedModel._keys_to_ignore_on_save"),
+    ],
+    "shared prompts and decoding of many completions (training/attention.py, rollout/engines)": [
+        ("transformers", "integrations/sdpa_attention.py", "sdpa_attention_forward(module query key value)"),
+        ("transformers", "masking_utils.py", "ALL_MASK_ATTENTION_FUNCTIONS"),
+        ("transformers", "configuration_utils.py", "PreTrainedConfig._attn_implementation"),
+        (
+            "transformers",
+            "cache_utils.py",
+            "CacheLayerMixin.lazy_initialization(key_states value_states) "
+            "CacheLayerMixin.update(key_states value_states) CacheLayerMixin.get_mask_sizes(query_length) "
+            "CacheLayerMixin.get_seq_length()",
+        ),
+    ],
+    "adapters (training/lora.py)": [
+        ("transformers", "integrations/peft.py", "PeftAdapterMixin._hf_peft_config_loaded"),
+        ("peft", "tuners/lora/layer.py", "LoraLayer.lora_A LoraLayer.lora_B Linear.get_delta_weight(adapter)"),
+    ],
+    "weights of 4 bits (training/quantization.py)": [
+        ("bitsandbytes", "functional.py", "dequantize_4bit(A quant_state) QuantState.shape QuantState.dtype"),
+    ],
+    "moments of 8 bits in checkpoints (backends/optimizer_state.py)": [
+        ("bitsandbytes", "optim/optimizer.py", "Optimizer2State.init_state(group p gindex pindex)"),
+    ],
+    "new weights in the engine (rollout/engines/vllm_worker.py)": [
+        ("vllm", "v1/worker/gpu_model_runner.py", "GPUModelRunner.reload_weights(weights_iterator)"),
+        ("vllm", "model_executor/model_loader/reload/layerwise.py", "finalize_layerwise_reload"),
+        (
+            "vllm",
+            "model_executor/layers/vocab_parallel_embedding.py",
+            "VocabParallelEmbedding UnquantizedEmbeddingMethod.process_weights_after_loading(layer)",
+        ),
+    ],
+    "weights by NCCL (rollout/weights/nccl.py, engines/vllm_worker.py)": [
+        (
+            "vllm",
+            "v1/worker/gpu_worker.py",
+            "Worker._weight_update_active Worker.weight_transfer_engine Worker.init_weight_transfer_engine(init_info) "
+            "Worker.shutdown_weight_transfer_engine() Worker.start_weight_update() Worker.update_weights(update_info) "
+            "Worker.finish_weight_update()",
+        ),
+        ("vllm", "distributed/weight_transfer/base.py", "WeightTransferEngine.reset_weight_update_target()"),
+        (
+            "vllm",
+            "distributed/device_communicators/pynccl.py",
+            "PyNcclCommunicator.from_unique_id_bytes(unique_id_bytes rank world_size device) "
+            "PyNcclCommunicator.broadcast(tensor src stream) PyNcclCommunicator.destroy()",
+        ),
+        ("vllm", "distributed/device_communicators/pynccl_wrapper.py", "NCCLLibrary.ncclGetUniqueId() ncclUniqueId"),
+    ],
+    "the rollout server (rollout/engines/vllm.py)": [
+        (
+            "vllm",
+            "v1/engine/async_llm.py",
+            "AsyncLLM.from_vllm_config(vllm_config disable_log_stats) AsyncLLM.errored "
+            "AsyncLLM.generate(prompt sampling_params request_id lora_request) AsyncLLM.add_lora(lora_request) "
+            "AsyncLLM.sleep(level) AsyncLLM.wake_up(tags) AsyncLLM.reset_prefix_cache() AsyncLLM.get_tokenizer() "
+            "AsyncLLM.collective_rpc(method args) AsyncLLM.update_weight_version(new_version) AsyncLLM.shutdown()",
+        ),
+        ("vllm", "v1/engine/exceptions.py", "EngineDeadError"),
+        ("vllm", "outputs.py", "CompletionOutput.weight_versions RequestOutput.prompt_logprobs"),
+    ],
+}  # fmt: skip
+
+
+@functools.cache
+def declared(package: str, path: str) -> dict[str, list[str] | None]:
+    """All names of a module, `Class.name` of those in classes; with the parameters' names where it is a function."""
+    spec = importlib.util.find_spec(package)
+    assert spec is not None and spec.submodule_search_locations, f"{package} is not installed"
+    file = Path(spec.submodule_search_locations[0], path)
+    assert file.is_file(), f"{package} has no {path}"
+    found: dict[str, list[str] | None] = {}
+
+    def visit(node: ast.AST, owner: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            inside = owner
+            if isinstance(child, ast.ClassDef):
+                found[child.name] = None
+                inside = f"{child.name}."
+            elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                arguments = child.args
+                names = [one.arg for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+                found[owner + child.name] = names
+            elif isinstance(child, ast.Name) and isinstance(child.ctx, ast.Store):
+                found.setdefault(owner + child.id, None)
+            elif isinstance(child, ast.Attribute) and ast.unparse(child.value) == "self":
+                found.setdefault(owner + child.attr, None)
+            visit(child, inside)
+
+    visit(ast.parse(file.read_text(encoding="utf-8")), "")
+    return found
+
+
+def missing(package: str, path: str, names: str) -> list[str]:
+    known, gone = declared(package, path), []
+    for name, passed in re.findall(r"([\w.]+)(?:\(([^)]*)\))?", names):
+        if name not in known:
+            gone.append(f"{package}/{path} has no {name}")
+        elif lost := set(passed.split()) - set(known[name] or ()):
+            gone.append(f"{package}/{path}: {name} takes no {', '.join(sorted(lost))}")
+    return gone
+
+
+@pytest.mark.parametrize("feature", RELIED_ON)
+def test_what_is_relied_on_is_there(feature: str) -> None:
+    gone = [line for package, path, names in RELIED_ON[feature] for line in missing(package, path, names)]
+    assert not gone, f"breaks: {feature}: {'; '.join(gone)}"
+
+
+def test_what_is_gone_is_named() -> None:
+    assert missing("torch", "distributed/elastic/multiprocessing/api.py", "PContext.close(grace) PContext.gone") == [
+        "torch/distributed/elastic/multiprocessing/api.py: PContext.close takes no grace",
+        "torch/distributed/elastic/multiprocessing/api.py has no PContext.gone",
+    ]
+
+
+def test_packages_of_which_that_is_used_have_an_upper_bound() -> None:
+    assert {package for parts in RELIED_ON.values() for package, _, _ in parts} == {one.lower() for one in CAPPED}
+    for name in ("core.in", "cpu.in", "gpu.in"):
+        for line in (ROOT / "requirements" / name).read_text().splitlines():
+            if (text := line.split("#")[0].strip()) and (one := Requirement(text)).name in CAPPED:
+                assert any(part.operator == "<" for part in one.specifier), f"{name}: {one} has no upper bound"
+
+
+def test_a_pool_knows_its_workers_by_process_number() -> None:
+    """Else what a reward has started is not found (rewards/pool.py)."""
+    with ProcessPool(max_workers=1, context=get_context("fork")) as pool:
+        assert pool.schedule(os.getpid).result(30) in pool._pool_manager.worker_manager.workers
