@@ -89,7 +89,8 @@ class Collector:
         `first` is how many prompts this round has asked for already.
         """
         parts, main, recorder = self.parts, self.parts.main, self.parts.recorder
-        prompts = main.prompts.take(count) if main else []
+        with parts.ranks.busy():  # streamed ones may come from far away
+            prompts = main.prompts.take(count) if main else []
         requests = [
             RolloutRequest(
                 request_id=f"{parts.run_id}/{where.number}/{position}",

@@ -222,7 +222,8 @@ class Trainer:
         what = " and ".join(judged(metrics, self.algorithm.trained).faults)
         if self.parts.main is not None:
             path = self.parts.saver.run_dir / "skipped" / f"step-{self.outcome.steps}.safetensors"
-            write_step(round_, self.steps_per_pass, path)
+            with self.parts.ranks.busy():
+                write_step(round_, self.steps_per_pass, path)
             logger.warning("step %d is skipped: %s not finite; its batch is in %s", self.outcome.steps, what, path)
         if self.progress.skipped_in_a_row > self.args.max_skipped_steps:
             raise RunFailed(

@@ -48,6 +48,9 @@ class Presence:
             LostRank: a rank that it needs is silent.
             RuntimeError: what the collective says of a broken connection.
         """
+        if not self._others:
+            work.wait()
+            return
         if self._done(work):
             return
         now = time.monotonic()
