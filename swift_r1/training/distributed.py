@@ -141,8 +141,9 @@ def join_ranks(timeout_s: float, distributed: bool, heard: Callable[[str], None]
     # A connection of its own: a thread's sign of life waits for nobody else's question.
     own = dist.PrefixStore("presence", store.clone())  # type: ignore[attr-defined]
     presence = Presence(own, rank, world_size, timeout_s, heard)
-    # Each rank has spoken once it is made.
-    group = dist.new_group(backend="gloo", timeout=_NEVER)
+    # Each rank has spoken once it is made. Making it has a limit, what is done with it has none.
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    distributed_c10d._set_pg_timeout(_NEVER, group)
     return Ranks(rank, world_size, device, group, presence)
 
 

@@ -26,8 +26,8 @@ RELIED_ON = {
     "no process of a reward is left behind (rewards/pool.py)": [
         ("pebble", "pool/process.py", "ProcessPool._pool_manager PoolManager.worker_manager WorkerManager.workers"),
     ],
-    "--ddp_timeout holds in groups that DeepSpeed makes (training/distributed.py)": [
-        ("torch", "distributed/distributed_c10d.py", "_get_default_timeout(backend)"),
+    "--ddp_timeout holds in groups that DeepSpeed makes, and for no rank that is alive (training/distributed.py)": [
+        ("torch", "distributed/distributed_c10d.py", "_get_default_timeout(backend) _set_pg_timeout(timeout group)"),
     ],
     "ranks end within --ddp_timeout when one has died (cli/elastic.py)": [
         ("torch", "distributed/elastic/multiprocessing/api.py", "PContext.close(death_sig timeout)"),

@@ -54,6 +54,8 @@ def stopped(ranks, timeout_s):
 
 
 def killed(ranks, timeout_s):
+    """Dies once the other one has joined too."""
+    sys.stdin.readline()
     os._exit(1)
 
 

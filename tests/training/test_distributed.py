@@ -82,5 +82,7 @@ def test_a_rank_that_is_stopped_while_it_is_busy_is_found(scene):
 
 
 def test_a_rank_that_died_is_found_at_once(scene):
-    _, waiting = scene("killed", 600)
+    dies, waiting = scene("killed", 600)
+    dies.stdin.write("\n")
+    dies.stdin.flush()
     assert "Connection" in waiting.stdout.readline()
