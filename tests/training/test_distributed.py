@@ -62,23 +62,23 @@ def scene(tmp_path):
 
 
 def test_a_rank_that_scores_for_several_time_outs_is_waited_for(scene):
-    for one in scene("rewards", 1.5):
+    for one in scene("rewards", 2.5):
         said = one.stdout.readline()
         assert said.startswith("sum 2, ")
     assert said == "sum 2, heard True\n"  # rank 1, whose own watchdog must know that it waits for good reason
 
 
 def test_a_rank_that_does_not_come_and_says_nothing_is_found(scene):
-    _, waiting = scene("stuck", 1.0)
-    assert waiting.stdout.readline() == "lost: rank 0 has said nothing for 1 s (--ddp_timeout)\n"
+    _, waiting = scene("stuck", 2.0)
+    assert waiting.stdout.readline() == "lost: rank 0 has said nothing for 2 s (--ddp_timeout)\n"
 
 
 def test_a_rank_that_is_stopped_while_it_is_busy_is_found(scene):
     """Rank 0 holds the store here, which then answers nobody."""
-    busy, waiting = scene("stopped", 1.0)
+    busy, waiting = scene("stopped", 2.0)
     os.kill(busy.pid, signal.SIGSTOP)
     said = waiting.stdout.readline()
-    assert said.startswith("lost: ") and said.endswith(" for 1 s (--ddp_timeout)\n")
+    assert said.startswith("lost: ") and said.endswith(" for 2 s (--ddp_timeout)\n")
 
 
 def test_a_rank_that_died_is_found_at_once(scene):
