@@ -44,7 +44,9 @@ class OneWeightABucket(LocalBackend):
 
     at_bucket: Callable[[int], None] = staticmethod(lambda _number: None)
 
-    def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    def weight_buckets(
+        self, weights: Sequence[Weight], to: int = 0, on_host: bool = True
+    ) -> Iterator[list[tuple[str, torch.Tensor]]]:
         for number, weight in enumerate(weights):
             self.at_bucket(number)
             yield [(weight.name, weight.value().clone())]
