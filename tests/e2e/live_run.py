@@ -23,6 +23,10 @@ from tests.conftest import living
 
 PLUGIN = Path(__file__).parent / "digits_plugin.py"
 GROUP = 4
+STEPS = int(os.environ.get("SWIFT_R1_STEPS", "500"))
+"""Of a soak."""
+SOAK_S = 60 + 12 * STEPS
+"""What a soak may take."""
 
 
 def never(_step: int) -> None: ...

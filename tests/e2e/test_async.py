@@ -13,6 +13,8 @@ import pytest
 from tests.e2e.live_run import (
     GROUP,
     PLUGIN,
+    SOAK_S,
+    STEPS,
     check_every_prompt_once,
     never,
     rows_of,
@@ -34,6 +36,7 @@ def train(
     folder: Path,
     at_step: Callable[[int], None] = never,
     processes: int = 1,
+    within_s: float = 240,
     **more: Any,
 ) -> str:
     """Runs to the end, or until `at_step`, called after each step, raises Killed; returns what was said."""
@@ -45,7 +48,7 @@ def train(
         "learning_rate": 1e-3,
         "save_steps": 1000,
     }
-    return train_to_the_end(words_of(model, folder, **flags | more), at_step, processes, within_s=240)
+    return train_to_the_end(words_of(model, folder, **flags | more), at_step, processes, within_s)
 
 
 def test_rounds_come_at_most_k_behind_and_a_killed_server_loses_none(
@@ -113,10 +116,10 @@ def test_several_turns_ahead(tiny_model: Path, killable_vllm: Any, tmp_path: Pat
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(SOAK_S)
 def test_soak_ahead_with_random_kills_of_server_and_trainer(tiny_model: Path, tiny_server: Any, tmp_path: Path) -> None:
-    """150 steps, two rounds ahead: as many prompts, in the same order, as without a kill; none too old."""
-    steps, rng, folder = 150, random.Random(5), tmp_path / "run"
+    """Two rounds ahead: as many prompts, in the same order, as without a kill; none too old."""
+    steps, rng, folder = STEPS, random.Random(5), tmp_path / "run"
     kills: list[tuple[int, str]] = []
     due = rng.randint(8, 16)
 
@@ -134,11 +137,11 @@ def test_soak_ahead_with_random_kills_of_server_and_trainer(tiny_model: Path, ti
     more = {"max_steps": steps, "max_staleness": 2, "save_steps": 4, "save_total_limit": 2}
     while True:
         try:
-            train(tiny_model, tiny_server.url, folder, at_step, resume_from_checkpoint="last", **more)
+            train(tiny_model, tiny_server.url, folder, at_step, within_s=SOAK_S, resume_from_checkpoint="last", **more)
             break
         except Killed:
             pass
-    assert len(kills) >= 8 and len({whom for _, whom in kills}) == 2, kills
+    assert len(kills) >= steps // 17 and len({whom for _, whom in kills}) == 2, kills
     check_every_prompt_once(folder, steps)
     logged = steps_of(folder)
     assert [step["step"] for step in logged] == list(range(1, steps + 1))

@@ -23,15 +23,23 @@ import psutil
 import pytest
 
 from tests.conftest import KillableServer, ServerProcess, start_server, start_tiny_server
-from tests.e2e.live_run import LiveRun, Traces, check_every_prompt_once, steps_of, what_was_learned, words_of
+from tests.e2e.live_run import (
+    SOAK_S,
+    STEPS,
+    LiveRun,
+    Traces,
+    check_every_prompt_once,
+    steps_of,
+    what_was_learned,
+    words_of,
+)
 
-STEPS = int(os.environ.get("SWIFT_R1_STEPS", "500"))
 SEED = int(os.environ.get("SWIFT_R1_SEED", "0"))
 PAUSES_S = (0.5, 8.0)
 TRACKER = "tracker of shared memory"
 ENDS_IN_S = 60.0  # a run of which a process was killed, where that ends it
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(12 * STEPS + 600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * SOAK_S)]
 
 
 @dataclass
@@ -108,7 +116,7 @@ class Soak:
             more |= {"learning_rate": 1e-3, "resume_from_checkpoint": "last"} | self.layout.flags | url
             self.live = LiveRun(words_of(self.model, self.folder, **more), self.layout.processes, self.temporary)
             self.untracked = False
-            code = self.live.follow(self.at_step if disturbed else lambda _step: None, 60 + 12 * STEPS)
+            code = self.live.follow(self.at_step if disturbed else lambda _step: None, SOAK_S)
             left = self.live.traces.left(ENDS_IN_S)
             if self.untracked:  # two faults: what a killed process has in shared memory is the tracker's to remove
                 left = [what for what in left if not what.startswith("shared memory")]

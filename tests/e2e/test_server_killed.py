@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.e2e.live_run import (
+    SOAK_S,
+    STEPS,
     check_every_prompt_once,
     never,
     steps_of,
@@ -36,7 +38,7 @@ def train(
         "save_steps": steps,
         **({"deepspeed": "zero3"} if processes > 1 else {}),
     }
-    said = train_to_the_end(words_of(model, folder, **flags | more), at_step, processes, 1500 if steps > 50 else 280)
+    said = train_to_the_end(words_of(model, folder, **flags | more), at_step, processes, SOAK_S if steps > 100 else 280)
     differences = [step["rollout/logp_diff"] for step in steps_of(folder)]
     assert len(differences) == steps and max(differences) < LOGP_NOISE
     check_every_prompt_once(folder, steps)
@@ -70,10 +72,10 @@ def test_vllm_killed_at_any_moment(tiny_model: Path, killable_vllm: Any, tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(2 * SOAK_S)
 def test_soak_with_random_kills_equals_an_undisturbed_run(tiny_model: Path, tiny_server: Any, tmp_path: Path) -> None:
     """Seeds are a completion's own, and a restored server has the very weights: the same completions come out."""
-    steps, kills = 200, []
+    steps, kills = STEPS, []
     random.seed(7)
     train(tiny_model, [tiny_server.url], tmp_path / "calm", steps, never, processes=1)
     due = [random.randrange(10, 17)]
@@ -87,7 +89,7 @@ def test_soak_with_random_kills_equals_an_undisturbed_run(tiny_model: Path, tiny
             tiny_server.start()
 
     train(tiny_model, [tiny_server.url], tmp_path / "soak", steps, kill, processes=1)
-    assert len(kills) >= 12
+    assert len(kills) >= steps // 17
     assert what_was_learned(tmp_path / "soak") == what_was_learned(tmp_path / "calm")
 
 
@@ -113,13 +115,13 @@ def test_one_of_two_servers_is_killed_under_zero3(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(2 * SOAK_S)
 @pytest.mark.parametrize("delta", ["auto", "true"])
 def test_soak_of_two_servers_with_random_kills_equals_an_undisturbed_run_with_one(
     tiny_model: Path, tiny_server: Any, second_tiny_server: Any, tmp_path: Path, delta: str
 ) -> None:
     """Either is killed, at times both; in float32 it does not matter which of them writes a completion."""
-    steps, kills = 100, []
+    steps, kills = STEPS, []
     random.seed(11)
     train(tiny_model, [tiny_server.url], tmp_path / "calm", steps, never, processes=1)
     due = [random.randrange(5, 12)]
@@ -135,7 +137,7 @@ def test_soak_of_two_servers_with_random_kills_equals_an_undisturbed_run_with_on
 
     urls = [tiny_server.url, second_tiny_server.url]
     train(tiny_model, urls, tmp_path / "soak", steps, kill, processes=1, weight_delta=delta)
-    assert len(kills) >= 8
+    assert len(kills) >= steps // 12
     assert what_was_learned(tmp_path / "soak") == what_was_learned(tmp_path / "calm")
 
 

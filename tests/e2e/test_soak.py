@@ -1,4 +1,4 @@
-"""500 steps with a real vLLM server, while server and trainer are killed at random."""
+"""A long run with a real vLLM server, while server and trainer are killed at random."""
 
 from __future__ import annotations
 
@@ -11,11 +11,18 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.live_run import check_every_prompt_once, never, rows_of, steps_of, train_to_the_end, words_of
+from tests.e2e.live_run import (
+    SOAK_S,
+    STEPS,
+    check_every_prompt_once,
+    never,
+    rows_of,
+    steps_of,
+    train_to_the_end,
+    words_of,
+)
 
-STEPS = 500
 BLOCK = 25
-DEADLINE_S = 1500
 
 
 class Killed(Exception):
@@ -34,7 +41,7 @@ def run_until(model: Path, url: str, folder: Path, at_step: Any) -> None:
         "save_total_limit": 2,
         "resume_from_checkpoint": "last",
     }
-    train_to_the_end(words_of(model, folder, **flags), at_step, within_s=DEADLINE_S)
+    train_to_the_end(words_of(model, folder, **flags), at_step, within_s=SOAK_S)
 
 
 def rewards_of(folder: Path) -> list[float]:
@@ -45,8 +52,8 @@ def rewards_of(folder: Path) -> list[float]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(3000)
-def test_500_steps_with_random_kills_of_server_and_trainer(tiny_model: Path, killable_vllm: Any, tmp_path: Path):
+@pytest.mark.timeout(2 * SOAK_S)
+def test_random_kills_of_server_and_trainer(tiny_model: Path, killable_vllm: Any, tmp_path: Path):
     rng = random.Random(4)
     run_until(tiny_model, killable_vllm.url, tmp_path / "calm", never)
 
@@ -73,7 +80,7 @@ def test_500_steps_with_random_kills_of_server_and_trainer(tiny_model: Path, kil
         except Killed:
             pass
 
-    assert len(kills) >= 12 and len({whom for _, whom in kills}) == 2, kills
+    assert len(kills) >= STEPS // 41 and len({whom for _, whom in kills}) == 2, kills
     calm, soak = rows_of(tmp_path / "calm"), rows_of(tmp_path / "soak")
     assert Counter((row["step"], row["prompt_id"]) for row in soak) == Counter(
         (row["step"], row["prompt_id"]) for row in calm
