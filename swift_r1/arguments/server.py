@@ -20,6 +20,7 @@ RESERVED = {
     "worker_extension_cls": "new weights come in through it",
     "weight_transfer_config": "--weight_transport of swift rlhf says how weights come",
     "max_logprobs": "a completion has the log-prob of each of its own tokens",
+    "quantization": "weights come from the trainer as it has them, 16 or 32 bits each",
     "tokenizer": "trainer and server must mean the same tokens: use the model's",
     "skip_tokenizer_init": "trainer and server compare their tokenizers",
     "served_model_name": "use --served_model_name",

@@ -8,6 +8,7 @@ from pathlib import Path
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+_NOT_TEXT = ("vision_config", "audio_config", "speech_config")
 _PATTERNS = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "tokenizer*"]
 
 
@@ -39,6 +40,23 @@ def config_dtype(model: str) -> str:
     return str(dtype)
 
 
+def _config_faults(model: str, path: Path, flag: str) -> list[str]:
+    """Kinds of models that no part of this can train, by their config; one that cannot be read is left to the loader,
+    which says why."""
+    try:
+        content = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        kind, stored = content.get("model_type"), content.get("quantization_config") or {}
+        parts = [name for name in content if name.endswith(_NOT_TEXT)]
+    except (OSError, ValueError, AttributeError):
+        return []
+    if parts:
+        return [f"{flag} {model} is no text model ({kind} with a {parts[0]}): give one without images and sound"]
+    if stored and stored.get("quant_method") != "bitsandbytes":
+        method = stored.get("quant_method", "?")
+        return [f"{flag} {model} is stored quantized ({method}), which cannot be trained: save it in 16 bits first"]
+    return []
+
+
 def _folder_faults(model: str, path: Path, flag: str) -> list[str]:
     missing = []
     if not (path / "config.json").is_file():
@@ -47,7 +65,9 @@ def _folder_faults(model: str, path: Path, flag: str) -> list[str]:
         missing.append("weights (*.safetensors)")
     if not any((path / name).is_file() for name in _TOKENIZER):
         missing.append("a tokenizer (tokenizer.json)")
-    return [f"{flag} {model} is no model folder: it lacks {', '.join(missing)}"] if missing else []
+    if missing:
+        return [f"{flag} {model} is no model folder: it lacks {', '.join(missing)}"]
+    return _config_faults(model, path, flag)
 
 
 def _like_hub_id(model: str) -> bool:
@@ -62,16 +82,16 @@ def _hub_faults(model: str, environ: Mapping[str, str], flag: str) -> list[str]:
     absent = f"{flag} {model} is neither a folder here nor in the Hugging Face cache"
     offline = environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
     try:
-        snapshot_download(model, allow_patterns=_PATTERNS, local_files_only=True)
-        return []
+        folder = snapshot_download(model, allow_patterns=_PATTERNS, local_files_only=True)
+        return _config_faults(model, Path(folder), flag)
     except HFValidationError:
         return [f"{flag} {model}: there is no such folder, and it is no Hugging Face id"]
     except LocalEntryNotFoundError:
         if offline:
             return [f"{absent}, and HF_HUB_OFFLINE is set: give a folder"]
     try:
-        snapshot_download(model, allow_patterns=_PATTERNS)
-        return []
+        folder = snapshot_download(model, allow_patterns=_PATTERNS)
+        return _config_faults(model, Path(folder), flag)
     except HfHubHTTPError as error:
         status = error.response.status_code if error.response is not None else "?"
         return [f"{absent}, and huggingface.co answered {status}: check the name (and HF_TOKEN for gated models)"]

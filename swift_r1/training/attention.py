@@ -62,10 +62,12 @@ def packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
     packed_row: PackedRow | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """`query [1, H, S, D]`; `key`, `value [1, KV, S, D]` -> `[1, S, H, D]`. Without `packed_row` it is SDPA.
+    """`query [1, H, S, D]`, `key [1, KV, S, D]`, `value [1, KV, S, V]` -> `[1, S, H, V]`. A layer's `sliding_window` is
+    how many tokens each sees, itself among them. Without `packed_row` it is SDPA, whose mask has the window.
 
     Raises:
         ValueError: on dropout, which would differ between the two forms.
@@ -86,25 +88,37 @@ def packed_attention(
         if group.completions:
             # A copy: what is kept of the prompt for the backward pass would keep the whole row's states with it.
             prompt = [states.clone() for states in prompt]
-        parts.append(_causal(*prompt, scaling))
+        parts.append(_causal(*prompt, scaling, sliding_window))
         if group.completions:
             own = [states[middle:end] for states in (query, key, value)]
-            parts.append(_after_prompt(group, own, prompt[1], prompt[2], scaling))
+            parts.append(_after_prompt(group, own, prompt[1], prompt[2], scaling, sliding_window))
     return torch.cat(parts)[None], None
 
 
-def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None) -> Tensor:
-    """A sequence on its own; all `[L, heads, D]`."""
+def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:
+    """A sequence on its own; all `[L, heads, width]`."""
     query, key, value = (states.transpose(0, 1)[None] for states in (query, key, value))
-    shares = query.shape[1] != key.shape[1]
-    out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling, enable_gqa=shares)
+    shares, length, near = query.shape[1] != key.shape[1], query.shape[2], None
+    if window is not None and window < length:
+        near = torch.ones(length, length, dtype=torch.bool, device=query.device).tril().triu(1 - window)
+    out = scaled_dot_product_attention(
+        query, key, value, attn_mask=near, is_causal=near is None, scale=scaling, enable_gqa=shares
+    )
     return out[0].transpose(0, 1)
 
 
 def _after_prompt(
-    group: PromptGroup, own: Sequence[Tensor], prompt_key: Tensor, prompt_value: Tensor, scaling: float | None
+    group: PromptGroup,
+    own: Sequence[Tensor],
+    prompt_key: Tensor,
+    prompt_value: Tensor,
+    scaling: float | None,
+    window: int | None,
 ) -> Tensor:
-    """The completions of a group, `[sum of completion lengths, H, D]`."""
+    """The completions of a group, `[sum of completion lengths, H, V]`."""
+    visible = group.visible
+    if window is not None:
+        visible = visible.triu(group.prompt_length - window + 1)
     rows = group.completions * group.width
     query, key, value = (
         _Spread.apply(states.flatten(1), group.places, rows).view(group.completions, group.width, *states.shape[1:])
@@ -115,12 +129,12 @@ def _after_prompt(
         for prompt, states in ((prompt_key, key), (prompt_value, value))
     )
     # The query heads that share a key head follow one another as rows, so keys are not repeated for them.
-    heads, shared, size = query.shape[2], key.shape[1], query.shape[3]
+    heads, shared, size = query.shape[2], key.shape[1], value.shape[3]
     ratio = heads // shared
-    query = query.view(group.completions, group.width, shared, ratio, size).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    query = query.unflatten(2, (shared, ratio)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     out = scaled_dot_product_attention(
-        query, key, value, attn_mask=group.visible.repeat(ratio, 1), scale=scaling
-    )  # [n, KV, ratio * C, D]
+        query, key, value, attn_mask=visible.repeat(ratio, 1), scale=scaling
+    )  # [n, KV, ratio * C, V]
     out = out.view(group.completions, shared, ratio, group.width, size).permute(0, 3, 1, 2, 4)
     return _Collect.apply(out.reshape(rows, heads * size), group.places).view(-1, heads, size)
 
@@ -165,4 +179,5 @@ def use_packed_attention(model: nn.Module) -> None:
 
 
 def takes_packed_rows(model: nn.Module) -> bool:
+    """Whether `packed_attention` is what its layers attend by."""
     return bool(model.config.get_text_config()._attn_implementation == _NAME)

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import torch
 from torch import nn
+from transformers import AutoConfig
 
 from swift_r1.algorithms.config import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments
@@ -20,6 +21,7 @@ from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.plugins.rollouts import multi_turns
 from swift_r1.rollout.client import RolloutClient
+from swift_r1.rollout.engines.kv_cache import check_layers
 from swift_r1.rollout.engines.transformers import TransformersEngine
 from swift_r1.rollout.fleet import Fleet
 from swift_r1.rollout.identity import tokenizer_hash
@@ -41,7 +43,7 @@ from swift_r1.training.lora import LoraSettings, adapter_config, trained_share
 from swift_r1.training.multi_turn import Stage
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
 from swift_r1.training.policy import load_model
-from swift_r1.training.probes import check_fused_head
+from swift_r1.training.probes import check_engine, check_logprobs
 from swift_r1.training.quantization import Quantization
 from swift_r1.training.rng import seed_everything
 from swift_r1.training.rollouts import EmbeddedRollouts, Rollouts
@@ -58,6 +60,8 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
         UsageError: the model cannot be loaded, adapted, frozen or trained as the flags say.
     """
     lora, quantization, freezing = lora_of(args), quantization_of(args), freezing_of(args)
+    if not args.use_vllm:
+        check_layers(AutoConfig.from_pretrained(args.model).get_text_config())
 
     def load() -> nn.Module:
         return load_model(
@@ -74,8 +78,6 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
     if args.deepspeed is None:
         backend: Backend = LocalBackend(load().to(ranks.device), optimizer)
     else:
-        from transformers import AutoConfig
-
         from swift_r1.training.backends.deepspeed import DeepSpeedBackend
 
         config_dtype = AutoConfig.from_pretrained(args.model).dtype or torch.float32
@@ -83,7 +85,7 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
         config = read_config(args.deepspeed)
         backend = DeepSpeedBackend(load, dtype, optimizer, config, ranks, quantization is not None)
     vocab_size = backend.model.config.get_text_config().vocab_size
-    check_fused_head(backend, vocab_size, ranks.device)
+    check_logprobs(backend, vocab_size, ranks.device)
     if ranks.is_main:
         logger.info("backend: %s", json.dumps(backend.describe()))
         if lora is not None or freezing is not None:
@@ -196,7 +198,9 @@ def open_rollouts(
     """What generates. `writers` are of servers, on the main rank."""
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
-        return EmbeddedRollouts(TransformersEngine(backend.generation_model(), tokenizer, ends, pad), backend, ranks)
+        engine = TransformersEngine(backend.generation_model(), tokenizer, ends, pad)
+        check_engine(engine, vocab_size)
+        return EmbeddedRollouts(engine, backend, ranks)
     link, version = None, None
     if writers:
         longest = args.max_length + args.max_completion_length if args.max_length else None

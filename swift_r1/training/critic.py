@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from swift_r1.errors import UsageError
-from swift_r1.training.attention import PackedRow, use_packed_attention
-from swift_r1.training.elementwise import use_block_functions
-from swift_r1.training.policy import chosen_states
+from swift_r1.training.attention import PackedRow
+from swift_r1.training.policy import attention_of, chosen_states, prepare
 
 
 class ValueHead(nn.Module):
@@ -65,7 +64,7 @@ def load_critic(path: str | Path, dtype: str | None, gradient_checkpointing: boo
         if trained_head and config.num_labels != 1:
             raise UsageError(f"--critic_model {path} gives {config.num_labels} numbers a token: a critic gives one")
         model = AutoModelForSequenceClassification.from_pretrained(
-            path, num_labels=1, dtype=getattr(torch, dtype) if dtype else "auto"
+            path, num_labels=1, dtype=getattr(torch, dtype) if dtype else "auto", **attention_of(config)
         )
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot load the critic from {path}: {str(error).splitlines()[0]}") from error
@@ -75,10 +74,7 @@ def load_critic(path: str | Path, dtype: str | None, gradient_checkpointing: boo
         with torch.no_grad():
             # Under ZeRO-3 each rank has its part.
             getattr(model.score.weight, "ds_tensor", model.score.weight).zero_()
-    use_packed_attention(model)
-    use_block_functions(model)
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    prepare(model, gradient_checkpointing)
     return model
 
 

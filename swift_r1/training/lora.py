@@ -40,17 +40,19 @@ class Weight:
 
     Attributes:
         name: its Hugging Face name, without adapters.
-        base: the model's own parameter.
+        base: the model's own parameter, or persistent buffer.
         layer: None, or peft's layer with the adapter to be merged: it knows `scaling * B A` in the base's layout.
     """
 
     name: str
-    base: nn.Parameter
+    base: Tensor
     layer: LoraLayer | None = None
 
     @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
         """What must be gathered before `value` under ZeRO-3."""
+        if not isinstance(self.base, nn.Parameter):
+            return ()
         if self.layer is None:
             return (self.base,)
         return (self.base, self.layer.lora_A[_ADAPTER].weight, self.layer.lora_B[_ADAPTER].weight)
@@ -79,6 +81,15 @@ def add_lora(model: nn.Module, settings: LoraSettings) -> None:
     from peft import LoraConfig
 
     modules = list(settings.target_modules)
+    experts = _expert_modules(model)
+    if modules == [ALL_LINEAR] and experts:
+        linear = (name for name, module in model.named_modules() if _is_linear(module, model))
+        modules = sorted({name.rpartition(".")[2] for name in linear} - experts)
+    elif found := sorted(experts & {module.rpartition(".")[2] for module in modules}):
+        raise UsageError(
+            f"--target_modules {' '.join(found)}: the experts and routers of {type(model).__name__} get no adapters, "
+            "nor do modules of their names; all-linear adapts the others"
+        )
     config = LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
@@ -91,6 +102,22 @@ def add_lora(model: nn.Module, settings: LoraSettings) -> None:
         model.add_adapter(config, _ADAPTER)
     except ValueError as error:
         raise UsageError(f"--target_modules {' '.join(modules)}: {str(error).splitlines()[0]}") from error
+
+
+def _expert_modules(model: nn.Module) -> set[str]:
+    """What a checkpoint calls the parts of experts that this model has in one tensor a layer, and their router; empty
+    where there are none. For adapters of modules of these names peft would rewrite the tensor at each use."""
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    sources = [
+        source for one in get_model_conversion_mapping(model, add_legacy=False) for source in one.source_patterns
+    ]
+    parts = {source.removesuffix(".weight").rpartition(".")[2] for source in sources if ".experts.*." in source}
+    return parts | {"gate"} if parts else parts
+
+
+def _is_linear(module: nn.Module, model: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) and module is not model.get_output_embeddings()
 
 
 def has_adapters(model: nn.Module) -> bool:
@@ -108,9 +135,12 @@ def adapters_off(model: nn.Module) -> Iterator[None]:
 
 
 def policy_weights(model: nn.Module) -> list[Weight]:
-    """The model's weights under their Hugging Face names, tied ones once, each with its adapter."""
+    """The model's weights under their Hugging Face names, tied ones once, each with its adapter; then its persistent
+    buffers, which belong to a checkpoint as weights do."""
+    lasting = model.state_dict(keep_vars=True)
+    buffers = [Weight(name, buffer) for name, buffer in model.named_buffers() if name in lasting]
     if not has_adapters(model):
-        return [Weight(name, parameter) for name, parameter in model.named_parameters()]
+        return [*(Weight(name, parameter) for name, parameter in model.named_parameters()), *buffers]
     from peft.tuners.lora import LoraLayer
 
     adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
@@ -121,7 +151,7 @@ def policy_weights(model: nn.Module) -> list[Weight]:
             weights.append(Weight(f"{owner}.{kind}", parameter, layer if kind == "weight" else None))
         elif ".lora_" not in name:
             weights.append(Weight(name, parameter))
-    return weights
+    return weights + buffers
 
 
 def checkpoint_weights(model: nn.Module) -> list[Weight]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from swift_r1.errors import UsageError
-from swift_r1.rollout.weights.expected import expected_weights
+from swift_r1.rollout.weights.expected import own_weights, skeleton
 from swift_r1.training.lora import has_adapters, policy_weights
 from swift_r1.training.policy import load_model
 from swift_r1.training.quantization import Quantization
@@ -58,7 +58,7 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     except (ValueError, RuntimeError, KeyError) as error:
         raise UsageError(f"--adapters {adapters} are not of --model {base}: {str(error).splitlines()[0]}") from error
     plain = plain_like(model)
-    weights = dict(plain.named_parameters())
+    weights = {weight.name: weight.base for weight in policy_weights(plain)}
     with torch.no_grad():
         for weight in policy_weights(model):
             weights[weight.name].copy_(weight.value())
@@ -74,7 +74,7 @@ def misfit(base: str, adapters: Path) -> str | None:
     """Why the adapters cannot be of the model `base`, by names and shapes; None where they fit."""
     from safetensors import safe_open
 
-    expected = expected_weights(base)
+    expected = own_weights(skeleton(base))
     with safe_open(adapters / "adapter_model.safetensors", "pt") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     for name, shape in sorted(shapes.items()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,12 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from swift_r1.errors import UsageError
+from swift_r1.rollout.weights.expected import use_checkpoint_form
 from swift_r1.training.attention import PackedRow, use_packed_attention
 from swift_r1.training.elementwise import use_block_functions
 from swift_r1.training.freezing import Freezing, freeze
 from swift_r1.training.logprobs import LogitForm, TokenLogprobs, selective_logprobs_and_entropies
 from swift_r1.training.lora import LoraSettings, add_lora
 from swift_r1.training.quantization import Quantization, settle
+
+logger = logging.getLogger("swift_r1.training")
+
+_SDPA_LACKS = "attn_logit_softcapping"
+"""Field of Gemma 2's config: a cap on attention's scores, which transformers' SDPA leaves out without a word."""
 
 
 class ModelInputs(NamedTuple):
@@ -97,7 +104,9 @@ def chosen_states(
     if packed_row is not None:
         # A mask of four dimensions is taken as it is: none is made for the row, and `packed_attention` needs none.
         packed |= {"packed_row": packed_row, "attention_mask": token_ids.new_zeros(1, 1, 1, 1, dtype=torch.bool)}
-    hidden: Tensor = model.base_model(input_ids=token_ids, use_cache=False, **packed).last_hidden_state
+    # Some of transformers' classes (Llama 4) misname the model under their head, and are their own base model.
+    inner = model.base_model if model.base_model is not model else model.get_decoder()
+    hidden: Tensor = inner(input_ids=token_ids, use_cache=False, **packed).last_hidden_state
     return hidden.flatten(0, 1).index_select(0, positions)
 
 
@@ -143,22 +152,54 @@ def load_model(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    more: dict[str, Any] = {}
     try:
+        config = AutoConfig.from_pretrained(path)
+        more = attention_of(config)
         if quantization is not None:
-            compute = getattr(torch, dtype) if dtype else AutoConfig.from_pretrained(path).dtype
+            compute = getattr(torch, dtype) if dtype else config.dtype
             more["quantization_config"] = quantization.config(compute or torch.float32)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype) if dtype else "auto", **more)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot load --model {path}: {str(error).splitlines()[0]}") from error
     if quantization is not None:
         settle(model)
-    use_packed_attention(model)
-    use_block_functions(model)
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    use_checkpoint_form(model)
+    prepare(model, gradient_checkpointing)
     if lora is not None:
         add_lora(model, lora)
     if freezing is not None:
         freeze(model, freezing)
     return model
+
+
+def attention_of(config: Any) -> dict[str, Any]:
+    """Keywords for `from_pretrained`: which attention, where transformers' choice would not be the architecture's."""
+    return {"attn_implementation": "eager"} if getattr(config.get_text_config(), _SDPA_LACKS, None) else {}
+
+
+def prepare(model: nn.Module, gradient_checkpointing: bool) -> None:
+    """Makes a model as `from_pretrained` gives it one to train: our attention, block functions, no dropout.
+
+    A policy is scored as it samples. With dropout its log-probs would be those of another policy at each call.
+    """
+    use_packed_attention(model)
+    use_block_functions(model)
+    if _without_dropout(model):
+        logger.info(
+            "%s is trained without its dropout: log-probs are those of the policy that samples", type(model).__name__
+        )
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def _without_dropout(model: nn.Module) -> bool:
+    """Sets every rate of dropout in its modules to 0, but none in its config; whether there was one."""
+    found = False
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            found, module.p = found or module.p > 0, 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                found = found or value > 0
+                setattr(module, name, 0.0)
+    return found

@@ -53,25 +53,25 @@ def settle(model: nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def is_quantized(parameter: nn.Parameter) -> bool:
+def is_quantized(parameter: Tensor) -> bool:
     """Whether it is one of bitsandbytes' 4-bit parameters."""
     return getattr(parameter, "quant_state", None) is not None
 
 
-def whole_shape(parameter: nn.Parameter) -> torch.Size:
+def whole_shape(parameter: Tensor) -> torch.Size:
     """The shape of the weight itself, whatever its storage or partition is."""
     if is_quantized(parameter):
         return torch.Size(parameter.quant_state.shape)
     return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
 
 
-def whole_dtype(parameter: nn.Parameter) -> torch.dtype:
+def whole_dtype(parameter: Tensor) -> torch.dtype:
     """The dtype that the weight is computed in."""
     dtype: torch.dtype = parameter.quant_state.dtype if is_quantized(parameter) else parameter.dtype
     return dtype
 
 
-def plain_value(parameter: nn.Parameter) -> Tensor:
+def plain_value(parameter: Tensor) -> Tensor:
     """The weight as numbers: of 4-bit ones what they stand for, in the model's dtype; else the parameter itself."""
     if not is_quantized(parameter):
         return parameter.detach()

@@ -17,6 +17,7 @@ from swift_r1.errors import EXIT_SERVER_UNREACHABLE, RunFailed, ServerUnreachabl
 from swift_r1.rollout.fleet import Fleet
 from swift_r1.rollout.link import ServerLink, ServerLost
 from swift_r1.rollout.protocol import AdapterConfig, RolloutOutput, RolloutRequest
+from swift_r1.rollout.weights.expected import as_in_checkpoint
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.lora import adapter_weights, policy_weights
@@ -211,6 +212,8 @@ class ServerRollouts:
         # NCCL reads them where they are: through host memory they would be copied twice.
         on_host = not (isinstance(self.link, ServerLink) and self.link.by_nccl)
         buckets = self.backend.weight_buckets(weights, on_host=on_host)
+        if self._adapter is None:
+            buckets = (list(as_in_checkpoint(model, dict(bucket)).items()) for bucket in buckets)
 
         def send(link: ServerLink | Fleet) -> None:
             try:

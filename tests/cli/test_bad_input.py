@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -103,6 +104,8 @@ def test_an_unknown_flag(good: dict[str, str], tmp_path: Path) -> None:
         ({"model": "./gone"}, "--model ./gone: there is no such folder (looked in {cwd})"),
         ({"model": "empty"}, "--model empty is no model folder: it lacks config.json, weights (*.safetensors), a tok"),
         ({"model": "raises.py"}, "--model raises.py is a file"),
+        ({"model": "sees"}, "--model sees is no text model (llama4 with a vision_config): give one without images"),
+        ({"model": "fp8"}, "--model fp8 is stored quantized (fp8), which cannot be trained: save it in 16 bits first"),
         ({"deepspeed": "gone.json"}, "--deepspeed gone.json: No such file or directory"),
         ({"output_dir": "raises.py/out"}, "--output_dir raises.py/out: "),
         (
@@ -115,6 +118,12 @@ def test_bad_plugin_reward_data_model(good: dict[str, str], tmp_path: Path, chan
     (tmp_path / "raises.py").write_text("x = 0\n1 / x\n")
     (tmp_path / "rows.jsonl").write_text(json.dumps({"query": "1 + 1?", "gold": "2"}) + "\n")
     (tmp_path / "empty").mkdir()
+    for name, config in (
+        ("sees", {"model_type": "llama4", "vision_config": {}, "text_config": {}}),
+        ("fp8", {"model_type": "deepseek_v3", "quantization_config": {"quant_method": "fp8"}}),
+    ):
+        shutil.copytree(good["model"], tmp_path / name)
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
     done = rlhf(good | change, tmp_path)
     assert done.code == 2
     assert len(done.lines) == 1, done.lines
@@ -185,6 +194,10 @@ def test_rollout_with_a_port_that_is_taken(model: Path, tmp_path: Path) -> None:
         (["--model", "{model}", "--port", "0"], "--port must be at least 1, not 0"),
         (["--model", "{model}", "--vllm_use_async_engine", "true"], "--vllm_use_async_engine is an ms-swift flag"),
         (["--model", "{model}", "--vllm_engine_kwargs", '{"max_model_len": 9}'], "--vllm_engine_kwargs holds 'max_mod"),
+        (
+            ["--model", "{model}", "--vllm_engine_kwargs", '{"quantization": "fp8"}'],
+            "--vllm_engine_kwargs holds 'quantization', which is ours: weights come from the trainer as it has them",
+        ),
         (
             ["--model", "{model}", "--vllm_engine_kwargs", '{"logprobs_mode": "raw_logits"}'],
             "--vllm_engine_kwargs holds 'logprobs_mode', which is ours: the trainer needs",

@@ -29,7 +29,7 @@ from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.parts import CriticParts
 from swift_r1.training.policy import load_model
 from swift_r1.training.ppo import Ppo
-from swift_r1.training.probes import check_fused_head
+from swift_r1.training.probes import check_logprobs
 from swift_r1.training.quantization import Quantization
 from swift_r1.training.step import (
     before_training,
@@ -231,7 +231,7 @@ def run(case, ranks):
         run_ppo(case, ranks)
         return
     backend = open_backend(case, ranks)
-    check_fused_head(backend, 100, ranks.device)
+    check_logprobs(backend, 100, ranks.device)
     overlong_filter = case.loss.pop("overlong_filter", False)
     config = LossConfig(**{"beta": 0.1} | case.loss)
     reference = backend.reference() if config.beta else None

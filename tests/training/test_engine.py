@@ -141,15 +141,14 @@ def test_training_mode_and_attention_are_put_back(model):
     assert model.training and model.config._attn_implementation == "sdpa"
 
 
-def test_an_architecture_without_full_attention_is_refused(model):
-    config = LlamaConfig(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=2, num_attention_heads=2)
-    config.layer_types = ["full_attention", "sliding_attention"]
-    sliding = LlamaForCausalLM(
-        LlamaConfig(vocab_size=VOCAB, hidden_size=64, num_hidden_layers=1, num_attention_heads=2)
-    )
-    sliding.config = config
-    with pytest.raises(UsageError, match="sliding_attention"):
-        engine(sliding)
+def test_an_architecture_whose_cache_is_not_carried_is_refused(model):
+    before = model.config.layer_types
+    model.config.layer_types = ["full_attention", "chunked_attention"]
+    try:
+        with pytest.raises(UsageError, match="no cache for the chunked_attention layers of llama"):
+            engine(model)
+    finally:
+        model.config.layer_types = before
 
 
 def test_requests_of_different_lengths_are_decoded_together(model):

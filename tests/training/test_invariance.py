@@ -17,7 +17,7 @@ from swift_r1.training.lora import LoraSettings, policy_weights
 from swift_r1.training.micro_batches import SHARED, Form
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.policy import load_model, use_packed_attention
-from swift_r1.training.probes import LEAST_SAVING, check_fused_head, choose_cut, why_not_packed
+from swift_r1.training.probes import LEAST_SAVING, check_logprobs, choose_cut, why_not_packed
 from swift_r1.training.step import before_training, deal_round, needs_old_policy, rewards_after_kl
 
 _spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))
@@ -257,7 +257,7 @@ def test_packing_is_off_where_samples_would_see_each_other(tiny_model, caplog):
         return choose_cut(args, backend, 102, ALONE)
 
     backend = LocalBackend(load_model(tiny_model, "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
-    check_fused_head(backend, 102, ALONE.device)
+    check_logprobs(backend, 102, ALONE.device)
     assert (found().form, found().share_from) == (Form(), LEAST_SAVING)
     assert found(share_prompt="true").share_from == 0
     assert found(share_prompt="false").share_from is None

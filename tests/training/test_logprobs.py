@@ -25,7 +25,7 @@ from swift_r1.training.logprobs import (
     selective_logprobs_and_entropies,
 )
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.probes import check_fused_head
+from swift_r1.training.probes import check_logprobs
 
 
 def problem(dtype, rows=37, width=16, vocab=101):
@@ -97,7 +97,9 @@ def architectures():
         initializer_range=0.5,
     )
     return {
-        "gemma2": lambda: Gemma2ForCausalLM(Gemma2Config(**small, head_dim=32, final_logit_softcapping=5.0)),
+        "gemma2": lambda: Gemma2ForCausalLM(
+            Gemma2Config(**small, head_dim=32, final_logit_softcapping=5.0, attn_logit_softcapping=None)
+        ),
         "cohere": lambda: CohereForCausalLM(CohereConfig(**small, logit_scale=0.25)),
         "granite": lambda: GraniteForCausalLM(GraniteConfig(**small, logits_scaling=6.0)),
     }
@@ -108,10 +110,10 @@ def test_architectures_that_change_their_logits(name):
     torch.manual_seed(0)
     model = architectures()[name]()
     backend = LocalBackend(model, OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
-    check_fused_head(backend, 102, torch.device("cpu"))
+    check_logprobs(backend, 102, torch.device("cpu"))
     backend.module.logprob_head.form = PLAIN
     with pytest.raises(UsageError, match="in a way we do not know"):
-        check_fused_head(backend, 102, torch.device("cpu"))
+        check_logprobs(backend, 102, torch.device("cpu"))
 
 
 def test_bf16_inputs_give_float32_logps_near_float64():

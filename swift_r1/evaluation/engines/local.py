@@ -44,12 +44,14 @@ class LocalEngine:
         from swift_r1.rollout.engines.transformers import TransformersEngine
         from swift_r1.training.model_files import end_tokens
         from swift_r1.training.policy import load_model
+        from swift_r1.training.probes import check_engine
 
         model = load_model(self._path, self._dtype, gradient_checkpointing=False)
         model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu")).requires_grad_(False)
         self._ends = end_tokens(model, self.tokenizer)
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self._ends[0]
         self._engine = TransformersEngine(model, self.tokenizer, self._ends, pad)
+        check_engine(self._engine, model.config.get_text_config().vocab_size)
 
     def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
         """In the order given, so many questions at once as the batch size holds, of one task at a time."""

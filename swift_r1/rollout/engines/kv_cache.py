@@ -6,16 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, get_layer_types_and_kwargs
+
+from swift_r1.errors import UsageError
 
 _GROWTH_TOKENS = 64
+_ATTENDING = {"full_attention", "sliding_attention"}
+_OTHERS = {"linear_attention", "conv"}
+"""Layers with a state of one size in place of keys and values, for which transformers' own cache serves."""
 
 
 class AppendLayer(CacheLayerMixin):
     """Keys and values `[B, H, capacity, D]` of which the first `length` positions are filled.
 
     transformers' own dynamic layer copies everything for each new token; this one writes the token in place
-    and hands out views.
+    and hands out views. Those of a sliding window are all kept: attention leaves out what is too far back.
     """
 
     def __init__(self, **kwargs: Any) -> None:
@@ -46,7 +51,7 @@ class AppendLayer(CacheLayerMixin):
         new[:, :, : self.length] = old[:, :, : self.length]
         return new
 
-    def select_rows(self, rows: Tensor) -> None:
+    def reorder_cache(self, rows: Tensor) -> None:
         """Keeps (or repeats) the given batch rows, `rows` int64 `[B']`."""
         # Only what is filled is worth copying.
         self.keys = self.keys[:, :, : self.length].index_select(0, rows)
@@ -63,14 +68,41 @@ class AppendLayer(CacheLayerMixin):
 
 
 class AppendCache(Cache):
-    """One `AppendLayer` a transformer layer; full attention only."""
+    """An `AppendLayer` for each layer that attends; transformers' own for one that keeps a state instead.
 
-    def __init__(self, num_layers: int) -> None:
-        super().__init__(layers=[AppendLayer() for _ in range(num_layers)])
+    Args:
+        config: of a text model that `check_layers` accepts.
+    """
+
+    def __init__(self, config: Any) -> None:
+        own = zip(get_layer_types_and_kwargs(config)[0], DynamicCache(config=config).layers, strict=True)
+        super().__init__(layers=[AppendLayer() if kind in _ATTENDING else layer for kind, layer in own])
 
     def select_rows(self, rows: Tensor) -> None:
-        for layer in self.layers:
-            layer.select_rows(rows)
+        self.reorder_cache(rows)
+
+    def bytes_a_token(self) -> int:
+        """Of one row, for each token that attention reads; what the layers hold now tells it."""
+        held = [side for layer in self.layers if isinstance(layer, AppendLayer) for side in (layer.keys, layer.values)]
+        return sum(side.shape[1] * side.shape[3] * side.itemsize for side in held)
+
+
+def other_layers(config: Any) -> list[str]:
+    """The kinds of a text model's layers that do anything but attend to what is before them, or to a window of it."""
+    return sorted(set(get_layer_types_and_kwargs(config)[0]) - _ATTENDING)
+
+
+def check_layers(config: Any) -> None:
+    """Refuses a text model some of whose layers keep what no cache here holds.
+
+    Raises:
+        UsageError: naming them.
+    """
+    if unknown := [kind for kind in other_layers(config) if kind not in _OTHERS]:
+        raise UsageError(
+            f"the embedded engine has no cache for the {', '.join(unknown)} layers of {config.model_type}; use `swift "
+            "rollout` with --use_vllm true"
+        )
 
 
 def left_padded(prompts: list[tuple[int, ...]], pad_token_id: int, device: torch.device) -> tuple[Tensor, Tensor]:

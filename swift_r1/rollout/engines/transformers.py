@@ -14,9 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from swift_r1.errors import UsageError
 from swift_r1.rollout.engines.attention import decoding
-from swift_r1.rollout.engines.kv_cache import AppendCache, left_padded
+from swift_r1.rollout.engines.kv_cache import AppendCache, check_layers, left_padded
 from swift_r1.rollout.engines.sampling import sample, uniform_streams
 from swift_r1.rollout.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 
@@ -51,7 +50,7 @@ class _Row:
 
 
 class TransformersEngine:
-    """Generates with `model` (a causal LM with full attention, as `from_pretrained` gives it).
+    """Generates with `model` (a causal LM, as `from_pretrained` gives it).
 
     Args:
         model: the weights to sample from; the trainer may change them between calls.
@@ -60,21 +59,16 @@ class TransformersEngine:
         pad_token_id: fills shorter prompts on the left; its value is never seen by attention.
 
     Raises:
-        UsageError: for an architecture whose cache this engine does not carry (sliding windows, state spaces).
+        UsageError: for an architecture whose cache this engine does not carry.
     """
 
     def __init__(self, model: nn.Module, tokenizer: Decoder, eos_token_ids: Sequence[int], pad_token_id: int) -> None:
-        config = model.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if kinds != {"full_attention"}:
-            raise UsageError(
-                f"the embedded engine needs full attention in every layer, {config.model_type} has "
-                f"{', '.join(sorted(kinds))}; use `swift rollout` with --use_vllm true"
-            )
+        self.config = model.config.get_text_config()
+        check_layers(self.config)
         self.model, self.tokenizer = model, tokenizer
         self.eos = torch.tensor(sorted(eos_token_ids), dtype=torch.long)
         self.pad_token_id = pad_token_id
-        self.config = config
+        self._bytes_a_token = 0  # of the cache, known once a prompt was read
 
     def generate(
         self,
@@ -121,14 +115,13 @@ class TransformersEngine:
         order = sorted(range(len(requests)), key=lambda r: (repr(kinds[r]), len(requests[r].prompt_token_ids)))
         rank = {request: position for position, request in enumerate(order)}
         rows = sorted(rows, key=lambda row: rank[row.request])
-        heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
-        width = getattr(self.config, "head_dim", None) or self.config.hidden_size // self.config.num_attention_heads
-        bytes_a_token = 2 * self.config.num_hidden_layers * heads * width * self.model.dtype.itemsize
+        if not self._bytes_a_token:
+            self._bytes_a_token = self._read_prompts([(self.pad_token_id,)])[1].cache.bytes_a_token()
         wave: list[_Row] = []
         for row in rows:
             request = requests[row.request]
             length = len(request.prompt_token_ids) + request.sampling.max_tokens
-            full = (len(wave) + 1) * length * bytes_a_token > _CACHE_BYTES
+            full = (len(wave) + 1) * length * self._bytes_a_token > _CACHE_BYTES
             if wave and (full or kinds[wave[0].request] != kinds[row.request]):
                 yield wave
                 wave = []
@@ -198,16 +191,10 @@ class TransformersEngine:
         width = token_ids.shape[1]
         columns = torch.arange(width, device=token_ids.device)
         attended = columns >= (width - lengths)[:, None]
-        cache = AppendCache(self.config.num_hidden_layers)
+        cache = AppendCache(self.config)
         ragged = not bool(attended.all())
-        hidden = self.model.base_model(
-            input_ids=token_ids,
-            attention_mask=attended if ragged else None,
-            position_ids=(columns - (width - lengths)[:, None]).clamp(min=0),
-            past_key_values=cache,
-            use_cache=True,
-        ).last_hidden_state
-        logits = self.model.get_output_embeddings()(hidden[:, -1])
+        positions = (columns - (width - lengths)[:, None]).clamp(min=0)
+        logits = self._last_logits(token_ids, attended if ragged else None, positions, cache)
         where = {prompt: number for number, prompt in enumerate(different)}
         rows = torch.tensor([where[prompt] for prompt in prompts], device=token_ids.device)
         state = _DecodeState(cache, lengths, attended if ragged else None)
@@ -215,15 +202,22 @@ class TransformersEngine:
 
     def _next_logits(self, tokens: Tensor, state: _DecodeState) -> Tensor:
         mask = state.advance()
-        with decoding(self.model):
-            hidden = self.model.base_model(
-                input_ids=tokens[:, None],
-                attention_mask=mask,
-                position_ids=state.positions[:, None] - 1,
-                past_key_values=state.cache,
-                use_cache=True,
-            ).last_hidden_state
-        return self.model.get_output_embeddings()(hidden[:, -1])
+        with decoding(self.model) as takes_one_mask:
+            if mask is not None and takes_one_mask:
+                mask = mask[:, None, None, :]
+            return self._last_logits(tokens[:, None], mask, state.positions[:, None] - 1, state.cache)
+
+    def _last_logits(self, token_ids: Tensor, mask: Tensor | None, positions: Tensor, cache: AppendCache) -> Tensor:
+        """`[B, V]`, by the model's own forward: what an architecture does to its logits is part of it."""
+        logits: Tensor = self.model(
+            input_ids=token_ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        return logits[:, -1]
 
 
 @dataclass(slots=True)
@@ -239,12 +233,12 @@ class _DecodeState:
         return _DecodeState(self.cache, self.positions[rows], None if self.attended is None else self.attended[rows])
 
     def advance(self) -> Tensor | None:
-        """Counts one more token; returns the 4-D mask `[B, 1, 1, length]`, or None where nothing is padded."""
+        """Counts one more token; returns what is not padding, bool `[B, length]`, or None where nothing is padded."""
         self.positions = self.positions + 1
         if self.attended is None:
             return None
         self.attended = torch.cat([self.attended, self.attended.new_ones(len(self.attended), 1)], dim=1)
-        return self.attended[:, None, None, :]
+        return self.attended
 
 
 @contextmanager

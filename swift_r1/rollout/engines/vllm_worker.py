@@ -45,15 +45,15 @@ class SwiftWorker:
                 count += 1
                 yield name, tensor
 
-        loaded: set[str] = set()
-        names = _parameter_names(model)
+        update = _Update(model)
+        pack_experts_anew(model)
         try:
-            with _noting(model, loaded):
+            with update.noting(model):
                 self.model_runner.reload_weights(weights_iterator=tensors())
         except BaseException:
             _leave_reload(model, self.model_runner)
             raise
-        _check_whole(names, loaded)
+        update.check_whole()
         repack_embeddings(model)
         return count
 
@@ -71,12 +71,12 @@ class SwiftWorker:
         """Receives these tensors from the trainer and loads them; see `swift_finish_receiving`."""
         if first:
             self._end_open_update()
-            self._received: set[str] = set()
-            self._names = _parameter_names(self.model_runner.get_model())
+            self._swift_update = _Update(self.model_runner.get_model())
+            pack_experts_anew(self.model_runner.get_model())
             self.start_weight_update()
         model = self.model_runner.get_model()
         try:
-            with _noting(model, self._received):
+            with self._swift_update.noting(model):
                 self.update_weights({"names": list(names), "dtype_names": list(dtypes), "shapes": list(shapes)})
         except BaseException:
             _leave_reload(model, self.model_runner)
@@ -94,7 +94,7 @@ class SwiftWorker:
         except BaseException:
             self._end_open_update()
             raise
-        _check_whole(self._names, self._received)
+        self._swift_update.check_whole()
         repack_embeddings(model)
 
     def _end_open_update(self) -> None:
@@ -120,31 +120,43 @@ class SwiftWorker:
         model.compute_logits = scaled
 
 
-@contextmanager
-def _noting(model: nn.Module, loaded: set[str]) -> Iterator[None]:
-    """Adds to `loaded` the parameters that `model.load_weights` gave a value: vLLM only logs which ones it did not."""
-    original = model.load_weights
+class _Update:
+    """Which parameters an update must give a value, and which it did: vLLM only logs what it left out.
 
-    def load_and_note(weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        loaded.update(original(weights))
-        return loaded
+    Args:
+        model: as it is before the update.
+    """
 
-    model.load_weights = load_and_note
-    try:
-        yield
-    finally:
-        del model.load_weights
+    def __init__(self, model: nn.Module) -> None:
+        self._wanted = _parameter_names(model)
+        self._loaded: set[str] = set()
+
+    @contextmanager
+    def noting(self, model: nn.Module) -> Iterator[None]:
+        """Notes what `model.load_weights` loads."""
+        original = model.load_weights
+
+        def load_and_note(weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+            # By now vLLM has put a checkpoint's parameters in the place of those that it derives from them.
+            self._wanted &= _parameter_names(model)
+            self._loaded.update(original(weights))
+            return self._loaded
+
+        model.load_weights = load_and_note
+        try:
+            yield
+        finally:
+            del model.load_weights
+
+    def check_whole(self) -> None:
+        """Raises RuntimeError if a parameter got no value."""
+        if missing := sorted(self._wanted - self._loaded):
+            raise RuntimeError(f"{len(missing)} engine parameters got no value: {', '.join(missing[:5])}")
 
 
 def _parameter_names(model: nn.Module) -> set[str]:
     """What vLLM wraps for adapters loads under its plain name; adapters themselves are no part of a version."""
     return {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
-
-
-def _check_whole(names: set[str], loaded: set[str]) -> None:
-    missing = sorted(names - loaded)
-    if missing:
-        raise RuntimeError(f"{len(missing)} engine parameters got no value: {', '.join(missing[:5])}")
 
 
 def _read(files: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
@@ -173,6 +185,18 @@ def repack_embeddings(model: nn.Module) -> None:
         method = getattr(module, "quant_method", None)
         if isinstance(module, VocabParallelEmbedding) and isinstance(method, UnquantizedEmbeddingMethod):
             method.process_weights_after_loading(module)
+
+
+def pack_experts_anew(model: nn.Module) -> None:
+    """Has the coming reload pack the experts of a layer as the first load did.
+
+    On CPU their matrix product takes a packed copy, which vLLM makes with the product's kernel, and only then: a reload
+    would write plain weights where packed ones are read, and nothing says so. Elsewhere there is nothing to pack.
+    """
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None and next(module.parameters()).device.type == "cpu":
+            method.moe_kernel = None
 
 
 def _leave_reload(model: nn.Module, runner: Any) -> None:

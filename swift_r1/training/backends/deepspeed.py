@@ -46,7 +46,7 @@ class DeepSpeedBackend(DeepSpeedTraining):
             return self.model
         if self._copy_for_generation is None:
             self._copy_for_generation = plain_like(self.model)
-        targets = dict(self._copy_for_generation.named_parameters())
+        targets = {weight.name: weight.base for weight in policy_weights(self._copy_for_generation)}
         for bucket in bucketed(policy_weights(self.model)):
             with deepspeed.zero.GatheredParameters(parameters_of(bucket)), torch.no_grad():
                 for weight in bucket:
@@ -111,15 +111,15 @@ class DeepSpeedReference:
     def mix_in_policy(self, alpha: float) -> None:
         """Under ZeRO-3 the two are gathered bucket by bucket; what rank 0 computes is partitioned again."""
         gathered, partitioned = deepspeed.zero.GatheredParameters, self._stage == 3
-        targets = dict(self._frozen.model.named_parameters())
+        targets = {weight.name: weight for weight in policy_weights(self._frozen.model)}
         for bucket in bucketed(policy_weights(self._trained.model)):
             own = [targets[weight.name] for weight in bucket]
             with (
                 gathered(parameters_of(bucket), enabled=partitioned),
-                gathered(own, modifier_rank=0, enabled=partitioned),
+                gathered(parameters_of(own), modifier_rank=0, enabled=partitioned),
             ):
                 for target, weight in zip(own, bucket, strict=True):
-                    mix_weights(target, weight.value().to(target.device), alpha)
+                    mix_weights(target.base, weight.value().to(target.base.device), alpha)
 
     def weight_buckets(self) -> Iterator[WeightBucket]:
         self.weights.come_back()

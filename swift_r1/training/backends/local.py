@@ -187,8 +187,8 @@ class LocalReference:
 
     @torch.no_grad()
     def load_weights(self, read: ReadTensor) -> None:
-        for name, parameter in self.policy.model.named_parameters():
-            parameter.copy_(read(name))
+        for weight in policy_weights(self.policy.model):
+            weight.base.copy_(read(weight.name))
 
     @torch.no_grad()
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:

@@ -1,0 +1,193 @@
+"""Each family of models in the forms it is trained and sampled in, against its own plain forward pass, in float32."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from swift_r1.errors import UsageError
+from swift_r1.rollout.engines.transformers import TransformersEngine
+from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.rollout.weights.expected import as_in_checkpoint, expected_weights
+from swift_r1.training.attention import takes_packed_rows
+from swift_r1.training.backends.local import LocalBackend, LocalReference
+from swift_r1.training.batching import collate, round_batch
+from swift_r1.training.lora import LoraSettings, policy_weights
+from swift_r1.training.micro_batches import SHARED, Form
+from swift_r1.training.optimizer import OptimizerConfig
+from swift_r1.training.policy import load_model
+from swift_r1.training.probes import check_engine, check_logprobs, narrowed, why_not_packed
+from tests.families import FAMILIES, WINDOW, save_family
+
+CPU = torch.device("cpu")
+PACKED = Form(packed=True)
+NOT_PACKED = {"qwen3_next": {PACKED, SHARED}, "gpt_oss": {PACKED, SHARED}, "gemma2": {SHARED}}
+"""Where a completion would see others, or attention is not SDPA's: prompts are then computed for each."""
+NOISE = 1e-4
+GENERATOR = torch.Generator().manual_seed(0)
+VOCAB = 102
+
+
+def tokens(count):
+    return torch.randint(3, VOCAB, (count,), generator=GENERATOR).tolist()
+
+
+PROMPTS = [prompt for prompt in (tokens(21), tokens(13)) for _ in range(3)]
+COMPLETIONS = [tokens(length) for length in (5, 20, 11, 30, 3, 17)]
+
+
+class Family(NamedTuple):
+    name: str
+    folder: Any
+    backend: LocalBackend
+    plain: Any
+    """The model as transformers loads it, with its plainest attention."""
+
+    def plain_logprobs(self, prompt, completion):
+        ids = torch.tensor([[*prompt, *completion]])
+        logps = self.plain(ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+        return logps.gather(-1, ids[0, len(prompt) :, None]).squeeze(-1)
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory):
+    from transformers import AutoModelForCausalLM
+
+    folder = save_family(tmp_path_factory.mktemp("models") / request.param, request.param)
+    backend = LocalBackend(load_model(folder, "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+    return Family(request.param, folder, backend, plain)
+
+
+def test_logprobs_and_gradients_are_the_models_own(family):
+    """Padded, packed and with shared prompts, all longer than a window; a form that cannot be is refused."""
+    assert min(map(len, PROMPTS)) > WINDOW and max(map(len, COMPLETIONS)) > WINDOW
+    check_logprobs(family.backend, VOCAB, CPU)
+    own = torch.cat([family.plain_logprobs(*pair) for pair in zip(PROMPTS, COMPLETIONS, strict=True)])
+    own.sum().backward()
+    expected = {name: parameter.grad for name, parameter in family.plain.named_parameters()}
+    largest = max(gradient.abs().max() for gradient in expected.values())
+    batch = round_batch(PROMPTS, COMPLETIONS, [[0.0] * len(c) for c in COMPLETIONS], [0.0] * 6, [False] * 6)
+    for form, units in (
+        (Form(), [(i,) for i in range(6)]),
+        (PACKED, [(i,) for i in range(6)]),
+        (SHARED, [(0, 1, 2), (3, 4, 5)]),
+    ):
+        refused = form in NOT_PACKED.get(family.name, ())
+        assert not form.packed or bool(why_not_packed(family.backend, form, VOCAB, CPU)) == refused
+        if refused:
+            continue
+        family.backend.optimizer.zero_grad(set_to_none=False)
+        inputs = collate(batch, units, form, CPU, takes_packed_rows(family.backend.model)).inputs
+        logps = family.backend.logprobs(inputs, 1.0).logps
+        torch.testing.assert_close(logps, own, atol=NOISE, rtol=0)
+        logps.sum().backward()
+        for name, parameter in family.backend.model.named_parameters():
+            # Some, as that of a bias that all keys share, are 0 but for rounding.
+            scale = expected[name].abs().max() + 1e-3 * largest
+            torch.testing.assert_close(parameter.grad / scale, expected[name] / scale, atol=1e-3, rtol=0)
+
+
+@torch.no_grad()
+def test_the_embedded_engine_samples_from_the_model(family):
+    engine = TransformersEngine(family.backend.model, None, (2,), 0)
+    check_engine(engine, VOCAB)
+    sampling = SamplingParams(max_tokens=24)
+    requests = [
+        RolloutRequest(request_id=str(n), prompt_token_ids=tuple(prompt), n=2, seeds=(n, 9 + n), sampling=sampling)
+        for n, prompt in enumerate((PROMPTS[0], PROMPTS[3], PROMPTS[0][:4]))
+    ]
+    differences = [
+        (family.plain_logprobs(request.prompt_token_ids, one.token_ids) - torch.tensor(one.logprobs)).abs()
+        for request, output in zip(requests, engine.generate(requests, 0), strict=True)
+        for one in output.completions
+    ]
+    assert sum(map(len, differences)) > 60
+    assert torch.cat(differences).mean() < NOISE
+
+
+@pytest.mark.parametrize("lora", [None, LoraSettings(4, 8, ("all-linear",))], ids=["full", "lora"])
+def test_what_is_sent_and_saved_is_what_its_checkpoint_holds(family, tmp_path, lora):
+    """Names, shapes and values, buffers too, whichever buckets they come in."""
+    model = load_model(family.folder, "float32", False, lora)
+    sent = {}
+    for weight in policy_weights(model):
+        sent |= as_in_checkpoint(model, {weight.name: weight.value()})
+    file = load_file(family.folder / "model.safetensors")
+    assert {name: tuple(tensor.shape) for name, tensor in sent.items()} == expected_weights(str(family.folder))
+    assert sent.keys() == file.keys() and all(torch.equal(sent[name], file[name]) for name in file)
+    if lora is None:
+        weights = {weight.name: weight.value() for weight in policy_weights(model)}
+        model.save_pretrained(tmp_path, state_dict=weights)
+        saved = load_file(tmp_path / "model.safetensors")
+        assert saved.keys() == file.keys() and all(torch.equal(saved[name], file[name]) for name in file)
+        assert (tmp_path / "config.json").read_text() == (family.folder / "config.json").read_text()
+
+
+def test_experts_get_no_adapters_and_are_trained_in_full_training(tmp_path):
+    folder = save_family(tmp_path, "mixtral")
+    assert all(parameter.requires_grad for parameter in load_model(folder, "float32", False).parameters())
+    model = load_model(folder, "float32", False, LoraSettings(4, 8, ("all-linear",)))
+    adapted = {name.split(".lora_")[0].rpartition(".")[2] for name, p in model.named_parameters() if p.requires_grad}
+    assert adapted == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    with pytest.raises(UsageError, match="--target_modules w1: the experts and routers of MixtralForCausalLM"):
+        load_model(folder, "float32", False, LoraSettings(4, 8, ("q_proj", "w1")))
+
+
+def test_a_reference_keeps_its_buffers_through_a_checkpoint(tmp_path):
+    backend = LocalBackend(
+        load_model(save_family(tmp_path, "glm4_moe"), "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0)
+    )
+    reference = LocalReference(backend.model)
+    saved = {name: tensor for bucket in reference.weight_buckets() for name, tensor in bucket}
+    (name,) = (name for name in saved if name.endswith("e_score_correction_bias"))
+    assert saved[name].any()
+    backend.model.get_buffer(name).zero_()
+    other = LocalReference(backend.model)
+    other.load_weights(saved.__getitem__)
+    assert torch.equal(other.policy.model.get_buffer(name), saved[name])
+
+
+def test_dropout_is_off_and_stays_in_the_config(tmp_path, caplog):
+    with caplog.at_level("INFO"):
+        model = load_model(save_family(tmp_path, "gpt2"), "float32", False).train()
+    assert "GPT2LMHeadModel is trained without its dropout" in caplog.text
+    ids = torch.tensor([PROMPTS[0]])
+    assert torch.equal(model(ids).logits, model(ids).logits)
+    assert model.config.attn_pdrop == 0.1
+
+
+def test_windows_are_narrow_only_while_a_model_is_tried(tmp_path):
+    model = load_model(save_family(tmp_path, "cohere2", sliding_window=4096), "float32", False)
+    layer = model.model.layers[0].self_attn
+    with narrowed(model):
+        assert model.config.sliding_window == layer.sliding_window < 8
+    assert model.config.sliding_window == layer.sliding_window == 4096
+
+
+def test_an_attention_that_forgets_its_window_is_found(tmp_path, monkeypatch):
+    """At the length of a real window, which no probe reaches: windows are narrowed for it."""
+    from transformers import AttentionInterface
+
+    from swift_r1.rollout.engines import attention as decoding
+    from swift_r1.training import attention as training
+
+    def forgetting(own):
+        def attend(*args, sliding_window=None, **kwargs):
+            return own(*args, **kwargs)
+
+        return attend
+
+    model = load_model(save_family(tmp_path, "mistral", sliding_window=4096), "float32", False)
+    backend = LocalBackend(model, OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
+    engine = TransformersEngine(model, None, (2,), 0)
+    check_engine(engine, VOCAB)
+    assert why_not_packed(backend, SHARED, VOCAB, CPU) == ""
+    monkeypatch.setitem(AttentionInterface._global_mapping, decoding._NAME, forgetting(decoding.decode_attention))
+    with pytest.raises(UsageError, match="the embedded engine does not sample from MistralForCausalLM as it is"):
+        check_engine(engine, VOCAB)
+    monkeypatch.setitem(AttentionInterface._global_mapping, training._NAME, forgetting(training.packed_attention))
+    assert "see its neighbours" in why_not_packed(backend, SHARED, VOCAB, CPU)
