@@ -11,10 +11,10 @@ WINDOW = 8
 _MOE = {"moe_intermediate_size": 32, "num_experts_per_tok": 2, "norm_topk_prob": True}
 _LATENT = {
     "num_key_value_heads": 2,
-    "kv_lora_rank": 16,
+    "kv_lora_rank": 512,  # with the next but one, the size that vLLM has kernels for
     "q_lora_rank": 24,
     "qk_nope_head_dim": 32,
-    "qk_rope_head_dim": 16,
+    "qk_rope_head_dim": 64,
     "v_head_dim": 32,
     "n_routed_experts": 4,
     "n_shared_experts": 1,

@@ -102,6 +102,9 @@ def add_lora(model: nn.Module, settings: LoraSettings) -> None:
         model.add_adapter(config, _ADAPTER)
     except ValueError as error:
         raise UsageError(f"--target_modules {' '.join(modules)}: {str(error).splitlines()[0]}") from error
+    if hasattr(model.get_output_embeddings(), "lora_A"):
+        # Log-probs are computed from its weight alone.
+        raise UsageError(f"--target_modules {' '.join(modules)}: the output head gets no adapter; leave it out")
 
 
 def _expert_modules(model: nn.Module) -> set[str]:

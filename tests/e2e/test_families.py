@@ -3,11 +3,14 @@ table (`pytest -m long tests/e2e/test_families.py -rA` prints what it is made fr
 
 from __future__ import annotations
 
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from tests.families import FAMILIES, save_family
+from tests.resume.conftest import Runs
 
 pytestmark = pytest.mark.long
 
@@ -18,8 +21,13 @@ TWO_STEPS = {
     "beta": 0.1,
     "max_completion_length": 24,
     "save_steps": 2,
+    "logging_steps": 1,
 }
-SERVED = sorted(set(FAMILIES))
+NOT_SERVED = {
+    "qwen3_next": "vLLM's CPU build has no gated delta net",
+    "gpt_oss": "vLLM's CPU build ends at its first completion",
+    "cohere2": "vLLM lets a window see one token more than transformers does",
+}
 
 
 def reloaded(folder):
@@ -28,32 +36,41 @@ def reloaded(folder):
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
 
 
+def steps(folder):
+    lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
+    return [line for line in lines if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def runs(tiny_model):
+    made = Runs(tiny_model)
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize("train_type", ["full", "lora"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_with_the_embedded_engine(rlhf, tmp_path, family, train_type):
-    model = save_family(tmp_path / "model", family)
-    run = rlhf(model, train_type=train_type, use_vllm="false", **TWO_STEPS)
-    assert run.code == 0
-    differences = [line["rollout/logp_diff"] for line in run.steps]
-    print(f"{family} {train_type}: rollout/logp_diff {max(differences):.1e}")
+def test_with_the_embedded_engine(runs, tmp_path, family, train_type):
+    model, folder = save_family(tmp_path / "model", family), tmp_path / "run"
+    assert runs.run(folder, model=model, train_type=train_type, use_vllm="false", **TWO_STEPS).code == 0
+    differences = [line["rollout/logp_diff"] for line in steps(folder)]
+    print(f"{family} {train_type}: rollout/logp_diff {max(differences):.1e}")  # a cell of the table
     assert len(differences) == 2 and max(differences) < 1e-4
-    before, after = reloaded(model), reloaded(run.folder / "checkpoint-2")
+    before, after = reloaded(model), reloaded(folder / "checkpoint-2")
     trained = {name for name, tensor in before.items() if not torch.equal(tensor, after.get(name, tensor))}
     if train_type == "lora":
-        adapters = load_file(run.folder / "checkpoint-2" / "adapter_model.safetensors")
+        adapters = load_file(folder / "checkpoint-2" / "adapter_model.safetensors")
         assert not trained and any(tensor.any() for name, tensor in adapters.items() if ".lora_B." in name)
         return
-    assert before.keys() == after.keys() and len(trained) > len(before) / 2
-    # What is in the file is what a checkpoint of the family holds, buffers too.
-    assert (
-        load_file(model / "model.safetensors").keys()
-        == load_file(run.folder / "checkpoint-2" / "model.safetensors").keys()
-    )
-    for name, tensor in before.items():
-        assert "e_score_correction_bias" not in name or torch.equal(tensor, after[name])
+    # All that has a gradient was trained: of a bias that all keys share it is 0 but for rounding.
+    buffers = {name for name in before if name.endswith("e_score_correction_bias")}
+    assert before.keys() == after.keys() and trained == before.keys() - buffers
+    # And the file is in the form of the family's checkpoints.
+    files = [load_file(path / "model.safetensors").keys() for path in (model, folder / "checkpoint-2")]
+    assert files[0] == files[1]
 
 
-@pytest.mark.parametrize("family", SERVED)
+@pytest.mark.parametrize("family", sorted(set(FAMILIES) - set(NOT_SERVED)))
 def test_through_vllm(rlhf, launch_server, tmp_path, family):
     model = save_family(tmp_path / "model", family)
     server = launch_server(model, torch_dtype="float32", max_model_len=256)

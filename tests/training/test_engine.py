@@ -141,14 +141,10 @@ def test_training_mode_and_attention_are_put_back(model):
     assert model.training and model.config._attn_implementation == "sdpa"
 
 
-def test_an_architecture_whose_cache_is_not_carried_is_refused(model):
-    before = model.config.layer_types
-    model.config.layer_types = ["full_attention", "chunked_attention"]
-    try:
-        with pytest.raises(UsageError, match="no cache for the chunked_attention layers of llama"):
-            engine(model)
-    finally:
-        model.config.layer_types = before
+def test_an_architecture_whose_cache_is_not_carried_is_refused(model, monkeypatch):
+    monkeypatch.setattr(model.config, "layer_types", ["full_attention", "chunked_attention"], raising=False)
+    with pytest.raises(UsageError, match="no cache for the chunked_attention layers of llama"):
+        engine(model)
 
 
 def test_requests_of_different_lengths_are_decoded_together(model):

@@ -137,6 +137,23 @@ def test_experts_get_no_adapters_and_are_trained_in_full_training(tmp_path):
         load_model(folder, "float32", False, LoraSettings(4, 8, ("q_proj", "w1")))
 
 
+def test_the_output_head_gets_no_adapter(tiny_model):
+    with pytest.raises(UsageError, match="--target_modules q_proj lm_head: the output head gets no adapter"):
+        load_model(tiny_model, "float32", False, LoraSettings(4, 8, ("q_proj", "lm_head")))
+
+
+def test_zero3_trains_experts_and_keeps_buffers(jobs, tmp_path):
+    """Two ranks, whose parameters are partitioned, end with the weights of one that has them whole."""
+    folder = save_family(tmp_path, "glm4_moe")
+    _, whole = jobs.run(backend="local", model=folder, cuts="150 150")
+    _, parts = jobs.run(2, backend="zero3", model=folder, cuts="150 150")
+    before = {weight.name: weight.value() for weight in policy_weights(load_model(folder, "float32", False))}
+    assert whole.keys() == parts.keys() == before.keys()
+    for name, weight in whole.items():
+        torch.testing.assert_close(parts[name], weight, atol=2e-4, rtol=0)
+        assert torch.equal(weight, before[name]) == name.endswith("e_score_correction_bias")
+
+
 def test_a_reference_keeps_its_buffers_through_a_checkpoint(tmp_path):
     backend = LocalBackend(
         load_model(save_family(tmp_path, "glm4_moe"), "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0)
