@@ -51,7 +51,7 @@ class LocalEngine:
         self._ends = end_tokens(model, self.tokenizer)
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self._ends[0]
         self._engine = TransformersEngine(model, self.tokenizer, self._ends, pad)
-        check_engine(self._engine, model.config.get_text_config().vocab_size)
+        check_engine(self._engine, self._engine.config.vocab_size)
 
     def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
         """In the order given, so many questions at once as the batch size holds, of one task at a time."""
