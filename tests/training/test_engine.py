@@ -143,6 +143,7 @@ def test_training_mode_and_attention_are_put_back(model):
 
 def test_an_architecture_whose_cache_is_not_carried_is_refused(model, monkeypatch):
     monkeypatch.setattr(model.config, "layer_types", ["full_attention", "chunked_attention"], raising=False)
+    monkeypatch.setattr(model.config, "attention_chunk_size", 8, raising=False)
     with pytest.raises(UsageError, match="no cache for the chunked_attention layers of llama"):
         engine(model)
 
