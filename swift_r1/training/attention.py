@@ -172,10 +172,13 @@ AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
 def use_packed_attention(model: nn.Module) -> None:
-    """Makes a model that attends by SDPA take packed rows too; one that attends otherwise stays as it is."""
+    """Makes a model that attends by SDPA take packed rows too; one that attends otherwise stays as it is.
+
+    Gemma 2 caps attention's scores, which transformers' SDPA leaves out without a word: it gets the plainest attention.
+    """
     config = model.config.get_text_config()
     if config._attn_implementation == "sdpa":
-        config._attn_implementation = _NAME
+        config._attn_implementation = "eager" if getattr(config, "attn_logit_softcapping", None) else _NAME
 
 
 def takes_packed_rows(model: nn.Module) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from swift_r1.errors import UsageError
 from swift_r1.training.attention import PackedRow
-from swift_r1.training.policy import attention_of, chosen_states, prepare
+from swift_r1.training.policy import chosen_states, prepare
 
 
 class ValueHead(nn.Module):
@@ -64,7 +64,7 @@ def load_critic(path: str | Path, dtype: str | None, gradient_checkpointing: boo
         if trained_head and config.num_labels != 1:
             raise UsageError(f"--critic_model {path} gives {config.num_labels} numbers a token: a critic gives one")
         model = AutoModelForSequenceClassification.from_pretrained(
-            path, num_labels=1, dtype=getattr(torch, dtype) if dtype else "auto", **attention_of(config)
+            path, num_labels=1, dtype=getattr(torch, dtype) if dtype else "auto"
         )
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot load the critic from {path}: {str(error).splitlines()[0]}") from error

@@ -21,9 +21,6 @@ from swift_r1.training.quantization import Quantization, settle
 
 logger = logging.getLogger("swift_r1.training")
 
-_SDPA_LACKS = "attn_logit_softcapping"
-"""Field of Gemma 2's config: a cap on attention's scores, which transformers' SDPA leaves out without a word."""
-
 
 class ModelInputs(NamedTuple):
     """`B` completions as they go through the model, each after its prompt: a row each, or packed in one row.
@@ -152,11 +149,10 @@ def load_model(
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    more: dict[str, Any] = {}
     try:
-        config = AutoConfig.from_pretrained(path)
-        more = attention_of(config)
         if quantization is not None:
-            compute = getattr(torch, dtype) if dtype else config.dtype
+            compute = getattr(torch, dtype) if dtype else AutoConfig.from_pretrained(path).dtype
             more["quantization_config"] = quantization.config(compute or torch.float32)
         model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype) if dtype else "auto", **more)
     except (OSError, ValueError, KeyError) as error:
@@ -170,11 +166,6 @@ def load_model(
     if freezing is not None:
         freeze(model, freezing)
     return model
-
-
-def attention_of(config: Any) -> dict[str, Any]:
-    """Keywords for `from_pretrained`: which attention, where transformers' choice would not be the architecture's."""
-    return {"attn_implementation": "eager"} if getattr(config.get_text_config(), _SDPA_LACKS, None) else {}
 
 
 def prepare(model: nn.Module, gradient_checkpointing: bool) -> None:

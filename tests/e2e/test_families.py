@@ -24,6 +24,8 @@ TWO_STEPS = {
     "logging_steps": 1,
 }
 NOT_SERVED = {
+    "deepseek_v2": "vLLM's MLA on a CPU computes another distribution, before any update",
+    "deepseek_v3": "vLLM's MLA on a CPU computes another distribution, before any update",
     "qwen3_next": "vLLM's kernel of its layers on a CPU takes bfloat16 only",
     "gpt_oss": "vLLM's engine ends at its first completion on a CPU",
 }
