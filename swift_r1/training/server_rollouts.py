@@ -217,7 +217,7 @@ class ServerRollouts:
 
         def send(link: ServerLink | Fleet) -> None:
             try:
-                link.push(self.weight_version, buckets, self._adapter, self.still_waiting)
+                link.push(self.weight_version, buckets, self._adapter)
             finally:
                 # Gathering is collective: the other ranks go through all buckets, whatever becomes of the push.
                 for _bucket in buckets:
