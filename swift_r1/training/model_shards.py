@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers.core_model_loading import revert_weight_conversion
 
+from swift_r1.rollout.weights.expected import as_in_checkpoint
 from swift_r1.training.backends.base import BUCKET_BYTES, Training, bucketed
 from swift_r1.training.distributed import Ranks
 from swift_r1.training.lora import Weight
@@ -72,7 +72,7 @@ class ModelShards:
                 gathered |= bucket
             if owner == self._ranks.rank:
                 if unit.converts:
-                    gathered = _reverted(self._model, gathered)
+                    gathered = as_in_checkpoint(self._model, gathered)
                 yield from ((one.name, gathered[one.name]) for one in unit.contents)
 
     def write(self, folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> Entry:
@@ -98,7 +98,7 @@ def _units(model: nn.Module, weights: Sequence[Weight]) -> list[_Unit]:
         weight.name: torch.empty(whole_shape(weight.base), dtype=whole_dtype(weight.base), device="meta")
         for weight in ordered
     }
-    reverted = _reverted(model, empty)
+    reverted = as_in_checkpoint(model, empty)
     if all(reverted.get(name) is tensor for name, tensor in empty.items()):
         return [
             _Unit(bucket, _contents({one.name: empty[one.name] for one in bucket}), False)
@@ -107,7 +107,7 @@ def _units(model: nn.Module, weights: Sequence[Weight]) -> list[_Unit]:
     units = []
     for _, layer in groupby(sorted(weights, key=_layer_of), _layer_of):
         own = list(layer)
-        units.append(_Unit(own, _contents(_reverted(model, {one.name: empty[one.name] for one in own})), True))
+        units.append(_Unit(own, _contents(as_in_checkpoint(model, {one.name: empty[one.name] for one in own})), True))
     return units
 
 
@@ -119,8 +119,3 @@ def _layer_of(weight: Weight) -> str:
 def _contents(tensors: Mapping[str, Tensor]) -> list[Content]:
     ordered = sorted(tensors.items(), key=lambda item: -item[1].dtype.itemsize)
     return [Content(name, tensor.dtype, tensor.shape) for name, tensor in ordered]
-
-
-def _reverted(model: nn.Module, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """As they are called and cut in files."""
-    return dict(revert_weight_conversion(model, dict(tensors)))
