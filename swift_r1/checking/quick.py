@@ -1,4 +1,4 @@
-"""The check at the start of every `swift rlhf`: silent, and never longer than its deadline.
+"""The check at the start of every `swift rlhf`: silent, and never longer than its deadlines.
 
 Only what is sure to break the run is a fault: a reward that cannot score any of the ordinary made-up completions, not
 even where a whole group is the same one. One that needs longer than the deadline is left alone: it may wait on a
@@ -23,6 +23,9 @@ from swift_r1.rewards.types import RewardBatch
 from swift_r1.rewards.worker import Item, Outcome, call_reward, faults, start_worker
 
 SECONDS = 1.8
+"""For all rewards, once their process can call them."""
+_START_S = 30.0
+"""For that process to start and load the plugins, which this one has loaded already."""
 
 
 def quick_faults(args: RlhfArguments, row: Mapping[str, Any]) -> list[str]:
@@ -32,7 +35,7 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any]) -> list[str]:
     if args.reward_isolation == "inline":  # it may need what only the trainer's process has
         return []
     batch = made_up_batch([row], [ordinary(None)], args.max_completion_length)
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + _START_S
     mark = secrets.token_hex(8)
     context = multiprocessing.get_context("spawn")  # this process may have threads
     mine, theirs = context.Pipe(duplex=False)
@@ -47,7 +50,10 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any]) -> list[str]:
                 raise RuntimeError(f"the check of the rewards failed in its process:\n{text}")
             if kind == "done":
                 break
-            found.append(text)
+            if kind == "ready":
+                deadline = time.monotonic() + SECONDS
+            else:
+                found.append(text)
     except EOFError:  # a reward ended the process; the run's workers bear that, and say so
         return found
     finally:
@@ -59,7 +65,8 @@ def quick_faults(args: RlhfArguments, row: Mapping[str, Any]) -> list[str]:
 
 
 def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch, mark: str) -> None:
-    """In the process of its own: sends ("fault", text) for each reward that has one, then ("done", "")."""
+    """In the process of its own: sends ("ready", "") once rewards can be called, ("fault", text) for each that has one,
+    then ("done", "")."""
     try:
         _send_faults(answers, args, batch, mark)
     except Exception:
@@ -74,6 +81,7 @@ def _send_faults(answers: Connection, args: RlhfArguments, batch: RewardBatch, m
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
     start_worker(args, args.reward_funcs, args.external_plugins, mark)
+    answers.send(("ready", ""))
     unbuilt = faults()
     for fault in unbuilt:
         answers.send(("fault", fault))

@@ -237,4 +237,4 @@ def test_rlhf_is_silent_and_never_waits_for_a_reward(plugin: Path, name: str) ->
     assert [line for line in done.stderr.splitlines() if "reward" in line] == []
     assert "./gone" in done.stderr
     assert done.stdout.count("noise") == 1  # the plugin's own, when it loads here
-    assert seconds < 6  # 1.8 s at most for the rewards; the rest is Python starting on a busy machine
+    assert seconds < 60  # of the hour that the slow one takes; the rest is Python starting on a busy machine
