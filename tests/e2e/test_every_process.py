@@ -129,15 +129,15 @@ class Soak:
             self.open["code"] = code
 
     def at_step(self, step: int) -> None:
+        if step < self.taken():  # it was said a while ago
+            return
         self.live.traces.look()
         if step < self.due or step >= STEPS - 1:
             return
         self.settle()
         time.sleep(self.rng.random() * 0.3)  # anywhere in the step that follows
         found = self.processes()
-        # What it has said may be read later than it was said: only a later step shows that a fault was borne.
-        taken = (self.folder / "logging.jsonl").read_bytes().count(b"\n")
-        self.due = max(step, taken) + self.rng.randint(*self.layout.every)
+        self.due = max(step, self.taken()) + self.rng.randint(*self.layout.every)
         if not found:  # it has ended
             return
         who = self.rng.choice(sorted(found))
@@ -155,6 +155,10 @@ class Soak:
             if who.startswith("server") and self.server is not None:
                 self.server.kill()
                 self.server.start()
+
+    def taken(self) -> int:
+        """Steps so far; what the run says of them is read later."""
+        return (self.folder / "logging.jsonl").read_bytes().count(b"\n")
 
     def settle(self) -> None:
         """Several steps were taken since, or the end was reached: what was done last was borne."""
