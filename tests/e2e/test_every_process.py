@@ -37,6 +37,7 @@ from tests.e2e.live_run import (
 SEED = int(os.environ.get("SWIFT_R1_SEED", "0"))
 PAUSES_S = (0.5, 8.0)
 TRACKER = "tracker of shared memory"
+SERVER_ENDS_WITH = ("server", "engine core", "engine worker")
 ENDS_IN_S = 60.0  # a run of which a process was killed, where that ends it
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(2 * SOAK_S)]
@@ -152,7 +153,7 @@ class Soak:
             self.pauses[-1].start()
         else:
             victim.kill()
-            if who.startswith("server") and self.server is not None:
+            if who in SERVER_ENDS_WITH and self.server is not None:
                 self.server.kill()
                 self.server.start()
 
