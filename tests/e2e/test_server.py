@@ -25,6 +25,7 @@ def test_zero3_keeps_the_engine_on_the_trainers_weights(rlhf, tiny_model, url, l
         beta=0.01,
         max_steps=4,
         eval_steps=2,
+        num_generations_eval=1,
         val_dataset="counting#4",
         eval_datasets='{"name": "again", "dataset": "counting#3", "temperature": 0, "num_generations": 2}',
         save_steps=4,

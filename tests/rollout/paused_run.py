@@ -41,7 +41,9 @@ _CALLS = {"begin": "begin", "file": "bucket", "bucket": "bucket", "commit": "com
 
 
 class OneWeightABucket(LocalBackend):
-    def weight_buckets(self, weights: Sequence[Weight]) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    def weight_buckets(
+        self, weights: Sequence[Weight], to: int = 0, on_host: bool = True
+    ) -> Iterator[list[tuple[str, torch.Tensor]]]:
         for weight in weights:
             yield [(weight.name, weight.value().clone())]
 

@@ -30,6 +30,7 @@ class EndlessEngine:
 
     dead = False
     scores_alone = False
+    turn_end = None
 
     def __init__(self) -> None:
         self.info = EngineInfo("endless", "0", 10, "", 1000, "float32")
