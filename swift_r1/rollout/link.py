@@ -192,6 +192,7 @@ class ServerLink:
         version: int,
         buckets: Iterable[Bucket],
         adapter: AdapterConfig | None = None,
+        while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         """Brings the server to `version`; see `WeightWriter.push`.
 
@@ -201,7 +202,9 @@ class ServerLink:
             RunFailed: another trainer writes to it, or it refused the weights again and again.
         """
         self._adapters = adapter is not None
-        self._as_its_writer(lambda: self._writer.push(version, buckets, self._transport, adapter), version)
+        self._as_its_writer(
+            lambda: self._writer.push(version, buckets, self._transport, adapter, while_waiting), version
+        )
 
     def sleep(self, level: int) -> None:
         """Its engine gives its memory back until `wake`; raises as `push`."""
