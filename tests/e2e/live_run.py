@@ -118,6 +118,10 @@ class Traces:
     """What a process and all below it leave on the machine: processes, ports, files in shared memory.
 
     `look` is to be called while they live: what was seen is what can be left.
+
+    Attributes:
+        untracked: the tracker of shared memory among them was killed. What a process that is killed later has there is
+            then nobody's to remove: two faults at once.
     """
 
     def __init__(self, pid: int) -> None:
@@ -125,6 +129,7 @@ class Traces:
         self.processes: set[psutil.Process] = set()
         self.ports: set[int] = set()
         self.shared: set[str] = set()
+        self.untracked = False
 
     def look(self) -> list[psutil.Process]:
         """The processes that live now."""
@@ -150,7 +155,8 @@ class Traces:
 
     def _left(self) -> list[str]:
         alive = [f"process {one.pid}: {' '.join(_words(one))[:150]}" for one in self.look()]
-        files = [f"shared memory {name}" for name in sorted(self.shared) if os.path.exists(name)]
+        shared = set() if self.untracked else self.shared
+        files = [f"shared memory {name}" for name in sorted(shared) if os.path.exists(name)]
         return alive + files + [f"port {port}" for port in sorted(self.ports) if _listens(port)]
 
 

@@ -1,5 +1,7 @@
 """Every process of a run is killed and paused, one by one and never a group, at random moments: the run holds.
 
+Each fault is drawn from those that were tried least.
+
 `SWIFT_R1_STEPS` (500) is the length of the runs, `SWIFT_R1_SEED` (0) chooses the faults, and `SWIFT_R1_FAULTS` names a
 file to which each fault is added as a line of JSON: layout, process, fault, held.
 """
@@ -14,6 +16,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -77,7 +80,9 @@ LAYOUTS = [
         "a server with vLLM",
         1,
         SERVED,
-        lambda folder, model, port: start_server(folder, model, torch_dtype="float32", port=port),
+        lambda folder, model, port: start_server(
+            folder, model, torch_dtype="float32", vllm_tensor_parallel_size=2, port=port
+        ),
         every=(20, 40),
         equal=False,
     ),
@@ -91,7 +96,7 @@ class Soak:
     def __init__(self, layout: Layout, model: Path, folder: Path, temporary: Path, rng: random.Random) -> None:
         self.layout, self.model, self.folder, self.temporary, self.rng = layout, model, folder, temporary, rng
         self.server: KillableServer | None = None
-        self.traces: list[Traces] = []
+        self.servers: dict[int, Traces] = {}
         self.faults: list[dict[str, Any]] = []
         self.open: dict[str, Any] | None = None
         self.due = rng.randint(*layout.every)
@@ -116,11 +121,8 @@ class Soak:
             more = {"max_steps": STEPS, "save_steps": 10, "save_total_limit": 2, "dataloader_num_workers": 1}
             more |= {"learning_rate": 1e-3, "resume_from_checkpoint": "last"} | self.layout.flags | url
             self.live = LiveRun(words_of(self.model, self.folder, **more), self.layout.processes, self.temporary)
-            self.untracked = False
             code = self.live.follow(self.at_step if disturbed else lambda _step: None, SOAK_S)
             left = self.live.traces.left(ENDS_IN_S)
-            if self.untracked:  # two faults: what a killed process has in shared memory is the tracker's to remove
-                left = [what for what in left if not what.startswith("shared memory")]
             print(self.live.said)
             assert not left, (self.faults[-1:], code, left)
             if code == 0:
@@ -141,12 +143,16 @@ class Soak:
         self.due = max(step, self.taken()) + self.rng.randint(*self.layout.every)
         if not found:  # it has ended
             return
-        who = self.rng.choice(sorted(found))
-        what = self.rng.choice(["killed", "paused"])
+        tried = Counter((one["process"], one["fault"]) for one in self.faults)
+        choices = [(who, what) for who in sorted(found) for what in ("killed", "paused")]
+        fewest = min(tried[choice] for choice in choices)
+        who, what = self.rng.choice([choice for choice in choices if tried[choice] == fewest])
         self.open = {"layout": self.layout.name, "process": who, "fault": what, "step": step, "held": False}
         self.faults.append(self.open)
         victim = self.rng.choice(found[who])
-        self.untracked |= (who, what) == (TRACKER, "killed")
+        if (who, what) == (TRACKER, "killed"):
+            for traces in (self.live.traces, *self.servers.values()):
+                traces.untracked |= victim in traces.processes
         if what == "paused":
             victim.send_signal(signal.SIGSTOP)
             self.pauses.append(threading.Timer(self.rng.uniform(*PAUSES_S), go_on, [victim]))
@@ -173,8 +179,7 @@ class Soak:
         for one in self.live.traces.look():
             found.setdefault(kind_of(one, self.live.process.pid), []).append(one)
         if self.server is not None:
-            traces = Traces(self.server.pid)
-            self.traces.append(traces)
+            traces = self.servers.setdefault(self.server.pid, Traces(self.server.pid))
             for one in traces.look():
                 kind = "server" if one.pid == self.server.pid else kind_of(one, self.server.pid)
                 found.setdefault(kind, []).append(one)
@@ -243,7 +248,7 @@ def test_every_process_killed_and_paused(layout: Layout, tiny_model: Path, tmp_p
     finally:
         soak.close()
         tell(soak.faults)
-    left = [what for traces in soak.traces for what in traces.left()]
+    left = [what for traces in soak.servers.values() for what in traces.left()]
     assert not left, left
     # docs/reliability.md says why vLLM's file stays.
     found = [one.name for one in temporary.iterdir() if not one.name.startswith("vllm_dist_")]
