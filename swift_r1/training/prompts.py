@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
@@ -170,23 +171,22 @@ class _Rounds(Generic[T]):
 
     def __init__(self, load: Callable[[int], DataLoader[Any]], workers: int) -> None:
         self._load = load
-        self._loaded: Iterator[list[T]] = iter(load(workers))
+        self._loaded: list[Iterator[list[T]]] = [iter(load(workers))]
+        # A loader's iterator that is forgotten ends its processes. Python would wait for them before it forgets it.
+        self.close = weakref.finalize(self, self._loaded.clear)
         if workers:  # torch's handler would raise the death of one wherever the trainer happens to be
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def __next__(self) -> list[T]:
         try:
-            return next(self._loaded)
+            return next(self._loaded[0])
         except RuntimeError as error:
             if not str(error).startswith("DataLoader worker"):
                 raise
             logger.warning("%s; the trainer's own process prepares prompts from here on", error)
             # Not by new processes: beside threads a fork may never come to work.
-            self._loaded = iter(self._load(0))
-            return next(self._loaded)
-
-    def close(self) -> None:
-        self._loaded = iter(())  # a loader's iterator that is forgotten ends its processes
+            self._loaded[:] = [iter(self._load(0))]
+            return next(self._loaded[0])
 
 
 def _by(workers: int) -> dict[str, Any]:

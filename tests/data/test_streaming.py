@@ -6,6 +6,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import closing
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -124,9 +125,9 @@ def test_going_back_to_a_position(tmp_path: Path, workers: int) -> None:
     before = whole.take(45)
     position = whole.taken, whole.digest
     after = whole.take(20)
-    again = StreamedPrompts(streaming([file]), Encoder(), *position, 4, workers)  # type: ignore[arg-type]
-    assert again.take(3) + again.take(17) == after != before[:20]
-    assert (again.taken, again.digest) == (whole.taken, whole.digest)
+    with closing(StreamedPrompts(streaming([file]), Encoder(), *position, 4, workers)) as again:  # type: ignore[arg-type]
+        assert again.take(3) + again.take(17) == after != before[:20]
+        assert (again.taken, again.digest) == (whole.taken, whole.digest)
 
 
 def test_other_data_is_seen(tmp_path: Path) -> None:

@@ -1,5 +1,8 @@
 """A round's completions: groups that others take the place of, and the prompts that those come from."""
 
+import subprocess
+import sys
+from contextlib import closing
 from dataclasses import dataclass
 
 import psutil
@@ -67,10 +70,26 @@ class Echo:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_prompts_come_in_order_whatever_is_taken(workers):
-    stream = PromptStream(list(range(10)), Echo(), PromptSampler(10, 4, shuffle=False), workers)
-    taken = [stream.take(count) for count in (4, 1, 4, 3, 6)]
+    with closing(PromptStream(list(range(10)), Echo(), PromptSampler(10, 4, shuffle=False), workers)) as stream:
+        taken = [stream.take(count) for count in (4, 1, 4, 3, 6)]
     assert [len(part) for part in taken] == [4, 1, 4, 3, 6]
     assert [row for part in taken for row in part] == [n % 10 for n in range(18)]
+
+
+def test_python_ends_though_nobody_closed_the_stream():
+    script = """
+from swift_r1.data.sampler import PromptSampler
+from swift_r1.training.prompts import PromptStream
+
+class Echo:
+    def encode(self, row):
+        return row
+
+stream = PromptStream(list(range(10)), Echo(), PromptSampler(10, 4, shuffle=False), 1)
+print(stream.take(4))
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stdout) == (0, "[0, 1, 2, 3]\n"), ended.stderr
 
 
 class Numbers:
