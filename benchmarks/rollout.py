@@ -27,9 +27,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Any
 
-from swift_r1.cli.environment import has_gpu, server_environment, usable_cpus
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.launch.environment import has_gpu, server_environment, usable_cpus
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 START_S = 600
 END_S = 30
@@ -54,9 +54,9 @@ def offline(args: argparse.Namespace) -> None:
     from vllm.inputs import TokensPrompt
     from vllm.platforms import current_platform
 
-    from swift_r1.rollout.config import ServerConfig
-    from swift_r1.rollout.engines.environment import engine_environment
-    from swift_r1.rollout.engines.vllm_start import engine_arguments
+    from swift_r1.inference.config import ServerConfig
+    from swift_r1.inference.engines.environment import engine_environment
+    from swift_r1.inference.engines.vllm_start import engine_arguments
 
     config = ServerConfig(model=args.model, torch_dtype=args.torch_dtype, vllm_enforce_eager=args.vllm_enforce_eager)
     gpu = not current_platform.is_cpu()

@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.distributed import Ranks
+from swift_r1.training.checkpoint.run_state import Fingerprint, RunState
+from swift_r1.training.checkpoint.saving import Saved, Saver
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.run_state import Fingerprint, RunState
-from swift_r1.training.saving import Saved, Saver
 
 MB = 10**6
 

@@ -9,17 +9,17 @@ import torch
 from step_work import Clock, Work, peak_bytes, report
 
 from swift_r1.algorithms import LossConfig, group_advantages
-from swift_r1.rollout.engines.transformers import TransformersEngine
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.training import logprobs, policy
+from swift_r1.inference.engines.transformers import TransformersEngine
+from swift_r1.models import logprobs, policy
+from swift_r1.models.policy import load_model
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batching import Cut, round_batch
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.micro_batches import Form
+from swift_r1.training.batch.batching import Cut, round_batch
+from swift_r1.training.batch.micro_batches import Form
+from swift_r1.training.model_checks import LEAST_SAVING
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.policy import load_model
-from swift_r1.training.probes import LEAST_SAVING
 from swift_r1.training.step import before_training, deal_round, train_step
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 
 def main() -> None:

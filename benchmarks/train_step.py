@@ -34,7 +34,7 @@ from rich.table import Table
 from step_work import Work
 
 from swift_r1.arguments.world import World
-from swift_r1.cli.environment import has_gpu, trainer_environment, usable_cpus
+from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
 
 HERE = Path(__file__).resolve().parent
 PARTS = ("forward", "backward", "optimizer", "train")

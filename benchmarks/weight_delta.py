@@ -20,8 +20,8 @@ from typing import Any
 
 from weight_sync import server
 
-from swift_r1.rollout.weights.kept import KeptWeights
-from swift_r1.rollout.weights.writer import WeightWriter
+from swift_r1.weights.snapshot import KeptWeights
+from swift_r1.weights.writer import WeightWriter
 
 BATCH, LENGTH = 8, 64
 
@@ -29,7 +29,7 @@ BATCH, LENGTH = 8, 64
 def train_step(backend: Any, rate: float, generator: Any) -> None:
     import torch
 
-    from swift_r1.training.policy import ModelInputs
+    from swift_r1.models.policy import ModelInputs
 
     size = backend.model.config.get_text_config().vocab_size
     tokens = torch.randint(0, size, (BATCH, LENGTH), generator=generator)
@@ -41,7 +41,7 @@ def train_step(backend: Any, rate: float, generator: Any) -> None:
 
 
 def keep(kept: KeptWeights, backend: Any, version: int, compare: bool) -> float:
-    from swift_r1.training.lora import policy_weights
+    from swift_r1.models.lora import policy_weights
 
     started = time.perf_counter()
     kept.begin(version, None, compare)
@@ -62,10 +62,10 @@ def main() -> None:
 
     import torch
 
+    from swift_r1.models.lora import policy_weights
+    from swift_r1.models.policy import load_model
     from swift_r1.training.backends.local import LocalBackend
-    from swift_r1.training.lora import policy_weights
     from swift_r1.training.optimizer import OptimizerConfig
-    from swift_r1.training.policy import load_model
 
     with ExitStack() as cleanup:
         # Each way has a server of its own: what one sends is no base for the other.

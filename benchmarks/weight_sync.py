@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.weights.writer import WeightWriter
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.weights.writer import WeightWriter
 
 
 @contextmanager
@@ -50,10 +50,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
 
+    from swift_r1.models.lora import policy_weights
+    from swift_r1.models.policy import load_model
     from swift_r1.training.backends.local import LocalBackend
-    from swift_r1.training.lora import policy_weights
     from swift_r1.training.optimizer import OptimizerConfig
-    from swift_r1.training.policy import load_model
 
     model = load_model(args.model, args.torch_dtype, False)
     backend = LocalBackend(model, OptimizerConfig(1e-6, 0.0, 0.9, 0.99, 1e-8, 1.0))

@@ -18,14 +18,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swift_r1.processes import leave, stop_at_once
-from swift_r1.rollout import server
-from swift_r1.rollout.config import ServerConfig
-from swift_r1.rollout.engines.base import EngineInfo, Generated
-from swift_r1.rollout.engines.transformers import TransformersEngine
-from swift_r1.rollout.identity import tokenizer_hash
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.rollout.weights.expected import expected_weights
+from swift_r1.inference import server
+from swift_r1.inference.config import ServerConfig
+from swift_r1.inference.engines.base import EngineInfo, Generated
+from swift_r1.inference.engines.transformers import TransformersEngine
+from swift_r1.runtime.processes import leave, stop_at_once
+from swift_r1.weights.expected import expected_weights
+from swift_r1.wire.identity import tokenizer_hash
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 MAX_MODEL_LEN = 1024
 

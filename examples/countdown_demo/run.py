@@ -22,7 +22,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swift_r1.arguments.world import World
-from swift_r1.cli.environment import has_gpu, trainer_environment, usable_cpus
+from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
 
 HERE = Path(__file__).resolve().parent
 SWIFT = (sys.executable, "-m", "swift_r1")

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from swift_r1.rewards.graders import grade_countdown
-from swift_r1.rollout.engines.transformers import TransformersEngine
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.inference.engines.transformers import TransformersEngine
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 STEPS = 880
 BATCH = 32

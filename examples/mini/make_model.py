@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from swift_r1.arguments.world import World
-from swift_r1.cli.environment import has_gpu, trainer_environment, usable_cpus
+from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
 
 DEMO = Path(__file__).resolve().parents[1] / "countdown_demo"
 sys.path.append(str(DEMO))

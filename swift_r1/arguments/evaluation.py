@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from swift_r1.arguments.builtin_rewards import VerifierArguments
 from swift_r1.arguments.data_checks import wording_faults
+from swift_r1.arguments.eval_tasks import Task, limited, read_tasks
 from swift_r1.arguments.fields import flag
 from swift_r1.arguments.parser import Fault, to_dict
 from swift_r1.arguments.reward import PluginArguments
@@ -18,7 +19,6 @@ from swift_r1.arguments.server import VllmArguments
 from swift_r1.arguments.world import World
 from swift_r1.data.prompt_templates import newlines, system_message
 from swift_r1.errors import UsageError
-from swift_r1.evaluation.tasks import Task, limited, read_tasks
 
 _ENGINE_FLAGS = (
     *(

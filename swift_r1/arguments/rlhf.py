@@ -13,6 +13,7 @@ from swift_r1.arguments.algorithm import DEFAULT_SCALE_REWARDS, AlgorithmArgumen
 from swift_r1.arguments.async_checks import async_faults
 from swift_r1.arguments.builtin_rewards import BuiltinRewardArguments, builtin_reward_faults
 from swift_r1.arguments.data import DataArguments
+from swift_r1.arguments.eval_tasks import Task, limited, read_tasks
 from swift_r1.arguments.fields import flag_specs
 from swift_r1.arguments.model import ModelArguments
 from swift_r1.arguments.multi_turn import GYM_SCHEDULER, MultiTurnArguments, multi_turn_faults
@@ -24,7 +25,6 @@ from swift_r1.arguments.rollout import GenerationArguments
 from swift_r1.arguments.training import TrainingArguments
 from swift_r1.arguments.world import World
 from swift_r1.data.prompt_templates import newlines, system_message
-from swift_r1.evaluation.tasks import Task, limited, read_tasks
 
 API_KEY_VARIABLE = "SWIFT_API_KEY"
 DEFAULT_EVAL_LIMIT = 64  # held-out prompts

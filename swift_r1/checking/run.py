@@ -9,9 +9,9 @@ from itertools import islice
 from typing import Any
 
 from swift_r1.arguments.check import CheckArguments
+from swift_r1.checking.model_folder import is_local
+from swift_r1.checking.preflight import column_faults, reward_name_faults, scheduler_name_faults
 from swift_r1.checking.rewards import RewardReport, check_rewards
-from swift_r1.cli.model_folder import is_local
-from swift_r1.cli.preflight import column_faults, reward_name_faults, scheduler_name_faults
 from swift_r1.data.dataset_info import register_dataset_info
 from swift_r1.data.loading import LoadedData, columns_of, sources_of
 from swift_r1.data.prompts import PromptEncoder, Wording

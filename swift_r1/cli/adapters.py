@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from swift_r1.cli.model_folder import model_faults
+from swift_r1.checking.model_folder import model_faults
 from swift_r1.errors import UsageError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -48,8 +48,8 @@ def merged_folder(adapters: Path, base: str, environ: Mapping[str, str]) -> Path
     Raises:
         UsageError: the adapters are not of this model, or there is no room for it.
     """
-    from swift_r1.training.merging import merge
-    from swift_r1.training.quiet import quiet_libraries
+    from swift_r1.models.merging import merge
+    from swift_r1.runtime.quiet import quiet_libraries
 
     quiet_libraries()
     room = Path(environ.get("TMPDIR") or tempfile.gettempdir())

@@ -6,11 +6,11 @@ import os
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
-from swift_r1.cli.environment import has_gpu
 from swift_r1.errors import EXIT_OK
+from swift_r1.launch.environment import has_gpu
+from swift_r1.models.shape import shape_of
 from swift_r1.training.advice import advice, estimated
 from swift_r1.training.estimate import GIB, Estimate
-from swift_r1.training.model_shape import shape_of
 
 
 def run_estimate(args: RlhfArguments, world: World) -> int:

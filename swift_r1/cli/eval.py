@@ -12,14 +12,14 @@ from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.rlhf import API_KEY_VARIABLE
 from swift_r1.arguments.world import World
-from swift_r1.cli.environment import has_gpu, trainer_environment, usable_cpus
+from swift_r1.checking.model_folder import is_local, model_faults
 from swift_r1.cli.help import command_help, wants_help
-from swift_r1.cli.launch import replace_process
-from swift_r1.cli.model_folder import is_local, model_faults
-from swift_r1.cli.run_folder import without_secrets
 from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.evaluation import ADDED_VARIABLE
 from swift_r1.evaluation.model import base_of
+from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
+from swift_r1.launch.run_folder import without_secrets
+from swift_r1.launch.start import replace_process
 
 EVAL_MODULE = "swift_r1.evaluation.worker"
 _USAGE = """swift eval --model M --benchmarks B ... [config.yaml] [--flag value ...]

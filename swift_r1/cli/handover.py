@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import NoReturn
 
-from swift_r1.cli.launch import replace_process
 from swift_r1.errors import UsageError
+from swift_r1.launch.start import replace_process
 
 MS_SWIFT_COMMANDS = ("pt", "sft", "infer", "app", "deploy", "export", "sample", "web-ui", "megatron")
 MS_SWIFT_RLHF_TYPES = ("dpo", "orpo", "simpo", "kto", "cpo", "rm", "gkd")

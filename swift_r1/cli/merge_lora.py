@@ -34,7 +34,7 @@ def run(words: Sequence[str]) -> int:
     base = base_of(adapters, args.model)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"--output_dir {output} exists and is not empty")
-    from swift_r1.training.merging import merge
+    from swift_r1.models.merging import merge
 
     try:
         merge(base, adapters, output, args.torch_dtype)

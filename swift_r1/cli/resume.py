@@ -12,9 +12,9 @@ from typing import Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
-from swift_r1.cli.run_folder import holds_run, newest_version
 from swift_r1.data.view import Rows
 from swift_r1.errors import UsageError
+from swift_r1.launch.run_folder import holds_run, newest_version
 
 LAST = "last"
 _FREE = """
@@ -49,8 +49,8 @@ def find_checkpoint(args: RlhfArguments) -> Resume:
     """
     if args.resume_from_checkpoint is None:
         return Resume()
-    from swift_r1.training.checkpoints import fault_of, newest_whole
-    from swift_r1.training.run_lock import run_folder_held
+    from swift_r1.runtime.run_lock import run_folder_held
+    from swift_r1.training.checkpoint.folder import fault_of, newest_whole
 
     base = Path(str(args.output_dir)).absolute()
     if args.resume_from_checkpoint == LAST:
@@ -83,7 +83,7 @@ def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: 
     Raises:
         UsageError: with the differences, one a line.
     """
-    from swift_r1.training.run_state import RunState
+    from swift_r1.training.checkpoint.run_state import RunState
 
     state = RunState.read(checkpoint)
     saved = state.fingerprint

@@ -15,17 +15,17 @@ from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.plan import make_plan, plan_table
 from swift_r1.arguments.rlhf import API_KEY_VARIABLE, RlhfArguments
 from swift_r1.arguments.world import World
+from swift_r1.checking.model_folder import is_local
+from swift_r1.checking.preflight import check_inputs
 from swift_r1.cli.choose_rollouts import chosen, compiled
-from swift_r1.cli.colocate import check_device, start_engines
-from swift_r1.cli.environment import has_gpu, trainer_environment, usable_cpus
 from swift_r1.cli.help import command_help, wants_help
-from swift_r1.cli.launch import launch_training
-from swift_r1.cli.model_folder import is_local
-from swift_r1.cli.preflight import check_inputs
 from swift_r1.cli.resume import check_same_run, dataset_hash, find_checkpoint
-from swift_r1.cli.run_folder import make_run_folder, write_args
 from swift_r1.errors import EXIT_OK, RunFailed, ServerUnreachable, UsageError
-from swift_r1.rollout.lease_token import save_token, saved_token
+from swift_r1.launch.colocate import check_device, start_engines
+from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
+from swift_r1.launch.run_folder import make_run_folder, write_args
+from swift_r1.launch.start import launch_training
+from swift_r1.weights.lease_token import save_token, saved_token
 
 _USAGE = """swift rlhf [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
 
@@ -128,9 +128,9 @@ def wait_for_servers(
         ServerUnreachable: one is not ready within `--vllm_server_timeout` seconds.
         UsageError: one wants another API key, or another trainer writes to it; or they are not alike.
     """
-    from swift_r1.rollout.client import RolloutClient
-    from swift_r1.rollout.roster import why_not_alike
-    from swift_r1.rollout.weights.writer import WeightWriter
+    from swift_r1.sampling.pool.client import RolloutClient
+    from swift_r1.sampling.pool.health import why_not_alike
+    from swift_r1.weights.writer import WeightWriter
 
     def report(text: str) -> None:
         while_waiting()

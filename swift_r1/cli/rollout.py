@@ -15,14 +15,14 @@ from pathlib import Path
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.rlhf import API_KEY_VARIABLE
 from swift_r1.arguments.server import LOOPBACK, RolloutArguments
+from swift_r1.checking.model_folder import is_local, model_faults
 from swift_r1.cli.adapters import base_of, merged_folder
-from swift_r1.cli.environment import has_gpu, server_environment, usable_cpus
 from swift_r1.cli.help import command_help, wants_help
-from swift_r1.cli.launch import replace_process
-from swift_r1.cli.model_folder import is_local, model_faults
 from swift_r1.errors import EXIT_OK, PortTaken, UsageError
+from swift_r1.launch.environment import has_gpu, server_environment, usable_cpus
+from swift_r1.launch.start import replace_process
 
-SERVER_MODULE = "swift_r1.rollout.server"
+SERVER_MODULE = "swift_r1.inference.server"
 _USAGE = (
     "swift rollout --model FOLDER_OR_ID [config.yaml] [--flag value ...]: serve generations and take weight updates"
 )

@@ -27,7 +27,7 @@ from swift_r1.data.rows import Drops, Row, prompt_key, results
 from swift_r1.data.sources import Source, Split, Task
 from swift_r1.data.store import Block, Store, StoreWriter, whole_store
 from swift_r1.errors import UsageError
-from swift_r1.processes import end_with_parent
+from swift_r1.runtime.processes import end_with_parent
 
 _logger = logging.getLogger("swift_r1.data")
 _CHUNK = 2_000  # rows that are handed to a process at once

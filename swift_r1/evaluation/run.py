@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.arguments.evaluation import EvalArguments
-from swift_r1.cli.versions import package_versions
 from swift_r1.data.dataset_info import register_dataset_info
 from swift_r1.data.types import Prompt
 from swift_r1.errors import EXIT_OK, UsageError
@@ -24,8 +23,9 @@ from swift_r1.evaluation.runner import complete, results_of
 from swift_r1.evaluation.store import REPORT, Store, open_settings, say, write_whole
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.inline import rewards_for
-from swift_r1.training.quiet import quiet_libraries
-from swift_r1.training.run_lock import run_folder_held
+from swift_r1.runtime.quiet import quiet_libraries
+from swift_r1.runtime.run_lock import run_folder_held
+from swift_r1.runtime.versions import package_versions
 
 
 def run(args: EvalArguments, command: Sequence[str]) -> int:

@@ -7,11 +7,11 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
+from swift_r1.arguments.eval_tasks import Task
 from swift_r1.evaluation.engines.base import Engine, Question, Written
 from swift_r1.evaluation.grading import Grader, graded_of
 from swift_r1.evaluation.results import Result, summarize
 from swift_r1.evaluation.store import Store
-from swift_r1.evaluation.tasks import Task
 
 _logger = logging.getLogger("swift_r1.evaluation")
 

@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, EXIT_TERMINATED, SwiftError
-from swift_r1.processes import leave
+from swift_r1.runtime.processes import leave
 
 
 class _Terminated(BaseException):

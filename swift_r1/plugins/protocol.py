@@ -1,7 +1,7 @@
 """Requests and answers as ms-swift's plugins know them: plain records with its names, fields and defaults.
 
 They carry values between a plugin's own pieces (a scheduler, an environment, a client of a judge). Our own wire is
-`swift_r1.rollout.protocol`.
+`swift_r1.wire.protocol`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from swift_r1.processes import adopt_orphans
+from swift_r1.runtime.processes import adopt_orphans
 
 MEMORY_EXIT = 77  # exit code of a worker that went over its memory limit
 MARK = "SWIFT_R1_REWARD_POOL"

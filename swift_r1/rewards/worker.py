@@ -17,7 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.processes import end_with_parent
 from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, limit_memory
 from swift_r1.rewards.construct import Reward, build_reward, describe
 from swift_r1.rewards.output import Output
@@ -25,6 +24,7 @@ from swift_r1.rewards.remote import TOKEN_VARIABLE
 from swift_r1.rewards.types import InvalidReward
 from swift_r1.rewards.validate import WrongShape, checked
 from swift_r1.rewards.watchdog import put_under_watch
+from swift_r1.runtime.processes import end_with_parent
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _SELF_DESTRUCT_AFTER = 10.0  # seconds over its limit at which a worker ends itself, its parent being gone

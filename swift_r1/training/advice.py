@@ -8,9 +8,9 @@ from typing import Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
+from swift_r1.models.shape import ModelShape, shape_of
 from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.estimate import GIB, Estimate, changes, estimate
-from swift_r1.training.model_shape import ModelShape, shape_of
 
 _LIBRARIES = {"trainer": 0.10 * GIB, "adapters": 0.05 * GIB, "deepspeed": 0.06 * GIB}
 """What a trainer has imported beside this process's torch and transformers; measured."""

@@ -9,9 +9,9 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from swift_r1.models.policy import MicroBatch
 from swift_r1.training.backends.base import Training
-from swift_r1.training.batching import RoundBatch
-from swift_r1.training.policy import MicroBatch
+from swift_r1.training.batch.batching import RoundBatch
 from swift_r1.training.step import TrainingBatch
 
 

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.training.freezing import Freezing, frozen_names
-from swift_r1.training.logprobs import LOGITS_BYTES
-from swift_r1.training.micro_batches import LEAST_SAVING
-from swift_r1.training.model_shape import ModelShape
+from swift_r1.models.freezing import Freezing, frozen_names
+from swift_r1.models.logprobs import LOGITS_BYTES
+from swift_r1.models.shape import ModelShape
+from swift_r1.training.batch.micro_batches import LEAST_SAVING
 from swift_r1.training.optimizer import EIGHT_BIT
 
 GIB = 2**30
@@ -27,7 +27,7 @@ _FOUR_BIT = {True: 0.516, False: 0.5625}
 _SLACK = 0.2
 """What an allocator holds beside what it has given out, of memory that comes and goes."""
 _CACHE_BYTES = 2 * GIB
-"""Most that the embedded engine's keys and values take (rollout/engines/transformers.py)."""
+"""Most that the embedded engine's keys and values take (inference/engines/transformers.py)."""
 _BUCKET_NUMBERS = 50_000_000
 """`reduce_bucket_size` of our DeepSpeed presets."""
 

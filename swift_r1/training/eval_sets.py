@@ -8,15 +8,15 @@ from itertools import islice
 from typing import Any, Protocol
 
 from swift_r1.arguments import RlhfArguments
+from swift_r1.arguments.eval_tasks import Task
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.data.rows import Row
 from swift_r1.data.types import Prompt
 from swift_r1.errors import UsageError
 from swift_r1.evaluation.questions import check_room, load_questions, prompts_of, shared_questions
-from swift_r1.evaluation.tasks import Task
-from swift_r1.rollout.protocol import SamplingParams
+from swift_r1.sampling.scoring import OpenBatch
 from swift_r1.training.evaluate import MEAN, EvalSet
-from swift_r1.training.scoring import OpenBatch
+from swift_r1.wire.protocol import SamplingParams
 
 _MOST_COMPARED = 200_000  # training rows that are looked through for evaluated questions
 

@@ -16,10 +16,9 @@ from swift_r1.evaluation.engines.base import evaluation_seeds
 from swift_r1.evaluation.results import Graded, summarize
 from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.types import RewardColumn
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.training.multi_turn import Turns
-from swift_r1.training.rollouts import OnDone, ignore_output
-from swift_r1.training.scoring import (
+from swift_r1.sampling.base import OnDone, ignore_output
+from swift_r1.sampling.multi_turn import Turns
+from swift_r1.sampling.scoring import (
     OpenRewards,
     ScoredCompletion,
     Scoring,
@@ -27,6 +26,7 @@ from swift_r1.training.scoring import (
     completion_row,
     reward_metrics,
 )
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 MEAN = "mean"
 """The name in the metrics of the plain mean over several sets."""

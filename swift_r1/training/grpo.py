@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from swift_r1.algorithms import LossConfig, group_advantages
+from swift_r1.models.policy import MicroBatch
 from swift_r1.training.algorithm import Targets, Trained
-from swift_r1.training.batching import RoundBatch
-from swift_r1.training.parts import Parts
-from swift_r1.training.policy import MicroBatch
+from swift_r1.training.batch.batching import RoundBatch
+from swift_r1.training.context import Parts
 from swift_r1.training.step import TrainingBatch, before_training, needs_old_policy, rewards_after_kl, train_step
 
 

@@ -14,28 +14,28 @@ from pathlib import Path
 from torch import Tensor
 
 from swift_r1.errors import RunFailed
-from swift_r1.training.ahead import open_collector
-from swift_r1.training.algorithm import Algorithm, Targets, judged
-from swift_r1.training.batching import RoundBatch
-from swift_r1.training.continuing import Progress, captured, restored
-from swift_r1.training.evaluate import Evaluation
-from swift_r1.training.grpo import Grpo
-from swift_r1.training.memory import GIB, peak_bytes
-from swift_r1.training.open_round import OpenRound, batch_of, with_saved, write_step
-from swift_r1.training.parts import Parts
-from swift_r1.training.ppo import Ppo
-from swift_r1.training.run_state import RunState
-from swift_r1.training.saving import round_tensors_of
-from swift_r1.training.scoring import (
+from swift_r1.sampling.prefetch import open_collector
+from swift_r1.sampling.scoring import (
     ScoredRound,
     completion_metrics,
     completion_row,
     pooled_columns,
     reward_metrics,
 )
+from swift_r1.tracking.stopwatch import Stopwatch
+from swift_r1.training.algorithm import Algorithm, Targets, judged
+from swift_r1.training.batch.batching import RoundBatch
+from swift_r1.training.checkpoint.open_round import OpenRound, batch_of, with_saved, write_step
+from swift_r1.training.checkpoint.resume import Progress, captured, restored
+from swift_r1.training.checkpoint.run_state import RunState
+from swift_r1.training.checkpoint.saving import round_tensors_of
+from swift_r1.training.context import Parts
+from swift_r1.training.evaluate import Evaluation
+from swift_r1.training.grpo import Grpo
+from swift_r1.training.memory import GIB, peak_bytes
+from swift_r1.training.ppo import Ppo
 from swift_r1.training.shared_device import SharedDevice
 from swift_r1.training.step import TrainingBatch, deal_round, training_batches
-from swift_r1.training.stopwatch import Stopwatch
 from swift_r1.training.summary import Outcome
 
 logger = logging.getLogger("swift_r1.training")

@@ -11,15 +11,15 @@ from transformers import AutoConfig, AutoTokenizer
 
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.errors import UsageError
-from swift_r1.rollout.identity import tokenizer_hash
+from swift_r1.models.critic import has_value_head, load_critic
+from swift_r1.models.lora import trained_share
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import CriticBackend
 from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.backends.local import LocalCritic
-from swift_r1.training.building import optimizer_of, schedule_of
-from swift_r1.training.critic import has_value_head, load_critic
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.lora import trained_share
-from swift_r1.training.parts import CriticParts
+from swift_r1.training.context import CriticParts
+from swift_r1.training.setup import optimizer_of, schedule_of
+from swift_r1.wire.identity import tokenizer_hash
 
 logger = logging.getLogger("swift_r1.training")
 

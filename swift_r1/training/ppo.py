@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from swift_r1.algorithms import LossConfig, PPOConfig, mean_metrics, ppo_targets, sum_metrics, value_loss
+from swift_r1.models.policy import MicroBatch
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.algorithm import Targets, Trained
 from swift_r1.training.backends.base import CriticBackend
-from swift_r1.training.batching import RoundBatch
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.parts import Parts
-from swift_r1.training.policy import MicroBatch
+from swift_r1.training.batch.batching import RoundBatch
+from swift_r1.training.context import Parts
 from swift_r1.training.step import (
     TrainingBatch,
     before_training,

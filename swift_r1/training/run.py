@@ -24,17 +24,32 @@ from swift_r1.data.loading import load_rows, stream_of
 from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.errors import UsageError
+from swift_r1.models.files import end_tokens, load_tokenizer
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.monitor import InvalidRewardMonitor
-from swift_r1.rollout.protocol import SamplingParams
-from swift_r1.rollout.seeds import completion_seed
+from swift_r1.runtime.quiet import quiet_libraries
+from swift_r1.runtime.ranks import join_ranks
+from swift_r1.runtime.run_lock import run_folder_held
+from swift_r1.runtime.stopping import OUT_OF_TIME, StopRequest
+from swift_r1.runtime.watchdog import Watchdog
+from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Turns
+from swift_r1.sampling.prefetch import generates_ahead
+from swift_r1.sampling.prompts import Prompts, PromptStream, StreamedPrompts
 from swift_r1.tracking.console import RunConsole
 from swift_r1.tracking.jsonl import JsonLines
 from swift_r1.tracking.recorder import Recorder, RunRecorder, SilentRecorder
 from swift_r1.tracking.reporters import open_reporters
-from swift_r1.training.ahead import generates_ahead
-from swift_r1.training.building import (
+from swift_r1.training.checkpoint.folder import set_aside_later
+from swift_r1.training.checkpoint.run_state import Fingerprint, RunState, truncate_logs
+from swift_r1.training.checkpoint.saving import Saver
+from swift_r1.training.context import MainRank, Parts
+from swift_r1.training.eval_sets import eval_rewards, eval_sets, held_out_prompts, load_eval_prompts
+from swift_r1.training.evaluate import Evaluator
+from swift_r1.training.loop import Trainer
+from swift_r1.training.model_checks import choose_cut
+from swift_r1.training.open_critic import open_critic
+from swift_r1.training.setup import (
     let_sleep,
     open_backend,
     open_reference,
@@ -44,23 +59,8 @@ from swift_r1.training.building import (
     quantization_of,
     schedule_of,
 )
-from swift_r1.training.checkpoints import set_aside_later
-from swift_r1.training.distributed import join_ranks
-from swift_r1.training.eval_sets import eval_rewards, eval_sets, held_out_prompts, load_eval_prompts
-from swift_r1.training.evaluate import Evaluator
-from swift_r1.training.loop import Trainer
-from swift_r1.training.model_files import end_tokens, load_tokenizer
-from swift_r1.training.multi_turn import MultiTurn, OneTurn, Turns
-from swift_r1.training.open_critic import open_critic
-from swift_r1.training.parts import MainRank, Parts
-from swift_r1.training.probes import choose_cut
-from swift_r1.training.prompts import Prompts, PromptStream, StreamedPrompts
-from swift_r1.training.quiet import quiet_libraries
-from swift_r1.training.run_lock import run_folder_held
-from swift_r1.training.run_state import Fingerprint, RunState, truncate_logs
-from swift_r1.training.saving import Saver
-from swift_r1.training.stopping import OUT_OF_TIME, StopRequest
-from swift_r1.training.watchdog import Watchdog
+from swift_r1.wire.protocol import SamplingParams
+from swift_r1.wire.seeds import completion_seed
 
 logger = logging.getLogger("swift_r1.training")
 

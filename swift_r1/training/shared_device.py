@@ -14,10 +14,10 @@ from collections.abc import Iterable
 
 import torch
 
+from swift_r1.sampling.remote import ServerRollouts
+from swift_r1.tracking.stopwatch import Stopwatch
 from swift_r1.training.backends.offload import Movable
-from swift_r1.training.parts import Parts
-from swift_r1.training.server_rollouts import ServerRollouts
-from swift_r1.training.stopwatch import Stopwatch
+from swift_r1.training.context import Parts
 
 
 class SharedDevice:

@@ -20,11 +20,11 @@ from swift_r1.algorithms import (
     top_entropy_threshold,
 )
 from swift_r1.algorithms.metrics import masked_metric
+from swift_r1.models.logprobs import TokenLogprobs
+from swift_r1.models.policy import MicroBatch
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend, CriticBackend, ReferencePolicy
-from swift_r1.training.batching import Cut, RoundBatch, cut_step
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.logprobs import TokenLogprobs
-from swift_r1.training.policy import MicroBatch
+from swift_r1.training.batch.batching import Cut, RoundBatch, cut_step
 
 
 @dataclass(frozen=True, slots=True)

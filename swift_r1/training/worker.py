@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.errors import EXIT_LOST_PEER, EXIT_RUN_FAILED, EXIT_USAGE, SwiftError
-from swift_r1.processes import end_with_parent, leave
-from swift_r1.training.stopping import StopRequest
+from swift_r1.runtime.processes import end_with_parent, leave
+from swift_r1.runtime.stopping import StopRequest
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,7 +66,7 @@ def known_end(error: Exception, content: Mapping[str, Any]) -> int:
     Args:
         content: of args.json.
     """
-    from swift_r1.training.distributed import lost_peer, peer_fault
+    from swift_r1.runtime.ranks import lost_peer, peer_fault
     from swift_r1.training.memory import out_of_memory
 
     rank = os.environ.get("RANK", "0")

@@ -13,8 +13,8 @@ from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.rollout import GenerationArguments
 from swift_r1.arguments.server import RolloutArguments
-from swift_r1.cli.colocate import check_device, device_of, engine_flags
 from swift_r1.errors import UsageError
+from swift_r1.launch.colocate import check_device, device_of, engine_flags
 
 
 def arguments(**flags: Any) -> RlhfArguments:

@@ -44,7 +44,7 @@ LAUNCH = """
 import sys
 from pathlib import Path
 from swift_r1.arguments import World
-from swift_r1.cli.elastic import run_workers
+from swift_r1.launch.elastic import run_workers
 mode, patience, summary = sys.argv[1], float(sys.argv[2]), Path("summary.json")
 summary.write_text("of the run before")
 command = sys.executable, "worker.py", mode
@@ -57,7 +57,7 @@ import subprocess, sys
 beside = subprocess.Popen(["sleep", "100"], start_new_session=True)
 try:
     from swift_r1.arguments import World
-    from swift_r1.cli.elastic import run_workers
+    from swift_r1.launch.elastic import run_workers
     run_workers(World(nproc_per_node=2), (sys.executable, "worker.py", sys.argv[1]), 8)
     open("beside", "w").write(str(beside.poll()))
 finally:
@@ -169,7 +169,7 @@ def test_of_ranks_that_fail_together_the_telling_code_wins() -> None:
     """Losing a peer ends a rank with a traceback (1); the peer's own exit code says why."""
     from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
-    from swift_r1.cli.elastic import first_cause
+    from swift_r1.launch.elastic import first_cause
 
     def failure(rank: int, code: int) -> ProcessFailure:
         one = ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="")
@@ -185,8 +185,8 @@ def test_of_ranks_that_fail_together_the_telling_code_wins() -> None:
 def test_losing_a_peer_is_no_first_cause() -> None:
     from torch.distributed.elastic.multiprocessing.api import ProcessFailure
 
-    from swift_r1.cli.elastic import first_cause
     from swift_r1.errors import EXIT_LOST_PEER
+    from swift_r1.launch.elastic import first_cause
 
     def failure(rank: int, code: int, time: int) -> ProcessFailure:
         one = ProcessFailure(local_rank=rank, pid=1, exitcode=code, error_file="")

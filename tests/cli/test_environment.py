@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from swift_r1.arguments import World
-from swift_r1.cli import environment
-from swift_r1.cli.environment import cpu_binding, find_allocator, has_gpu, server_environment, trainer_environment
+from swift_r1.launch import environment
+from swift_r1.launch.environment import cpu_binding, find_allocator, has_gpu, server_environment, trainer_environment
 
 TWO = World(nproc_per_node=2)
 

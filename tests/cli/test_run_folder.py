@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swift_r1.arguments import RlhfArguments, World, parse_arguments
-from swift_r1.cli.run_folder import make_run_folder, run_folder_faults, without_secrets, write_args
+from swift_r1.launch.run_folder import make_run_folder, run_folder_faults, without_secrets, write_args
 
 BASE = shlex.split("--rlhf_type grpo --model m --dataset d --reward_funcs a --per_device_train_batch_size 8")
 

@@ -208,9 +208,9 @@ def kind_of(process: psutil.Process, first: int) -> str:
         return "engine core"
     if "Worker" in words:
         return "engine worker"
-    if "swift_r1.rollout.keeper" in words:
+    if "swift_r1.launch.supervisor" in words:
         return "keeper"
-    if "swift_r1.rollout.server" in words or "swift_r1 rollout" in words:
+    if "swift_r1.inference.server" in words or "swift_r1 rollout" in words:
         return "server"
     if "spawn_main" in words:
         return "reward watchdog" if session == process.pid else "reward worker" if group == process.pid else "spawned"

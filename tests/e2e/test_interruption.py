@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from swift_r1.training.checkpoints import list_checkpoints
+from swift_r1.training.checkpoint.folder import list_checkpoints
 from tests.conftest import wait_until_gone
 from tests.e2e.live_run import PLUGIN, LiveRun, words_of
 

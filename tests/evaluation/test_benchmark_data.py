@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from swift_r1.arguments.eval_tasks import read_tasks
 from swift_r1.data.files import read_file
 from swift_r1.data.resolve import DATA_FOLDER
 from swift_r1.evaluation.questions import load_questions, shared_questions
-from swift_r1.evaluation.tasks import read_tasks
 
 DATA = Path(os.environ.get("SWIFT_R1_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from swift_r1.arguments import RlhfArguments
+from swift_r1.arguments.eval_tasks import BOXED
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.errors import UsageError
-from swift_r1.evaluation.tasks import BOXED
 from swift_r1.training.evaluate import plain_means
 
 from .conftest import rows_of

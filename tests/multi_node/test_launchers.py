@@ -14,7 +14,7 @@ WORKER = """
 import os, sys, time
 from datetime import timedelta
 import torch, torch.distributed as dist
-from swift_r1.training.distributed import lost_peer
+from swift_r1.runtime.ranks import lost_peer
 dist.init_process_group("gloo", timeout=timedelta(seconds=20))
 open("ready" + os.environ["RANK"], "w").write(str(os.getpid()))
 try:
@@ -30,8 +30,8 @@ dist.destroy_process_group()
 LAUNCH = """
 import os, sys
 from swift_r1.arguments import World
-from swift_r1.cli.elastic import run_workers
-from swift_r1.cli.environment import interface_to
+from swift_r1.launch.elastic import run_workers
+from swift_r1.launch.environment import interface_to
 from swift_r1.errors import SwiftError
 world, faults = World.from_environment(os.environ)
 assert not faults, faults

@@ -26,10 +26,10 @@ RELIED_ON = {
     "no process of a reward is left behind (rewards/pool.py)": [
         ("pebble", "pool/process.py", "ProcessPool._pool_manager PoolManager.worker_manager WorkerManager.workers"),
     ],
-    "--ddp_timeout holds in groups that DeepSpeed makes, and for no rank that is alive (training/distributed.py)": [
+    "--ddp_timeout holds in groups that DeepSpeed makes, and for no rank that is alive (runtime/ranks.py)": [
         ("torch", "distributed/distributed_c10d.py", "_get_default_timeout(backend) _set_pg_timeout(timeout group)"),
     ],
-    "ranks end within --ddp_timeout when one has died (cli/elastic.py)": [
+    "ranks end within --ddp_timeout when one has died (launch/elastic.py)": [
         ("torch", "distributed/elastic/multiprocessing/api.py", "PContext.close(death_sig timeout)"),
         (
             "torch",
@@ -81,11 +81,11 @@ RELIED_ON = {
         ("transformers", "integrations/deepspeed.py", "HfDeepSpeedConfig unset_hf_deepspeed_config()"),
         ("torch", "nn/modules/module.py", "Module._non_persistent_buffers_set"),
     ],
-    "checkpoints in the form that from_pretrained reads (training/model_shards.py)": [
+    "checkpoints in the form that from_pretrained reads (training/checkpoint/model_shards.py)": [
         ("transformers", "core_model_loading.py", "revert_weight_conversion(model state_dict)"),
         ("transformers", "modeling_utils.py", "PreTrainedModel._keys_to_ignore_on_save"),
     ],
-    "shared prompts and decoding of many completions (training/attention.py, rollout/engines)": [
+    "shared prompts and decoding of many completions (models/attention.py, rollout/engines)": [
         ("transformers", "integrations/sdpa_attention.py", "sdpa_attention_forward(module query key value)"),
         ("transformers", "masking_utils.py", "ALL_MASK_ATTENTION_FUNCTIONS"),
         ("transformers", "configuration_utils.py", "PreTrainedConfig._attn_implementation"),
@@ -97,17 +97,17 @@ RELIED_ON = {
             "CacheLayerMixin.get_seq_length()",
         ),
     ],
-    "adapters (training/lora.py)": [
+    "adapters (models/lora.py)": [
         ("transformers", "integrations/peft.py", "PeftAdapterMixin._hf_peft_config_loaded"),
         ("peft", "tuners/lora/layer.py", "LoraLayer.lora_A LoraLayer.lora_B Linear.get_delta_weight(adapter)"),
     ],
-    "weights of 4 bits (training/quantization.py)": [
+    "weights of 4 bits (models/quantization.py)": [
         ("bitsandbytes", "functional.py", "dequantize_4bit(A quant_state) QuantState.shape QuantState.dtype"),
     ],
     "moments of 8 bits in checkpoints (backends/optimizer_state.py)": [
         ("bitsandbytes", "optim/optimizer.py", "Optimizer2State.init_state(group p gindex pindex)"),
     ],
-    "new weights in the engine (rollout/engines/vllm_worker.py)": [
+    "new weights in the engine (inference/engines/vllm_worker.py)": [
         ("vllm", "v1/worker/gpu_model_runner.py", "GPUModelRunner.reload_weights(weights_iterator)"),
         ("vllm", "model_executor/model_loader/reload/layerwise.py", "finalize_layerwise_reload"),
         (
@@ -116,7 +116,7 @@ RELIED_ON = {
             "VocabParallelEmbedding UnquantizedEmbeddingMethod.process_weights_after_loading(layer)",
         ),
     ],
-    "weights by NCCL (rollout/weights/nccl.py, engines/vllm_worker.py)": [
+    "weights by NCCL (weights/nccl.py, engines/vllm_worker.py)": [
         (
             "vllm",
             "v1/worker/gpu_worker.py",
@@ -133,7 +133,7 @@ RELIED_ON = {
         ),
         ("vllm", "distributed/device_communicators/pynccl_wrapper.py", "NCCLLibrary.ncclGetUniqueId() ncclUniqueId"),
     ],
-    "the rollout server (rollout/engines/vllm.py)": [
+    "the rollout server (inference/engines/vllm.py)": [
         (
             "vllm",
             "v1/engine/async_llm.py",

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
+from swift_r1.models.policy import load_model
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.checkpoints import fault_of, list_checkpoints, newest_whole
-from swift_r1.training.distributed import Ranks
+from swift_r1.training.checkpoint.folder import fault_of, list_checkpoints, newest_whole
+from swift_r1.training.checkpoint.run_state import Fingerprint, RunState
+from swift_r1.training.checkpoint.saving import Saved, Saver
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.policy import load_model
-from swift_r1.training.run_state import Fingerprint, RunState
-from swift_r1.training.saving import Saved, Saver
 
 EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.chmod"}
 EXITED, SAVED = 9, 0

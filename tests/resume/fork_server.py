@@ -80,7 +80,7 @@ def _run(words: list[str], cwd: str, log: str, forget: str | None, processes: in
 
 def _train(args_json: Path, world: World, environ: Mapping[str, str]) -> NoReturn:
     """This process becomes rank 0, forks of it the others; they end together."""
-    from swift_r1.processes import leave
+    from swift_r1.runtime.processes import leave
     from swift_r1.training.worker import main as train
 
     os.environ.update(environ, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(_free_port()))
@@ -107,9 +107,10 @@ def _free_port() -> int:
 
 
 def _forget(part: str) -> None:
-    from swift_r1.training import loop, saving
+    from swift_r1.training import loop
+    from swift_r1.training.checkpoint import saving
+    from swift_r1.training.checkpoint.run_state import RunState
     from swift_r1.training.optimizer import LearningRate
-    from swift_r1.training.run_state import RunState
 
     reads: dict[str, Callable[[RunState], RunState]] = {
         "prompts_taken": lambda state: replace(state, prompts_taken=0),
@@ -122,8 +123,8 @@ def _forget(part: str) -> None:
         original = RunState.read
         RunState.read = classmethod(lambda cls, path: reads[part](original(path)))  # type: ignore[method-assign]
     elif part == "nothing":
-        from swift_r1.training import model_shards
         from swift_r1.training.backends import optimizer_state
+        from swift_r1.training.checkpoint import model_shards
 
         model_shards.BUCKET_BYTES = 20_000
         optimizer_state._BUCKET_NUMBERS = 5_000

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoModelForCausalLM
 
-from swift_r1.training.checkpoints import fault_of
+from swift_r1.training.checkpoint.folder import fault_of
 from swift_r1.training.summary import Outcome
 
 HERE = Path(__file__).parent

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift_r1.training import stopping
+from swift_r1.runtime import stopping
 
 # The signal comes in the third round, whose first of two steps is then the last.
 SETTINGS = {"max_steps": 8, "steps_per_generation": 2, "save_steps": 100, "logging_steps": 3}

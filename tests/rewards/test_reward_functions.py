@@ -23,7 +23,7 @@ from swift_r1.rewards.construct import build_reward, check_rewards
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
 from swift_r1.rewards.validate import WrongShape, checked
-from swift_r1.training.scoring import reward_metrics
+from swift_r1.sampling.scoring import reward_metrics
 
 ARGS = SimpleNamespace(temperature=0.7, max_completion_length=100)
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import uvicorn
 
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.config import ServerConfig
-from swift_r1.rollout.lifecycle import Lifecycle
-from swift_r1.rollout.routes import create_app
+from swift_r1.inference.config import ServerConfig
+from swift_r1.inference.lifecycle import Lifecycle
+from swift_r1.inference.routes import create_app
+from swift_r1.sampling.pool.client import RolloutClient
 
 WAIT_S = 60
 

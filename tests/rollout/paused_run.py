@@ -18,22 +18,22 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from swift_r1.rollout import client as client_module
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.fleet import Fleet
-from swift_r1.rollout.identity import tokenizer_hash
-from swift_r1.rollout.link import Expected, ServerLink
-from swift_r1.rollout.protocol import RolloutOutput, RolloutRequest, SamplingParams
-from swift_r1.rollout.roster import Member
-from swift_r1.rollout.weights.writer import WeightWriter
+from swift_r1.models.lora import Weight
+from swift_r1.models.policy import load_model
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.sampling.base import ignore_output
+from swift_r1.sampling.fleet_rollouts import FleetRollouts
+from swift_r1.sampling.pool import client as client_module
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.sampling.pool.health import Member
+from swift_r1.sampling.pool.pool import Fleet
+from swift_r1.sampling.pool.session import Expected, ServerLink
+from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.fleet_rollouts import FleetRollouts
-from swift_r1.training.lora import Weight
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.policy import load_model
-from swift_r1.training.rollouts import ignore_output
-from swift_r1.training.server_rollouts import ServerRollouts
+from swift_r1.weights.writer import WeightWriter
+from swift_r1.wire.identity import tokenizer_hash
+from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams
 
 PHASES = ("begin", "bucket", "commit", "generation", "idle")
 WAIT_S = 300

@@ -10,21 +10,21 @@ import pytest
 import torch
 
 from swift_r1.errors import RunFailed
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.engines.base import EngineInfo
-from swift_r1.rollout.identity import tokenizer_hash
-from swift_r1.rollout.link import Expected, ServerLink
-from swift_r1.rollout.protocol import AdapterConfig
-from swift_r1.rollout.refusals import Refused, ServerRefused
-from swift_r1.rollout.weights.adapter import adapter_shapes, write_adapter
-from swift_r1.rollout.weights.expected import expected_weights
-from swift_r1.rollout.weights.writer import WeightWriter
+from swift_r1.inference.engines.base import EngineInfo
+from swift_r1.models.lora import LoraSettings, adapter_config, adapter_weights
+from swift_r1.models.policy import load_model
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.sampling.pool.session import Expected, ServerLink
+from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.lora import LoraSettings, adapter_config, adapter_weights
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.policy import load_model
-from swift_r1.training.server_rollouts import ServerRollouts
+from swift_r1.weights.adapter import adapter_shapes, write_adapter
+from swift_r1.weights.expected import expected_weights
+from swift_r1.weights.writer import WeightWriter
+from swift_r1.wire.http_errors import Refused, ServerRefused
+from swift_r1.wire.identity import tokenizer_hash
+from swift_r1.wire.protocol import AdapterConfig
 
 SETTINGS = LoraSettings(rank=4, alpha=8, target_modules=("all-linear",))
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)

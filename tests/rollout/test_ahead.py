@@ -14,16 +14,16 @@ import pytest
 import torch
 
 from swift_r1.errors import RunFailed
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.engines.base import EngineInfo, Generated
-from swift_r1.rollout.link import Expected, ServerLink, ServerLost
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.rollout.weights.writer import WeightWriter
-from swift_r1.training import ahead
-from swift_r1.training.ahead_rollouts import AheadRollouts
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.rollouts import ignore_output
-from swift_r1.training.staleness import ServedVersions
+from swift_r1.inference.engines.base import EngineInfo, Generated
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.sampling import prefetch as ahead
+from swift_r1.sampling.base import ignore_output
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.sampling.pool.session import Expected, ServerLink, ServerLost
+from swift_r1.sampling.prefetch_rollouts import AheadRollouts
+from swift_r1.sampling.staleness import ServedVersions
+from swift_r1.weights.writer import WeightWriter
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 WAIT_S = 30
 EXPECTED = {"w": (2,)}

@@ -13,16 +13,16 @@ import httpx
 import pytest
 import torch
 
-from swift_r1.rollout import protocol as wire
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.engines.base import EngineInfo, Generated
-from swift_r1.rollout.gate import Gate
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.rollout.refusals import Refused
-from swift_r1.rollout.updates import WeightUpdates
-from swift_r1.rollout.weights.hashing import bucket_digest, content_hash
-from swift_r1.rollout.weights.push import to_bytes
-from swift_r1.rollout.weights.writer import WeightWriter
+from swift_r1.inference.admission import Gate
+from swift_r1.inference.engines.base import EngineInfo, Generated
+from swift_r1.inference.updates import WeightUpdates
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.weights.hashing import bucket_digest, content_hash
+from swift_r1.weights.push import to_bytes
+from swift_r1.weights.writer import WeightWriter
+from swift_r1.wire import protocol as wire
+from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 WAIT_S = 20
 OLD, NEW = [("w", torch.ones(2))], [("w", torch.zeros(2))]

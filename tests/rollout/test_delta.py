@@ -12,12 +12,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_r1.rollout.refusals import Refused
-from swift_r1.rollout.weights import delta
-from swift_r1.rollout.weights.hashing import bucket_digest, content_hash
-from swift_r1.rollout.weights.kept import KeptWeights, Superseded
-from swift_r1.rollout.weights.push import to_bytes
-from swift_r1.rollout.weights.staging import Staging
+from swift_r1.weights import delta
+from swift_r1.weights.hashing import bucket_digest, content_hash
+from swift_r1.weights.push import to_bytes
+from swift_r1.weights.snapshot import KeptWeights, Superseded
+from swift_r1.weights.staging import Staging
+from swift_r1.wire.http_errors import Refused
 
 WORDS = 200_000
 

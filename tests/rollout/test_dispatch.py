@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from swift_r1.errors import RunFailed, ServerUnreachable
-from swift_r1.rollout.dispatch import Dispatch
-from swift_r1.rollout.link import ServerLost
-from swift_r1.rollout.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
+from swift_r1.sampling.pool.router import Dispatch
+from swift_r1.sampling.pool.session import ServerLost
+from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 
 WAIT_S = 20
 

@@ -18,21 +18,21 @@ import torch
 
 from swift_r1.cli.rlhf import wait_for_servers
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.fleet import Fleet
-from swift_r1.rollout.identity import tokenizer_hash
-from swift_r1.rollout.link import Expected, ServerLink
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.rollout.roster import Member, Roster, why_not_alike
-from swift_r1.rollout.weights.expected import expected_weights
+from swift_r1.models.lora import Weight
+from swift_r1.models.policy import load_model
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.sampling.base import ignore_output
+from swift_r1.sampling.fleet_rollouts import FleetRollouts
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.sampling.pool.health import Member, Roster, why_not_alike
+from swift_r1.sampling.pool.pool import Fleet
+from swift_r1.sampling.pool.session import Expected, ServerLink
+from swift_r1.sampling.weight_check import TOLERANCE
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.fleet_rollouts import FleetRollouts
-from swift_r1.training.lora import Weight
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.policy import load_model
-from swift_r1.training.rollouts import ignore_output
-from swift_r1.training.weight_check import TOLERANCE
+from swift_r1.weights.expected import expected_weights
+from swift_r1.wire.identity import tokenizer_hash
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 BACK_WITHIN_S = 240
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
@@ -364,7 +364,7 @@ def test_only_changes_are_sent_and_a_server_that_was_away_gets_all(
 
 
 def info(url: str, **other: Any) -> tuple[str, Any]:
-    from swift_r1.rollout.protocol import ServerInfo
+    from swift_r1.wire.protocol import ServerInfo
 
     values: dict[str, Any] = {
         "instance": url,
@@ -406,7 +406,7 @@ def test_a_server_that_dies_of_every_request_is_given_up(
     connect: Any, tiny_model: Path, tiny_engine: Any, serve_engine: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It refuses for now, again and again; the other goes on alone."""
-    from swift_r1.rollout.refusals import Refused
+    from swift_r1.wire.http_errors import Refused
 
     engines = [tiny_engine(str(tiny_model)) for _ in range(2)]
 

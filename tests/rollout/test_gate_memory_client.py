@@ -11,12 +11,12 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from swift_r1.errors import RunFailed, ServerUnreachable
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.engines.environment import engine_environment
-from swift_r1.rollout.gate import Gate
-from swift_r1.rollout.memory import RequestMemory
-from swift_r1.rollout.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
-from swift_r1.rollout.refusals import Refused
+from swift_r1.inference.admission import Gate
+from swift_r1.inference.engines.environment import engine_environment
+from swift_r1.inference.idempotency import RequestMemory
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 
 
 def test_a_closed_gate_holds_new_work_and_lets_running_work_finish() -> None:

@@ -42,7 +42,7 @@ RUN = """
 import json, os, subprocess, sys
 order = json.loads(sys.argv[1]) | {"run": os.getpid()}
 keeper = subprocess.Popen(
-    [sys.executable, "-m", "swift_r1.rollout.keeper"], stdin=subprocess.PIPE, start_new_session=True
+    [sys.executable, "-m", "swift_r1.launch.supervisor"], stdin=subprocess.PIPE, start_new_session=True
 )
 keeper.stdin.write(json.dumps(order).encode())
 keeper.stdin.close()

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.rollout.weights import staging
-from swift_r1.rollout.weights.staging import Staging, remove_leftovers
+from swift_r1.weights import staging
+from swift_r1.weights.staging import Staging, remove_leftovers
 
 
 def test_only_what_no_server_holds_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,10 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.engines.base import EngineInfo, Generated, Piece, TokenLogprob
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.rollout.refusals import Refused
+from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, TokenLogprob
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 EXPECTED = {"w": (2,)}
 VOCABULARY, LENGTH = 50, 100

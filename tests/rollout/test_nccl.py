@@ -17,13 +17,13 @@ import pytest
 import torch
 
 from swift_r1.errors import ServerUnreachable, UsageError
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.engines import vllm_worker
-from swift_r1.rollout.engines.base import EngineInfo
-from swift_r1.rollout.engines.vllm_worker import SwiftWorker
-from swift_r1.rollout.protocol import StreamedTensor
-from swift_r1.rollout.refusals import EngineDead, ServerRefused
-from swift_r1.rollout.weights.writer import WeightWriter
+from swift_r1.inference.engines import vllm_worker
+from swift_r1.inference.engines.base import EngineInfo
+from swift_r1.inference.engines.vllm_worker import SwiftWorker
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.weights.writer import WeightWriter
+from swift_r1.wire.http_errors import EngineDead, ServerRefused
+from swift_r1.wire.protocol import StreamedTensor
 
 DEADLINE_S = 20
 BUCKETS = [[("a", torch.arange(6.0).view(2, 3))], [("b", torch.ones(4)), ("c", torch.full((1,), 7.0))]]

@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.rollout.weights.writer import WeightWriter
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.weights.writer import WeightWriter
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 MESSAGES = [{"role": "user", "content": "count from 7"}]
 

@@ -15,13 +15,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from swift_r1.errors import UsageError
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.config import ServerConfig
-from swift_r1.rollout.engines.base import EngineInfo, Generated
-from swift_r1.rollout.engines.replicas import Replicas
-from swift_r1.rollout.engines.vllm_start import replica_environments
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.training.weight_check import mean_difference, probe_sequences
+from swift_r1.inference.config import ServerConfig
+from swift_r1.inference.engines.base import EngineInfo, Generated
+from swift_r1.inference.engines.replicas import Replicas
+from swift_r1.inference.engines.vllm_start import replica_environments
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.sampling.weight_check import mean_difference, probe_sequences
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 VLLM_WAIT_S = 600
 

@@ -15,19 +15,19 @@ import pytest
 import torch
 
 from swift_r1.errors import RunFailed, ServerUnreachable
-from swift_r1.rollout import link
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.identity import tokenizer_hash
-from swift_r1.rollout.link import Expected, ServerLink
-from swift_r1.rollout.protocol import RolloutOutput, RolloutRequest, SamplingParams
-from swift_r1.rollout.refusals import ServerRefused
+from swift_r1.models.lora import Weight
+from swift_r1.models.policy import load_model
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.sampling.base import ignore_output
+from swift_r1.sampling.pool import session as link
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.sampling.pool.session import Expected, ServerLink
+from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.lora import Weight
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.policy import load_model
-from swift_r1.training.rollouts import ignore_output
-from swift_r1.training.server_rollouts import ServerRollouts
+from swift_r1.wire.http_errors import ServerRefused
+from swift_r1.wire.identity import tokenizer_hash
+from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams
 
 BACK_WITHIN_S = 240
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
@@ -62,7 +62,7 @@ class OnWaiting(logging.Handler):
 
 @pytest.fixture
 def on_waiting() -> Iterator[OnWaiting]:
-    handler, logger = OnWaiting(), logging.getLogger("swift_r1.rollout.link")
+    handler, logger = OnWaiting(), logging.getLogger("swift_r1.sampling.pool.session")
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)

@@ -13,9 +13,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift_r1.errors import RunFailed
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.identity import tokenizer_hash
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.identity import tokenizer_hash
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 PROMPT = (1, 20, 31, 42, 7)
 

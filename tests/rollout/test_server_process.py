@@ -18,14 +18,14 @@ import httpx
 import pytest
 
 from swift_r1.errors import EXIT_PORT_TAKEN, EXIT_USAGE
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.conftest import start_server, wait_until_gone
 
 
 def run_server(folder: Path, **args: Any) -> subprocess.CompletedProcess[str]:
     (folder / "args.json").write_text(json.dumps({"args": args}))
-    command = [sys.executable, "-m", "swift_r1.rollout.server", str(folder / "args.json")]
+    command = [sys.executable, "-m", "swift_r1.inference.server", str(folder / "args.json")]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 

@@ -20,10 +20,10 @@ from safetensors.torch import save
 from transformers import AutoModelForCausalLM
 
 from swift_r1.errors import EXIT_RUN_FAILED, RunFailed, UsageError
-from swift_r1.rollout import protocol as wire
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.weights.hashing import bucket_digest, content_hash
-from swift_r1.rollout.weights.push import in_buckets, to_bytes
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.weights.hashing import bucket_digest, content_hash
+from swift_r1.weights.push import in_buckets, to_bytes
+from swift_r1.wire import protocol as wire
 
 SEQUENCES = ((1, 20, 31, 42, 7, 55, 60), (1, 99, 98, 97, 3, 4, 5, 6, 80))
 SMALL_BUCKETS = 40_000

@@ -11,13 +11,13 @@ import httpx
 import pytest
 import torch
 
-from swift_r1.rollout import client as client_module
-from swift_r1.rollout import limits
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.engines.base import EngineInfo, Generated
-from swift_r1.rollout.protocol import RolloutOutput, RolloutRequest, SamplingParams
-from swift_r1.rollout.refusals import ServerRefused
-from swift_r1.rollout.weights.writer import WeightWriter
+from swift_r1.inference import limits
+from swift_r1.inference.engines.base import EngineInfo, Generated
+from swift_r1.sampling.pool import client as client_module
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.weights.writer import WeightWriter
+from swift_r1.wire.http_errors import ServerRefused
+from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams
 
 EXPECTED = {"w": (2,)}
 WAIT_S = 20

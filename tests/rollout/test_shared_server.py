@@ -15,10 +15,10 @@ import pytest
 import torch
 
 from swift_r1.errors import UsageError
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.engines.base import EngineInfo, Generated, Piece
-from swift_r1.rollout.link import Expected, ServerLink
-from swift_r1.rollout.protocol import RolloutOutput, RolloutRequest, SamplingParams
+from swift_r1.inference.engines.base import EngineInfo, Generated, Piece
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.sampling.pool.session import Expected, ServerLink
+from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams
 
 WAIT_S = 30
 MESSAGES = [{"role": "user", "content": "tell me all"}]

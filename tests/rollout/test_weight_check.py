@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from swift_r1.errors import RunFailed
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.link import Expected, ServerLink
-from swift_r1.rollout.weights.expected import expected_weights
+from swift_r1.models.policy import load_model
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.sampling.pool.session import Expected, ServerLink
+from swift_r1.sampling.remote import ServerRollouts
+from swift_r1.sampling.weight_check import TOLERANCE, TOLERANCE_16_BIT, mean_difference, tolerance
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.distributed import Ranks
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.policy import load_model
-from swift_r1.training.server_rollouts import ServerRollouts
-from swift_r1.training.weight_check import TOLERANCE, TOLERANCE_16_BIT, mean_difference, tolerance
+from swift_r1.weights.expected import expected_weights
 
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
 SCRIPT = Path(__file__).resolve().parents[1] / "tiny_server.py"

@@ -15,13 +15,13 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import load_file
 
 from swift_r1.errors import RunFailed
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.engines.base import EngineInfo
-from swift_r1.rollout.refusals import ServerRefused
-from swift_r1.rollout.weights import transport
-from swift_r1.rollout.weights.hashing import bucket_digest, parts_digest
-from swift_r1.rollout.weights.push import parts_of, to_bytes
-from swift_r1.rollout.weights.staging import StagedBucket, Staging
+from swift_r1.inference.engines.base import EngineInfo
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.weights import transport
+from swift_r1.weights.hashing import bucket_digest, parts_digest
+from swift_r1.weights.push import parts_of, to_bytes
+from swift_r1.weights.staging import StagedBucket, Staging
+from swift_r1.wire.http_errors import ServerRefused
 
 Tensors = dict[str, torch.Tensor]
 EXPECTED = {"a": (3, 5), "b": (7,), "c": (0, 2), "d": ()}
@@ -114,10 +114,10 @@ def test_a_file_that_changed_or_is_not_there_is_refused(
         return digest
 
     buckets = [list(weights(1).items())]
-    monkeypatch.setattr("swift_r1.rollout.weights.writer.write_file", flips_a_bit)
+    monkeypatch.setattr("swift_r1.weights.writer.write_file", flips_a_bit)
     with pytest.raises(ServerRefused, match="other bytes than were written"):
         client.push_weights(1, buckets, "shm")
-    monkeypatch.setattr("swift_r1.rollout.weights.writer.write_file", lambda path, parts: parts_digest(parts))
+    monkeypatch.setattr("swift_r1.weights.writer.write_file", lambda path, parts: parts_digest(parts))
     with pytest.raises(ServerRefused, match="not in this server's shared memory"):
         client.push_weights(1, buckets, "shm")
 
@@ -130,7 +130,7 @@ def test_a_file_that_changed_or_is_not_there_is_refused(
         return "0" * 32
 
     linked: list[Path] = []
-    monkeypatch.setattr("swift_r1.rollout.weights.writer.write_file", links_elsewhere)
+    monkeypatch.setattr("swift_r1.weights.writer.write_file", links_elsewhere)
     with pytest.raises(ServerRefused, match="not in this server's shared memory"):
         client.push_weights(1, buckets, "shm")
     assert not engine.loaded and client.info().weight_version == 0
@@ -144,7 +144,7 @@ def test_a_file_that_changed_or_is_not_there_is_refused(
 
 
 def test_shared_memory_of_another_host_is_not_used(client: RolloutClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swift_r1.rollout.weights.writer.usable_folder", lambda _folder: None)
+    monkeypatch.setattr("swift_r1.weights.writer.usable_folder", lambda _folder: None)
     buckets = [list(weights(1).items())]
     with pytest.raises(RunFailed, match=r"--weight_transport shm: .*use http"):
         client.push_weights(1, buckets, "shm")
@@ -213,7 +213,7 @@ def small_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pa
         mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True)
         if mounted.returncode:
             pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.decode().strip()}")
-    monkeypatch.setattr("swift_r1.rollout.weights.staging._SHARED_MEMORY", folders[0])
+    monkeypatch.setattr("swift_r1.weights.staging._SHARED_MEMORY", folders[0])
     monkeypatch.setattr("tempfile.tempdir", str(folders[1]))
     # What another engine's weights will take is free when this one starts.
     monkeypatch.setattr(shutil, "disk_usage", lambda _folder: shutil._ntuple_diskusage(1 << 40, 0, 1 << 40))

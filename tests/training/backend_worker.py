@@ -17,20 +17,21 @@ from safetensors.torch import load_file, save_file
 
 from swift_r1.algorithms import LossConfig
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
+from swift_r1.models.critic import load_critic
+from swift_r1.models.freezing import Freezing
+from swift_r1.models.lora import LoraSettings, policy_weights
+from swift_r1.models.policy import load_model
+from swift_r1.models.quantization import Quantization
+from swift_r1.runtime.ranks import join_ranks
 from swift_r1.training.backends.deepspeed_config import read_config
-from swift_r1.training.batching import Cut, collate, round_batch
-from swift_r1.training.building import schedule_of
-from swift_r1.training.critic import load_critic
-from swift_r1.training.distributed import join_ranks
-from swift_r1.training.freezing import Freezing
-from swift_r1.training.lora import LoraSettings, policy_weights
-from swift_r1.training.micro_batches import Form
+from swift_r1.training.batch.batching import Cut, collate, round_batch
+from swift_r1.training.batch.micro_batches import Form
+from swift_r1.training.checkpoint.tensor_files import write_tensors
+from swift_r1.training.context import CriticParts
+from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.parts import CriticParts
-from swift_r1.training.policy import load_model
 from swift_r1.training.ppo import Ppo
-from swift_r1.training.probes import check_logprobs
-from swift_r1.training.quantization import Quantization
+from swift_r1.training.setup import schedule_of
 from swift_r1.training.step import (
     before_training,
     deal_round,
@@ -38,7 +39,6 @@ from swift_r1.training.step import (
     rewards_after_kl,
     train_step,
 )
-from swift_r1.training.tensor_files import write_tensors
 
 COMPLETIONS, GROUP = 16, 4
 FORMS = {"": Form(), "p": Form(packed=True), "s": Form(packed=True, shared=True)}

@@ -3,7 +3,7 @@
 import hashlib
 import json
 
-from swift_r1.training.checkpoints import Draft, fault_of, list_checkpoints, remove_old_checkpoints
+from swift_r1.training.checkpoint.folder import Draft, fault_of, list_checkpoints, remove_old_checkpoints
 
 
 def save_checkpoint(run_dir, step, write):

@@ -12,7 +12,7 @@ import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from swift_r1.training.distributed import join_ranks, lost_peer, peer_fault
+from swift_r1.runtime.ranks import join_ranks, lost_peer, peer_fault
 
 
 def test_groups_that_others_make_wait_as_long_as_ours(monkeypatch):

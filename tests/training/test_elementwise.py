@@ -6,8 +6,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Olmo2Config, Qwen3Config
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from swift_r1.training import elementwise
-from swift_r1.training.elementwise import rms_norm, swiglu, use_block_functions
+from swift_r1.models import cpu_kernels as elementwise
+from swift_r1.models.cpu_kernels import rms_norm, swiglu, use_block_functions
 
 SIZES = {
     "vocab_size": 64,

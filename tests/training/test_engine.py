@@ -5,8 +5,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from swift_r1.errors import UsageError
-from swift_r1.rollout.engines.transformers import TransformersEngine, _Row
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.inference.engines.transformers import TransformersEngine, _Row
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 EOS, PAD, VOCAB = 1, 0, 40
 

@@ -9,17 +9,17 @@ import torch
 from safetensors.torch import load_file
 
 from swift_r1.errors import UsageError
-from swift_r1.rollout.engines.transformers import TransformersEngine
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.rollout.weights.expected import as_in_checkpoint, expected_weights
-from swift_r1.training.attention import takes_packed_rows
+from swift_r1.inference.engines.transformers import TransformersEngine
+from swift_r1.models.attention import takes_packed_rows
+from swift_r1.models.lora import LoraSettings, policy_weights
+from swift_r1.models.policy import load_model
 from swift_r1.training.backends.local import LocalBackend, LocalReference
-from swift_r1.training.batching import collate, round_batch
-from swift_r1.training.lora import LoraSettings, policy_weights
-from swift_r1.training.micro_batches import SHARED, Form
+from swift_r1.training.batch.batching import collate, round_batch
+from swift_r1.training.batch.micro_batches import SHARED, Form
+from swift_r1.training.model_checks import check_engine, check_logprobs, narrowed, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.policy import load_model
-from swift_r1.training.probes import check_engine, check_logprobs, narrowed, why_not_packed
+from swift_r1.weights.expected import as_in_checkpoint, expected_weights
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.families import FAMILIES, WINDOW, save_family
 
 CPU = torch.device("cpu")
@@ -189,8 +189,8 @@ def test_an_attention_that_forgets_its_window_is_found(tmp_path, monkeypatch):
     """At the length of a real window, which no probe reaches: windows are narrowed for it."""
     from transformers import AttentionInterface
 
-    from swift_r1.rollout.engines import attention as decoding
-    from swift_r1.training import attention as training
+    from swift_r1.inference.engines import attention as decoding
+    from swift_r1.models import attention as training
 
     def forgetting(own):
         def attend(*args, sliding_window=None, **kwargs):

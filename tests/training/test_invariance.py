@@ -10,14 +10,14 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from swift_r1.algorithms import LossConfig
 from swift_r1.arguments import RlhfArguments, parse_arguments
 from swift_r1.errors import UsageError
+from swift_r1.models.lora import LoraSettings, policy_weights
+from swift_r1.models.policy import load_model, use_packed_attention
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batching import Cut, collate, cut_step, round_batch
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.lora import LoraSettings, policy_weights
-from swift_r1.training.micro_batches import SHARED, Form
+from swift_r1.training.batch.batching import Cut, collate, cut_step, round_batch
+from swift_r1.training.batch.micro_batches import SHARED, Form
+from swift_r1.training.model_checks import LEAST_SAVING, check_logprobs, choose_cut, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.policy import load_model, use_packed_attention
-from swift_r1.training.probes import LEAST_SAVING, check_logprobs, choose_cut, why_not_packed
 from swift_r1.training.step import before_training, deal_round, needs_old_policy, rewards_after_kl
 
 _spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))

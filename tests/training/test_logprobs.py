@@ -16,16 +16,16 @@ from transformers import (
 )
 
 from swift_r1.errors import UsageError
-from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.logprobs import (
+from swift_r1.models.logprobs import (
     LOGITS_BYTES,
     PLAIN,
     LogitForm,
     selective_logprobs,
     selective_logprobs_and_entropies,
 )
+from swift_r1.training.backends.local import LocalBackend
+from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.probes import check_logprobs
 
 
 def problem(dtype, rows=37, width=16, vocab=101):
@@ -146,7 +146,7 @@ from pathlib import Path
 
 import torch
 
-from swift_r1.training.logprobs import selective_logprobs
+from swift_r1.models.logprobs import selective_logprobs
 
 def peak():  # of this process alone; rusage starts with that of whoever started it
     (line,) = [line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:")]

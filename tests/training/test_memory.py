@@ -8,10 +8,10 @@ import torch
 from swift_r1.arguments import World
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.errors import EXIT_RUN_FAILED
+from swift_r1.models.shape import shape_of
 from swift_r1.training.advice import advice, zero_of
 from swift_r1.training.estimate import changes, estimate
 from swift_r1.training.memory import out_of_memory, peak_bytes
-from swift_r1.training.model_shape import shape_of
 from swift_r1.training.worker import known_end
 
 
@@ -35,7 +35,7 @@ def test_the_shape_is_the_models(shape, tiny_model_untied):
     model = AutoModelForCausalLM.from_pretrained(tiny_model_untied)
     assert dict(shape.weights) == {name: p.numel() for name, p in model.named_parameters()}
     assert (shape.layers, shape.hidden, shape.feed_forward, shape.kv_width) == (2, 64, 128, 32)
-    from swift_r1.training.lora import LoraSettings, add_lora
+    from swift_r1.models.lora import LoraSettings, add_lora
 
     add_lora(model, LoraSettings(4, 16, ("all-linear",)))
     assert shape.adapters(4, ["all-linear"]) == sum(p.numel() for p in model.parameters() if p.requires_grad)

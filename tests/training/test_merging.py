@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift_r1.cli.main import main
-from swift_r1.training.lora import LoraSettings, checkpoint_weights, policy_weights
-from swift_r1.training.merging import write_base
-from swift_r1.training.policy import load_model
-from swift_r1.training.quantization import Quantization
+from swift_r1.models.lora import LoraSettings, checkpoint_weights, policy_weights
+from swift_r1.models.merging import write_base
+from swift_r1.models.policy import load_model
+from swift_r1.models.quantization import Quantization
 
 
 def adapted(model, folder, quantization):

@@ -9,20 +9,20 @@ import torch
 
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import RunFailed
+from swift_r1.inference.engines.transformers import TransformersEngine
+from swift_r1.models.policy import load_model
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.protocol import RequestConfig, RolloutOutput
 from swift_r1.plugins.rollouts import GymScheduler, MultiTurnScheduler, RolloutScheduler, multi_turns
-from swift_r1.rollout.engines.transformers import TransformersEngine
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.sampling.base import EmbeddedRollouts
+from swift_r1.sampling.multi_turn import MultiTurn, Stage
+from swift_r1.sampling.turn_engine import Limits, Opening, TurnEngine
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batching import Cut, collate, cut_step, round_batch
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.micro_batches import Form
-from swift_r1.training.multi_turn import MultiTurn, Stage
+from swift_r1.training.batch.batching import Cut, collate, cut_step, round_batch
+from swift_r1.training.batch.micro_batches import Form
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.policy import load_model
-from swift_r1.training.rollouts import EmbeddedRollouts
-from swift_r1.training.turn_engine import Limits, Opening, TurnEngine
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 FILES = Path(__file__).parent.parent / "plugins" / "files"
 RANKS = Ranks(0, 1, torch.device("cpu"), None)

@@ -13,19 +13,19 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
 from swift_r1.errors import UsageError
+from swift_r1.models.critic import load_critic
+from swift_r1.models.files import load_tokenizer
+from swift_r1.models.policy import load_model
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend, LocalCritic
-from swift_r1.training.batching import Cut
-from swift_r1.training.building import schedule_of
-from swift_r1.training.critic import load_critic
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.micro_batches import SHARED, Form
-from swift_r1.training.model_files import load_tokenizer
+from swift_r1.training.batch.batching import Cut
+from swift_r1.training.batch.micro_batches import SHARED, Form
+from swift_r1.training.context import CriticParts
+from swift_r1.training.model_checks import choose_cut, critic_states, why_not_packed
 from swift_r1.training.open_critic import check_tokens
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.parts import CriticParts
-from swift_r1.training.policy import load_model
 from swift_r1.training.ppo import Ppo
-from swift_r1.training.probes import choose_cut, critic_states, why_not_packed
+from swift_r1.training.setup import schedule_of
 from swift_r1.training.step import deal_round
 
 _spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))

@@ -13,9 +13,9 @@ from swift_r1.data.types import Prompt
 from swift_r1.rewards.calls import joined
 from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.types import InvalidReward, RewardColumn
-from swift_r1.rollout.protocol import Completion, RolloutOutput
-from swift_r1.training.prompts import PromptStream, StreamedPrompts
-from swift_r1.training.scoring import ScoredRound, Scoring, completion_row, pooled_columns
+from swift_r1.sampling.prompts import PromptStream, StreamedPrompts
+from swift_r1.sampling.scoring import ScoredRound, Scoring, completion_row, pooled_columns
+from swift_r1.wire.protocol import Completion, RolloutOutput
 
 
 def scores(values, first_group):

@@ -12,15 +12,15 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
+from swift_r1.models.lora import policy_weights
+from swift_r1.models.policy import load_model
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.lora import policy_weights
-from swift_r1.training.model_shards import ModelShards
+from swift_r1.training.checkpoint.model_shards import ModelShards
+from swift_r1.training.checkpoint.run_state import Fingerprint, RunState
+from swift_r1.training.checkpoint.saving import Saved, Saver
+from swift_r1.training.checkpoint.tensor_files import Content, write_stream, write_tensors
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.policy import load_model
-from swift_r1.training.run_state import Fingerprint, RunState
-from swift_r1.training.saving import Saved, Saver
-from swift_r1.training.tensor_files import Content, write_stream, write_tensors
 
 CPU = torch.device("cpu")
 SIZES = {
@@ -44,7 +44,7 @@ CONFIGS = {
 def test_shares_together_are_what_transformers_writes(
     kind: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swift_r1.training.model_shards.BUCKET_BYTES", 10_000)
+    monkeypatch.setattr("swift_r1.training.checkpoint.model_shards.BUCKET_BYTES", 10_000)
     torch.manual_seed(0)
     made, ours = tmp_path / "made", tmp_path / "ours"
     AutoModelForCausalLM.from_config(CONFIGS[kind], dtype=torch.float32).save_pretrained(made)

@@ -18,9 +18,9 @@ from swift_r1.data.types import Prompt
 from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.orm import orms
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
-from swift_r1.training.scoring import Scoring, reward_metrics
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.sampling.scoring import Scoring, reward_metrics
+from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 
 DEADLINE = 120.0  # seconds; only a failure takes them
 
@@ -94,7 +94,7 @@ def test_the_embedded_engine_goes_on_while_rewards_are_computed(tiny_model: Path
     """The model does not start on the second prompt before a reward was called with the first one's completions."""
     from transformers import AutoModelForCausalLM
 
-    from swift_r1.rollout.engines.transformers import TransformersEngine
+    from swift_r1.inference.engines.transformers import TransformersEngine
 
     note = tmp_path / "called"
     model = AutoModelForCausalLM.from_pretrained(tiny_model)

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from swift_r1.arguments.eval_tasks import Task
 from swift_r1.data.types import Prompt
-from swift_r1.evaluation.tasks import Task
-from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.rollout.seeds import completion_seed
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from swift_r1.wire.seeds import completion_seed
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,8 @@ from swift_r1.evaluation.engines.endpoint import EndpointEngine
 from swift_r1.evaluation.engines.local import LocalEngine
 from swift_r1.evaluation.engines.server import OwnServerEngine, ServerEngine, vllm_version
 from swift_r1.evaluation.model import base_of
-from swift_r1.rollout.client import RolloutClient
-from swift_r1.rollout.protocol import ServerInfo
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.protocol import ServerInfo
 
 _LOOK_S = 10.0
 _PAUSE_S = 0.5

@@ -22,10 +22,10 @@ from swift_r1.errors import EXIT_PORT_TAKEN, RunFailed, ServerUnreachable, Usage
 from swift_r1.evaluation import ADDED_VARIABLE
 from swift_r1.evaluation.engines.base import OnWritten, Question, Written, request_of
 from swift_r1.evaluation.model import base_of
-from swift_r1.processes import end_with_parent
-from swift_r1.rollout.client import RolloutClient, ServerRefused
-from swift_r1.rollout.identity import tokenizer_hash
-from swift_r1.rollout.protocol import RolloutOutput, ServerInfo
+from swift_r1.runtime.processes import end_with_parent
+from swift_r1.sampling.pool.client import RolloutClient, ServerRefused
+from swift_r1.wire.identity import tokenizer_hash
+from swift_r1.wire.protocol import RolloutOutput, ServerInfo
 
 _logger = logging.getLogger("swift_r1.evaluation")
 
@@ -143,7 +143,7 @@ class OwnServerEngine:
         seed: int,
         stop: Sequence[str],
     ) -> None:
-        from swift_r1.training.model_files import load_tokenizer
+        from swift_r1.models.files import load_tokenizer
 
         self.tokenizer, self.max_model_length = load_tokenizer(model), max_model_length
         self.facts: Mapping[str, Any] = {"engine": "vllm", "engine_version": vllm_version(), "dtype": dtype}

@@ -8,11 +8,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from swift_r1.models.logprobs import TokenLogprobs
+from swift_r1.models.lora import Weight, adapters_off
+from swift_r1.models.policy import ModelInputs
 from swift_r1.training.backends.offload import Movable
 from swift_r1.training.backends.optimizer_state import ReadTensor, StateBucket
-from swift_r1.training.logprobs import TokenLogprobs
-from swift_r1.training.lora import Weight, adapters_off
-from swift_r1.training.policy import ModelInputs
 
 WeightBucket = Sequence[tuple[str, Tensor]]
 """Whole tensors in the policy's dtype under their Hugging Face names."""

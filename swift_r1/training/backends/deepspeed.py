@@ -9,17 +9,17 @@ import deepspeed
 import torch
 from torch import Tensor, nn
 
+from swift_r1.models.critic import Critic
+from swift_r1.models.logprobs import TokenLogprobs
+from swift_r1.models.lora import has_adapters, parameters_of, policy_weights
+from swift_r1.models.merging import plain_like
+from swift_r1.models.policy import ModelInputs, Policy
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import AdaptersOff, ReferencePolicy, WeightBucket, bucketed, mix_weights
 from swift_r1.training.backends.deepspeed_training import DeepSpeedTraining
 from swift_r1.training.backends.offload import Home, Movable, weights_of
 from swift_r1.training.backends.optimizer_state import ReadTensor
-from swift_r1.training.critic import Critic
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.logprobs import TokenLogprobs
-from swift_r1.training.lora import has_adapters, parameters_of, policy_weights
-from swift_r1.training.merging import plain_like
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.policy import ModelInputs, Policy
 
 
 class DeepSpeedBackend(DeepSpeedTraining):

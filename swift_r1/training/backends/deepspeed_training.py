@@ -27,6 +27,9 @@ from torch import Tensor, nn
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from swift_r1.errors import UsageError
+from swift_r1.models.lora import Weight, parameters_of
+from swift_r1.models.quantization import whole_shape
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import WeightBucket, bucketed
 from swift_r1.training.backends.deepspeed_config import resolved
 from swift_r1.training.backends.offload import Movable, states_of, weights_of
@@ -45,10 +48,7 @@ from swift_r1.training.backends.optimizer_state import (
     state_name,
     updates_of,
 )
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.lora import Weight, parameters_of
 from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups
-from swift_r1.training.quantization import whole_shape
 
 logger = logging.getLogger(__name__)
 

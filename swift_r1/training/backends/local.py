@@ -10,6 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from swift_r1.models.critic import Critic
+from swift_r1.models.logprobs import TokenLogprobs
+from swift_r1.models.lora import Weight, has_adapters, policy_weights
+from swift_r1.models.policy import ModelInputs, Policy
+from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import AdaptersOff, ReferencePolicy, WeightBucket, bucketed, mix_weights
 from swift_r1.training.backends.offload import Home, Movable, states_of, weights_of
 from swift_r1.training.backends.optimizer_state import (
@@ -27,13 +32,8 @@ from swift_r1.training.backends.optimizer_state import (
     trained_parameters,
     updates_of,
 )
-from swift_r1.training.critic import Critic
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.logprobs import TokenLogprobs
-from swift_r1.training.lora import Weight, has_adapters, policy_weights
 from swift_r1.training.loss_scale import LossScale
 from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups
-from swift_r1.training.policy import ModelInputs, Policy
 
 
 class LocalTraining:

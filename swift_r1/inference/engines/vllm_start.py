@@ -1,0 +1,158 @@
+"""Starts vLLM with the arguments that a server's flags amount to."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+from swift_r1.errors import UsageError
+from swift_r1.inference.config import ServerConfig
+from swift_r1.inference.engines.environment import engine_environment
+from swift_r1.inference.engines.replicas import Replicas
+from swift_r1.inference.engines.vllm import VllmEngine
+from swift_r1.weights.transport import seconds_for
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+logger = logging.getLogger("swift_r1.inference.vllm")
+
+_CPU_CACHE_BYTES = 2 << 30
+_WORKER = "swift_r1.inference.engines.vllm_worker.SwiftWorker"
+
+
+_PARTS = "VLLM_CPU_OMP_THREADS_BIND"
+_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+def start_vllm(config: ServerConfig, model_bytes: int) -> VllmEngine | Replicas:
+    """Loads the model into new engine processes, as many copies as were asked for, one after another. Blocks for
+    seconds to minutes; call it off the event loop. `model_bytes`, at most of all weights, give calls their limit.
+
+    Raises:
+        UsageError: for engine arguments that vLLM does not have, or does not take so.
+        Exception: what vLLM raised (no memory, broken model folder, ...).
+    """
+    from vllm.platforms import current_platform
+
+    has_gpu = not current_platform.is_cpu()
+    arguments = engine_arguments(config, has_gpu)
+    os.environ.update(engine_environment(os.environ, has_gpu, arguments["enforce_eager"]))
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    unknown = sorted(set(arguments) - {f.name for f in fields(AsyncEngineArgs)})
+    if unknown:
+        raise UsageError(f"--vllm_engine_kwargs: vLLM's engine has no argument {', '.join(unknown)}")
+    for name, value in engine_arguments(replace(config, vllm_engine_kwargs={}), has_gpu).items():
+        if arguments[name] != value:
+            logger.info("--vllm_engine_kwargs: %s is %r, in place of %r", name, arguments[name], value)
+    logger.info("vLLM %s: %s", "compiled" if not arguments["enforce_eager"] else "eager", arguments)
+    if config.vllm_enforce_eager is None and not has_gpu:
+        logger.info("eager: compiled mode (--vllm_enforce_eager false) pays for runs that generate for over 10 minutes")
+    engines: list[VllmEngine] = []
+    try:
+        for part in replica_environments(os.environ, config, has_gpu):
+            # The engine's processes take over this process's environment as it is when they start.
+            os.environ.update(part)
+            limit = seconds_for(config.update_timeout, model_bytes)
+            engines.append(VllmEngine(_started(arguments, config.vllm_engine_kwargs), limit))
+    except BaseException:
+        for engine in engines:
+            engine.shutdown()
+        raise
+    return engines[0] if len(engines) == 1 else Replicas(engines)
+
+
+def _started(arguments: Mapping[str, Any], given: Mapping[str, Any]) -> AsyncLLM:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+    try:
+        config = AsyncEngineArgs(**arguments).create_engine_config()
+    except (ValueError, TypeError, NotImplementedError) as error:  # pydantic's errors are ValueErrors
+        named = f"--vllm_engine_kwargs {json.dumps(given)}" if given else "these arguments"
+        raise UsageError(f"vLLM does not take {named}: {_one_line(error)}") from error
+    return AsyncLLM.from_vllm_config(config, disable_log_stats=bool(arguments["disable_log_stats"]))
+
+
+def replica_environments(environ: Mapping[str, str], config: ServerConfig, has_gpu: bool) -> list[dict[str, str]]:
+    """For each copy of the model, what its processes find otherwise: their GPUs, or their part of the CPU.
+
+    Raises:
+        UsageError: there are too few GPUs for all.
+    """
+    copies, each = config.vllm_data_parallel_size, config.vllm_tensor_parallel_size
+    if copies == 1:
+        return [{}]
+    if has_gpu:
+        import torch
+
+        visible = environ.get(_DEVICES)
+        devices = visible.split(",") if visible else [str(one) for one in range(torch.cuda.device_count())]
+        if len(devices) < copies * each:
+            raise UsageError(
+                f"{copies} copies of {each} GPUs each need {copies * each} GPUs, and {len(devices)} are here"
+            )
+        return [{_DEVICES: ",".join(devices[one * each : (one + 1) * each])} for one in range(copies)]
+    parts = environ.get(_PARTS, "").split("|")
+    if len(parts) != copies * each:
+        return [{}] * copies  # the user's own binding
+    return [{_PARTS: "|".join(parts[one * each : (one + 1) * each])} for one in range(copies)]
+
+
+def engine_arguments(config: ServerConfig, has_gpu: bool) -> dict[str, Any]:
+    """vLLM's engine arguments for this configuration.
+
+    Log-probs are "processed": of the distribution that was sampled from, after temperature.
+    """
+    eager = config.vllm_enforce_eager if config.vllm_enforce_eager is not None else not has_gpu
+    arguments: dict[str, Any] = {
+        "model": config.model,
+        "dtype": config.torch_dtype or _config_dtype(config),
+        "seed": config.seed,
+        "enforce_eager": eager,
+        "tensor_parallel_size": config.vllm_tensor_parallel_size,
+        "enable_prefix_caching": config.vllm_enable_prefix_caching,
+        "trust_remote_code": config.trust_remote_code,
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": _WORKER,
+        "disable_log_stats": True,
+    }
+    if config.vllm_enable_lora:
+        # Two: generations that an update does not wait for end with the adapter that they began with.
+        arguments |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": config.vllm_max_lora_rank}
+    if config.max_model_len is not None:
+        arguments["max_model_len"] = config.max_model_len
+    if has_gpu:
+        arguments["gpu_memory_utilization"] = config.vllm_gpu_memory_utilization
+        arguments["weight_transfer_config"] = {"backend": "nccl"}
+    else:
+        arguments["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
+        # Only whole blocks of a prompt are shared by its group: of vLLM's 128 tokens, none of a short prompt.
+        arguments["block_size"] = 32
+        # A seeded request whose prompt is read in two steps kills vLLM's CPU engine (0.32: "CPU Generator does not
+        # use offset"): a prompt waits for a step that has room for all of it.
+        arguments["enable_chunked_prefill"] = False
+    return arguments | dict(config.vllm_engine_kwargs)
+
+
+def _one_line(error: Exception) -> str:
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        found = error.errors()
+        where = ".".join(str(part) for part in found[0]["loc"])
+        return f"{where}: {found[0]['msg']}" if where else str(found[0]["msg"])
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def _config_dtype(config: ServerConfig) -> str:
+    """The dtype of the model's config: vLLM's "auto" would serve a float32 model in bfloat16, unasked."""
+    from transformers import AutoConfig
+
+    dtype = AutoConfig.from_pretrained(config.model, trust_remote_code=config.trust_remote_code).dtype
+    return "auto" if dtype is None else str(dtype).removeprefix("torch.")

@@ -1,0 +1,207 @@
+"""What runs inside vLLM's worker processes: taking in a new version of the weights."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+logger = logging.getLogger("swift_r1.inference.worker")
+
+
+class SwiftWorker:
+    """Mixed into vLLM's worker class (`worker_extension_cls`); its methods are called on every worker."""
+
+    model_runner: Any
+    # vLLM's own, of its worker class.
+    init_weight_transfer_engine: Callable[[dict[str, Any]], None]
+    shutdown_weight_transfer_engine: Callable[[], None]
+    start_weight_update: Callable[[], None]
+    update_weights: Callable[[dict[str, Any]], None]
+    finish_weight_update: Callable[[], None]
+    weight_transfer_engine: Any
+
+    def swift_load_weights(self, files: Sequence[str]) -> int:
+        """Replaces every weight by the safetensors files' tensors (checkpoint names); returns how many came.
+
+        Linear weights are repacked for the device at load time, so values cannot be copied in: vLLM's layerwise
+        reload repeats the loading of a checkpoint into the tensors that compiled graphs already point to.
+
+        Raises:
+            RuntimeError: if a parameter of the engine's model got no value.
+            Exception: whatever reading or loading raised; the model then is a mixture, but can be loaded again.
+        """
+        self._end_open_update()
+        model = self.model_runner.get_model()
+        count = 0
+
+        def tensors() -> Iterator[tuple[str, Tensor]]:
+            nonlocal count
+            for name, tensor in _read(files):
+                count += 1
+                yield name, tensor
+
+        update = _Update(model)
+        pack_experts_anew(model)
+        try:
+            with update.noting(model):
+                self.model_runner.reload_weights(weights_iterator=tensors())
+        except BaseException:
+            _leave_reload(model, self.model_runner)
+            raise
+        update.check_whole()
+        repack_embeddings(model)
+        return count
+
+    def swift_join_nccl(self, unique_id: str, world_size: int) -> None:
+        """Joins the trainer's NCCL group (vLLM's own transfer engine, one tensor a broadcast)."""
+        self._end_open_update()
+        self.shutdown_weight_transfer_engine()
+        self.init_weight_transfer_engine(
+            {"nccl_unique_id_b64": unique_id, "rank_offset": 1, "world_size": world_size, "packed": False}
+        )
+
+    def swift_receive(
+        self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], first: bool
+    ) -> None:
+        """Receives these tensors from the trainer and loads them; see `swift_finish_receiving`."""
+        if first:
+            self._end_open_update()
+            self._swift_update = _Update(self.model_runner.get_model())
+            pack_experts_anew(self.model_runner.get_model())
+            self.start_weight_update()
+        model = self.model_runner.get_model()
+        try:
+            with self._swift_update.noting(model):
+                self.update_weights({"names": list(names), "dtype_names": list(dtypes), "shapes": list(shapes)})
+        except BaseException:
+            _leave_reload(model, self.model_runner)
+            raise
+
+    def swift_finish_receiving(self) -> None:
+        """Ends the update.
+
+        Raises:
+            RuntimeError: if a parameter of the engine's model got no value.
+        """
+        model = self.model_runner.get_model()
+        try:
+            self.finish_weight_update()
+        except BaseException:
+            self._end_open_update()
+            raise
+        self._swift_update.check_whole()
+        repack_embeddings(model)
+
+    def _end_open_update(self) -> None:
+        """Leaves an update that broke off between two buckets: vLLM would refuse the next one, and keep its half."""
+        if getattr(self, "_weight_update_active", False):
+            _leave_reload(self.model_runner.get_model(), self.model_runner)
+            self._weight_update_active = False
+            self.weight_transfer_engine.reset_weight_update_target()
+
+    def swift_set_logits_scale(self, scale: float) -> None:
+        """Multiplies all logits by `scale` (a float) from now on; 1.0 restores the model's own."""
+        model = self.model_runner.get_model()
+        # A name in the instance hides the class's method; deleting it brings the method back.
+        vars(model).pop("compute_logits", None)
+        if scale == 1.0:
+            return
+        original = model.compute_logits
+
+        def scaled(*args: Any, **kwargs: Any) -> Tensor | None:
+            logits = original(*args, **kwargs)
+            return None if logits is None else logits.float() * scale
+
+        model.compute_logits = scaled
+
+
+class _Update:
+    """Which parameters an update must give a value, and which it did: vLLM only logs what it left out.
+
+    Args:
+        model: as it is before the update.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._wanted = _parameter_names(model)
+        self._loaded: set[str] = set()
+
+    @contextmanager
+    def noting(self, model: nn.Module) -> Iterator[None]:
+        """Notes what `model.load_weights` loads."""
+        original = model.load_weights
+
+        def load_and_note(weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+            # By now vLLM has put a checkpoint's parameters in the place of those that it derives from them.
+            self._wanted &= _parameter_names(model)
+            self._loaded.update(original(weights))
+            return self._loaded
+
+        model.load_weights = load_and_note
+        try:
+            yield
+        finally:
+            del model.load_weights
+
+    def check_whole(self) -> None:
+        """Raises RuntimeError if a parameter got no value."""
+        if missing := sorted(self._wanted - self._loaded):
+            raise RuntimeError(f"{len(missing)} engine parameters got no value: {', '.join(missing[:5])}")
+
+
+def _parameter_names(model: nn.Module) -> set[str]:
+    """What vLLM wraps for adapters loads under its plain name; adapters themselves are no part of a version."""
+    return {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()}
+
+
+def _read(files: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+    from safetensors import safe_open
+
+    for path in files:
+        with safe_open(path, framework="pt") as bucket:
+            for name in bucket.keys():  # noqa: SIM118 - a safetensors handle is no mapping
+                yield name, bucket.get_tensor(name)
+
+
+@torch.no_grad()
+def repack_embeddings(model: nn.Module) -> None:
+    """Repeats the packing of embeddings after a reload.
+
+    On CPU an output head multiplies with a packed copy. Where it is tied to the embedding, the reload writes the
+    shared tensor after the head was packed, or never visits the head at all: it would stay at the old version,
+    and nothing says so. Elsewhere than on CPU the packing is a no-op.
+    """
+    from vllm.model_executor.layers.vocab_parallel_embedding import (
+        UnquantizedEmbeddingMethod,
+        VocabParallelEmbedding,
+    )
+
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if isinstance(module, VocabParallelEmbedding) and isinstance(method, UnquantizedEmbeddingMethod):
+            method.process_weights_after_loading(module)
+
+
+def pack_experts_anew(model: nn.Module) -> None:
+    """Has the coming reload pack the experts of a layer as the first load did.
+
+    On CPU their matrix product takes a packed copy, which vLLM makes with the product's kernel, and only then: a reload
+    would write plain weights where packed ones are read, and nothing says so. Elsewhere there is nothing to pack.
+    """
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if getattr(method, "moe_kernel", None) is not None and next(module.parameters()).device.type == "cpu":
+            method.moe_kernel = None
+
+
+def _leave_reload(model: nn.Module, runner: Any) -> None:
+    """Takes the model out of a half-done layerwise reload; otherwise the next one would keep its first half."""
+    from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload
+
+    finalize_layerwise_reload(model, runner.vllm_config.model_config)
+    logger.warning("a weight update broke off: the model holds a mixture until the next full one")

@@ -1,0 +1,290 @@
+"""`python -m swift_r1.launch.elastic ARGS_JSON`: several trainer processes through torch's elastic launcher.
+
+It starts one worker a rank, forwards SIGINT and SIGTERM to them, waits while they save, and ends with the exit code of
+the rank that failed first, on every node. Nothing is restarted: a run resumes from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from swift_r1.arguments.world import World
+from swift_r1.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_LOST_PEER,
+    EXIT_PORT_TAKEN,
+    EXIT_RUN_FAILED,
+    EXIT_SERVER_UNREACHABLE,
+    EXIT_TERMINATED,
+    EXIT_USAGE,
+    SwiftError,
+)
+from swift_r1.launch.environment import has_gpu
+from swift_r1.launch.nodes import Cause, Nodes
+from swift_r1.launch.start import WORKER_MODULE
+from swift_r1.runtime.processes import leave, stop_at_once
+
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.api import ProcessFailure
+
+MEETING_SECONDS = 900  # what the nodes may take to find each other
+_ENDING_SECONDS = 30.0  # what a rank may take to end after another has failed
+_KILLED = "killed by SIGKILL (likely out of memory)"
+_SAME_MOMENT = 5  # seconds after the first failure in which a rank may die of the same cause
+_POLL_S = 0.1
+_BEATS_MISSED = 5.0  # seconds without a sign of life that say nothing yet
+_DEFAULT_MASTER_PORT = 29500
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs all workers of this node and returns the exit code of the run."""
+    words = sys.argv[1:] if argv is None else argv
+    if len(words) != 1:
+        print("usage: python -m swift_r1.launch.elastic ARGS_JSON", file=sys.stderr)
+        return EXIT_USAGE
+    stop_at_once()
+    world, faults = World.from_environment(os.environ)
+    if faults:
+        print("\n".join(faults), file=sys.stderr)
+        return EXIT_USAGE
+    content = json.loads(Path(words[0]).read_text(encoding="utf-8"))
+
+    def say_what_helps() -> str:
+        from swift_r1.training.advice import advice_for
+
+        return advice_for(content, world, has_gpu(os.environ))
+
+    try:
+        command = (sys.executable, "-m", WORKER_MODULE, words[0])
+        return run_workers(
+            world,
+            command,
+            content["args"]["ddp_timeout"],
+            say_what_helps,
+            content["args"]["shutdown_timeout"],
+            Path(content["run_dir"]) / "summary.json",
+        )
+    except SwiftError as error:
+        print(f"swift rlhf: {error}", file=sys.stderr)
+        return error.exit_code
+
+
+def run_workers(
+    world: World,
+    command: Sequence[str],
+    ddp_timeout: float,
+    say_what_helps: Callable[[], str] | None = None,
+    shutdown_timeout: float = 0,
+    summary: Path | None = None,
+) -> int:
+    """One process of `command` a rank of this node; RANK, LOCAL_RANK, WORLD_SIZE, ... are set for it.
+
+    When a rank fails the others get SIGTERM, and SIGKILL half of `ddp_timeout` seconds later. After a signal to this
+    process they have `shutdown_timeout` seconds, or, where that is 0, as long as they take: they watch themselves.
+
+    Args:
+        say_what_helps: against running out of memory; asked where a rank was killed.
+        summary: the file that rank 0 writes at the end of the run; a rank that is killed by a signal after that has
+            not failed it.
+
+    Returns:
+        0, the exit code of the rank that failed first, on whichever node (5 where it was killed), or 128 + the signal
+        that this process got.
+
+    Raises:
+        PortTaken, RunFailed: the nodes cannot meet.
+    """
+    _limit_ending(min(_ENDING_SECONDS, ddp_timeout / 2), shutdown_timeout)
+    done = _Done(summary)
+    # The keeper of engines beside the ranks was started before: it ends them once this process has ended.
+    kill_workers = partial(_kill_children, spared=_children())
+    if world.nnodes == 1:
+        cause = _run_node(world, command, kill_workers, done)
+        return _tell(cause, world, say_what_helps) if isinstance(cause, Cause) else cause
+    port = world.master_port or _DEFAULT_MASTER_PORT
+    with Nodes(world, port, max(_BEATS_MISSED, ddp_timeout / 2), MEETING_SECONDS, kill_workers) as nodes:
+        cause = _run_node(world, command, kill_workers, done)
+        if isinstance(cause, Cause):
+            return _tell(nodes.settle(cause), world, say_what_helps)
+        nodes.done()
+        return cause
+
+
+def _tell(cause: Cause, world: World, say_what_helps: Callable[[], str] | None) -> int:
+    print(f"swift rlhf: {cause.line(world.nnodes > 1)}", file=sys.stderr, flush=True)
+    if _KILLED in cause.text and say_what_helps is not None:
+        print(f"swift rlhf: {say_what_helps()}", file=sys.stderr)
+    return cause.code
+
+
+class _Done:
+    """Whether rank 0 has written `summary` since this was made."""
+
+    def __init__(self, summary: Path | None) -> None:
+        self._summary = summary
+        self._before = self._state()
+
+    def exit_code(self) -> int | None:
+        """The run's, as the summary has it; None where there is none."""
+        if self._summary is None or self._state() in (None, self._before):
+            return None
+        return int(json.loads(self._summary.read_text(encoding="utf-8"))["exit_code"])
+
+    def _state(self) -> tuple[int, int] | None:
+        if self._summary is None or not self._summary.exists():
+            return None
+        found = self._summary.stat()
+        return found.st_ino, found.st_mtime_ns
+
+
+def _run_node(world: World, command: Sequence[str], kill_workers: Callable[[], None], done: _Done) -> int | Cause:
+    """This node's workers, to their end: an exit code, or why they failed."""
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    _quiet_torch()
+    single = world.nnodes == 1
+    config = LaunchConfig(
+        min_nodes=world.nnodes,
+        max_nodes=world.nnodes,
+        nproc_per_node=world.nproc_per_node,
+        run_id=f"swift-r1-{os.getpid() if single else 'nodes'}",
+        rdzv_backend="c10d" if single else "static",
+        # Port 0: the system picks a free one.
+        rdzv_endpoint="127.0.0.1:0" if single else f"{world.master_addr}:{world.master_port or _DEFAULT_MASTER_PORT}",
+        rdzv_configs={"timeout": MEETING_SECONDS} | ({} if single else {"rank": world.node_rank}),
+        local_addr="127.0.0.1" if single else None,
+        max_restarts=0,
+        monitor_interval=0.2,
+        logs_specs=DefaultLogsSpecs(log_dir=os.devnull),
+    )
+    try:
+        elastic_launch(config, command[0])(*command[1:])
+    except ChildFailedError as error:
+        first = world.node_rank * world.nproc_per_node
+        failures = {rank - first: failure for rank, failure in error.failures.items()}
+        local, code, text = first_cause(failures)
+        ended = done.exit_code() if all(one.exitcode < 0 for one in failures.values()) else None
+        if ended is not None:
+            _say(f"rank {first + local} was {text} after the run was done, which does not fail it")
+            return ended
+        lost_peer = code == EXIT_LOST_PEER
+        return Cause(world.node_rank, first + local, EXIT_RUN_FAILED if lost_peer else code, text, lost_peer)
+    except SignalException as error:
+        return 128 + int(error.sigval)
+    except RendezvousError as error:
+        text = f"the {world.nnodes} nodes did not meet: {error}"
+        return Cause(world.node_rank, None, EXIT_RUN_FAILED, text)
+    finally:
+        kill_workers()
+    return 0
+
+
+def first_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int, str]:
+    """Rank, exit code for the run (or `EXIT_LOST_PEER`), and words for the failure that caused the others.
+
+    A rank that loses its peer says so by its exit code, but it may be seen first. Death by SIGTERM says least: that is
+    how this launcher ends the others, maybe while they are leaving by themselves; and by SIGKILL some seconds after the
+    first failure, since then it is the launcher's too. Of the rest the earliest counts, and among those of the same
+    second the one whose code says most: unreachable server before "the run failed" before a traceback.
+    """
+    earliest = min(failure.timestamp for failure in failures.values())
+    telling = (EXIT_USAGE, EXIT_SERVER_UNREACHABLE, EXIT_PORT_TAKEN, EXIT_INTERRUPTED, EXIT_TERMINATED)
+
+    def order(item: tuple[int, ProcessFailure]) -> tuple[int, int, int]:
+        _, failure = item
+        code = failure.exitcode
+        if code == -signal.SIGTERM or (code < 0 and failure.timestamp > earliest + _SAME_MOMENT):
+            return 2, failure.timestamp, 0
+        if code == EXIT_LOST_PEER:
+            return 1, failure.timestamp, 0
+        return 0, failure.timestamp, 0 if code < 0 or code in telling else 2 if code == 1 else 1
+
+    rank, failure = min(failures.items(), key=order)
+    code = failure.exitcode
+    if code == EXIT_LOST_PEER:
+        return rank, code, "it lost another rank, or waited --ddp_timeout for one"
+    if code >= 0:
+        return rank, code, f"exit code {code}"
+    ended_by = signal.Signals(-code)
+    if ended_by in (signal.SIGINT, signal.SIGTERM):
+        return rank, 128 + ended_by, ended_by.name
+    return rank, EXIT_RUN_FAILED, _KILLED if ended_by is signal.SIGKILL else f"killed by {ended_by.name}"
+
+
+def _quiet_torch() -> None:
+    """The launcher's own warnings repeat what our one line and the worker's message say."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _limit_ending(soon: float, patience: float) -> None:
+    """How torch's launcher ends the ranks: when one has failed, the others in `soon` seconds (its own 30 do not go by
+    `--ddp_timeout`); when a signal came, as they say it, at most in `patience` seconds where that is not 0. They are
+    ended `soon` too once one of them has failed then, or the signal came again.
+    """
+    from torch.distributed.elastic.multiprocessing.api import PContext
+
+    close = PContext.close
+    told = False
+
+    def limited(self: PContext, death_sig: signal.Signals | None = None, timeout: float = soon) -> None:
+        nonlocal told
+        ranks = [one.proc for one in self.subprocess_handlers.values()]
+        if death_sig is None or all(one.poll() is not None for one in ranks):
+            close(self, death_sig, soon)
+            return
+        limit = f"at most {patience:g} s (--shutdown_timeout)" if patience else "as long as they make progress"
+        if not told:
+            _say(f"{death_sig.name}: waiting for the ranks to end, {limit}; once more ends them at once")
+        deadline = time.monotonic() + (soon if told else patience or math.inf)
+        told = True
+        for one in ranks:
+            one.send_signal(death_sig)
+        while any(one.poll() is None for one in ranks) and time.monotonic() < deadline:
+            if any(one.returncode not in (None, 0, -death_sig, 128 + death_sig) for one in ranks):
+                deadline = min(deadline, time.monotonic() + soon)
+            time.sleep(_POLL_S)
+        late = [rank for rank, one in enumerate(ranks) if one.poll() is None]
+        if late:
+            _say(f"ranks {', '.join(map(str, late))} of this host have not ended: killed")
+        close(self, signal.SIGKILL, soon)
+
+    PContext.close = limited
+
+
+def _say(text: str) -> None:
+    print(f"swift rlhf: {text}", file=sys.stderr, flush=True)
+
+
+def _children() -> set[int]:
+    """Process numbers of what this process, or the one that became it, has started."""
+    me = os.getpid()
+    children = Path(f"/proc/{me}/task/{me}/children")
+    return {int(child) for child in children.read_text().split()} if children.exists() else set()
+
+
+def _kill_children(spared: set[int]) -> None:
+    """Ends this node's workers at once; each leads a process group of its own."""
+    for pid in _children() - spared:
+        with suppress(ProcessLookupError):
+            if os.getpgid(pid) == pid:
+                os.killpg(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    leave(main())

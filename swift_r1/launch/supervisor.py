@@ -1,0 +1,200 @@
+"""`python -m swift_r1.launch.supervisor`: the engines of a run with `--vllm_mode colocate`, which end with it. Linux.
+
+It reads one JSON object from its standard input: `{"run": process id, "engines": [...]}`, the latter with the fields
+`words`, `environ`, `log` and `url`. It starts each engine, starts one anew that ends by itself, and ends them all with
+whatever they have started as soon as the run's process has ended, be it by SIGKILL: a pidfd tells. Were the keeper
+itself killed, the kernel sends each engine SIGTERM.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import psutil
+
+from swift_r1.runtime.processes import adopt_orphans, end_with_parent
+
+logger = logging.getLogger("swift_r1.launch.supervisor")
+
+MOST_RESTARTS = 5  # of one engine in a row, each before it was ready
+_LOOK_S = 1.0
+_END_S = 10.0  # for engines to end by SIGTERM, then for what was killed to be gone
+
+
+@dataclass(eq=False, slots=True)
+class Engine:
+    """One engine server: its command, and what has become of it.
+
+    Attributes:
+        log: file that its output is added to.
+        url: of the server; `/ready` there says whether it serves.
+        ready: whether it has served since it was started.
+    """
+
+    words: Sequence[str]
+    environ: Mapping[str, str]
+    log: str
+    url: str
+    process: subprocess.Popen[bytes] | None = None
+    pidfd: int = -1
+    ready: bool = False
+    restarts: int = 0
+    ever_ready: bool = False
+
+    def start(self) -> None:
+        with open(self.log, "ab") as out:
+            self.process = subprocess.Popen(
+                self.words,
+                env=dict(self.environ),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # a terminal's Ctrl-C is for the trainer, which decides
+                preexec_fn=partial(end_with_parent, signal.SIGTERM),  # this process has no threads
+            )
+        self.pidfd = os.pidfd_open(self.process.pid)
+        self.ready = False
+
+    def look(self) -> None:
+        """Notes whether it serves."""
+        if self.ready:
+            return
+        request = urllib.request.Request(f"{self.url}/ready")
+        request.add_header("Authorization", f"Bearer {self.environ.get('SWIFT_API_KEY', '')}")
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        with contextlib.suppress(OSError, urllib.error.URLError), opener.open(request, timeout=2) as answer:
+            self.ready = answer.status == 200
+        if self.ready:
+            self.ever_ready, self.restarts = True, 0
+
+    def ended(self) -> int:
+        """Collects it after its end, and returns its exit code."""
+        assert self.process is not None
+        os.close(self.pidfd)
+        self.pidfd = -1
+        return self.process.wait()
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="swift rlhf: %(message)s")
+    order = json.load(sys.stdin)
+    # What an engine that was killed leaves behind becomes a child of this process, and is found.
+    adopt_orphans()
+    engines = [Engine(**one) for one in order["engines"]]
+    for one in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(one, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _leave)
+    try:
+        run = os.pidfd_open(order["run"])
+    except ProcessLookupError:
+        return 0
+    if os.getppid() != order["run"]:  # it was another process of that number
+        return 0
+    try:
+        for engine in engines:
+            engine.start()
+        keep(run, engines)
+        return 0
+    except EngineLost as error:
+        logger.error("%s", error)
+        return 1
+    finally:
+        end(engines)
+
+
+class EngineLost(Exception):
+    """An engine ends again and again."""
+
+
+def keep(run: int, engines: Sequence[Engine]) -> None:
+    """Until the run has ended.
+
+    Args:
+        run: a pidfd.
+
+    Raises:
+        EngineLost: an engine has not come up, or ends again and again.
+    """
+    with selectors.DefaultSelector() as selector:
+        selector.register(run, selectors.EVENT_READ)
+        for engine in engines:
+            selector.register(engine.pidfd, selectors.EVENT_READ, engine)
+        while True:
+            for key, _ in selector.select(_LOOK_S):
+                if key.fd == run:
+                    return
+                engine = key.data
+                selector.unregister(key.fd)
+                code = engine.ended()
+                _end_strays(engines)
+                engine.restarts += 1
+                if not engine.ever_ready or engine.restarts > MOST_RESTARTS:
+                    raise EngineLost(f"the engine beside the trainer ended with {code}: {_last_line(engine.log)}")
+                logger.warning(
+                    "the engine beside the trainer ended with %d (its log: %s): started anew", code, engine.log
+                )
+                engine.start()
+                selector.register(engine.pidfd, selectors.EVENT_READ, engine)
+            for engine in engines:
+                engine.look()
+
+
+def end(engines: Sequence[Engine]) -> None:
+    """Ends all engines, and whatever they have started."""
+    alive = [one.process for one in engines if one.process is not None]
+    for process in alive:
+        if process.poll() is None:
+            process.terminate()
+    deadline = time.monotonic() + _END_S
+    for process in alive:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(max(0.0, deadline - time.monotonic()))
+    _end_strays(())
+
+
+def _end_strays(engines: Sequence[Engine]) -> None:
+    """Kills what is below this process and not one of the running engines, or below one.
+
+    Python's trackers of shared memory are let be: they remove what was left in it, and end with the last who had it.
+    """
+    own = psutil.Process()
+    deadline = time.monotonic() + _END_S
+    while time.monotonic() < deadline:
+        running = {one.process.pid for one in engines if one.process is not None and one.process.poll() is None}
+        strays = [child for child in own.children() if child.pid not in running]
+        if not strays:
+            return
+        for child in strays:
+            with contextlib.suppress(psutil.NoSuchProcess, psutil.TimeoutExpired):  # the next look sees what is left
+                for process in [*child.children(recursive=True), child]:
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
+                            process.kill()
+                child.wait(_LOOK_S)
+
+
+def _last_line(log: str) -> str:
+    with open(log, encoding="utf-8", errors="replace") as file:
+        lines = [line.strip() for line in file if line.strip()]
+    return f"{lines[-1][:300] if lines else 'it said nothing'} ({log})"
+
+
+def _leave(_signal: int, _frame: object) -> None:
+    raise SystemExit(0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,98 @@
+"""Adapters and the model under them as one plain model: the same numbers that training gave to the engine."""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from swift_r1.errors import UsageError
+from swift_r1.models.lora import has_adapters, policy_weights
+from swift_r1.models.policy import load_model
+from swift_r1.models.quantization import Quantization
+from swift_r1.weights.expected import own_weights, skeleton
+
+_LORA_WEIGHT = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+BASE = "base_model.json"
+"""In a checkpoint of adapters: how the model under them was loaded."""
+
+
+def write_base(model: nn.Module, folder: Path, quantization: Quantization | None) -> None:
+    """Writes down what `merge` must know of the model under the adapters; nothing where there are none."""
+    if has_adapters(model):
+        content = {
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "quantization": None if quantization is None else asdict(quantization),
+        }
+        (folder / BASE).write_text(json.dumps(content) + "\n", encoding="utf-8")
+
+
+def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
+    """Writes the merged model, with the tokenizer, to `output`.
+
+    Weights that were stored in 4 bits are merged as the numbers that these stand for: over them the adapters were
+    trained.
+
+    Args:
+        dtype: of the merged weights; None: the one that they were trained in, else the model's.
+
+    Raises:
+        UsageError: the adapters are not of this model.
+    """
+    from transformers import AutoTokenizer
+
+    path = adapters / BASE
+    known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    quantization = Quantization(**known["quantization"]) if known.get("quantization") else None
+    if (fault := misfit(base, adapters)) is not None:
+        raise UsageError(f"--adapters {adapters} are not of --model {base}: {fault}")
+    model = load_model(base, known.get("dtype"), False, quantization=quantization)
+    try:
+        model.load_adapter(str(adapters), adapter_name="default")
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise UsageError(f"--adapters {adapters} are not of --model {base}: {str(error).splitlines()[0]}") from error
+    plain = plain_like(model)
+    weights = {weight.name: weight.base for weight in policy_weights(plain)}
+    with torch.no_grad():
+        for weight in policy_weights(model):
+            weights[weight.name].copy_(weight.value())
+    if dtype is not None:
+        plain = plain.to(getattr(torch, dtype))
+    plain.generation_config = model.generation_config
+    plain.save_pretrained(output)
+    tokenizer = adapters if (adapters / "tokenizer_config.json").is_file() else base
+    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(output)
+
+
+def misfit(base: str, adapters: Path) -> str | None:
+    """Why the adapters cannot be of the model `base`, by names and shapes; None where they fit."""
+    from safetensors import safe_open
+
+    expected = own_weights(skeleton(base))
+    with safe_open(adapters / "adapter_model.safetensors", "pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    for name, shape in sorted(shapes.items()):
+        match = _LORA_WEIGHT.fullmatch(name)
+        under = expected.get(f"{match[1]}.weight") if match else None
+        if match is None or under is None:
+            return f"it has no {match[1] if match else name}"
+        module = match[1]
+        side, own = (shape[1], under[1]) if match[2] == "A" else (shape[0], under[0])
+        if side != own:
+            return f"{module} is {list(under)} there, and they are for one with {side} in place of {own}"
+    return None
+
+
+def plain_like(model: nn.Module) -> nn.Module:
+    """A model of the same class, config and dtype whose parameters are ordinary, whole and without adapters."""
+    config = copy.deepcopy(model.config)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    plain: nn.Module = type(model)._from_config(config, dtype=model.dtype)
+    return plain.requires_grad_(False).eval()

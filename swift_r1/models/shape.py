@@ -1,0 +1,96 @@
+"""What a model's config alone says about its size: the model is built without a single number in memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from swift_r1.errors import UsageError
+from swift_r1.models.lora import ALL_LINEAR
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """Sizes count numbers, not bytes.
+
+    Attributes:
+        weights: name and size of each, tied ones once.
+        linear: name and shape (out, in) of each linear layer but the output head.
+        head: of the output head, also where it is the embedding.
+        layers, hidden, feed_forward, kv_width, vocabulary: of the architecture; `kv_width` of keys (or values) a layer.
+        dtype: of the config.
+    """
+
+    weights: tuple[tuple[str, int], ...]
+    linear: tuple[tuple[str, tuple[int, int]], ...]
+    head: int
+    layers: int
+    hidden: int
+    feed_forward: int
+    kv_width: int
+    vocabulary: int
+    dtype: str
+
+    @property
+    def total(self) -> int:
+        return sum(size for _, size in self.weights)
+
+    @property
+    def without_head(self) -> int:
+        """Numbers of the model under the output head: a head of its own left out, one that is the embedding not."""
+        return sum(size for name, size in self.weights if not name.startswith("lm_head."))
+
+    @property
+    def quantized(self) -> int:
+        """Numbers that are stored in 4 bits where weights are."""
+        return sum(rows * columns for _, (rows, columns) in self.linear)
+
+    def adapters(self, rank: int, targets: Sequence[str]) -> int:
+        """Numbers in adapters of `rank` for modules named `targets`."""
+        chosen = [
+            shape
+            for name, shape in self.linear
+            if list(targets) == [ALL_LINEAR] or any(re.search(rf"(^|\.){re.escape(t)}$", name) for t in targets)
+        ]
+        return sum(rank * (rows + columns) for rows, columns in chosen)
+
+
+@cache
+def shape_of(model: str) -> ModelShape:
+    """Of the model folder (or id) `model`; seconds, and no weights.
+
+    Raises:
+        UsageError: transformers does not know the architecture.
+    """
+    import torch
+    from torch import nn
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config: Any = AutoConfig.from_pretrained(model)
+        with torch.device("meta"):
+            skeleton: Any = AutoModelForCausalLM.from_config(config)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"cannot read the config of --model {model}: {str(error).splitlines()[0]}") from error
+    text = config.get_text_config()
+    head = skeleton.get_output_embeddings()
+    linear = [(name, module) for name, module in skeleton.named_modules() if isinstance(module, nn.Linear)]
+    heads = text.num_attention_heads
+    head_width = getattr(text, "head_dim", None) or text.hidden_size // heads
+    sizes = {name: parameter.numel() for name, parameter in skeleton.named_parameters()}
+    if getattr(text, "tie_word_embeddings", False):
+        sizes.pop("lm_head.weight", None)
+    return ModelShape(
+        weights=tuple(sizes.items()),
+        linear=tuple((name, (m.out_features, m.in_features)) for name, m in linear if m is not head),
+        head=head.weight.numel(),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        feed_forward=getattr(text, "intermediate_size", 4 * text.hidden_size),
+        kv_width=(getattr(text, "num_key_value_heads", None) or heads) * head_width,
+        vocabulary=text.vocab_size,
+        dtype=str(config.dtype or torch.float32).removeprefix("torch."),
+    )

@@ -1,0 +1,171 @@
+"""The ranks of one training run and what they tell each other: flat tensors over a gloo group, no pickle."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+
+from swift_r1.runtime.presence import LostRank, Presence
+
+_NEVER = timedelta(days=365)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place among the training processes.
+
+    `group` is a gloo group for control messages (also beside nccl), None where there is one process. It has no time
+    limit of its own: `presence` says which ranks are worth waiting for.
+    """
+
+    rank: int
+    world_size: int
+    device: torch.device
+    group: dist.ProcessGroup | None
+    presence: Presence | None = None
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def busy(self) -> AbstractContextManager[None]:
+        """For what takes this rank long while the others wait for it: they hear that it is alive. Whatever runs inside
+        has a deadline of its own, or `--step_timeout`."""
+        return nullcontext() if self.presence is None else self.presence.busy()
+
+    def takes(self, number: int) -> bool:
+        """Whether it is this rank's turn, where the ranks take turns."""
+        return number % self.world_size == self.rank
+
+    def broadcast(self, tensors: Sequence[Tensor] | None) -> list[Tensor]:
+        """Rank 0's 1-D int64 and float32 tensors, on every rank (CPU).
+
+        Rank 0 passes them, the others pass None.
+        """
+        if self.group is None:
+            assert tensors is not None
+            return list(tensors)
+        count = torch.tensor([len(tensors) if tensors is not None else 0])
+        self._wait(dist.broadcast(count, 0, group=self.group, async_op=True))
+        header = torch.zeros(int(count), 2, dtype=torch.long)
+        if tensors is not None:
+            header = torch.tensor([[t.numel(), t.is_floating_point()] for t in tensors], dtype=torch.long)
+        self._wait(dist.broadcast(header, 0, group=self.group, async_op=True))
+        received = []
+        for number, (size, floating) in enumerate(header.tolist()):
+            dtype = torch.float32 if floating else torch.long
+            tensor = torch.empty(size, dtype=dtype) if tensors is None else tensors[number].to(dtype).contiguous()
+            self._wait(dist.broadcast(tensor, 0, group=self.group, async_op=True))
+            received.append(tensor)
+        return received
+
+    def gather(self, tensor: Tensor) -> list[Tensor] | None:
+        """Every rank's 1-D tensor (of any length, one dtype) on rank 0, None elsewhere."""
+        if self.group is None:
+            return [tensor]
+        sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.world_size)]
+        self._wait(dist.all_gather(sizes, torch.tensor([tensor.numel()]), group=self.group, async_op=True))
+        longest = max(int(size) for size in sizes)
+        padded = torch.zeros(longest, dtype=tensor.dtype)
+        padded[: tensor.numel()] = tensor
+        received = [torch.zeros_like(padded) for _ in sizes] if self.is_main else None
+        self._wait(dist.gather(padded, received, 0, group=self.group, async_op=True))
+        if received is None:
+            return None
+        return [part[: int(size)] for part, size in zip(received, sizes, strict=True)]
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Elementwise sum over ranks, on every rank (CPU, same dtype)."""
+        total = tensor.detach().cpu().clone()
+        if self.group is not None:
+            self._wait(dist.all_reduce(total, group=self.group, async_op=True))
+        return total
+
+    def max(self, value: float) -> float:
+        """The largest of all ranks' values, on every rank."""
+        largest = torch.tensor([float(value)])
+        if self.group is not None:
+            self._wait(dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group, async_op=True))
+        return largest.item()
+
+    def barrier(self) -> None:
+        """Before a collective of another group, which waits for no rank longer than `--ddp_timeout`."""
+        if self.group is not None:
+            self._wait(dist.barrier(group=self.group, async_op=True))
+
+    def _wait(self, work: dist.Work | None) -> None:
+        """Until the collective is done; raises as `Presence.wait`."""
+        assert work is not None and self.presence is not None
+        self.presence.wait(work)
+
+    def close(self) -> None:
+        if self.group is not None and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def join_ranks(timeout_s: float, distributed: bool, heard: Callable[[str], None] = lambda _doing: None) -> Ranks:
+    """Joins the process group that the launcher's environment describes (RANK, WORLD_SIZE, LOCAL_RANK, ...).
+
+    Args:
+        timeout_s: how long any rank waits for another that says nothing (`--ddp_timeout`).
+        distributed: join a group even if this is its only process (DeepSpeed needs one).
+        heard: see `Presence`.
+    """
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.is_available():
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    else:
+        device = torch.device("cpu")
+    if not distributed:
+        return Ranks(0, 1, device, None)
+    timeout = timedelta(seconds=timeout_s)
+    # DeepSpeed makes groups of its own without a time limit of theirs: they get torch's.
+    distributed_c10d.default_pg_timeout = timeout
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    store: dist.Store = dist.HashStore()
+    rank, world_size = 0, 1
+    if "MASTER_ADDR" in os.environ:
+        store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
+    dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
+    # A connection of its own: a thread's sign of life waits for nobody else's question.
+    own = dist.PrefixStore("presence", store.clone())  # type: ignore[attr-defined]
+    presence = Presence(own, rank, world_size, timeout_s, heard)
+    # Each rank has spoken once it is made. Making it has a limit, what is done with it has none.
+    group = dist.new_group(backend="gloo", timeout=timeout)
+    distributed_c10d._set_pg_timeout(_NEVER, group)
+    return Ranks(rank, world_size, device, group, presence)
+
+
+_OF_A_PEER = (
+    "Connection closed by peer",
+    "Connection reset by peer",
+    "Timed out waiting",
+    "Broken pipe",
+    "gloo/transport",
+)
+
+
+def peer_fault(error: BaseException) -> str:
+    """What the collective says, without gloo's source file and good wishes."""
+    return re.sub(r"^\[[^\]]*\] *", "", str(error).splitlines()[0]).partition(". ")[0]
+
+
+def lost_peer(error: BaseException) -> bool:
+    """Whether `error` is what a collective raises when another rank is gone or does not come.
+
+    gloo raises plain RuntimeErrors, which only their text tells apart.
+    """
+    if isinstance(error, LostRank | dist.DistError):
+        return True
+    return type(error) is RuntimeError and any(words in str(error) for words in _OF_A_PEER)

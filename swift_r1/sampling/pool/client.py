@@ -1,0 +1,366 @@
+"""The trainer's end of the wire: one object for waiting, generating, scoring and pushing weights.
+
+Nothing here waits without a deadline, and every message says who waits for whom. Importing it loads no torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
+from swift_r1.weights.transport import AUTO
+from swift_r1.weights.writer import QUICK_S, WORK_S, WeightWriter
+from swift_r1.wire import protocol as wire
+from swift_r1.wire.http_errors import ServerRefused
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger("swift_r1.sampling.pool.client")
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+_CONCURRENT_REQUESTS = 256
+_POLL_S = 0.5
+_REPORT_EVERY_S = 5.0
+_CONNECT_S = 10.0
+_HEALTH_EVERY_S = 2.0
+_KEEP_ALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 30),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
+)
+"""A connection whose other end has gone without a word breaks after a minute; one that waits stays known on the way."""
+
+
+class RolloutClient:
+    """Talks to one `swift rollout` server.
+
+    Args:
+        base_url: `http://host:port`.
+        api_key: sent as bearer token.
+        owner: of this client's own pushes, shown to others; default `host:pid`.
+        silence_s: seconds without an answer from `/health` after which generations are no longer waited for. They have
+            no other deadline.
+
+    Attributes:
+        lease: token of the lease on the server's weights that this client's generations belong to, if any: the server
+            stops those of others for an update.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str | None = None,
+        owner: str | None = None,
+        silence_s: float = 60.0,
+    ) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.owner = owner
+        self.silence_s = silence_s
+        self.lease: str | None = None
+        # Proxies of the environment are for the internet, not for the server beside us.
+        self._options: dict[str, Any] = {
+            "base_url": self.base_url,
+            "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
+            "timeout": httpx.Timeout(None, connect=_CONNECT_S),
+            "trust_env": False,
+        }
+        self._connections: dict[str, Any] = {
+            "limits": httpx.Limits(max_connections=_CONCURRENT_REQUESTS),
+            "socket_options": _KEEP_ALIVE,
+            # The system's certificates, or those that SSL_CERT_FILE names.
+            "verify": ssl.create_default_context() if self.base_url.startswith("https:") else True,
+        }
+        self._http = httpx.Client(**self._options, transport=httpx.HTTPTransport(**self._connections))
+
+    def __enter__(self) -> RolloutClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._http.close()
+
+    def info(self) -> wire.ServerInfo:
+        return self.call("GET", "/info", wire.ServerInfo, timeout_s=QUICK_S)
+
+    def wait_until_ready(
+        self, deadline_s: float, report: Callable[[str], None] = logger.info, or_asleep: bool = False
+    ) -> wire.ServerInfo:
+        """Waits until the server serves, or its engine sleeps where that will do; `report` gets a line with a countdown
+        every few seconds.
+
+        Raises:
+            ServerUnreachable: after `deadline_s` seconds, with what was last seen.
+            UsageError: at once, if the server wants another API key.
+        """
+
+        def look() -> wire.ServerInfo | str:
+            why = self.why_not_ready()
+            if why is None or or_asleep:
+                try:
+                    info = self.info()
+                except ServerRefused as error:  # it is still loading
+                    return why or str(error)
+                return info if why is None or info.asleep else why
+            return why
+
+        return self._wait(deadline_s, look, report, _nothing)
+
+    def wait_until_back(
+        self,
+        deadline_s: float,
+        fault: Callable[[wire.ServerInfo], str | None],
+        wants_push: Callable[[wire.ServerInfo], bool],
+        report: Callable[[str], None] = logger.info,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> wire.ServerInfo:
+        """Waits for a server that was lost: until one without a fault answers, and is ready or wants to be pushed to.
+
+        Args:
+            fault: what is wrong with a server; it is waited for as if it were not there.
+            wants_push: a server that need not be ready, since new weights will make it so.
+            while_waiting: called every few seconds.
+
+        Raises:
+            ServerUnreachable: after `deadline_s` seconds, with what was last seen.
+        """
+
+        def look() -> wire.ServerInfo | str:
+            try:
+                info = self.info()
+            except ServerUnreachable as error:
+                return f"no answer ({error.__cause__ or error})"
+            except RunFailed as error:
+                return str(error)
+            if (why := fault(info)) is not None:
+                return why
+            return info if wants_push(info) else self.why_not_ready() or info
+
+        return self._wait(deadline_s, look, report, while_waiting)
+
+    def _wait(
+        self,
+        deadline_s: float,
+        look: Callable[[], wire.ServerInfo | str],
+        report: Callable[[str], None],
+        while_waiting: Callable[[], None],
+    ) -> wire.ServerInfo:
+        end = time.monotonic() + deadline_s
+        next_report = time.monotonic()
+        while True:
+            try:
+                seen = look()
+            except ServerUnreachable as error:  # it went away between two questions
+                seen = str(error)
+            if isinstance(seen, wire.ServerInfo):
+                return seen
+            left = end - time.monotonic()
+            if left <= 0:
+                raise ServerUnreachable(
+                    f"the rollout server at {self.base_url} was not ready within {deadline_s:g} s: {seen}; "
+                    "start it with `swift rollout`, or check host and port"
+                )
+            if time.monotonic() >= next_report:
+                report(f"waiting for the rollout server at {self.base_url}: {seen}; {left:.0f} s left")
+                while_waiting()
+                next_report = time.monotonic() + _REPORT_EVERY_S
+            time.sleep(min(_POLL_S, left))
+
+    def generate(
+        self,
+        requests: Sequence[wire.RolloutRequest],
+        on_answer: Callable[[wire.RolloutOutput], None] = lambda _output: None,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> list[wire.RolloutOutput]:
+        """Completions of all requests, in order, each request on its own way to the server.
+
+        `on_answer` gets each output as it comes, and must not wait; `while_waiting` is called every few seconds. The
+        first failure, theirs too, cancels the other requests, here and in the engine.
+
+        Raises:
+            ServerUnreachable: if the connection broke, or the server fell silent.
+            ServerRefused: if the server refused a request.
+        """
+        return asyncio.run(self._generate(requests, on_answer, while_waiting))
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> wire.ScoreResponse:
+        """The server's log-probs of given tokens: `L - 1` for a sequence of `L`, natural log, after temperature."""
+        body = wire.ScoreRequest(sequences=tuple(tuple(one) for one in sequences), temperature=temperature)
+        return self.call("POST", "/v1/score", wire.ScoreResponse, body, self._own)
+
+    def push_weights(
+        self, version: int, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]], transport: str = AUTO
+    ) -> wire.UpdateStatus:
+        """One push under a lease of its own; see `WeightWriter.push`."""
+        with WeightWriter(self, self.owner) as writer:
+            return writer.push(version, buckets, transport)
+
+    async def _generate(
+        self,
+        requests: Sequence[wire.RolloutRequest],
+        on_answer: Callable[[wire.RolloutOutput], None],
+        while_waiting: Callable[[], None],
+    ) -> list[wire.RolloutOutput]:
+        slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
+        async with self.open_async() as http:
+
+            async def one(request: wire.RolloutRequest) -> wire.RolloutOutput:
+                async with slots:
+                    output = await self.answer(http, request)
+                on_answer(output)
+                return output
+
+            tasks = [asyncio.create_task(one(request)) for request in requests]
+            everything = asyncio.gather(*tasks)
+            watch = asyncio.create_task(self.watch(while_waiting))
+            try:
+                await asyncio.wait({everything, watch}, return_when=asyncio.FIRST_COMPLETED)
+                if not everything.done():
+                    watch.result()
+                return list(await everything)
+            finally:
+                for task in (watch, *tasks):
+                    task.cancel()
+                await asyncio.gather(watch, everything, *tasks, return_exceptions=True)
+
+    def open_async(self) -> httpx.AsyncClient:
+        """Connections for `answer`, to be closed by the caller."""
+        return httpx.AsyncClient(**self._options, transport=httpx.AsyncHTTPTransport(**self._connections))
+
+    async def answer(self, http: httpx.AsyncClient, request: wire.RolloutRequest) -> wire.RolloutOutput:
+        """The completions of one request, which a server that is full is asked for again; raises as `generate` does."""
+        body = wire.RolloutBatch(requests=(request,)).model_dump_json()
+        while True:
+            try:
+                response = await http.post("/v1/rollouts", content=body, headers=_JSON | self._own)
+            except httpx.HTTPError as error:
+                raise self._unreachable(error, "the completions of a prompt") from error
+            if wire.FULL_HEADER not in response.headers:
+                return self._parse(response, wire.RolloutResponse).outputs[0]
+            await asyncio.sleep(float(response.headers[wire.FULL_HEADER]))
+
+    def is_alive(self, timeout_s: float) -> bool:
+        """Whether `/health` answers, whatever it says."""
+        try:
+            self._http.get("/health", timeout=timeout_s)
+        except httpx.HTTPError:
+            return False
+        return True
+
+    async def watch(self, while_waiting: Callable[[], None] = lambda: None) -> None:
+        """Ends with ServerUnreachable once `/health` has not answered for `silence_s`.
+
+        A server that was stopped keeps connections open: nothing else would tell. It has a connection of its own: those
+        of the requests may all be in use.
+        """
+        heard = time.monotonic()
+        async with self.open_async() as http:
+            while True:
+                await asyncio.sleep(_HEALTH_EVERY_S)
+                while_waiting()
+                asked = time.monotonic()
+                try:
+                    await http.get("/health", timeout=min(_CONNECT_S, self.silence_s))
+                    heard = time.monotonic()
+                except httpx.HTTPError as error:
+                    # As of the question: where this process was stopped since then, the silence was its own.
+                    if asked - heard > self.silence_s:
+                        raise self._unreachable(error, "completions") from error
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        answer: type[Answer],
+        body: BaseModel | Iterable[bytes] | None = None,
+        headers: dict[str, str] | None = None,
+        timeout_s: float = WORK_S,
+    ) -> Answer:
+        """One request and its answer, within `timeout_s` seconds of silence.
+
+        Raises:
+            ServerRefused: another status than 200.
+            ServerUnreachable: no answer.
+        """
+        json = isinstance(body, BaseModel)
+        try:
+            response = self._http.request(
+                method,
+                path,
+                content=body.model_dump_json() if isinstance(body, BaseModel) else body,
+                headers=(headers or {}) | (_JSON if json else {}),
+                timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
+            )
+        except httpx.HTTPError as error:
+            raise self._unreachable(error, f"{method} {path}") from error
+        return self._parse(response, answer)
+
+    def _parse(self, response: httpx.Response, answer: type[Answer]) -> Answer:
+        if response.status_code == 200:
+            try:
+                return answer.model_validate_json(response.content)
+            except ValidationError as error:
+                fault = error.errors()[0]
+                raise RunFailed(
+                    f"the rollout server at {self.base_url} answers as none of this version does "
+                    f"({'.'.join(map(str, fault['loc']))}: {fault['msg']}): is it another version of swift-r1?"
+                ) from error
+        raise ServerRefused(
+            response.status_code,
+            f"the rollout server at {self.base_url} answered {response.status_code}: {_why(response)}",
+            int(after) if (after := response.headers.get("Retry-After", "")).isdigit() else None,
+        )
+
+    @property
+    def _own(self) -> dict[str, str]:
+        return {wire.LEASE_HEADER: self.lease} if self.lease is not None else {}
+
+    def why_not_ready(self) -> str | None:
+        """None for a server that serves.
+
+        Raises:
+            UsageError: it wants another API key.
+        """
+        try:
+            response = self._http.get("/ready", timeout=_CONNECT_S)
+        except httpx.HTTPError as error:
+            return f"no answer ({_cause(error)})"
+        if response.status_code == 401:
+            raise UsageError(f"the rollout server at {self.base_url} wants another API key (--api_key)")
+        return None if response.status_code == 200 else _why(response)
+
+    def _unreachable(self, error: httpx.HTTPError, waited_for: str) -> ServerUnreachable:
+        return ServerUnreachable(
+            f"the trainer waited for {waited_for}, but the rollout server at {self.base_url} is gone: {_cause(error)}"
+        )
+
+
+_JSON = {"Content-Type": "application/json"}
+
+
+def _nothing() -> None: ...
+
+
+def _why(response: httpx.Response) -> str:
+    """The server's sentence, or what came instead of one."""
+    try:
+        return str(response.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {response.status_code} (not a swift rollout server?)"
+
+
+def _cause(error: httpx.HTTPError) -> str:
+    return str(error) or type(error).__name__

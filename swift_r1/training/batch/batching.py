@@ -1,0 +1,210 @@
+"""From a round's ragged completions to the micro-batches of each rank and optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from swift_r1.models.attention import PackedRow, prompt_group
+from swift_r1.models.policy import MicroBatch, ModelInputs
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.training.batch.micro_batches import SHARED, Form, Lengths, Unit, plan_micro_batches, tokens_computed
+
+
+@dataclass(frozen=True, slots=True)
+class RoundBatch:
+    """All completions of one round, ragged and flat, the same on every rank.
+
+    Attributes:
+        token_ids: int64 `[sum of lengths]`, for each completion its prompt and then its own tokens.
+        prompt_lengths: int64 `[N]`.
+        completion_lengths: int64 `[N]`.
+        truncated: int64 `[N]`, 1 where the completion was cut at the length limit.
+        rollout_logps: float32 `[sum of completion lengths]`, the engine's log-probs.
+        rewards: float32 `[N]`, NaN where invalid.
+        loss_mask: int64 `[sum of completion lengths]`, 1 on tokens to train: those that the policy wrote.
+        prompt_numbers: int64 `[N]`, equal for completions of the same prompt tokens.
+    """
+
+    token_ids: Tensor
+    prompt_lengths: Tensor
+    completion_lengths: Tensor
+    truncated: Tensor
+    rollout_logps: Tensor
+    rewards: Tensor
+    loss_mask: Tensor
+    prompt_numbers: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rewards)
+
+    def token_mask(self) -> Tensor:
+        """bool `[N, longest]`: the tokens that the policy wrote."""
+        mask = torch.arange(int(self.completion_lengths.max())) < self.completion_lengths[:, None]
+        mask[mask.clone()] = self.loss_mask.bool()
+        return mask
+
+    def tensors(self) -> list[Tensor]:
+        """The fields in order, for sending."""
+        return [getattr(self, item.name) for item in fields(self)]
+
+
+def round_batch(
+    prompts: Sequence[Sequence[int]],
+    completions: Sequence[Sequence[int]],
+    logprobs: Sequence[Sequence[float]],
+    rewards: Sequence[float],
+    truncated: Sequence[bool],
+    loss_masks: Sequence[Sequence[bool]] | None = None,
+) -> RoundBatch:
+    """Puts `N` prompt / completion pairs, one after another, into flat tensors; no masks: all tokens are trained."""
+    numbers: dict[tuple[int, ...], int] = {}
+    flat = [token for pair in zip(prompts, completions, strict=True) for part in pair for token in part]
+    return RoundBatch(
+        token_ids=torch.tensor(flat, dtype=torch.long),
+        prompt_lengths=torch.tensor([len(prompt) for prompt in prompts]),
+        completion_lengths=torch.tensor([len(completion) for completion in completions]),
+        truncated=torch.tensor(truncated, dtype=torch.long),
+        rollout_logps=torch.tensor([value for row in logprobs for value in row], dtype=torch.float32),
+        rewards=torch.tensor(rewards, dtype=torch.float32),
+        loss_mask=torch.tensor(
+            [trained for mask in loss_masks or ([1] * len(row) for row in completions) for trained in mask],
+            dtype=torch.long,
+        ),
+        prompt_numbers=torch.tensor([numbers.setdefault(tuple(prompt), len(numbers)) for prompt in prompts]),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a round is cut into micro-batches.
+
+    Attributes:
+        completions: `--per_device_train_batch_size`: without `max_tokens`, so many of an optimizer step's longest make
+            the token budget of its micro-batches.
+        group_size: completions a prompt.
+        max_tokens: the token budget, or None.
+        share_from: prompts are shared where that saves at least this share of the tokens that go through the model in
+            `form`; None where they are not to be.
+        own_attention: whether the model takes packed rows by `packed_attention`; else its own attention tells the
+            samples of a row apart by their position ids.
+    """
+
+    form: Form
+    completions: int
+    group_size: int
+    max_tokens: int | None = None
+    share_from: float | None = None
+    own_attention: bool = True
+
+
+def cut_step(batch: RoundBatch, samples: range, cut: Cut, ranks: Ranks) -> list[MicroBatch]:
+    """This rank's micro-batches of an optimizer step on the given completions of the round."""
+    lengths = Lengths(
+        batch.prompt_lengths[samples.start : samples.stop].tolist(),
+        batch.completion_lengths[samples.start : samples.stop].tolist(),
+        _groups(batch.prompt_numbers[samples.start : samples.stop].tolist(), samples, cut.group_size),
+    )
+    budget = cut.max_tokens or cut.completions * lengths.longest()
+    form, plan = cut.form, plan_micro_batches(lengths, cut.form, ranks.world_size, budget)
+    if cut.share_from is not None:
+        shared = plan_micro_batches(lengths, SHARED, ranks.world_size, budget)
+        if tokens_computed(shared, SHARED, lengths) <= (1 - cut.share_from) * tokens_computed(plan, form, lengths):
+            form, plan = SHARED, shared
+    numbered = [[tuple(samples[sample] for sample in unit) for unit in units] for units in plan[ranks.rank]]
+    return [collate(batch, units, form, ranks.device, cut.own_attention) for units in numbered]
+
+
+def _groups(prompt_numbers: Sequence[int], samples: range, size: int) -> list[int]:
+    """For each completion a number, the same within a group where the prompt is the same too."""
+    numbers: dict[tuple[int, int], int] = {}
+    keys = ((sample // size, prompt) for sample, prompt in zip(samples, prompt_numbers, strict=True))
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
+
+
+class _Rows(NamedTuple):
+    """What goes through the model, and where in it, flattened, each completion's first token is predicted (`before`
+    `[B]`) and would stand or stands (`own` `[B]`)."""
+
+    token_ids: Tensor
+    before: Tensor
+    own: Tensor
+    position_ids: Tensor | None = None
+    packed_row: PackedRow | None = None
+
+
+def collate(
+    batch: RoundBatch, units: Sequence[Unit], form: Form, device: torch.device, own_attention: bool = True
+) -> MicroBatch:
+    """The given completions in one micro-batch: a row each, padded on the right to their own longest, or packed."""
+    samples = torch.tensor([sample for unit in units for sample in unit])
+    rows = _packed(batch, units, form.shared, device, own_attention) if form.packed else _padded(batch, samples)
+    lengths, totals = batch.completion_lengths[samples], batch.prompt_lengths + batch.completion_lengths
+    steps = torch.arange(int(lengths.max()))
+    mask = steps < lengths[:, None]
+    logp_starts = (batch.completion_lengths.cumsum(0) - batch.completion_lengths)[samples]
+    mask[mask.clone()] = batch.loss_mask[(logp_starts[:, None] + steps)[mask]].bool()
+    rollout_logps = torch.zeros(mask.shape)
+    rollout_logps[mask] = batch.rollout_logps[(logp_starts[:, None] + steps)[mask]]
+    token_starts = (totals.cumsum(0) - batch.completion_lengths)[samples]
+    # Hidden state p predicts token p + 1, so the completion's first token is predicted by the prompt's last.
+    positions = torch.where(steps == 0, rows.before[:, None], rows.own[:, None] + steps - 1)[mask]
+    return MicroBatch(
+        inputs=ModelInputs(
+            token_ids=rows.token_ids.to(device),
+            positions=positions.to(device),
+            targets=batch.token_ids[(token_starts[:, None] + steps)[mask]].to(device),
+            position_ids=None if rows.position_ids is None else rows.position_ids.to(device),
+            packed_row=rows.packed_row,
+        ),
+        mask=mask.to(device),
+        truncated=batch.truncated[samples].bool().to(device),
+        rollout_logps=rollout_logps.to(device),
+        samples=samples,
+    )
+
+
+def _padded(batch: RoundBatch, samples: Tensor) -> _Rows:
+    totals = batch.prompt_lengths + batch.completion_lengths
+    starts, lengths = (totals.cumsum(0) - totals)[samples], totals[samples]
+    columns = torch.arange(int(lengths.max()))
+    real = columns < lengths[:, None]
+    token_ids = batch.token_ids[torch.where(real, starts[:, None] + columns, 0)].masked_fill(~real, 0)
+    own = torch.arange(len(samples)) * len(columns) + batch.prompt_lengths[samples]
+    return _Rows(token_ids, own - 1, own)
+
+
+def _packed(batch: RoundBatch, units: Sequence[Unit], shared: bool, device: torch.device, own_attention: bool) -> _Rows:
+    """One row; with `shared` each unit's prompt once, then its completions."""
+    totals = batch.prompt_lengths + batch.completion_lengths
+    starts = (totals.cumsum(0) - totals).tolist()
+    prompts, completions = batch.prompt_lengths.tolist(), batch.completion_lengths.tolist()
+    sources, position_ids, before, own, groups = [], [], [], [], []
+    place = 0
+    if not shared:
+        units = [(sample,) for unit in units for sample in unit]
+    for unit in units:
+        first, prompt = place, prompts[unit[0]]
+        sources.append(torch.arange(prompt) + starts[unit[0]])
+        position_ids.append(torch.arange(prompt))
+        place += prompt
+        for sample in unit:
+            before.append(first + prompt - 1)
+            own.append(place)
+            sources.append(torch.arange(completions[sample]) + starts[sample] + prompt)
+            position_ids.append(torch.arange(completions[sample]) + prompt)
+            place += completions[sample]
+        alone = len(unit) == 1
+        lengths = [] if alone else [completions[sample] for sample in unit]
+        groups.append(prompt_group(first, place - first if alone else prompt, lengths, device))
+    return _Rows(
+        batch.token_ids[torch.cat(sources)][None],
+        torch.tensor(before),
+        torch.tensor(own),
+        torch.cat(position_ids)[None],
+        tuple(groups) if own_attention else None,
+    )

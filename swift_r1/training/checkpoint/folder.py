@@ -1,0 +1,147 @@
+"""Checkpoints that are whole or not there: written under a temporary name, hashed, synced, then renamed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from swift_r1.training.checkpoint.tensor_files import Entry
+
+logger = logging.getLogger(__name__)
+
+MANIFEST = "manifest.json"
+_NAME = re.compile(r"checkpoint-(\d+)")
+_TEMPORARY = ".writing-"
+_REMOVING = ".removing-"
+_ASIDE = "aside-"
+
+
+class Draft:
+    """`checkpoint-<step>` in the making: a folder under a temporary name, which every rank may write files into. The
+    methods are for the main rank."""
+
+    def __init__(self, run_dir: Path, step: int) -> None:
+        self.final = run_dir / f"checkpoint-{step}"
+        self.folder = run_dir / f"{_TEMPORARY}{self.final.name}"
+        self._step = step
+
+    def open(self) -> None:
+        """Makes the folder, empty."""
+        if self.folder.exists():
+            shutil.rmtree(self.folder)
+        self.folder.mkdir()
+
+    def publish(self, hashed: Mapping[str, Entry]) -> None:
+        """Gives it its name.
+
+        Args:
+            hashed: files by their relative names that were synced when they were written; the others are read again.
+        """
+        files = sorted(path for path in self.folder.rglob("*") if path.is_file())
+        names = {str(path.relative_to(self.folder)): path for path in files}
+        entries = {name: hashed.get(name) or _hashed_and_synced(path) for name, path in names.items()}
+        manifest = self.folder / MANIFEST
+        manifest.write_text(json.dumps({"step": self._step, "files": entries}, indent=1), encoding="utf-8")
+        _hashed_and_synced(manifest)
+        for folder in {path.parent for path in files} | {self.folder}:
+            _sync_folder(folder)
+        # One of that step is there only where another history has not been set aside.
+        if self.final.exists():
+            _remove(self.final)
+        self.folder.rename(self.final)
+        _sync_folder(self.final.parent)
+
+    def drop(self) -> None:
+        """What was there before it is untouched."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def list_checkpoints(run_dir: Path) -> list[Path]:
+    """The run's checkpoints, oldest first."""
+    found = [(int(match[1]), path) for path in run_dir.iterdir() if (match := _NAME.fullmatch(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def fault_of(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, by the hashes in its manifest; None where it is whole. Reads every file."""
+    try:
+        manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        for name, entry in manifest["files"].items():
+            path = checkpoint / name
+            if path.stat().st_size != entry["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
+            if _digest(path) != entry["sha256"]:
+                return f"{name} is not what was written: its hash differs"
+    except FileNotFoundError as error:
+        return f"{Path(error.filename).name} is missing"
+    except OSError as error:
+        return f"{error.filename}: {error.strerror}"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is not a manifest"
+    return None
+
+
+def newest_whole(run_dir: Path) -> Path | None:
+    """The newest checkpoint that is whole, by its hashes; newer ones are warned about."""
+    for path in reversed(list_checkpoints(run_dir)):
+        fault = fault_of(path)
+        if fault is None:
+            return path
+        logger.warning("%s is skipped: %s", path, fault)
+    return None
+
+
+def set_aside_later(run_dir: Path, step: int) -> None:
+    """Renames checkpoints after `step` to `aside-...`: they are broken, or of a history that is not continued."""
+    for path in list_checkpoints(run_dir):
+        if _step_of(path) > step:
+            name = f"{_ASIDE}{path.name}"
+            number = sum(1 for _ in run_dir.glob(f"{name}*"))
+            renamed = path.rename(path.with_name(f"{name}-{number}" if number else name))
+            logger.warning("%s is renamed to %s: the run goes on from step %d", path, renamed.name, step)
+
+
+def remove_old_checkpoints(run_dir: Path, keep: int | None, best_step: int | None = None) -> None:
+    """Leaves the newest `keep` (None: all), and that of `best_step`."""
+    if keep is None:
+        return
+    for path in list_checkpoints(run_dir)[:-keep]:
+        if _step_of(path) != best_step:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    # Renamed first: a kill half-way through leaves no folder that looks like a checkpoint.
+    doomed = path.with_name(f"{_REMOVING}{path.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("-")[2])
+
+
+def _hashed_and_synced(path: Path) -> Entry:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+    return {"sha256": _digest(path), "bytes": path.stat().st_size}
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync_folder(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

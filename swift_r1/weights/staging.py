@@ -1,0 +1,296 @@
+"""Where buckets wait until the version is whole: files in shared memory, hashed as they arrive.
+
+The API process never holds more than one network chunk of a bucket; the engine maps the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from swift_r1.weights.delta import BadChange, apply
+from swift_r1.weights.hashing import Hash, bucket_digest
+from swift_r1.weights.header import TensorEntry, read_header
+from swift_r1.weights.transport import incoming, reserve
+from swift_r1.wire.http_errors import Refused
+
+logger = logging.getLogger("swift_r1.weights")
+
+_SHARED_MEMORY = Path("/dev/shm")
+_PREFIX = "swift-r1-weights-"
+_SOCKETS = "swift-r1-sockets-"
+_CHUNK = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class StagedBucket:
+    """A bucket on disk: its place in the order, its hash (hex) and what it holds."""
+
+    index: int
+    path: Path
+    digest: str
+    tensors: Mapping[str, TensorEntry]
+
+
+class Staging:
+    """A private folder for one server's buckets; another one on disk for those that shared memory has no room for.
+
+    Args:
+        max_bytes: most bytes that one bucket may have: the whole model's.
+
+    Attributes:
+        shared: the folder where it is in shared memory, so that a trainer on this host can write buckets itself.
+        base: content hash of the version whose buckets are all still here, for changes to them; else None.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        free = shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else 0
+        parent = _SHARED_MEMORY if free > max_bytes and os.access(_SHARED_MEMORY, os.W_OK) else None
+        self._locks: list[int] = []
+        self.folder = self._made(parent)
+        self._on_disk: Path | None = None
+        self.max_bytes = max_bytes
+        self._serial = 0
+        self.shared = str(self.folder) if parent is not None else None
+        self.base: str | None = None
+        logger.info("weights are staged in %s", self.folder)
+
+    async def write(
+        self, index: int, chunks: AsyncIterator[bytes], promised_digest: str | None, size_promised: int = 0
+    ) -> StagedBucket:
+        """Streams one bucket to a file.
+
+        Raises:
+            Refused: 413 if it is larger than the whole model may be; 422 if the bytes are not those promised; 507 where
+                there is no room for it, on disk neither.
+        """
+        path = self._new_path()
+        self.base = None
+        # A spare file's pages are there already, which halves the time: the memory of new ones is cleared first.
+        spare = incoming(self.folder, index)
+        if _is_plain(spare):
+            spare.rename(path)
+        path = await asyncio.to_thread(self._with_room, path, min(size_promised, self.max_bytes))
+        digest, size, filled = Hash(), 0, 0
+        pending: list[bytes] = []
+        try:
+            with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "r+b") as file:
+
+                def flush(blocks: list[bytes]) -> None:
+                    whole = b"".join(blocks)
+                    digest.update(whole)
+                    file.write(whole)
+
+                async for chunk in chunks:
+                    size += len(chunk)
+                    if size > self.max_bytes:
+                        raise Refused(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
+                    pending.append(chunk)
+                    if size - filled >= _CHUNK:
+                        await asyncio.to_thread(flush, pending)
+                        pending, filled = [], size
+                if pending:
+                    await asyncio.to_thread(flush, pending)
+                file.truncate()
+            arrived = digest.hexdigest()
+            if promised_digest is not None and arrived != promised_digest:
+                raise Refused(422, f"bucket {index} arrived with other bytes than were sent (their hash differs)")
+            return StagedBucket(index, path, arrived, read_header(path))
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise _no_room(path, error) from error
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    async def change(self, index: int, chunks: AsyncIterator[bytes], promised_digest: str) -> StagedBucket:
+        """Makes a bucket of the base's one and what has changed in it (see `delta`). Whoever asks has seen that the
+        update began on that base.
+
+        Raises:
+            Refused: 409 where the base has no such bucket; 413 for a change larger than the model; 422 for one that is
+                malformed, or whose outcome is not what was promised.
+        """
+        source, body = incoming(self.folder, index), bytearray()
+        async for chunk in chunks:
+            body += chunk
+            if len(body) > self.max_bytes:
+                raise Refused(413, f"the change to bucket {index} is larger than the whole model")
+        self.base = None
+        if not _is_plain(source):
+            raise Refused(409, f"bucket {index} of that version is not here any more: send it whole")
+        path = self._new_path()
+        source.rename(path)
+        try:
+            arrived = await asyncio.to_thread(_changed, path, bytes(body))
+            if arrived != promised_digest:
+                raise Refused(422, f"bucket {index} with its changes is not what was promised (the hash differs)")
+            return StagedBucket(index, path, arrived, read_header(path))
+        except BadChange as error:
+            path.unlink(missing_ok=True)
+            raise Refused(422, f"the change to bucket {index} cannot be used: {error}") from error
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def hold(self, buckets: int, hash_of_all: str) -> None:
+        """The version that was loaded is the base of later changes, where `forget` has kept all its files."""
+        kept = all(_is_plain(incoming(self.folder, index)) for index in range(buckets))
+        self.base = hash_of_all if buckets and kept else None
+
+    async def take(self, index: int, promised_digest: str) -> StagedBucket:
+        """Takes in a bucket that the trainer has written to `incoming(folder, index)`.
+
+        Raises:
+            Refused: 409 where there is no such file; 413 and 422 as `write` does.
+        """
+        source = incoming(self.folder, index)
+        self.base = None
+        if self.shared is None or not _is_plain(source):
+            if source.is_symlink():
+                source.unlink()
+            raise Refused(409, f"bucket {index} is not in this server's shared memory: send it over HTTP")
+        path = self._new_path()
+        # From here on no later bucket can be written into it.
+        source.rename(path)
+        try:
+            if path.stat().st_size > self.max_bytes:
+                raise Refused(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
+            arrived = await asyncio.to_thread(_file_digest, path)
+            if arrived != promised_digest:
+                raise Refused(422, f"bucket {index} lies there with other bytes than were written (their hash differs)")
+            return StagedBucket(index, path, arrived, read_header(path))
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def forget(self, buckets: list[StagedBucket]) -> None:
+        """Their files become spare ones for the next version's buckets, where there is memory enough."""
+        keep = shutil.disk_usage(self.folder).free > 2 * self.max_bytes
+        for bucket in buckets:
+            spare = incoming(self.folder, bucket.index)
+            if keep and bucket.path.parent == self.folder and _is_plain(bucket.path):
+                bucket.path.rename(spare)
+            else:
+                bucket.path.unlink(missing_ok=True)
+
+    def _new_path(self) -> Path:
+        self._serial += 1
+        return self.folder / f"bucket-{self._serial:06d}.safetensors"
+
+    def close(self) -> None:
+        for folder in filter(None, (self.folder, self._on_disk)):
+            shutil.rmtree(folder, ignore_errors=True)
+        for lock in self._locks:
+            os.close(lock)
+
+    def _made(self, parent: Path | None) -> Path:
+        folder, lock = _own_folder(_PREFIX, parent)
+        self._locks.append(lock)
+        return folder
+
+    def _with_room(self, path: Path, size: int) -> Path:
+        """A file with room for `size` bytes: `path`, or one on disk."""
+        try:
+            _reserved(path, size)
+            return path
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            if self.shared is None:
+                raise _no_room(path, error) from error
+            logger.warning("%s has no room for %d bytes (%s): they go to disk", path.parent, size, error.strerror)
+        if self._on_disk is None:
+            self._on_disk = self._made(None)
+        path = self._on_disk / path.name
+        try:
+            _reserved(path, size)
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise _no_room(path, error) from error
+        return path
+
+
+def _is_plain(path: Path) -> bool:
+    """A file, and no link: whoever may write to the folder must not choose what is written to elsewhere."""
+    return path.is_file() and not path.is_symlink()
+
+
+def _reserved(path: Path, size: int) -> None:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        reserve(descriptor, size)
+    finally:
+        os.close(descriptor)
+
+
+def _no_room(path: Path, error: OSError) -> Refused:
+    return Refused(507, f"weights cannot be staged in {path.parent}: {error.strerror or error}")
+
+
+def _changed(path: Path, change: bytes) -> str:
+    """Applies the change to the file; its hash then."""
+    words = np.memmap(path, np.uint16, "r+", shape=(path.stat().st_size // 2,))
+    apply(change, words)
+    return bucket_digest(memoryview(words).cast("B"))
+
+
+def _file_digest(path: Path) -> str:
+    digest, block = Hash(), bytearray(_CHUNK)
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(block):
+            digest.update(memoryview(block)[:size])
+    return digest.hexdigest()
+
+
+@contextmanager
+def socket_folder() -> Iterator[Path]:
+    """A folder for the sockets of an engine, which leaves them lying; removed at the end, or at the next start."""
+    folder, lock = _own_folder(_SOCKETS, _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _own_folder(prefix: str, parent: Path | None) -> tuple[Path, int]:
+    """A new folder, and a descriptor that locks it for as long as the process lives, however it ends."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    return folder, lock
+
+
+def remove_leftovers() -> None:
+    """Deletes what servers that were killed have left in shared memory, which outlives a process: their staging folders
+    (a living one holds its own locked, in whatever container it runs), and the mark that each process with Intel's
+    OpenMP makes there and removes only where it ends by itself."""
+    for mark in _SHARED_MEMORY.glob(f"__KMP_REGISTERED_LIB_*_{os.getuid()}"):
+        pid = mark.name.split("_")[-2]  # this process's own, which nothing asks for again, goes too
+        if pid == str(os.getpid()) or not Path(f"/proc/{pid}").exists():
+            mark.unlink(missing_ok=True)
+    for parent in {_SHARED_MEMORY, Path(tempfile.gettempdir())}:
+        for folder in (*parent.glob(f"{_PREFIX}*"), *parent.glob(f"{_SOCKETS}*")):
+            try:
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            except OSError as error:
+                logger.info("%s is left alone: %s", folder, error.strerror)
+                continue
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                logger.info("removing %s, left by a server that is gone", folder)
+                shutil.rmtree(folder, ignore_errors=True)
+            except BlockingIOError:
+                pass
+            finally:
+                os.close(descriptor)
