@@ -9,8 +9,8 @@ from swift_r1.arguments.world import World
 from swift_r1.errors import EXIT_OK
 from swift_r1.launch.environment import has_gpu
 from swift_r1.models.shape import shape_of
-from swift_r1.training.advice import advice, estimated
 from swift_r1.training.estimate import GIB, Estimate
+from swift_r1.training.memory import advice, estimated
 
 
 def run_estimate(args: RlhfArguments, world: World) -> int:

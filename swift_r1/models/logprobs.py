@@ -7,7 +7,7 @@ the backward pass computes the chunk's logits again instead of keeping them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ LOGITS_BYTES = 64 * 2**20
 """Float32 logits that one chunk may occupy, in bytes."""
 
 _WORDS = 8192
+"""Rows of the head whose gradient is computed at a time: small beside the whole gradient."""
 
 
 class LogitForm(NamedTuple):
@@ -42,7 +43,7 @@ class TokenLogprobs(NamedTuple):
 
 
 def default_chunk_size(rows: int, vocab_size: int) -> int:
-    """Rows a chunk: equal ones, as few as keep the float32 logits of each within `LOGITS_BYTES` (or at one row)."""
+    """Rows per chunk: equal chunks, as few as keep the float32 logits of each within `LOGITS_BYTES` (or at one row)."""
     chunks = math.ceil(rows / max(1, LOGITS_BYTES // (4 * vocab_size)))
     return math.ceil(rows / max(1, chunks)) or 1
 
@@ -97,12 +98,8 @@ def selective_logprobs_and_entropies(
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     size = chunk_size or default_chunk_size(len(hidden), weight.shape[0])
-    return TokenLogprobs(*_SelectiveLogprobs.apply(hidden, weight, bias, targets, form, temperature, size))
-
-
-def _word_blocks(weight: Tensor) -> Iterator[slice]:
-    """Parts of the vocabulary whose products stay small beside the whole gradient."""
-    return (slice(start, start + _WORDS) for start in range(0, len(weight), _WORDS))
+    apply: Callable[..., tuple[Tensor, Tensor]] = _SelectiveLogprobs.apply
+    return TokenLogprobs(*apply(hidden, weight, bias, targets, form, temperature, size))
 
 
 def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, form: LogitForm, temperature: float) -> Tensor:
@@ -118,7 +115,7 @@ def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, form: Log
 
 class _SelectiveLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
@@ -150,7 +147,7 @@ class _SelectiveLogprobs(torch.autograd.Function):
         return logps, entropies
 
     @staticmethod
-    def backward(ctx: Any, grad_logps: Tensor, _grad_entropies: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_logps: Tensor, _grad_entropies: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, lse = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
@@ -176,7 +173,8 @@ class _SelectiveLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[part] = low @ weight
             if grad_weight is not None:
-                for words in _word_blocks(weight):
+                for start_word in range(0, len(weight), _WORDS):
+                    words = slice(start_word, start_word + _WORDS)
                     grad_weight[words] += low[:, words].t() @ hidden[part]
         return (
             grad_hidden,

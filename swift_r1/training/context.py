@@ -17,9 +17,9 @@ from swift_r1.sampling.prompts import Prompts
 from swift_r1.sampling.scoring import OpenRewards
 from swift_r1.tracking.recorder import Recorder
 from swift_r1.training.backends.base import Backend, CriticBackend, ReferencePolicy
-from swift_r1.training.batch.batching import Cut
-from swift_r1.training.checkpoint.run_state import Fingerprint
+from swift_r1.training.batch.batching import Batching
 from swift_r1.training.checkpoint.saving import Saver
+from swift_r1.training.checkpoint.state import Fingerprint
 from swift_r1.training.eval_sets import Rewards
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.optimizer import LearningRate
@@ -68,7 +68,7 @@ class Parts:
     turns: Turns
     learning_rate: LearningRate
     sampling: SamplingParams
-    cut: Cut
+    cut: Batching
     evaluator: Evaluator | None
     recorder: Recorder
     saver: Saver

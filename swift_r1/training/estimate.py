@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.models.freezing import Freezing, frozen_names
 from swift_r1.models.logprobs import LOGITS_BYTES
 from swift_r1.models.shape import ModelShape
+from swift_r1.models.weights import Freezing, frozen_names
 from swift_r1.training.batch.micro_batches import LEAST_SAVING
 from swift_r1.training.optimizer import EIGHT_BIT
 

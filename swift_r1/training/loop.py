@@ -25,10 +25,17 @@ from swift_r1.sampling.scoring import (
 from swift_r1.tracking.stopwatch import Stopwatch
 from swift_r1.training.algorithm import Algorithm, Targets, judged
 from swift_r1.training.batch.batching import RoundBatch
-from swift_r1.training.checkpoint.open_round import OpenRound, batch_of, with_saved, write_step
-from swift_r1.training.checkpoint.resume import Progress, captured, restored
-from swift_r1.training.checkpoint.run_state import RunState
+from swift_r1.training.checkpoint.resume import (
+    OpenRound,
+    Progress,
+    batch_of,
+    captured,
+    restored,
+    with_saved,
+    write_step,
+)
 from swift_r1.training.checkpoint.saving import round_tensors_of
+from swift_r1.training.checkpoint.state import RunState
 from swift_r1.training.context import Parts
 from swift_r1.training.evaluate import Evaluation
 from swift_r1.training.grpo import Grpo
@@ -123,7 +130,8 @@ class Trainer:
         parts.watchdog.progress("a save")
         self.device.to_save()
         outcome.seconds = time.perf_counter() - self.started
-        parts.saver.save(outcome.steps, captured(self.progress, parts, self.collector), last, outcome.best_step)
+        run, round_tensors = captured(self.progress, parts, self.collector)
+        parts.saver.save(outcome.steps, run, round_tensors, last, outcome.best_step)
 
     def resume(self, checkpoint: Path) -> None:
         """Goes on after the step of a checkpoint. Before `run`.

@@ -19,7 +19,7 @@ from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.policy import ModelInputs
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend, CriticBackend, Training
-from swift_r1.training.batch.batching import Cut, collate, round_batch
+from swift_r1.training.batch.batching import Batching, collate, round_batch
 from swift_r1.training.batch.micro_batches import LEAST_SAVING, SHARED, Form
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
@@ -179,9 +179,9 @@ def why_not_packed(
     return ""
 
 
-def choose_cut(
+def choose_batching(
     args: RlhfArguments, backend: Backend, vocab_size: int, ranks: Ranks, critic: CriticBackend | None = None
-) -> Cut:
+) -> Batching:
     """How this run cuts its rounds into micro-batches, by the flags and what the model can do. Collective.
 
     Raises:
@@ -206,7 +206,7 @@ def choose_cut(
         if ranks.is_main:
             logger.info("--share_prompt auto: prompts are computed for each completion, since %s", why)
         share_from = None
-    return Cut(
+    return Batching(
         form,
         args.per_device_train_batch_size,
         args.num_generations,

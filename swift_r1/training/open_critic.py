@@ -6,17 +6,14 @@ import json
 import logging
 from typing import Any
 
-import torch
-from transformers import AutoConfig, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel
 
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.errors import UsageError
-from swift_r1.models.critic import has_value_head, load_critic
-from swift_r1.models.lora import trained_share
+from swift_r1.models.loading import has_value_head, load_critic
+from swift_r1.models.weights import trained_share
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.base import CriticBackend
-from swift_r1.training.backends.deepspeed_config import read_config
-from swift_r1.training.backends.local import LocalCritic
+from swift_r1.training import backends
 from swift_r1.training.context import CriticParts
 from swift_r1.training.setup import optimizer_of, schedule_of
 from swift_r1.wire.identity import tokenizer_hash
@@ -36,19 +33,12 @@ def open_critic(args: RlhfArguments, plan: Plan, ranks: Ranks, tokenizer: Any) -
     check_tokens(path, tokenizer)
     optimizer = optimizer_of(args, rate)
 
-    def load() -> Any:
+    def load() -> PreTrainedModel:
         return load_critic(path, args.torch_dtype, args.gradient_checkpointing)
 
-    config = AutoConfig.from_pretrained(path)
-    if args.deepspeed is None:
-        backend: CriticBackend = LocalCritic(load().to(ranks.device), optimizer)
-    else:
-        from swift_r1.training.backends.deepspeed import DeepSpeedCritic
-
-        dtype = getattr(torch, args.torch_dtype) if args.torch_dtype else config.dtype or torch.float32
-        backend = DeepSpeedCritic(load, dtype, optimizer, read_config(args.deepspeed), ranks)
+    backend = backends.open_critic(args, load, optimizer, ranks)
     if ranks.is_main:
-        head = "its own value head" if has_value_head(config) else "a new value head of zeros"
+        head = "its own value head" if has_value_head(AutoConfig.from_pretrained(path)) else "a new value head of zeros"
         logger.info("critic: %s with %s; %s", path, head, trained_share(backend.model))
         logger.info("critic's backend: %s", json.dumps({"backend": backend.describe()["backend"]}))
     return CriticParts(backend, schedule_of(args, plan, rate))

@@ -24,7 +24,7 @@ from swift_r1.data.loading import load_rows, stream_of
 from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.errors import UsageError
-from swift_r1.models.files import end_tokens, load_tokenizer
+from swift_r1.models.loading import end_tokens, load_tokenizer
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.monitor import InvalidRewardMonitor
@@ -41,13 +41,13 @@ from swift_r1.tracking.jsonl import JsonLines
 from swift_r1.tracking.recorder import Recorder, RunRecorder, SilentRecorder
 from swift_r1.tracking.reporters import open_reporters
 from swift_r1.training.checkpoint.folder import set_aside_later
-from swift_r1.training.checkpoint.run_state import Fingerprint, RunState, truncate_logs
 from swift_r1.training.checkpoint.saving import Saver
+from swift_r1.training.checkpoint.state import Fingerprint, RunState, truncate_logs
 from swift_r1.training.context import MainRank, Parts
 from swift_r1.training.eval_sets import eval_rewards, eval_sets, held_out_prompts, load_eval_prompts
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.loop import Trainer
-from swift_r1.training.model_checks import choose_cut
+from swift_r1.training.model_checks import choose_batching
 from swift_r1.training.open_critic import open_critic
 from swift_r1.training.setup import (
     let_sleep,
@@ -185,7 +185,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
                 turns=turns,
                 learning_rate=schedule_of(args, plan, args.peak_learning_rate),
                 sampling=sampling,
-                cut=choose_cut(args, backend, vocab_size, ranks, critic and critic.backend),
+                cut=choose_batching(args, backend, vocab_size, ranks, critic and critic.backend),
                 evaluator=evaluator,
                 recorder=recorder,
                 saver=Saver(

@@ -11,20 +11,18 @@ from typing import Any
 
 import httpx
 import torch
-from torch import nn
-from transformers import AutoConfig
+from transformers import AutoConfig, PreTrainedModel
 
-from swift_r1.algorithms.config import CISPO_EPSILON_HIGH
+from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.inference.engines.kv_cache import check_layers
 from swift_r1.inference.engines.transformers import TransformersEngine
-from swift_r1.models.freezing import Freezing
-from swift_r1.models.lora import LoraSettings, adapter_config, trained_share
-from swift_r1.models.policy import load_model
-from swift_r1.models.quantization import Quantization
+from swift_r1.models.loading import Quantization, load_model
+from swift_r1.models.lora import LoraSettings, adapter_config
+from swift_r1.models.weights import Freezing, trained_share
 from swift_r1.plugins.rollouts import multi_turns
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import EmbeddedRollouts, Rollouts
@@ -37,10 +35,9 @@ from swift_r1.sampling.pool.session import Expected, ServerLink
 from swift_r1.sampling.prefetch import generates_ahead
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.turn_engine import Limits, Opening, TurnEngine
+from swift_r1.training.backends import open_policy
 from swift_r1.training.backends.base import Backend, ReferencePolicy
-from swift_r1.training.backends.deepspeed_config import read_config
-from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.checkpoint.rng import seed_everything
+from swift_r1.training.checkpoint.state import seed_everything
 from swift_r1.training.model_checks import check_engine, check_logprobs
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
 from swift_r1.weights.lease_token import saved_token
@@ -63,7 +60,7 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
     if not args.use_vllm:
         check_layers(AutoConfig.from_pretrained(args.model).get_text_config())
 
-    def load() -> nn.Module:
+    def load() -> PreTrainedModel:
         return load_model(
             args.model,
             args.torch_dtype,
@@ -75,15 +72,7 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
 
     optimizer = optimizer_of(args, args.peak_learning_rate)
     seed_everything(args.seed)
-    if args.deepspeed is None:
-        backend: Backend = LocalBackend(load().to(ranks.device), optimizer)
-    else:
-        from swift_r1.training.backends.deepspeed import DeepSpeedBackend
-
-        config_dtype = AutoConfig.from_pretrained(args.model).dtype or torch.float32
-        dtype = getattr(torch, args.torch_dtype) if args.torch_dtype else config_dtype
-        config = read_config(args.deepspeed)
-        backend = DeepSpeedBackend(load, dtype, optimizer, config, ranks, quantization is not None)
+    backend = open_policy(args, load, optimizer, ranks)
     vocab_size = backend.model.config.get_text_config().vocab_size
     check_logprobs(backend, vocab_size, ranks.device)
     if ranks.is_main:

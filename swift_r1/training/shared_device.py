@@ -16,7 +16,7 @@ import torch
 
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.tracking.stopwatch import Stopwatch
-from swift_r1.training.backends.offload import Movable
+from swift_r1.training.backends.base import Movable, ReferencePolicy, Training
 from swift_r1.training.context import Parts
 
 
@@ -31,7 +31,7 @@ class SharedDevice:
         args, self._stopwatch, self._device = parts.args, stopwatch, parts.ranks.device
         self._level = args.sleep_level
         trained = [parts.backend, *([parts.critic.backend] if parts.critic else [])]
-        computing = [*trained, *([parts.reference] if parts.reference else [])]
+        computing: list[Training | ReferencePolicy] = [*trained, *([parts.reference] if parts.reference else [])]
         self._weights = [one.weights for one in computing] if args.offload_model else []
         self._states = [one.states for one in trained] if args.offload_optimizer else []
         self.timed = ("sleep", "offload") if self._level else ()

@@ -17,16 +17,14 @@ from safetensors.torch import load_file, save_file
 
 from swift_r1.algorithms import LossConfig
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
-from swift_r1.models.critic import load_critic
-from swift_r1.models.freezing import Freezing
-from swift_r1.models.lora import LoraSettings, policy_weights
-from swift_r1.models.policy import load_model
-from swift_r1.models.quantization import Quantization
+from swift_r1.models.loading import Quantization, load_critic, load_model
+from swift_r1.models.lora import LoraSettings
+from swift_r1.models.weights import Freezing, policy_weights
 from swift_r1.runtime.ranks import join_ranks
 from swift_r1.training.backends.deepspeed_config import read_config
-from swift_r1.training.batch.batching import Cut, collate, round_batch
+from swift_r1.training.batch.batching import Batching, collate, round_batch
 from swift_r1.training.batch.micro_batches import Form
-from swift_r1.training.checkpoint.tensor_files import write_tensors
+from swift_r1.training.checkpoint.tensors import write_tensors
 from swift_r1.training.context import CriticParts
 from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import OptimizerConfig
@@ -70,7 +68,7 @@ def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False
     share their prompt too.
     """
     budget = int(cut.rstrip("ps"))
-    dealt = deal_round(batch, 1, Cut(FORMS[cut.lstrip("0123456789")], 1, GROUP, budget), ranks)
+    dealt = deal_round(batch, 1, Batching(FORMS[cut.lstrip("0123456789")], 1, GROUP, budget), ranks)
     old = needs_old_policy(config, 1)
     steps = before_training(dealt, backend, reference, 0.9, old_policy=old, overlong_filter=overlong_filter)
     advantages = rewards_after_kl(batch.rewards, steps, config.beta, ranks) if config.kl_in_reward else batch.rewards
@@ -135,7 +133,7 @@ def run_ppo(case, ranks):
         )
         ppo, batch = Ppo(parts), ragged_round()
         batch.rewards[5] = torch.nan
-        dealt = deal_round(batch, 1, Cut(FORMS[cut.lstrip("0123456789")], 1, GROUP, int(cut.rstrip("ps"))), ranks)
+        dealt = deal_round(batch, 1, Batching(FORMS[cut.lstrip("0123456789")], 1, GROUP, int(cut.rstrip("ps"))), ranks)
         prepared = ppo.prepared(dealt)
         targets, metrics = ppo.targets(batch, prepared)
         steps.append(metrics | ppo.step(prepared[0], targets, number))

@@ -80,7 +80,7 @@ def round_batch(
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class Batching:
     """How a round is cut into micro-batches.
 
     Attributes:
@@ -102,7 +102,7 @@ class Cut:
     own_attention: bool = True
 
 
-def cut_step(batch: RoundBatch, samples: range, cut: Cut, ranks: Ranks) -> list[MicroBatch]:
+def split_step(batch: RoundBatch, samples: range, cut: Batching, ranks: Ranks) -> list[MicroBatch]:
     """This rank's micro-batches of an optimizer step on the given completions of the round."""
     lengths = Lengths(
         batch.prompt_lengths[samples.start : samples.stop].tolist(),
