@@ -18,6 +18,7 @@ from torch.nn.functional import silu
 
 _BLOCK_ELEMENTS = 1 << 18
 """One megabyte in float32, so that a handful of such tensors fits the second-level cache."""
+_LINEAR = ("gate_proj", "up_proj", "down_proj")
 
 
 def use_block_functions(model: nn.Module) -> int:
@@ -28,16 +29,15 @@ def use_block_functions(model: nn.Module) -> int:
     alike: dict[type, bool] = {}
     changed = 0
     for module in model.modules():
-        kind = type(module)
-        if _is_norm(module):
-            alike.setdefault(kind, _norms_alike(kind))
+        if hasattr(module, "variance_epsilon") and isinstance(getattr(module, "weight", None), nn.Parameter):
             forward: Callable[[Any, Tensor], Tensor] = _norm_forward
-        elif _is_gated_mlp(module):
-            if kind not in alike:
-                alike[kind] = _mlps_alike(kind, module.act_fn)
+        elif all(hasattr(module, name) for name in (*_LINEAR, "act_fn")):
             forward = _mlp_forward
         else:
             continue
+        kind = type(module)
+        if kind not in alike:
+            alike[kind] = _alike(module, forward)
         if alike[kind]:
             module.forward = MethodType(forward, module)
             changed += 1
@@ -125,47 +125,29 @@ def _mlp_forward(self: Any, hidden: Tensor) -> Tensor:
     return out
 
 
-def _is_norm(module: nn.Module) -> bool:
-    return hasattr(module, "variance_epsilon") and isinstance(getattr(module, "weight", None), nn.Parameter)
-
-
-def _is_gated_mlp(module: nn.Module) -> bool:
-    return all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn"))
-
-
-def _norms_alike(kind: type) -> bool:
-    """Whether the class's own forward is `rms_norm`, on a stand-in: real weights may be partitioned (ZeRO-3)."""
-    hidden, weight = torch.linspace(-3, 2, 1024).view(64, 16), torch.linspace(0.5, 1.5, 16)
-    return all(
-        _alike(kind, SimpleNamespace(weight=weight.to(dtype), variance_epsilon=1e-3), hidden.to(dtype), _norm_forward)
-        for dtype in (torch.float32, torch.bfloat16)
-    )
-
-
-def _mlps_alike(kind: type, act_fn: Any) -> bool:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers = {name: nn.Linear(16, 16, bias=False) for name in ("gate_proj", "up_proj", "down_proj")}
-    hidden = torch.linspace(-3, 2, 1024).view(64, 16)
-    return all(
-        _alike(
-            kind,
-            SimpleNamespace(act_fn=act_fn, **{name: layer.to(dtype) for name, layer in layers.items()}),
-            hidden.to(dtype),
-            _mlp_forward,
-        )
-        for dtype in (torch.float32, torch.bfloat16)
-    )
-
-
-def _alike(kind: Any, module: Any, hidden: Tensor, forward: Callable[[Any, Tensor], Tensor]) -> bool:
-    """Whether both forwards round alike: nearly all values are the same to the bit, and all to rounding."""
+def _alike(module: nn.Module, forward: Callable[[Any, Tensor], Tensor]) -> bool:
+    """Whether the class's own forward rounds like `forward`: nearly all bf16 values are the same to the bit, and all to
+    rounding. Tried on a stand-in, since real weights may be partitioned (ZeRO-3)."""
+    kind: Any = type(module)
     if len(inspect.signature(kind.forward).parameters) != 2:  # a gate, a residual: not only the states
         return False
-    try:
-        with torch.no_grad():
-            own, ours = kind.forward(module, hidden), forward(module, hidden)
-    except AttributeError:  # it uses more than the stand-in has
-        return False
-    close = torch.allclose(own, ours, rtol=1e-5 if hidden.dtype == torch.float32 else 1e-2, atol=1e-6)
-    return close and (own != ours).float().mean().item() < (0.02 if hidden.dtype == torch.bfloat16 else 1.0)
+    states, weight = torch.linspace(-3, 2, 1024).view(64, 16), torch.linspace(0.5, 1.5, 16)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = {name: nn.Linear(16, 16, bias=False) for name in _LINEAR}
+    for dtype, share in ((torch.float32, 1.0), (torch.bfloat16, 0.02)):
+        if forward is _norm_forward:
+            stand_in = SimpleNamespace(weight=weight.to(dtype), variance_epsilon=1e-3)
+        else:
+            linear = {name: layer.to(dtype) for name, layer in layers.items()}
+            stand_in = SimpleNamespace(act_fn=module.act_fn, **linear)
+        hidden = states.to(dtype)
+        try:
+            with torch.no_grad():
+                own, ours = kind.forward(stand_in, hidden), forward(stand_in, hidden)
+        except AttributeError:  # it uses more than the stand-in has
+            return False
+        close = torch.allclose(own, ours, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
+        if not close or not (own != ours).float().mean().item() < share:
+            return False
+    return True

@@ -42,12 +42,6 @@ class TokenLogprobs(NamedTuple):
     entropies: Tensor
 
 
-def default_chunk_size(rows: int, vocab_size: int) -> int:
-    """Rows per chunk: equal chunks, as few as keep the float32 logits of each within `LOGITS_BYTES` (or at one row)."""
-    chunks = math.ceil(rows / max(1, LOGITS_BYTES // (4 * vocab_size)))
-    return math.ceil(rows / max(1, chunks)) or 1
-
-
 def selective_logprobs(
     hidden: Tensor,
     weight: Tensor,
@@ -57,47 +51,31 @@ def selective_logprobs(
     form: LogitForm = PLAIN,
     temperature: float = 1.0,
     chunk_size: int | None = None,
-) -> Tensor:
-    """log softmax(hidden @ weight.T + bias, over temperature) at `targets`, in float32.
+) -> TokenLogprobs:
+    """log softmax(hidden @ weight.T + bias, over temperature) at `targets`, and the entropy (nats) of each row.
 
     Args:
         hidden: `[N, D]`, any floating dtype.
         weight: `[V, D]`, the output head (tied or not).
         targets: `[N]` int64 in `[0, V)`.
         bias: `[V]` or None.
-        form: what the architecture does to its logits.
         temperature: divides the logits, as the sampler did; > 0.
-        chunk_size: rows at a time; by default equal chunks of at most 64 MiB of float32 logits.
+        chunk_size: rows at a time; by default equal chunks, as few as keep each within `LOGITS_BYTES` (or at one row).
 
     Returns:
-        `[N]` float32, differentiable with respect to `hidden`, `weight` and `bias`.
+        float32; the log-probs are differentiable with respect to `hidden`, `weight` and `bias`.
 
     Raises:
         ValueError: on shapes that do not fit together or a temperature that is not positive.
     """
-    return selective_logprobs_and_entropies(
-        hidden, weight, targets, bias=bias, form=form, temperature=temperature, chunk_size=chunk_size
-    ).logps
-
-
-def selective_logprobs_and_entropies(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    bias: Tensor | None = None,
-    form: LogitForm = PLAIN,
-    temperature: float = 1.0,
-    chunk_size: int | None = None,
-) -> TokenLogprobs:
-    """Like `selective_logprobs`, with the entropy (nats) of each row's distribution beside it."""
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} must be [N, D] and [V, D]")
     if targets.shape != hidden.shape[:1]:
         raise ValueError(f"targets {tuple(targets.shape)} must be [{hidden.shape[0]}]")
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    size = chunk_size or default_chunk_size(len(hidden), weight.shape[0])
+    chunks = math.ceil(len(hidden) / max(1, LOGITS_BYTES // (4 * weight.shape[0])))
+    size = chunk_size or math.ceil(len(hidden) / max(1, chunks)) or 1
     apply: Callable[..., tuple[Tensor, Tensor]] = _SelectiveLogprobs.apply
     return TokenLogprobs(*apply(hidden, weight, bias, targets, form, temperature, size))
 
@@ -176,12 +154,6 @@ class _SelectiveLogprobs(torch.autograd.Function):
                 for start_word in range(0, len(weight), _WORDS):
                     words = slice(start_word, start_word + _WORDS)
                     grad_weight[words] += low[:, words].t() @ hidden[part]
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-            None,
-            None,
-        )
+        low_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
+        low_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
+        return grad_hidden, low_weight, low_bias, *(None,) * 4

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from swift_r1.models.attention import PackedRow
-from swift_r1.models.logprobs import LogitForm, TokenLogprobs, selective_logprobs_and_entropies
+from swift_r1.models.logprobs import LogitForm, TokenLogprobs, selective_logprobs
 from swift_r1.models.weights import output_head
 
 if TYPE_CHECKING:
@@ -118,9 +118,7 @@ class LogprobHead(nn.Module):
         self.bias = getattr(output_embeddings, "bias", None)
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
-        return selective_logprobs_and_entropies(
-            hidden, self.weight, targets, bias=self.bias, form=self.form, temperature=temperature
-        )
+        return selective_logprobs(hidden, self.weight, targets, bias=self.bias, form=self.form, temperature=temperature)
 
 
 class ValueHead(nn.Module):

@@ -259,7 +259,7 @@ def test_a_new_critic_says_0_and_a_saved_one_what_it_said(tiny_model, tmp_path):
     model.score = torch.nn.Linear(64, 3, bias=False)
     model.config.num_labels = 3
     model.save_pretrained(tmp_path / "three")
-    with pytest.raises(UsageError, match="gives 3 numbers a token: a critic gives one"):
+    with pytest.raises(UsageError, match="gives 3 numbers per token: a critic gives one"):
         load_critic(tmp_path / "three", None, False)
 
 

@@ -5,27 +5,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from swift_r1.models.logprobs import TokenLogprobs
-from swift_r1.models.policy import ModelInputs
+from swift_r1.models.policy import Critic, ModelInputs, Policy
 from swift_r1.models.weights import Weight, bucketed, parameters_of, whole_shape
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.optimizer_state import (
-    LOSS_SCALE,
-    MASTER,
-    UPDATES,
-    ReadTensor,
-    StateBucket,
-    codes_of,
-    moments_of,
-    state_buckets,
-    state_name,
-    updates_of,
-)
+from swift_r1.training.backends import optimizer_state as saved
+from swift_r1.training.backends.optimizer_state import LOSS_SCALE, MASTER, UPDATES, ReadTensor, StateBucket, state_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -41,13 +31,15 @@ class Training(ABC):
 
     Attributes:
         model: the transformers model being trained (its parameters may be partitioned).
-        module: what computes with it: a `Policy` or a `Critic`.
+        module: what computes with it, of the class `wrap`.
+        forward: `module`, or the engine around it.
         weights: all that `module` computes with; whoever asks for weights or states below has them back on the device.
         states: all that only an optimizer step needs: float32 masters, gradients, moments.
         torch_optimizer: the optimizer itself, and `masters`, the tensors that it works on: as many on each rank.
         partitioned: whether a parameter is a part of a weight, until it is gathered (ZeRO-3).
     """
 
+    wrap: ClassVar[type[Policy] | type[Critic]]
     model: PreTrainedModel
     module: nn.Module
     forward: Callable[..., Any]
@@ -86,14 +78,6 @@ class Training(ABC):
         """
 
     @abstractmethod
-    def load_training_state(self, read: ReadTensor) -> None:
-        """Goes on from a saved `training_state` (collective: every rank reads). The model's weights follow.
-
-        Raises:
-            KeyError: the state lacks a parameter that is trained here.
-        """
-
-    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """The resolved settings, for the log."""
 
@@ -125,15 +109,15 @@ class Training(ABC):
         `weight_buckets`); the ranks take turns in getting a bucket."""
         self.weights.come_back()
         self.states.come_back()
-        updates = updates_of(self.torch_optimizer)
+        updates = saved.updates_of(self.torch_optimizer)
         yield [(UPDATES, updates)] if self.ranks.is_main else []
-        if (scale := self._loss_scale_state()) is not None:
-            yield [(LOSS_SCALE, scale)] if self.ranks.is_main else []
-        kinds = moments_of(self.torch_optimizer)
+        if self.loss_scale is not None:
+            yield [(LOSS_SCALE, self._scale_state())] if self.ranks.is_main else []
+        kinds = saved.moments_of(self.torch_optimizer)
         started = bool(updates)  # else every step so far was skipped, and there are no moments
         if started and kinds:
             self._find_moments()
-        for number, bucket in enumerate(state_buckets(self.model, kinds)):
+        for number, bucket in enumerate(saved.state_buckets(self.model, kinds)):
             self.ranks.barrier()  # whoever has a bucket may take long over it
             tensors = []
             for kind, name, parameter in bucket:
@@ -144,7 +128,34 @@ class Training(ABC):
                 if self.ranks.takes(number):
                     tensors.append((state_name(kind, name), value.detach().to("cpu", copy=self._copies_state)))
             yield tensors
-        yield from codes_of(self.torch_optimizer, self.masters, self.ranks)
+        yield from saved.codes_of(self.torch_optimizer, self.masters, self.ranks)
+
+    @torch.no_grad()
+    def load_training_state(self, read: ReadTensor) -> None:
+        """Goes on from a saved `training_state` (collective: every rank reads). The model's weights follow.
+
+        Raises:
+            KeyError: the state lacks a parameter that is trained here.
+        """
+        saved.start_state(self.torch_optimizer, self.masters, read(UPDATES))
+        saved.load_codes(self.torch_optimizer, self.masters, self.ranks.rank, read)
+        if self.loss_scale is not None:
+            self._set_scale(read(LOSS_SCALE))
+        kinds = saved.moments_of(self.torch_optimizer)
+        if kinds:
+            self._find_moments()
+        for bucket in saved.parameter_buckets(self.model):
+            masters = []
+            for name, parameter in bucket:
+                masters.append(read(state_name(MASTER, name)))
+                self._set_state(MASTER, parameter, masters[-1])
+                for kind in kinds:
+                    self._set_state(kind, parameter, read(state_name(kind, name)))
+            self.ranks.barrier()  # one may have read longer than another
+            with self.gathered([parameter for _, parameter in bucket], modifier_rank=0):
+                if not self.partitioned or self.ranks.is_main:
+                    for (_, parameter), master in zip(bucket, masters, strict=True):
+                        parameter.copy_(master)
 
     _copies_state = False
     """Whether `_state_value` gives memory that is used again."""
@@ -154,15 +165,24 @@ class Training(ABC):
         """A parameter's whole float32 master, or moment of this kind (collective)."""
 
     @abstractmethod
-    def _loss_scale_state(self) -> Tensor | None:
-        """The fields of `LossScale`, float64 `[3]`; None but in float16."""
+    def _set_state(self, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
+        """Takes this rank's part of such a tensor."""
+
+    @abstractmethod
+    def _scale_state(self) -> Tensor:
+        """The fields of `LossScale`, float64 `[3]`."""
+
+    @abstractmethod
+    def _set_scale(self, fields: Tensor) -> None: ...
 
     def _find_moments(self) -> None:  # noqa: B027  most have nothing to find
-        """Before `_state_value` is asked for moments."""
+        """Before moments are asked for or set."""
 
 
 class Backend(Training):
     """The policy."""
+
+    wrap = Policy
 
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
         """The policy's forward (collective); see `Policy.forward`."""
@@ -183,6 +203,8 @@ class Backend(Training):
 
 class CriticBackend(Training):
     """The critic of PPO."""
+
+    wrap = Critic
 
     def values(self, inputs: ModelInputs) -> Tensor:
         """The critic's forward (collective); see `Critic.forward`."""

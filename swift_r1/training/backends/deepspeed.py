@@ -29,7 +29,6 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deep
 
 from swift_r1.errors import UsageError
 from swift_r1.models.merging import plain_like
-from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import has_adapters, parameters_of, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import (
@@ -43,17 +42,7 @@ from swift_r1.training.backends.base import (
     weights_of,
 )
 from swift_r1.training.backends.deepspeed_config import resolved
-from swift_r1.training.backends.optimizer_state import (
-    LOSS_SCALE,
-    MASTER,
-    UPDATES,
-    ReadTensor,
-    load_codes,
-    moments_of,
-    parameter_buckets,
-    start_state,
-    state_name,
-)
+from swift_r1.training.backends.optimizer_state import MASTER
 from swift_r1.training.backends.reference import AdaptersOff, FrozenReference
 from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups
 
@@ -67,8 +56,7 @@ class DeepSpeedTraining(Training):
     """Trains a model under ZeRO.
 
     Args:
-        load: makes the model.
-        wrap: makes the module that computes with it: `Policy` or `Critic`.
+        load: makes the model; for a reference it is called again.
         dtype: of the weights; 16-bit ones keep float32 masters, partitioned by ZeRO.
         config: of DeepSpeed, from `read_config`.
         quantized: `load` makes a model with 4-bit weights.
@@ -82,7 +70,6 @@ class DeepSpeedTraining(Training):
     def __init__(
         self,
         load: Callable[[], PreTrainedModel],
-        wrap: Callable[[PreTrainedModel], Policy | Critic],
         dtype: torch.dtype,
         optimizer: OptimizerConfig,
         config: dict[str, Any],
@@ -90,7 +77,7 @@ class DeepSpeedTraining(Training):
         quantized: bool = False,
     ) -> None:
         self.ranks, self.device = ranks, ranks.device
-        self._load, self._wrap, self._quantized = load, wrap, quantized
+        self._load, self._quantized = load, quantized
         self.stage = int(config.get("zero_optimization", {}).get("stage", 0))
         if self.stage == 0:
             logger.warning(
@@ -174,19 +161,21 @@ class DeepSpeedTraining(Training):
         return float(self.engine.get_global_grad_norm())
 
     def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:
-        value: Tensor
-        if kind == MASTER:
-            value = safe_get_full_fp32_param(parameter)
-        else:
-            value = safe_get_full_optimizer_state(parameter, kind)
+        found = (
+            safe_get_full_fp32_param(parameter) if kind == MASTER else safe_get_full_optimizer_state(parameter, kind)
+        )
+        value: Tensor = found
         return value
 
-    def _loss_scale_state(self) -> Tensor | None:
-        if not self._float16:
-            return None
+    def _scale_state(self) -> Tensor:
         scaler = self.optimizer.loss_scaler
         counts = [getattr(scaler, name, 0) for name in ("cur_iter", "last_overflow_iter")]
         return torch.tensor([scaler.cur_scale, *counts], dtype=torch.float64)
+
+    def _set_scale(self, fields: Tensor) -> None:
+        scale, steps, last_overflow = fields.tolist()
+        scaler = self.optimizer.loss_scaler
+        scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = scale, int(steps), int(last_overflow)
 
     def _find_moments(self) -> None:
         """Tells each parameter where its part of the flat moments is.
@@ -194,52 +183,26 @@ class DeepSpeedTraining(Training):
         DeepSpeed does so itself at its first step, but as soon as the first parameter group has moments: those of the
         others it then never finds.
         """
-        if self.stage < 3:
+        if not self.partitioned:
             self.optimizer._hp_optimizer_states_linked = False
             self.optimizer._lazy_init_hp_params_optimizer_state()
 
-    @torch.no_grad()
-    def load_training_state(self, read: ReadTensor) -> None:
-        start_state(self.torch_optimizer, self.masters, read(UPDATES))
-        load_codes(self.torch_optimizer, self.masters, self.ranks.rank, read)
-        if self._float16:
-            scale, steps, last_overflow = read(LOSS_SCALE).tolist()
-            scaler = self.optimizer.loss_scaler
-            scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = scale, int(steps), int(last_overflow)
-        kinds = moments_of(self.torch_optimizer)
-        if kinds:
-            self._find_moments()
-        for bucket in parameter_buckets(self.model):
-            masters = []
-            for name, parameter in bucket:
-                masters.append(read(state_name(MASTER, name)))
-                self._set_own_part(parameter, masters[-1], None)
-                for kind in kinds:
-                    self._set_own_part(parameter, read(state_name(kind, name)), kind)
-            parameters = [parameter for _, parameter in bucket]
-            self.ranks.barrier()  # one may have read longer than another
-            with self.gathered(parameters, modifier_rank=0):
-                if not self.partitioned or self.ranks.is_main:
-                    for parameter, master in zip(parameters, masters, strict=True):
-                        parameter.copy_(master)
-
-    def _set_own_part(self, parameter: nn.Parameter, value: Tensor, moment: str | None) -> None:
-        """Takes this rank's part of a whole float32 tensor: of the master weight, or of a moment."""
+    def _set_state(self, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
         if not self.partitioned:
-            if moment is None:
+            if kind == MASTER:
                 safe_set_full_fp32_param(parameter, value)
             else:
-                safe_set_full_optimizer_state(parameter, value, moment)
+                safe_set_full_optimizer_state(parameter, value, kind)
             return
         # DeepSpeed's own way of setting a whole ZeRO-3 tensor cannot do sizes that the ranks do not divide.
         size = safe_get_local_fp32_param(parameter).numel()
         part = value.new_zeros(size)
         own = value.flatten()[size * self.ranks.rank : size * (self.ranks.rank + 1)]
         part[: own.numel()] = own
-        if moment is None:
+        if kind == MASTER:
             safe_set_local_fp32_param(parameter, part)
         else:
-            safe_set_local_optimizer_state(parameter, part, moment)
+            safe_set_local_optimizer_state(parameter, part, kind)
 
     def load_module(self) -> Any:
         """Under ZeRO-3, transformers gives each rank its part of the weights.
@@ -248,15 +211,13 @@ class DeepSpeedTraining(Training):
         """
         self.ranks.barrier()
         if not self.partitioned or self._quantized:
-            return self._wrap(self._load())
-        hold: Callable[[Any], object] = HfDeepSpeedConfig
-        config = hold(self.resolved)
+            return self.wrap(self._load())
+        config = HfDeepSpeedConfig(self.resolved)  # type: ignore[no-untyped-call]  # transformers has no types here
         try:
-            module = self._wrap(self._load())
+            module = self.wrap(self._load())
         finally:
             del config
-            release: Callable[[], None] = unset_hf_deepspeed_config
-            release()
+            unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]  # as above
         _compute_buffers(module.model)
         return module
 
@@ -265,19 +226,9 @@ class DeepSpeedTraining(Training):
 
 
 class DeepSpeedBackend(DeepSpeedTraining, Backend):
-    """The policy. `load` is called once more for the reference."""
+    """The policy."""
 
-    def __init__(
-        self,
-        load: Callable[[], PreTrainedModel],
-        dtype: torch.dtype,
-        optimizer: OptimizerConfig,
-        config: dict[str, Any],
-        ranks: Ranks,
-        quantized: bool = False,
-    ) -> None:
-        super().__init__(load, Policy, dtype, optimizer, config, ranks, quantized)
-        self._copy_for_generation: PreTrainedModel | None = None
+    _copy_for_generation: PreTrainedModel | None = None
 
     def generation_model(self) -> PreTrainedModel:
         """Under ZeRO-3 a whole copy of the weights on each rank, refreshed here; else the trained model."""
@@ -312,17 +263,7 @@ class DeepSpeedBackend(DeepSpeedTraining, Backend):
 
 
 class DeepSpeedCritic(DeepSpeedTraining, CriticBackend):
-    """The critic. `load` is `load_critic`."""
-
-    def __init__(
-        self,
-        load: Callable[[], PreTrainedModel],
-        dtype: torch.dtype,
-        optimizer: OptimizerConfig,
-        config: dict[str, Any],
-        ranks: Ranks,
-    ) -> None:
-        super().__init__(load, Critic, dtype, optimizer, config, ranks)
+    """The critic, from `load_critic`."""
 
 
 def _compute_buffers(model: PreTrainedModel) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from swift_r1.models.policy import Critic, Policy
+from swift_r1.models.policy import Policy
 from swift_r1.models.weights import has_adapters
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import (
@@ -22,17 +22,7 @@ from swift_r1.training.backends.base import (
     states_of,
     weights_of,
 )
-from swift_r1.training.backends.optimizer_state import (
-    LOSS_SCALE,
-    MASTER,
-    UPDATES,
-    ReadTensor,
-    load_codes,
-    moments_of,
-    start_state,
-    state_name,
-    trained_parameters,
-)
+from swift_r1.training.backends.optimizer_state import MASTER, trained_parameters
 from swift_r1.training.backends.reference import AdaptersOff, FrozenReference
 from swift_r1.training.optimizer import LossScale, OptimizerConfig, build_optimizer, parameter_groups
 
@@ -41,18 +31,16 @@ if TYPE_CHECKING:
 
 
 class LocalTraining(Training):
-    """Trains `model` in place, through `module`, which computes with it.
+    """Trains `model` in place.
 
     16-bit weights keep a float32 master copy that the optimizer works on: at a learning rate of 1e-6 an update is
     smaller than bf16 can add. Gradients are added up in float32 as soon as each is complete. In float16 the loss is
     scaled.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, module: nn.Module, config: OptimizerConfig, device: torch.device | None
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, config: OptimizerConfig, device: torch.device | None = None) -> None:
         self.model, self.config = model, config
-        self.module = self.forward = module.to(device).train()
+        self.module = self.forward = self.wrap(model).to(device).train()
         self.ranks, self.device = Ranks(0, 1, torch.device("cpu"), None), model.device
         self._scale = LossScale() if model.dtype == torch.float16 else None
         self._trained = [parameter for _, parameter in trained_parameters(model)]
@@ -117,20 +105,15 @@ class LocalTraining(Training):
         value: Tensor = master if kind == MASTER else self.optimizer.state[master][kind]
         return value
 
-    def _loss_scale_state(self) -> Tensor | None:
-        return None if self._scale is None else self._scale.to_tensor()
+    def _set_state(self, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
+        self._state_value(kind, parameter).copy_(value)
 
-    @torch.no_grad()
-    def load_training_state(self, read: ReadTensor) -> None:
-        start_state(self.optimizer, self._masters, read(UPDATES))
-        if self._scale is not None:
-            self._scale = LossScale.of_tensor(read(LOSS_SCALE))
-        for (name, _), master in zip(trained_parameters(self.model), self._masters, strict=True):
-            master.copy_(read(state_name(MASTER, name)))
-            for kind in moments_of(self.optimizer):
-                self.optimizer.state[master][kind].copy_(read(state_name(kind, name)))
-        load_codes(self.optimizer, self._masters, 0, read)
-        self._round_masters()
+    def _scale_state(self) -> Tensor:
+        assert self._scale is not None
+        return self._scale.to_tensor()
+
+    def _set_scale(self, fields: Tensor) -> None:
+        self._scale = LossScale.of_tensor(fields)
 
     def describe(self) -> dict[str, Any]:
         masters = self._masters is not self._trained
@@ -139,9 +122,6 @@ class LocalTraining(Training):
 
 class LocalBackend(LocalTraining, Backend):
     """The policy."""
-
-    def __init__(self, model: PreTrainedModel, config: OptimizerConfig, device: torch.device | None = None) -> None:
-        super().__init__(model, Policy(model), config, device)
 
     def generation_model(self) -> PreTrainedModel:
         return self.model
@@ -154,9 +134,6 @@ class LocalBackend(LocalTraining, Backend):
 
 class LocalCritic(LocalTraining, CriticBackend):
     """The critic, from `load_critic`."""
-
-    def __init__(self, model: PreTrainedModel, config: OptimizerConfig, device: torch.device | None = None) -> None:
-        super().__init__(model, Critic(model), config, device)
 
 
 def _move_gradient_to(master: nn.Parameter) -> Callable[[Tensor], None]:
