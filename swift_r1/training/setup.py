@@ -19,6 +19,7 @@ from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
+from swift_r1.inference.engines.checks import check_engine
 from swift_r1.inference.engines.kv_cache import check_layers
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.freezing import Freezing
@@ -41,7 +42,7 @@ from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.checkpoint.rng import seed_everything
-from swift_r1.training.model_checks import check_engine, check_logprobs
+from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
 from swift_r1.weights.lease_token import saved_token
 from swift_r1.weights.transport import AUTO, HTTP
