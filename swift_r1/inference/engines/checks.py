@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import cast
 
 import torch
 from torch import Tensor, nn
+from transformers import PretrainedConfig, PreTrainedModel
 
 from swift_r1.errors import UsageError
 from swift_r1.inference.engines.transformers import TransformersEngine
@@ -25,7 +27,7 @@ _NARROW = 4
 @contextmanager
 def narrowed(*models: nn.Module) -> Iterator[None]:
     """Makes the models' sliding windows, where they have some, a few tokens wide, so that short probes leave them."""
-    holders = [holder for model in models for holder in (model.config.get_text_config(), *model.modules())]
+    holders = [holder for model in models for holder in (_text_config(model), *model.modules())]
     kept = [
         (holder, name, value)
         for holder in holders
@@ -45,7 +47,7 @@ def narrowed(*models: nn.Module) -> Iterator[None]:
 def own_logprobs(model: nn.Module, token_ids: Tensor, attention: str | None = None) -> Tensor:
     """`[B, L - 1]` by the model's own forward pass in evaluation mode, without a cache; `attention` replaces the
     implementation that the model has."""
-    config, training = model.config.get_text_config(), model.training
+    config, training = _text_config(model), model.training
     before = config._attn_implementation
     config._attn_implementation = attention or before
     model.eval()
@@ -56,6 +58,10 @@ def own_logprobs(model: nn.Module, token_ids: Tensor, attention: str | None = No
         model.train(training)
     logprobs: Tensor = logits.log_softmax(-1).gather(-1, token_ids[:, 1:, None]).squeeze(-1)
     return logprobs
+
+
+def _text_config(model: nn.Module) -> PretrainedConfig:
+    return cast(PreTrainedModel, model).config.get_text_config()
 
 
 def tolerance(model: nn.Module) -> float:
@@ -72,7 +78,8 @@ def check_engine(engine: TransformersEngine, vocab_size: int) -> None:
     Raises:
         UsageError: they differ by more than rounding.
     """
-    model, differences = engine.model, []
+    model, device = engine.model, next(engine.model.parameters()).device
+    differences: list[Tensor] = []
     tokens = (torch.arange(1, 22) * 7919 % vocab_size).tolist()
     sampling = SamplingParams(max_tokens=8, ignore_eos=True)
     requests = [
@@ -82,7 +89,7 @@ def check_engine(engine: TransformersEngine, vocab_size: int) -> None:
     with narrowed(model):
         for request, output in zip(requests, engine.generate(requests, 0), strict=True):
             for one in output.completions:
-                token_ids = torch.tensor([request.prompt_token_ids + one.token_ids], device=model.device)
+                token_ids = torch.tensor([request.prompt_token_ids + one.token_ids], device=device)
                 own = own_logprobs(model, token_ids, "eager")[0, -len(one.token_ids) :].cpu()
                 differences.append((own - torch.tensor(one.logprobs)).abs())
     if not (difference := torch.cat(differences).mean().item()) <= tolerance(model):
