@@ -18,6 +18,7 @@ from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
+from swift_r1.inference.engines.checks import check_engine
 from swift_r1.inference.engines.kv_cache import check_layers
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.loading import Quantization, load_model
@@ -38,7 +39,7 @@ from swift_r1.sampling.turn_engine import Limits, Opening, TurnEngine
 from swift_r1.training.backends import open_policy
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.checkpoint.state import seed_everything
-from swift_r1.training.model_checks import check_engine, check_logprobs
+from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
 from swift_r1.weights.lease_token import saved_token
 from swift_r1.weights.transport import AUTO, HTTP

@@ -81,7 +81,7 @@ RELIED_ON = {
         ("transformers", "integrations/deepspeed.py", "HfDeepSpeedConfig unset_hf_deepspeed_config()"),
         ("torch", "nn/modules/module.py", "Module._non_persistent_buffers_set"),
     ],
-    "checkpoints in the form that from_pretrained reads (training/checkpoint/model_shards.py)": [
+    "checkpoints in the form that from_pretrained reads (training/checkpoint/tensors.py)": [
         ("transformers", "core_model_loading.py", "revert_weight_conversion(model state_dict)"),
         ("transformers", "modeling_utils.py", "PreTrainedModel._keys_to_ignore_on_save"),
     ],
@@ -101,7 +101,7 @@ RELIED_ON = {
         ("transformers", "integrations/peft.py", "PeftAdapterMixin._hf_peft_config_loaded"),
         ("peft", "tuners/lora/layer.py", "LoraLayer.lora_A LoraLayer.lora_B Linear.get_delta_weight(adapter)"),
     ],
-    "weights of 4 bits (models/quantization.py)": [
+    "4-bit weights (models/loading.py)": [
         ("bitsandbytes", "functional.py", "dequantize_4bit(A quant_state) QuantState.shape QuantState.dtype"),
     ],
     "moments of 8 bits in checkpoints (backends/optimizer_state.py)": [

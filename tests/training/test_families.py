@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from swift_r1.errors import UsageError
+from swift_r1.inference.engines.checks import check_engine, narrowed
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.loading import load_model
@@ -17,7 +18,7 @@ from swift_r1.models.weights import policy_weights
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batch.batching import collate, round_batch
 from swift_r1.training.batch.micro_batches import SHARED, Form
-from swift_r1.training.model_checks import check_engine, check_logprobs, narrowed, why_not_packed
+from swift_r1.training.model_checks import check_logprobs, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import as_in_checkpoint, expected_weights
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams

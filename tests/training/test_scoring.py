@@ -14,8 +14,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from swift_r1.algorithms.rewards import Composition
 from swift_r1.data.types import Prompt
-from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.orm import orms
 from swift_r1.sampling.pool.client import RolloutClient

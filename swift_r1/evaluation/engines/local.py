@@ -41,9 +41,9 @@ class LocalEngine:
     def start(self) -> None:
         import torch
 
+        from swift_r1.inference.engines.checks import check_engine
         from swift_r1.inference.engines.transformers import TransformersEngine
         from swift_r1.models.loading import end_tokens, load_model
-        from swift_r1.training.model_checks import check_engine
 
         model = load_model(self._path, self._dtype, gradient_checkpointing=False)
         model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu")).requires_grad_(False)
