@@ -1,4 +1,4 @@
-"""What is tried on a model before it is trained: whether log-probs come out right in the forms we compute them in."""
+"""Model checks before training: whether log-probs are right in the forms that we compute them in."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from swift_r1.errors import UsageError
 from swift_r1.inference.engines.checks import narrowed, own_logprobs, tolerance
 from swift_r1.inference.engines.kv_cache import other_layers
 from swift_r1.models.attention import takes_packed_rows
-from swift_r1.models.policy import ModelInputs
+from swift_r1.models.policy import Critic, ModelInputs
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend, CriticBackend, Training
 from swift_r1.training.batch.batching import Batching, collate, round_batch
@@ -27,10 +27,10 @@ _HEAD_TOLERANCE = 0.05
 
 
 def check_logprobs(backend: Backend, vocab_size: int, device: torch.device) -> None:
-    """Refuses an architecture whose log-probs are not those of its own forward pass, rather than train on wrong ones.
+    """Refuses an architecture whose log-probs are not those of its own forward pass.
 
     The output head is compared under the attention that is used, which leaves little to rounding, and the whole under
-    transformers' plainest attention, which leaves out nothing. Collective.
+    transformers' eager attention, which leaves out nothing. Collective.
 
     Raises:
         UsageError: if they differ by more than rounding.
@@ -50,11 +50,12 @@ def check_logprobs(backend: Backend, vocab_size: int, device: torch.device) -> N
 
 
 def critic_states(critic: CriticBackend, inputs: ModelInputs) -> Tensor:
-    """`[K, hidden]` float32, what the critic's head is given, over its mean size: the values themselves may all be 0.
+    """`[K, hidden]` float32, the input of the critic's head over its mean size: the values themselves may all be 0.
     Collective."""
     seen: list[Tensor] = []
-    head: nn.Module = critic.module.value_head  # type: ignore[assignment]
-    hook = head.register_forward_pre_hook(lambda _, args: seen.append(args[0].float()))
+    hook = cast(Critic, critic.module).value_head.register_forward_pre_hook(
+        lambda _, args: seen.append(args[0].float())
+    )
     try:
         critic.values(inputs)
     finally:
@@ -71,8 +72,8 @@ def why_not_packed(
 ) -> str:
     """Why rows cannot be packed so for this architecture, or "" where they can. Collective.
 
-    Layers that do not attend cannot; then the `output` (of a policy, log-probs) for four completions in one row
-    is compared with that for a row each.
+    Layers other than attention cannot; else the `output` (by default log-probs) for four completions in one row is
+    compared with that for a row each.
     """
     output = output or (lambda inputs: cast(Backend, backend).logprobs(inputs, 1.0).logps)
     name, own_attention = type(backend.model).__name__, takes_packed_rows(backend.model)
@@ -88,8 +89,7 @@ def why_not_packed(
     batch = round_batch(prompts, completions, [[0.0] * len(c) for c in completions], [0.0] * 4, [False] * 4)
     units = [(0, 1), (2, 3)] if form.shared else [(0,), (1,), (2,), (3,)]
     with narrowed(backend.model), torch.no_grad():
-        padded = collate(batch, [(0,), (1,), (2,), (3,)], Form(), device)
-        apart = output(padded.inputs)
+        apart = output(collate(batch, [(0,), (1,), (2,), (3,)], Form(), device).inputs)
         together = output(collate(batch, units, form, device, own_attention).inputs)
     difference = (apart - together).abs().mean().item()
     if not difference <= tolerance(backend.model):
@@ -103,10 +103,10 @@ def why_not_packed(
 def choose_batching(
     args: RlhfArguments, backend: Backend, vocab_size: int, ranks: Ranks, critic: CriticBackend | None = None
 ) -> Batching:
-    """How this run cuts its rounds into micro-batches, by the flags and what the model can do. Collective.
+    """How this run batches its rounds, by the flags and what the model can do. Collective.
 
     Raises:
-        UsageError: if `--share_prompt true` or `--packing true` asks for what it cannot.
+        UsageError: if the model cannot do what `--share_prompt true` or `--packing true` asks for.
     """
 
     def why_not(form: Form) -> str:
