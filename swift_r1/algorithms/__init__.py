@@ -1,5 +1,6 @@
 """Advantages, losses, KL and GAE: pure functions on tensors, without I/O and without globals.
 
+All raise ValueError on shapes that do not fit together, a value out of its range, or an argument that is missing.
 Read `advantages.py` and `losses.py` beside the papers; `policy_loss.py` puts the loss together.
 """
 

@@ -19,6 +19,13 @@ MEAN_OF_COMPLETIONS = frozenset({"grpo", "sapo"})
 """Losses that average over the tokens of each completion first, then over completions."""
 
 
+def check_shapes(**tensors: Tensor) -> None:
+    """Raises ValueError unless all are of one shape `[B, T]`."""
+    shapes = [tuple(tensor.shape) for tensor in tensors.values()]
+    if len(shapes[0]) != 2 or len(set(shapes)) > 1:
+        raise ValueError(f"{', '.join(tensors)} must be of one shape [B, T], got {shapes}")
+
+
 def token_means(per_token: Tensor, mask: Tensor) -> Tensor:
     """`[B]`: the mean over each row's trained tokens; 0 for a row without any.
 
@@ -68,17 +75,9 @@ def divide(numerator: Tensor, normalizer: Tensor | float) -> Tensor:
 
 
 def drop_truncated(mask: Tensor, truncated: Tensor) -> Tensor:
-    """`--overlong_filter`: the mask without the tokens of truncated completions (DAPO, arXiv 2503.14476, section 3.4).
+    """`--overlong_filter`: the mask `[B, T]` without the tokens of completions that are `truncated` (bool `[B]`).
 
-    Args:
-        mask: `[B, T]`.
-        truncated: bool `[B]`, True where the completion was cut at the length limit.
-
-    Returns:
-        `[B, T]`, dtype of `mask`.
-
-    Raises:
-        ValueError: shapes that do not fit together.
+    DAPO, arXiv 2503.14476, section 3.4.
     """
     if truncated.shape != mask.shape[:1]:
         raise ValueError(f"truncated {tuple(truncated.shape)} must be [{mask.shape[0]}]")

@@ -190,9 +190,6 @@ def rewards_less_kl(rewards: Tensor, logps: Tensor, ref_logps: Tensor, mask: Ten
 
     Returns:
         `[B]`, without gradient; float64 for float64 rewards, else float32.
-
-    Raises:
-        ValueError: shapes that do not fit together.
     """
     if not (rewards.shape == logps.shape[:1] and logps.shape == ref_logps.shape == mask.shape):
         shapes = [tuple(t.shape) for t in (rewards, logps, ref_logps, mask)]

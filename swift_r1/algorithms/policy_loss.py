@@ -65,9 +65,6 @@ def policy_loss(
 
     Returns:
         The loss (0, with gradient 0, where nothing is trained) and the metrics.
-
-    Raises:
-        ValueError: shapes that do not fit together, or an argument missing that `config` needs.
     """
     _check_shapes(logps, advantages, old_logps=old_logps, mask=mask)
     _check_shapes(logps, advantages, ref_logps=ref_logps, rollout_logps=rollout_logps, entropies=entropies)
@@ -112,13 +109,8 @@ def policy_loss(
     if config.rollout_importance_sampling_mode is not None:
         if rollout_logps is None:
             raise ValueError("rollout_importance_sampling_mode needs rollout_logps")
-        correction = rollout_weights(
-            old_logps,
-            rollout_logps,
-            weight,
-            config.rollout_importance_sampling_mode,
-            config.rollout_importance_sampling_threshold,
-        )
+        mode, threshold = config.rollout_importance_sampling_mode, config.rollout_importance_sampling_threshold
+        correction = rollout_weights(old_logps, rollout_logps, weight, mode, threshold)
         per_token = per_token * correction.weights
         metrics |= masked_metric("rollout/weight", correction.weights.expand_as(weight), weight)
         metrics |= masked_metric("rollout/weight_over_threshold", correction.over.expand_as(weight), weight)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from swift_r1.algorithms.advantages import STD_EPSILON
-from swift_r1.algorithms.aggregation import divide, masked_metric
+from swift_r1.algorithms.aggregation import check_shapes, divide, masked_metric
 from swift_r1.algorithms.losses import k1
 from swift_r1.algorithms.policy_loss import LossOutput
 
@@ -26,7 +26,7 @@ class PPOConfig:
     Attributes:
         kl_coef: weight of the KL to the reference policy in the reward of each token.
         gamma, lam: of `gae`.
-        cliprange_value: a value may move so far from what it was before the round; 0: no clipping.
+        cliprange_value: how far a value may move from what it was before the round; 0: no clipping.
         vf_coef: weight of the value loss: the critic's gradient is multiplied by it before it is clipped.
         whiten_rewards: divide the tokens' rewards by their standard deviation.
         whiten_advantages: subtract the advantages' mean and divide by their standard deviation.
@@ -47,7 +47,7 @@ class PPOConfig:
 
 
 class PPOTargets(NamedTuple):
-    """What a round's tokens are trained towards; all without gradient.
+    """A round's advantages and returns; all without gradient.
 
     Attributes:
         advantages: float32 `[N, T]`, 0 where masked out and in completions without a valid reward.
@@ -81,17 +81,13 @@ def token_rewards(
 
     Returns:
         `[N, T]`, float64, without gradient, 0 where masked out.
-
-    Raises:
-        ValueError: log-probs that are missing.
     """
     trained = mask != 0
+    tokens = torch.zeros(mask.shape, dtype=torch.float64)
     if kl_coef:
         if old_logps is None or ref_logps is None:
             raise ValueError("kl_coef above 0 needs old_logps and ref_logps")
         tokens = -kl_coef * k1(old_logps.detach().double(), ref_logps.detach().double()).masked_fill(~trained, 0.0)
-    else:
-        tokens = torch.zeros(mask.shape, dtype=torch.float64)
     later = trained.long().flip(1).cumsum(1).flip(1)
     return tokens + (trained & (later == 1)) * rewards.detach().double()[:, None]
 
@@ -126,9 +122,6 @@ def ppo_targets(
         mask: `[N, T]`, not 0 on tokens that the policy wrote.
         config: what to compute.
         old_logps, ref_logps: `[N, T]`, where `config.kl_coef` is above 0.
-
-    Raises:
-        ValueError: shapes that do not fit together, or log-probs that are missing.
     """
     if rewards.shape != mask.shape[:1]:
         raise ValueError(f"rewards {tuple(rewards.shape)} must be [{mask.shape[0]}]")
@@ -172,13 +165,8 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
     Returns:
         `(advantages, returns)`, each `[B, T]`, without gradient, 0 where masked out; float64 where an input is,
         else float32.
-
-    Raises:
-        ValueError: shapes that do not fit together, or `gamma` or `lam` outside 0 to 1.
     """
-    if rewards.dim() != 2 or not rewards.shape == values.shape == mask.shape:
-        shapes = [tuple(t.shape) for t in (rewards, values, mask)]
-        raise ValueError(f"rewards, values and mask must be of one shape [B, T], got {shapes}")
+    check_shapes(rewards=rewards, values=values, mask=mask)
     for name, number in (("gamma", gamma), ("lam", lam)):
         if not 0 <= number <= 1:
             raise ValueError(f"{name} must be from 0 to 1, got {number}")
@@ -222,13 +210,8 @@ def value_loss(
     Returns:
         The loss (float64 for float64 `values`, else float32; parts of a step add up) and the metric
         `clip_ratio/value`: the share of tokens whose clipped error is the larger one, and that get no gradient.
-
-    Raises:
-        ValueError: shapes that do not fit together, or a clip range that is not above 0.
     """
-    if values.dim() != 2 or not values.shape == old_values.shape == returns.shape == mask.shape:
-        shapes = [tuple(t.shape) for t in (values, old_values, returns, mask)]
-        raise ValueError(f"values, old_values, returns and mask must be of one shape [B, T], got {shapes}")
+    check_shapes(values=values, old_values=old_values, returns=returns, mask=mask)
     if cliprange_value is not None and not cliprange_value > 0:
         raise ValueError(f"cliprange_value must be above 0, got {cliprange_value}")
     trained = mask != 0

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from swift_r1.arguments.model import ModelArguments
 from swift_r1.errors import UsageError
 from swift_r1.weights.adapter import adapter_name
 
@@ -165,6 +166,13 @@ class Freezing:
     freeze_parameters_regex: str | None = None
     freeze_parameters_ratio: float = 0.0
     trainable_parameters: tuple[str, ...] = ()
+
+
+def freezing_of(args: ModelArguments) -> Freezing | None:
+    """Of the flags; None where they freeze nothing."""
+    prefixes, trainable = tuple(args.freeze_parameters), tuple(args.trainable_parameters)
+    found = Freezing(prefixes, args.freeze_parameters_regex, args.freeze_parameters_ratio, trainable)
+    return None if found == Freezing() else found
 
 
 def frozen_names(sizes: Sequence[tuple[str, int]], freezing: Freezing) -> set[str]:

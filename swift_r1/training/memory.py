@@ -14,7 +14,7 @@ from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.models.shape import ModelShape, shape_of
 from swift_r1.training.backends.deepspeed_config import read_config
-from swift_r1.training.estimate import GIB, Estimate, changes, estimate
+from swift_r1.training.estimate import GIB, MemoryEstimate, changes, estimate
 
 __all__ = ["GIB", "advice", "advice_for", "estimated", "out_of_memory", "peak_bytes", "zero_of"]
 
@@ -60,7 +60,7 @@ def out_of_memory(error: BaseException) -> str | None:
     return None
 
 
-def estimated(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool) -> Estimate:
+def estimated(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool) -> MemoryEstimate:
     """For these flags on this machine. What this process holds counts as libraries, so it must be asked early."""
     stage, offload = zero_of(args)
     more = {"trainer": True, "adapters": args.train_type != "full", "deepspeed": stage is not None}
@@ -88,7 +88,7 @@ def zero_of(args: RlhfArguments) -> tuple[int | None, tuple[bool, bool]]:
     return zero.get("stage", 0), (parts[0] not in ("none", None), parts[1] not in ("none", None))
 
 
-def advice(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool, found: Estimate | None = None) -> str:
+def advice(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool, found: MemoryEstimate | None = None) -> str:
     """The largest part, and the two flags that would save most, of those that save a twentieth or more."""
     found = found or estimated(args, shape, world, gpu)
     savings = {flag: found.peak - estimated(other, shape, world, gpu).peak for flag, other in changes(args)}

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from swift_r1.arguments import RlhfArguments
 from swift_r1.errors import UsageError

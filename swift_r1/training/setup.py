@@ -23,7 +23,7 @@ from swift_r1.inference.engines.kv_cache import check_layers
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.loading import Quantization, load_model
 from swift_r1.models.lora import LoraSettings, adapter_config
-from swift_r1.models.weights import Freezing, trained_share
+from swift_r1.models.weights import freezing_of, trained_share
 from swift_r1.plugins.rollouts import multi_turns
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import EmbeddedRollouts, Rollouts
@@ -119,16 +119,6 @@ def lora_of(args: RlhfArguments) -> LoraSettings | None:
 
 def quantization_of(args: RlhfArguments) -> Quantization | None:
     return Quantization(args.bnb_4bit_quant_type, args.bnb_4bit_use_double_quant) if args.quant_bits else None
-
-
-def freezing_of(args: RlhfArguments) -> Freezing | None:
-    freezing = Freezing(
-        tuple(args.freeze_parameters),
-        args.freeze_parameters_regex,
-        args.freeze_parameters_ratio,
-        tuple(args.trainable_parameters),
-    )
-    return None if freezing == Freezing() else freezing
 
 
 def open_writers(args: RlhfArguments, run_dir: Path, cleanup: ExitStack) -> list[WeightWriter]:

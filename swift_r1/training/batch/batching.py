@@ -84,8 +84,8 @@ class Batching:
     """How a round is split into micro-batches.
 
     Attributes:
-        completions: `--per_device_train_batch_size`: without `max_tokens` the token budget is this many of the optimizer
-            step's longest completions.
+        completions: `--per_device_train_batch_size`: without `max_tokens` the token budget is this many of the
+            optimizer step's longest completions.
         group_size: completions per prompt.
         max_tokens: the token budget of a micro-batch, or None.
         share_from: prompts are shared where that saves at least this share of the tokens that go through the model in
