@@ -41,7 +41,7 @@ def group_advantages(
     Args:
         rewards: float `[N]`, the groups one after another; NaN (or infinite) is invalid: left out of every mean
             and standard deviation, advantage 0. Give the rewards of all ranks where the batch matters.
-        num_generations: completions a group; divides `N`.
+        num_generations: completions per group; divides `N`.
         estimator: the baseline.
         scale_rewards: what the difference to the baseline is divided by.
 
@@ -83,7 +83,7 @@ def groups_without_signal(rewards: Tensor, num_generations: int) -> Tensor:
 
     Args:
         rewards: float `[N]` as for `group_advantages`.
-        num_generations: completions a group.
+        num_generations: completions per group.
 
     Returns:
         bool `[N / num_generations]`.

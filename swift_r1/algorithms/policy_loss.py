@@ -22,7 +22,7 @@ class LossOutput:
         metrics: `name/sum` and `name/count`, float64, 0-dim, no gradient; add them over micro-batches and ranks
             (`sum_metrics`), then divide (`mean_metrics`). Names: `ratio`, `clip_ratio/low`, `clip_ratio/high`; with
             `ref_logps` `kl`; with `entropies` `entropy`; with `rollout_logps` `rollout/logp_diff` (mean absolute), and
-            where sampling was cut `rollout/kept_mass`; with a rollout correction `rollout/weight` and
+            where top-p or top-k was used `rollout/kept_mass`; with a rollout correction `rollout/weight` and
             `rollout/weight_over_threshold`.
     """
 
@@ -52,7 +52,7 @@ def policy_loss(
         logps: `[B, T]`, one completion a row: log-probs of its tokens under the policy.
         old_logps: `[B, T]`, under the policy as it was before the round's first step (`logps.detach()` when that
             is now); the ratio is to it, unless `config.ratio_to_behaviour`.
-        advantages: `[B]`, or `[B, T]` for one a token.
+        advantages: `[B]`, or `[B, T]` for one per token.
         mask: `[B, T]`, bool or number, not 0 on trained tokens.
         config: the loss.
         ref_logps: `[B, T]`, under the reference policy; needed where `beta > 0` and not `kl_in_reward`.

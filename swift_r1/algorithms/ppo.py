@@ -156,7 +156,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
     `t + 1` is the row's next trained token; after its last one V and A are 0 (the completion ends there).
 
     Args:
-        rewards: `[B, T]`, of tokens; the reward of a completion stands at its last trained token.
+        rewards: `[B, T]`, of tokens; the reward of a completion is at its last trained token.
         values: `[B, T]`, of the state before each token.
         mask: `[B, T]`, not 0 on trained tokens; what stands elsewhere has no effect, NaN and rewards included.
         gamma: discount, 0 to 1.

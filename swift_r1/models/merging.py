@@ -97,5 +97,5 @@ def plain_like(model: PreTrainedModel) -> PreTrainedModel:
         del config.quantization_config
     make: Callable[..., PreTrainedModel] = type(model)._from_config
     plain = make(config, dtype=model.dtype)
-    plain.requires_grad_(False).eval()
+    plain.requires_grad_(False).train(False)
     return plain

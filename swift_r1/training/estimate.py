@@ -38,7 +38,7 @@ class MemoryEstimate:
 
     Attributes:
         parts: held from the first optimizer step on, by name.
-        phases: what each phase of a step holds beside that, by name and then by part; one phase after the other.
+        phases: what each phase of a step holds in addition, by name and then by part; they follow one another.
         on_host: parts that stay in the host's memory although training is on a GPU.
         prompt_tokens: the longest prompt that this is for.
         tokens: of one forward pass.

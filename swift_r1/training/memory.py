@@ -56,7 +56,7 @@ def out_of_memory(error: BaseException) -> str | None:
     # torch has no class of its own for this on a CPU.
     if type(error) is RuntimeError and "DefaultCPUAllocator" in text:
         tried = re.search(r"allocate (\d+) bytes", text)
-        return f"{int(tried[1]) / GIB:.2f} GiB more were not to be had" if tried else text
+        return f"{int(tried[1]) / GIB:.2f} GiB more could not be allocated" if tried else text
     return None
 
 

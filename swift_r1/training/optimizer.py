@@ -1,8 +1,8 @@
-"""The optimizer and the learning rate's course, by the flags' names."""
+"""The optimizer, the schedule of its learning rate, and float16's loss scale."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ class OptimizerConfig:
 
 
 EIGHT_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
-"""Names of bitsandbytes' AdamW, whose moments are of 8 bits (arXiv 2110.02861)."""
+"""Names of bitsandbytes' AdamW, with 8-bit moments (arXiv 2110.02861)."""
 
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
@@ -69,8 +69,8 @@ def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> to
 class LearningRate:
     """The learning rate of each optimizer step, applied to an optimizer's groups.
 
-    transformers computes the course on an optimizer of its own, so that any optimizer (DeepSpeed's
-    wrappers too) only ever sees a number.
+    transformers computes the schedule on an optimizer of its own, so that any optimizer (DeepSpeed's wrappers too)
+    only ever sees a number.
     """
 
     def __init__(
@@ -85,17 +85,13 @@ class LearningRate:
 
     @property
     def value(self) -> float:
-        """What the coming step uses."""
+        """The rate of the coming step."""
         return float(self._shadow.param_groups[0]["lr"])
 
     def go_to(self, step: int) -> None:
-        """To where `step` calls of `advance` lead from the start."""
+        """From the start to the rate of optimizer step `step`."""
         for _ in range(step):
             self.advance()
-
-    def apply(self, groups: Sequence[dict[str, Any]]) -> None:
-        for group in groups:
-            group["lr"] = self.value
 
     def advance(self) -> None:
         # torch warns unless the optimizer has stepped; ours steps elsewhere.

@@ -157,7 +157,7 @@ class DeepSpeedTraining(Training):
         # DeepSpeed itself leaves the update out, on every rank, where the norm is not finite.
         self.engine.step()
         if self._float16 and self.optimizer.overflow:
-            return math.inf  # of such a step DeepSpeed gives the norm of the step before
+            return math.inf  # DeepSpeed still has the norm of the step before
         return float(self.engine.get_global_grad_norm())
 
     def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:

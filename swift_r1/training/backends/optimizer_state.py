@@ -107,7 +107,7 @@ def load_codes(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], r
     updates = int(read(UPDATES))
     for number, parameter in enumerate(parameters if has_codes(optimizer) and updates else ()):
         group = eight_bit.param_groups[0]
-        # It looks its parameter up by place, which under ZeRO-3 is only filled during a step.
+        # It finds its parameter through the group, which under ZeRO-3 is only filled during a step.
         kept, group["params"] = group["params"], [parameter]
         eight_bit.init_state(group, parameter, 0, 0)
         group["params"] = kept

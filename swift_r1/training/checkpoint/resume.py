@@ -1,4 +1,4 @@
-"""Where a run is, out of the loop into a checkpoint and back; and a round some of whose optimizer steps are taken."""
+"""Where a run is, from the loop into a checkpoint and back: its progress, and the round that is not finished."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ class Saver:
 
         Args:
             run: on rank 0; None elsewhere.
-            round_tensors: of a round in the middle, by name; empty between rounds and on all ranks but 0.
+            round_tensors: of the open round, by name; empty between rounds and on all ranks except 0.
 
         Raises:
             RunFailed: then.

@@ -58,7 +58,7 @@ class RunState:
         outcome: of `summary.json`.
         window: metrics since the last line of `logging.jsonl`.
         rewards: what the monitor of invalid rewards remembers.
-        round: of a round in the middle, `done`, `metrics` and `seconds`; None between rounds.
+        round: `done`, `metrics` and `seconds` of the open round; None between rounds.
         logs: bytes of each file of `LOGS`.
     """
 
