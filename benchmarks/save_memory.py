@@ -19,8 +19,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.checkpoint.run_state import Fingerprint, RunState
-from swift_r1.training.checkpoint.saving import Saved, Saver
+from swift_r1.training.checkpoint.saving import Saver
+from swift_r1.training.checkpoint.state import Fingerprint, RunState
 from swift_r1.training.optimizer import OptimizerConfig
 
 MB = 10**6
@@ -63,7 +63,7 @@ def measure(saver: Saver, name: str) -> None:
     before = memory("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here on
     started = time.perf_counter()
-    saver.save(1, Saved(state, {}), last=False)
+    saver.save(1, state, {}, last=False)
     seconds = time.perf_counter() - started
     more = memory("VmHWM") - before
     size = sum(path.stat().st_size for path in saver.run_dir.rglob("*") if path.is_file())

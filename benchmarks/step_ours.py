@@ -11,10 +11,10 @@ from step_work import Clock, Work, peak_bytes, report
 from swift_r1.algorithms import LossConfig, group_advantages
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models import logprobs, policy
-from swift_r1.models.policy import load_model
+from swift_r1.models.loading import load_model
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batch.batching import Cut, round_batch
+from swift_r1.training.batch.batching import Batching, round_batch
 from swift_r1.training.batch.micro_batches import Form
 from swift_r1.training.grpo import before_training, split_round, train_step
 from swift_r1.training.model_checks import LEAST_SAVING
@@ -33,7 +33,7 @@ def main() -> None:
     if "whole-logits" in side:
         logprobs.LOGITS_BYTES = 2**60
     share = None if "padded" in side or "packed" in side else LEAST_SAVING
-    cut = Cut(Form(packed="packed" in side), work.micro, work.generations, work.max_tokens, share)
+    cut = Batching(Form(packed="packed" in side), work.micro, work.generations, work.max_tokens, share)
     rewards = [float(number % 2) for number in range(len(work.completion_ids))]
     batch = round_batch(
         [prompt for prompt in work.prompt_ids for _ in range(work.generations)],

@@ -41,7 +41,7 @@ def train_step(backend: Any, rate: float, generator: Any) -> None:
 
 
 def keep(kept: KeptWeights, backend: Any, version: int, compare: bool) -> float:
-    from swift_r1.models.lora import policy_weights
+    from swift_r1.models.weights import policy_weights
 
     started = time.perf_counter()
     kept.begin(version, None, compare)
@@ -62,8 +62,8 @@ def main() -> None:
 
     import torch
 
-    from swift_r1.models.lora import policy_weights
-    from swift_r1.models.policy import load_model
+    from swift_r1.models.loading import load_model
+    from swift_r1.models.weights import policy_weights
     from swift_r1.training.backends.local import LocalBackend
     from swift_r1.training.optimizer import OptimizerConfig
 

@@ -50,8 +50,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=7)
     args = parser.parse_args()
 
-    from swift_r1.models.lora import policy_weights
-    from swift_r1.models.policy import load_model
+    from swift_r1.models.loading import load_model
+    from swift_r1.models.weights import policy_weights
     from swift_r1.training.backends.local import LocalBackend
     from swift_r1.training.optimizer import OptimizerConfig
 

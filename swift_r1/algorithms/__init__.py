@@ -1,16 +1,14 @@
 """Advantages, losses, KL and GAE: pure functions on tensors, without I/O and without globals.
 
-Read `advantages.py` and `losses.py` beside the papers; `policy.py` puts the loss together.
+All raise ValueError on shapes that do not fit together, a value out of its range, or an argument that is missing.
+Read `advantages.py` and `losses.py` beside the papers; `policy_loss.py` puts the loss together.
 """
 
 from swift_r1.algorithms.advantages import group_advantages, groups_without_signal
-from swift_r1.algorithms.aggregation import drop_truncated, loss_normalizer
-from swift_r1.algorithms.config import LossConfig
-from swift_r1.algorithms.gae import gae, value_loss
-from swift_r1.algorithms.kl import rewards_less_kl
-from swift_r1.algorithms.metrics import mean_metrics, sum_metrics
-from swift_r1.algorithms.policy import LossOutput, policy_loss, top_entropy_threshold
-from swift_r1.algorithms.ppo import PPOConfig, PPOTargets, ppo_targets, token_rewards, whiten
+from swift_r1.algorithms.aggregation import drop_truncated, loss_normalizer, mean_metrics, sum_metrics
+from swift_r1.algorithms.losses import LossConfig, rewards_less_kl
+from swift_r1.algorithms.policy_loss import LossOutput, policy_loss, top_entropy_threshold
+from swift_r1.algorithms.ppo import PPOConfig, PPOTargets, gae, ppo_targets, token_rewards, value_loss, whiten
 
 __all__ = [
     "LossConfig",

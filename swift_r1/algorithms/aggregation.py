@@ -1,18 +1,29 @@
 """From losses of tokens to the loss of an optimizer step: what is summed, and what it is divided by.
 
 The denominator belongs to the whole optimizer step. Micro-batches and ranks each divide their own sum by the same
-number, so the parts add up to the same loss however the step was cut.
+number, so the parts add up to the same loss however the step was split. So do metrics: they are sums and counts until
+the parts are added.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms.config import LossConfig
+from swift_r1.algorithms.losses import LossConfig
 
+SUM, COUNT = "/sum", "/count"
 MEAN_OF_COMPLETIONS = frozenset({"grpo", "sapo"})
 """Losses that average over the tokens of each completion first, then over completions."""
+
+
+def check_shapes(**tensors: Tensor) -> None:
+    """Raises ValueError unless all are of one shape `[B, T]`."""
+    shapes = [tuple(tensor.shape) for tensor in tensors.values()]
+    if len(shapes[0]) != 2 or len(set(shapes)) > 1:
+        raise ValueError(f"{', '.join(tensors)} must be of one shape [B, T], got {shapes}")
 
 
 def token_means(per_token: Tensor, mask: Tensor) -> Tensor:
@@ -39,7 +50,7 @@ def loss_normalizer(mask: Tensor, config: LossConfig, num_completions: int | Non
     as `normalizer`. It is `N` for `grpo` and `sapo`, the trained tokens for `bnpo`, `dapo` and `cispo`, and
     `N * max_completion_length` for `dr_grpo`.
 
-    A completion without trained tokens (`--overlong_filter`) counts in `N` all the same: the others keep their weight.
+    A completion without trained tokens (`--overlong_filter`) still counts in `N`: the others keep their weight.
 
     Args:
         mask: `[B, T]`, 1 on trained tokens.
@@ -64,18 +75,37 @@ def divide(numerator: Tensor, normalizer: Tensor | float) -> Tensor:
 
 
 def drop_truncated(mask: Tensor, truncated: Tensor) -> Tensor:
-    """`--overlong_filter`: the mask without the tokens of truncated completions (DAPO, arXiv 2503.14476, section 3.4).
+    """`--overlong_filter`: the mask `[B, T]` without the tokens of completions that are `truncated` (bool `[B]`).
 
-    Args:
-        mask: `[B, T]`.
-        truncated: bool `[B]`, True where the completion was cut at the length limit.
-
-    Returns:
-        `[B, T]`, dtype of `mask`.
-
-    Raises:
-        ValueError: shapes that do not fit together.
+    DAPO, arXiv 2503.14476, section 3.4.
     """
     if truncated.shape != mask.shape[:1]:
         raise ValueError(f"truncated {tuple(truncated.shape)} must be [{mask.shape[0]}]")
     return mask.masked_fill(truncated.bool()[:, None], 0)
+
+
+def masked_metric(name: str, values: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """`name/sum` and `name/count` (float64, 0-dim, no gradient) of `values` where `mask` is not 0; shapes alike."""
+    chosen = values.detach().to(mask.dtype).masked_fill(mask == 0, 0.0)
+    return {name + SUM: chosen.sum(dtype=torch.float64), name + COUNT: mask.detach().sum(dtype=torch.float64)}
+
+
+def sum_metrics(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Adds the metrics of several calls key by key. All parts of one loss have the same keys."""
+    total: dict[str, Tensor] = {}
+    for part in parts:
+        for key, value in part.items():
+            total[key] = total[key] + value if key in total else value
+    return total
+
+
+def mean_metrics(summed: Mapping[str, Tensor]) -> dict[str, float]:
+    """`name -> sum / count` for every name; one whose count is 0 is left out."""
+    means: dict[str, float] = {}
+    for key, value in summed.items():
+        if key.endswith(SUM):
+            name = key.removesuffix(SUM)
+            count = summed[name + COUNT].item()
+            if count > 0:
+                means[name] = value.item() / count
+    return means

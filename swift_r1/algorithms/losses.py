@@ -1,17 +1,115 @@
-"""The losses of single tokens, one function a formula, each from a ratio `r`, log-probs and an advantage `A`.
+"""The formulas: what a loss is made of, per token. `policy_loss.py` puts them together.
 
-All take `ratio` `[B, T]` (the same number along a row at sequence level), `logps` `[B, T]` and `advantages` `[B, T]`.
+The token losses take an importance ratio `r` `[B, T]` (the same number along a row at sequence level), log-probs
+`[B, T]` and an advantage `A` `[B, T]`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms.config import LossConfig
+LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo"]
+ImportanceSamplingLevel = Literal["token", "sequence"]
+RolloutCorrection = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
+
+CISPO_EPSILON_HIGH = 5.0
+"""The cap on the importance ratio that `cispo` uses when `epsilon_high` is not given."""
+LOG_RATIO_BOUND = 60.0
+"""Log-ratios are kept within this before `exp`: float32 overflows at 88, and inf * 0 in a backward pass is NaN."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossConfig:
+    """The flags of `swift rlhf` that decide a loss, under the same names. Every field may be given for every loss; a
+    loss reads what its formula names.
+
+    Attributes:
+        loss_type: which loss, see `TOKEN_LOSSES`.
+        epsilon: the ratio is clipped from below at `1 - epsilon`.
+        epsilon_high: the ratio is clipped from above at `1 + epsilon_high`; None means `epsilon`.
+            For `cispo` it is the cap on the ratio itself; None means 5.0.
+        delta: a cap on the unclipped ratio, against huge ratios under negative advantages; None: no cap.
+        beta: weight of the KL to the reference policy.
+        kl_in_reward: the KL was subtracted from the rewards, so the loss leaves it out.
+        importance_sampling_level: one ratio per `token`, or one per completion (`sequence`, GSPO).
+        max_completion_length: `L` of `dr_grpo`, in tokens.
+        tau_pos, tau_neg: temperatures of `sapo` for advantages above zero and for all others.
+        top_entropy_quantile: the share of trained tokens, those of highest entropy, that keep their policy
+            loss; 1.0 keeps all.
+        rollout_importance_sampling_mode: how the gap between engine and trainer is corrected; None: not at all.
+        rollout_importance_sampling_threshold: the largest weight that this correction gives.
+        ratio_to_behaviour: the importance ratio is to `rollout_logps`, for completions by older weights; else to the
+            log-probs of the policy before the round's first step.
+        cuts_sampling: completions were sampled with top-p or top-k, so that the engine's log-probs are those of a part
+            of the distribution.
+
+    Raises:
+        ValueError: a value outside its range.
+    """
+
+    loss_type: LossType = "grpo"
+    epsilon: float = 0.2
+    epsilon_high: float | None = None
+    delta: float | None = None
+    beta: float = 0.0
+    kl_in_reward: bool = False
+    importance_sampling_level: ImportanceSamplingLevel = "token"
+    max_completion_length: int = 512
+    tau_pos: float = 1.0
+    tau_neg: float = 1.05
+    top_entropy_quantile: float = 1.0
+    rollout_importance_sampling_mode: RolloutCorrection | None = None
+    rollout_importance_sampling_threshold: float = 2.0
+    ratio_to_behaviour: bool = False
+    cuts_sampling: bool = False
+
+    def __post_init__(self) -> None:
+        mode = self.rollout_importance_sampling_mode
+        for name, value, known in (
+            ("loss_type", self.loss_type, get_args(LossType)),
+            ("importance_sampling_level", self.importance_sampling_level, get_args(ImportanceSamplingLevel)),
+            ("rollout_importance_sampling_mode", mode, (None, *get_args(RolloutCorrection))),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(filter(None, known))}, got {value!r}")
+        if not 0 <= self.epsilon <= 1:
+            raise ValueError(f"epsilon must be from 0 to 1, got {self.epsilon}")
+        if not 0 < self.top_entropy_quantile <= 1:
+            raise ValueError(f"top_entropy_quantile must be above 0 and at most 1, got {self.top_entropy_quantile}")
+        for name in ("epsilon_high", "beta"):
+            if (number := getattr(self, name)) is not None and not number >= 0:
+                raise ValueError(f"{name} must be at least 0, got {number}")
+        for name in (
+            "delta",
+            "max_completion_length",
+            "tau_pos",
+            "tau_neg",
+            "rollout_importance_sampling_threshold",
+        ):
+            if (number := getattr(self, name)) is not None and not number > 0:
+                raise ValueError(f"{name} must be above 0, got {number}")
+
+    @classmethod
+    def from_flags(cls, flags: object) -> LossConfig:
+        """Takes the fields from the attributes of the same names; what `flags` lacks keeps its default."""
+        return cls(**{f.name: getattr(flags, f.name) for f in fields(cls) if hasattr(flags, f.name)})
+
+    @property
+    def clip_high(self) -> float:
+        """`epsilon_high` as the loss uses it, its default filled in."""
+        if self.epsilon_high is not None:
+            return self.epsilon_high
+        return CISPO_EPSILON_HIGH if self.loss_type == "cispo" else self.epsilon
+
+    @property
+    def kl_in_loss(self) -> bool:
+        """Whether the loss adds `beta` times k3, and so needs the reference policy's log-probs."""
+        return self.beta > 0 and not self.kl_in_reward
 
 
 class TokenLoss(NamedTuple):
@@ -64,4 +162,38 @@ TOKEN_LOSSES: Mapping[str, Callable[[Tensor, Tensor, Tensor, LossConfig], TokenL
     "cispo": cispo,
     "sapo": sapo,
 }
-"""`--loss_type` to its formula; the denominators are in `swift_r1.algorithms.aggregation`."""
+"""`--loss_type` to its formula; the denominators are in `aggregation.py`."""
+
+
+def k1(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """`logp - ref`: unbiased, noisy, may be negative. Same shape as the inputs.
+
+    k1 and k3: J. Schulman, "Approximating KL Divergence", 2020.
+    """
+    return logps - ref_logps
+
+
+def k3(logps: Tensor, ref_logps: Tensor) -> Tensor:
+    """`exp(ref - logp) - (ref - logp) - 1`: never negative. Same shape as the inputs."""
+    log_ratio = (ref_logps - logps).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+    return log_ratio.exp() - log_ratio - 1
+
+
+def rewards_less_kl(rewards: Tensor, logps: Tensor, ref_logps: Tensor, mask: Tensor, beta: float) -> Tensor:
+    """`--kl_in_reward`: each reward less `beta` times the sum of k1 over the completion's trained tokens.
+
+    Args:
+        rewards: float `[B]`; NaN stays NaN.
+        logps, ref_logps: `[B, T]`, of the policy that sampled and of the reference policy.
+        mask: `[B, T]`, 1 on trained tokens.
+        beta: weight of the KL.
+
+    Returns:
+        `[B]`, without gradient; float64 for float64 rewards, else float32.
+    """
+    if not (rewards.shape == logps.shape[:1] and logps.shape == ref_logps.shape == mask.shape):
+        shapes = [tuple(t.shape) for t in (rewards, logps, ref_logps, mask)]
+        raise ValueError(f"rewards, logps, ref_logps, mask must be [B], [B, T], [B, T], [B, T], got {shapes}")
+    dtype = torch.promote_types(rewards.dtype, torch.float32)
+    tokens = k1(logps.detach().to(dtype), ref_logps.detach().to(dtype)).masked_fill(mask == 0, 0.0)
+    return rewards.detach().to(dtype) - beta * tokens.sum(1)

@@ -1,7 +1,8 @@
-"""What PPO with a value model learns from a round: rewards of tokens, advantages and returns.
+"""PPO with a value model: token rewards, generalised advantage estimation, and the value loss.
 
-Sources: PPO (arXiv 1707.06347), GAE (1506.02438), the KL in the reward and the whitening as in "Fine-Tuning Language
-Models from Human Preferences" (1909.08593) and its reproduction (2403.17031).
+Sources: PPO (arXiv 1707.06347, eq. 9), GAE (1506.02438, eq. 16), value clipping as in Engstrom et al. (2005.12729), the
+KL in the reward and the whitening as in "Fine-Tuning Language Models from Human Preferences" (1909.08593) and its
+reproduction (2403.17031).
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor
 
 from swift_r1.algorithms.advantages import STD_EPSILON
-from swift_r1.algorithms.gae import gae
-from swift_r1.algorithms.kl import k1
+from swift_r1.algorithms.aggregation import check_shapes, divide, masked_metric
+from swift_r1.algorithms.losses import k1
+from swift_r1.algorithms.policy_loss import LossOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +26,7 @@ class PPOConfig:
     Attributes:
         kl_coef: weight of the KL to the reference policy in the reward of each token.
         gamma, lam: of `gae`.
-        cliprange_value: a value may move so far from what it was before the round; 0: no clipping.
+        cliprange_value: how far a value may move from what it was before the round; 0: no clipping.
         vf_coef: weight of the value loss: the critic's gradient is multiplied by it before it is clipped.
         whiten_rewards: divide the tokens' rewards by their standard deviation.
         whiten_advantages: subtract the advantages' mean and divide by their standard deviation.
@@ -45,7 +47,7 @@ class PPOConfig:
 
 
 class PPOTargets(NamedTuple):
-    """What a round's tokens are trained towards; all without gradient.
+    """A round's advantages and returns; all without gradient.
 
     Attributes:
         advantages: float32 `[N, T]`, 0 where masked out and in completions without a valid reward.
@@ -79,17 +81,13 @@ def token_rewards(
 
     Returns:
         `[N, T]`, float64, without gradient, 0 where masked out.
-
-    Raises:
-        ValueError: log-probs that are missing.
     """
     trained = mask != 0
+    tokens = torch.zeros(mask.shape, dtype=torch.float64)
     if kl_coef:
         if old_logps is None or ref_logps is None:
             raise ValueError("kl_coef above 0 needs old_logps and ref_logps")
         tokens = -kl_coef * k1(old_logps.detach().double(), ref_logps.detach().double()).masked_fill(~trained, 0.0)
-    else:
-        tokens = torch.zeros(mask.shape, dtype=torch.float64)
     later = trained.long().flip(1).cumsum(1).flip(1)
     return tokens + (trained & (later == 1)) * rewards.detach().double()[:, None]
 
@@ -124,9 +122,6 @@ def ppo_targets(
         mask: `[N, T]`, not 0 on tokens that the policy wrote.
         config: what to compute.
         old_logps, ref_logps: `[N, T]`, where `config.kl_coef` is above 0.
-
-    Raises:
-        ValueError: shapes that do not fit together, or log-probs that are missing.
     """
     if rewards.shape != mask.shape[:1]:
         raise ValueError(f"rewards {tuple(rewards.shape)} must be [{mask.shape[0]}]")
@@ -136,7 +131,7 @@ def ppo_targets(
     tokens = token_rewards(outcome, mask, config.kl_coef, old_logps, ref_logps)
     metrics = {}
     if config.kl_coef:
-        taken = outcome.double() * (counted.any(1)) - (tokens * counted).sum(1)
+        taken = outcome.double() * counted.any(1) - (tokens * counted).sum(1)
         metrics["kl_penalty"] = taken[valid].mean().item()
     if config.whiten_rewards:
         tokens = whiten(tokens, counted, shift_mean=False)
@@ -153,3 +148,85 @@ def ppo_targets(
     if config.whiten_advantages:
         advantages = whiten(advantages, counted)
     return PPOTargets(advantages.float(), returns.float(), valid, metrics)
+
+
+def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
+    """delta_t = r_t + gamma * V_{t+1} - V_t;  A_t = delta_t + gamma * lam * A_{t+1};  return_t = A_t + V_t
+
+    `t + 1` is the row's next trained token; after its last one V and A are 0 (the completion ends there).
+
+    Args:
+        rewards: `[B, T]`, of tokens; the reward of a completion stands at its last trained token.
+        values: `[B, T]`, of the state before each token.
+        mask: `[B, T]`, not 0 on trained tokens; what stands elsewhere has no effect, NaN and rewards included.
+        gamma: discount, 0 to 1.
+        lam: 0 (one step) to 1 (the whole return less the value).
+
+    Returns:
+        `(advantages, returns)`, each `[B, T]`, without gradient, 0 where masked out; float64 where an input is,
+        else float32.
+    """
+    check_shapes(rewards=rewards, values=values, mask=mask)
+    for name, number in (("gamma", gamma), ("lam", lam)):
+        if not 0 <= number <= 1:
+            raise ValueError(f"{name} must be from 0 to 1, got {number}")
+    trained = mask != 0
+    dtype = torch.promote_types(torch.promote_types(rewards.dtype, values.dtype), torch.float32)
+    rewards = rewards.detach().to(dtype)
+    values = values.detach().to(dtype).masked_fill(~trained, 0.0)
+
+    advantages = torch.zeros_like(values)
+    next_value = values.new_zeros(values.shape[0])
+    next_advantage = torch.zeros_like(next_value)
+    for t in reversed(range(values.shape[1])):
+        here = trained[:, t]
+        delta = rewards[:, t] + gamma * next_value - values[:, t]
+        next_advantage = torch.where(here, delta + gamma * lam * next_advantage, next_advantage)
+        next_value = torch.where(here, values[:, t], next_value)
+        advantages[:, t] = torch.where(here, next_advantage, 0.0)
+    return advantages, advantages + values
+
+
+def value_loss(
+    values: Tensor,
+    old_values: Tensor,
+    returns: Tensor,
+    mask: Tensor,
+    cliprange_value: float | None,
+    *,
+    normalizer: Tensor | float | None = None,
+) -> LossOutput:
+    """0.5 * max((V - R)^2, (V_clip - R)^2), V_clip = old + clip(V - old, -c, c); the mean over trained tokens.
+
+    Args:
+        values: `[B, T]`, the value model's; only they get a gradient.
+        old_values: `[B, T]`, as they were when `returns` were made.
+        returns: `[B, T]`, of `gae`.
+        mask: `[B, T]`, not 0 on trained tokens.
+        cliprange_value: `c`, above 0; None: no clipping.
+        normalizer: trained tokens of the whole optimizer step, over all micro-batches and ranks; by default this
+            call's own.
+
+    Returns:
+        The loss (float64 for float64 `values`, else float32; parts of a step add up) and the metric
+        `clip_ratio/value`: the share of tokens whose clipped error is the larger one, and that get no gradient.
+    """
+    check_shapes(values=values, old_values=old_values, returns=returns, mask=mask)
+    if cliprange_value is not None and not cliprange_value > 0:
+        raise ValueError(f"cliprange_value must be above 0, got {cliprange_value}")
+    trained = mask != 0
+    dtype = torch.promote_types(values.dtype, torch.float32)
+    values = values.to(dtype).masked_fill(~trained, 0.0)
+    old_values = old_values.detach().to(dtype).masked_fill(~trained, 0.0)
+    returns = returns.detach().to(dtype).masked_fill(~trained, 0.0)
+    error = (values - returns).square()
+    over = torch.zeros_like(trained)
+    if cliprange_value is not None:
+        clipped = old_values + (values - old_values).clamp(-cliprange_value, cliprange_value)
+        other = (clipped - returns).square()
+        over = other > error
+        error = torch.maximum(error, other)
+    weight = trained.to(dtype)
+    total = (0.5 * error * weight).sum()
+    loss = divide(total, trained.sum().double() if normalizer is None else normalizer)
+    return LossOutput(loss, masked_metric("clip_ratio/value", over, weight))

@@ -9,8 +9,8 @@ from swift_r1.arguments.world import World
 from swift_r1.errors import EXIT_OK
 from swift_r1.launch.environment import has_gpu
 from swift_r1.models.shape import shape_of
-from swift_r1.training.advice import advice, estimated
-from swift_r1.training.estimate import GIB, Estimate
+from swift_r1.training.estimate import GIB, MemoryEstimate
+from swift_r1.training.memory import advice, estimated
 
 
 def run_estimate(args: RlhfArguments, world: World) -> int:
@@ -47,7 +47,7 @@ def run_estimate(args: RlhfArguments, world: World) -> int:
     return EXIT_OK
 
 
-def room(found: Estimate, world: World, gpu: bool) -> str:
+def room(found: MemoryEstimate, world: World, gpu: bool) -> str:
     """What the machine has, in a line."""
     if gpu:
         import torch

@@ -83,7 +83,7 @@ def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: 
     Raises:
         UsageError: with the differences, one a line.
     """
-    from swift_r1.training.checkpoint.run_state import RunState
+    from swift_r1.training.checkpoint.state import RunState
 
     state = RunState.read(checkpoint)
     saved = state.fingerprint

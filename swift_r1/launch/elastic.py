@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     content = json.loads(Path(words[0]).read_text(encoding="utf-8"))
 
     def say_what_helps() -> str:
-        from swift_r1.training.advice import advice_for
+        from swift_r1.training.memory import advice_for
 
         return advice_for(content, world, has_gpu(os.environ))
 

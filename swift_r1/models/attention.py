@@ -1,15 +1,15 @@
 """Attention over a packed row: completions one after another, each seeing its prompt and itself.
 
-A prompt that several completions of the row continue stands there once, so that everything but attention computes
-it once. Attention is exact: a completion's queries meet the keys of its prompt and then its own, at the positions
-they have in a row of their own. Nothing is padded outside this module.
+A prompt that several completions share is in the row once, so that everything except attention computes it once.
+Attention is exact: a completion's queries meet the keys of its prompt and then its own, at the positions they have in a
+row of their own. Nothing is padded outside this module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _NAME = "swift_r1_packed"
 
@@ -26,8 +29,9 @@ class PromptGroup:
     """`n` completions and the prompt they share; or, with `n == 0`, a sequence that shares nothing.
 
     Attributes:
-        start: the row's place of the prompt's first token; the completions follow the prompt, one after another.
+        start: where in the row the prompt's first token is; the completions follow the prompt, one after another.
         prompt_length: `P` tokens.
+        completions: `n`.
         width: `C`, tokens of the longest completion, 0 without completions.
         places: int64 `[sum of completion lengths]`, each completion token's place in the flattened `[n, C]`.
         visible: bool `[C, P + C]`, which of prompt and own completion each of a completion's tokens sees.
@@ -84,14 +88,14 @@ def packed_attention(
     for group in packed_row:
         middle = group.start + group.prompt_length
         end = middle + len(group.places)
-        prompt = [states[group.start : middle] for states in (query, key, value)]
+        q, k, v = (states[group.start : middle] for states in (query, key, value))
         if group.completions:
             # A copy: what is kept of the prompt for the backward pass would keep the whole row's states with it.
-            prompt = [states.clone() for states in prompt]
-        parts.append(_causal(*prompt, scaling, sliding_window))
+            q, k, v = q.clone(), k.clone(), v.clone()
+        parts.append(_causal(q, k, v, scaling, sliding_window))
         if group.completions:
             own = [states[middle:end] for states in (query, key, value)]
-            parts.append(_after_prompt(group, own, prompt[1], prompt[2], scaling, sliding_window))
+            parts.append(_after_prompt(group, own, k, v, scaling, sliding_window))
     return torch.cat(parts)[None], None
 
 
@@ -120,8 +124,10 @@ def _after_prompt(
     if window is not None:
         visible = visible.triu(group.prompt_length - window + 1)
     rows = group.completions * group.width
+    spread: Callable[[Tensor, Tensor, int], Tensor] = _Spread.apply
+    collect: Callable[[Tensor, Tensor], Tensor] = _Collect.apply
     query, key, value = (
-        _Spread.apply(states.flatten(1), group.places, rows).view(group.completions, group.width, *states.shape[1:])
+        spread(states.flatten(1), group.places, rows).view(group.completions, group.width, *states.shape[1:])
         for states in own
     )
     key, value = (
@@ -131,24 +137,24 @@ def _after_prompt(
     # The query heads that share a key head follow one another as rows, so keys are not repeated for them.
     heads, shared, size = query.shape[2], key.shape[1], value.shape[3]
     ratio = heads // shared
-    query = query.unflatten(2, (shared, ratio)).permute(0, 2, 3, 1, 4).flatten(2, 3)
+    query = torch.unflatten(query, 2, (shared, ratio)).permute(0, 2, 3, 1, 4).flatten(2, 3)
     out = scaled_dot_product_attention(
         query, key, value, attn_mask=visible.repeat(ratio, 1), scale=scaling
     )  # [n, KV, ratio * C, V]
     out = out.view(group.completions, shared, ratio, group.width, size).permute(0, 3, 1, 2, 4)
-    return _Collect.apply(out.reshape(rows, heads * size), group.places).view(-1, heads, size)
+    return collect(out.reshape(rows, heads * size), group.places).view(-1, heads, size)
 
 
 class _Spread(torch.autograd.Function):
     """Rows `[K, *]` to their places among `rows` ones, zero elsewhere."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, places: Tensor, rows: int) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, values: Tensor, places: Tensor, rows: int) -> Tensor:
         ctx.save_for_backward(places)
         return values.new_zeros(rows, values.shape[1]).index_copy_(0, places, values)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         return grad.index_select(0, ctx.saved_tensors[0]), None, None
 
 
@@ -156,13 +162,13 @@ class _Collect(torch.autograd.Function):
     """The rows at `places`. Each is taken once, so the gradient is copied where plain indexing would add."""
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, places: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, values: Tensor, places: Tensor) -> Tensor:
         ctx.save_for_backward(places)
         ctx.rows = values.shape[0]
         return values.index_select(0, places)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return grad.new_zeros(ctx.rows, grad.shape[1]).index_copy_(0, ctx.saved_tensors[0], grad), None
 
 
@@ -171,16 +177,16 @@ AttentionInterface.register(_NAME, packed_attention)
 AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
-def use_packed_attention(model: nn.Module) -> None:
-    """Makes a model that attends by SDPA take packed rows too; one that attends otherwise stays as it is.
+def use_packed_attention(model: PreTrainedModel) -> None:
+    """Lets a model with SDPA attention take packed rows too; one with another attention stays as it is.
 
-    Gemma 2 caps attention's scores, which transformers' SDPA leaves out without a word: it gets the plainest attention.
+    Gemma 2 caps attention's scores, which transformers' SDPA silently leaves out: it gets eager attention.
     """
     config = model.config.get_text_config()
     if config._attn_implementation == "sdpa":
         config._attn_implementation = "eager" if getattr(config, "attn_logit_softcapping", None) else _NAME
 
 
-def takes_packed_rows(model: nn.Module) -> bool:
-    """Whether `packed_attention` is what its layers attend by."""
+def takes_packed_rows(model: PreTrainedModel) -> bool:
+    """Whether its layers use `packed_attention`."""
     return bool(model.config.get_text_config()._attn_implementation == _NAME)

@@ -1,8 +1,8 @@
 """RMSNorm and the gated MLP's product on a CPU, in pieces that stay in its cache.
 
-What transformers writes as half a dozen operations over the whole activation is memory traffic here, and leaves float32
-copies for the backward pass. These two functions keep their 16-bit inputs only and work row block by row block; the
-formulas and where they round are transformers'. On other devices a model stays as it is.
+transformers writes each as half a dozen operations over the whole activation, which costs memory traffic and leaves
+float32 copies for the backward pass. These two functions keep only their 16-bit inputs and work row block by row block;
+the formulas and where they round are transformers'. On other devices a model stays as it is.
 """
 
 from __future__ import annotations
@@ -17,47 +17,48 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 _BLOCK_ELEMENTS = 1 << 18
-"""Of a block: one megabyte in float32, so that a handful of such tensors fits the second-level cache."""
+"""One megabyte in float32, so that a handful of such tensors fits the second-level cache."""
+_LINEAR = ("gate_proj", "up_proj", "down_proj")
 
 
 def use_block_functions(model: nn.Module) -> int:
     """Gives the model's RMSNorms and SiLU-gated MLPs these functions; returns how many modules.
 
-    A module is changed where its class computes the same: one with another formula (`1 + weight`, another gate) is left
-    alone.
+    A module with another formula (`1 + weight`, another gate) is left alone.
     """
-    verdicts: dict[type, bool] = {}
+    alike: dict[type, bool] = {}
     changed = 0
     for module in model.modules():
-        kind = type(module)
-        if _is_norm(module):
-            verdicts.setdefault(kind, _norms_alike(kind))
+        if hasattr(module, "variance_epsilon") and isinstance(getattr(module, "weight", None), nn.Parameter):
             forward: Callable[[Any, Tensor], Tensor] = _norm_forward
-        elif _is_gated_mlp(module):
-            if kind not in verdicts:
-                verdicts[kind] = _mlps_alike(kind, module.act_fn)
+        elif all(hasattr(module, name) for name in (*_LINEAR, "act_fn")):
             forward = _mlp_forward
         else:
             continue
-        if verdicts[kind]:
-            module.forward = MethodType(forward, module)  # type: ignore[method-assign]
+        kind = type(module)
+        if kind not in alike:
+            alike[kind] = _alike(module, forward)
+        if alike[kind]:
+            module.forward = MethodType(forward, module)
             changed += 1
     return changed
 
 
 def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """`weight * hidden / rms(hidden)` over the last dimension, in float32 inside (Zhang & Sennrich 2019, eq. 4)."""
-    return _RmsNorm.apply(hidden, weight, epsilon)
+    apply: Callable[[Tensor, Tensor, float], Tensor] = _RmsNorm.apply
+    return apply(hidden, weight, epsilon)
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """`silu(gate) * up` (Shazeer 2020, eq. 6), of equal shapes; only the two inputs are kept for the backward pass."""
-    return _SwiGlu.apply(gate, up)
+    apply: Callable[[Tensor, Tensor], Tensor] = _SwiGlu.apply
+    return apply(gate, up)
 
 
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         rows = hidden.reshape(-1, hidden.shape[-1])
         wide = torch.promote_types(rows.dtype, torch.float32)
         scale = torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=wide)
@@ -69,7 +70,7 @@ class _RmsNorm(torch.autograd.Function):
         return out.view(hidden.shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         hidden, weight, scale = ctx.saved_tensors
         rows, grads = hidden.reshape(-1, hidden.shape[-1]), grad.reshape(-1, hidden.shape[-1])
         to_hidden = torch.empty_like(rows)
@@ -85,7 +86,7 @@ class _RmsNorm(torch.autograd.Function):
 
 class _SwiGlu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up)
         gates, ups = gate.reshape(-1, gate.shape[-1]), up.reshape(-1, up.shape[-1])
         out = torch.empty_like(gates)
@@ -94,7 +95,7 @@ class _SwiGlu(torch.autograd.Function):
         return out.view(gate.shape)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         width = grad.shape[-1]
         grads, gates, ups = (states.reshape(-1, width) for states in (grad, *ctx.saved_tensors))
         to_gate, to_up = torch.empty_like(gates), torch.empty_like(ups)
@@ -110,58 +111,43 @@ def _blocks(rows: Tensor) -> Iterator[slice]:
 
 
 def _norm_forward(self: Any, hidden: Tensor) -> Tensor:
-    if hidden.device.type != "cpu" or hidden.dtype != self.weight.dtype:
-        return type(self).forward(self, hidden)
-    return rms_norm(hidden, self.weight, self.variance_epsilon)
+    if hidden.device.type == "cpu" and hidden.dtype == self.weight.dtype:
+        return rms_norm(hidden, self.weight, self.variance_epsilon)
+    own: Tensor = type(self).forward(self, hidden)
+    return own
 
 
 def _mlp_forward(self: Any, hidden: Tensor) -> Tensor:
-    if hidden.device.type != "cpu":
-        return type(self).forward(self, hidden)
-    return self.down_proj(swiglu(self.gate_proj(hidden), self.up_proj(hidden)))
+    if hidden.device.type == "cpu":
+        out: Tensor = self.down_proj(swiglu(self.gate_proj(hidden), self.up_proj(hidden)))
+    else:
+        out = type(self).forward(self, hidden)
+    return out
 
 
-def _is_norm(module: nn.Module) -> bool:
-    return hasattr(module, "variance_epsilon") and isinstance(getattr(module, "weight", None), nn.Parameter)
-
-
-def _is_gated_mlp(module: nn.Module) -> bool:
-    return all(hasattr(module, name) for name in ("gate_proj", "up_proj", "down_proj", "act_fn"))
-
-
-def _norms_alike(kind: type) -> bool:
-    """Whether the class's own forward is `rms_norm`, on a stand-in: real weights may be partitioned (ZeRO-3)."""
-    hidden, weight = torch.linspace(-3, 2, 1024).view(64, 16), torch.linspace(0.5, 1.5, 16)
-    return all(
-        _alike(kind, SimpleNamespace(weight=weight.to(dtype), variance_epsilon=1e-3), hidden.to(dtype), _norm_forward)
-        for dtype in (torch.float32, torch.bfloat16)
-    )
-
-
-def _mlps_alike(kind: type, act_fn: Any) -> bool:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers = {name: nn.Linear(16, 16, bias=False) for name in ("gate_proj", "up_proj", "down_proj")}
-    hidden = torch.linspace(-3, 2, 1024).view(64, 16)
-    return all(
-        _alike(
-            kind,
-            SimpleNamespace(act_fn=act_fn, **{name: layer.to(dtype) for name, layer in layers.items()}),
-            hidden.to(dtype),
-            _mlp_forward,
-        )
-        for dtype in (torch.float32, torch.bfloat16)
-    )
-
-
-def _alike(kind: Any, module: Any, hidden: Tensor, forward: Callable[[Any, Tensor], Tensor]) -> bool:
-    """Whether both forwards round alike: nearly all values are the same to the bit, and all to rounding."""
+def _alike(module: nn.Module, forward: Callable[[Any, Tensor], Tensor]) -> bool:
+    """Whether the class's own forward rounds like `forward`: nearly all bf16 values are the same to the bit, and all to
+    rounding. Tried on a stand-in, since real weights may be partitioned (ZeRO-3)."""
+    kind: Any = type(module)
     if len(inspect.signature(kind.forward).parameters) != 2:  # a gate, a residual: not only the states
         return False
-    try:
-        with torch.no_grad():
-            own, ours = kind.forward(module, hidden), forward(module, hidden)
-    except AttributeError:  # it uses more than the stand-in has
-        return False
-    close = torch.allclose(own, ours, rtol=1e-5 if hidden.dtype == torch.float32 else 1e-2, atol=1e-6)
-    return close and (own != ours).float().mean().item() < (0.02 if hidden.dtype == torch.bfloat16 else 1.0)
+    states, weight = torch.linspace(-3, 2, 1024).view(64, 16), torch.linspace(0.5, 1.5, 16)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = {name: nn.Linear(16, 16, bias=False) for name in _LINEAR}
+    for dtype, share in ((torch.float32, 1.0), (torch.bfloat16, 0.02)):
+        if forward is _norm_forward:
+            stand_in = SimpleNamespace(weight=weight.to(dtype), variance_epsilon=1e-3)
+        else:
+            linear = {name: layer.to(dtype) for name, layer in layers.items()}
+            stand_in = SimpleNamespace(act_fn=module.act_fn, **linear)
+        hidden = states.to(dtype)
+        try:
+            with torch.no_grad():
+                own, ours = kind.forward(stand_in, hidden), forward(stand_in, hidden)
+        except AttributeError:  # it uses more than the stand-in has
+            return False
+        close = torch.allclose(own, ours, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
+        if not close or not (own != ours).float().mean().item() < share:
+            return False
+    return True

@@ -7,7 +7,7 @@ the backward pass computes the chunk's logits again instead of keeping them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -17,6 +17,7 @@ LOGITS_BYTES = 64 * 2**20
 """Float32 logits that one chunk may occupy, in bytes."""
 
 _WORDS = 8192
+"""Rows of the head whose gradient is computed at a time: small beside the whole gradient."""
 
 
 class LogitForm(NamedTuple):
@@ -41,12 +42,6 @@ class TokenLogprobs(NamedTuple):
     entropies: Tensor
 
 
-def default_chunk_size(rows: int, vocab_size: int) -> int:
-    """Rows a chunk: equal ones, as few as keep the float32 logits of each within `LOGITS_BYTES` (or at one row)."""
-    chunks = math.ceil(rows / max(1, LOGITS_BYTES // (4 * vocab_size)))
-    return math.ceil(rows / max(1, chunks)) or 1
-
-
 def selective_logprobs(
     hidden: Tensor,
     weight: Tensor,
@@ -56,53 +51,33 @@ def selective_logprobs(
     form: LogitForm = PLAIN,
     temperature: float = 1.0,
     chunk_size: int | None = None,
-) -> Tensor:
-    """log softmax(hidden @ weight.T + bias, over temperature) at `targets`, in float32.
+) -> TokenLogprobs:
+    """log softmax(hidden @ weight.T + bias, over temperature) at `targets`, and the entropy (nats) of each row.
 
     Args:
         hidden: `[N, D]`, any floating dtype.
         weight: `[V, D]`, the output head (tied or not).
         targets: `[N]` int64 in `[0, V)`.
         bias: `[V]` or None.
-        form: what the architecture does to its logits.
         temperature: divides the logits, as the sampler did; > 0.
-        chunk_size: rows at a time; by default equal chunks of at most 64 MiB of float32 logits.
+        chunk_size: rows at a time; by default equal chunks, as few as keep each within `LOGITS_BYTES` (or at one row).
 
     Returns:
-        `[N]` float32, differentiable with respect to `hidden`, `weight` and `bias`.
+        float32; the log-probs are differentiable with respect to `hidden`, `weight` and `bias`.
 
     Raises:
         ValueError: on shapes that do not fit together or a temperature that is not positive.
     """
-    return selective_logprobs_and_entropies(
-        hidden, weight, targets, bias=bias, form=form, temperature=temperature, chunk_size=chunk_size
-    ).logps
-
-
-def selective_logprobs_and_entropies(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    bias: Tensor | None = None,
-    form: LogitForm = PLAIN,
-    temperature: float = 1.0,
-    chunk_size: int | None = None,
-) -> TokenLogprobs:
-    """Like `selective_logprobs`, with the entropy (nats) of each row's distribution beside it."""
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} must be [N, D] and [V, D]")
     if targets.shape != hidden.shape[:1]:
         raise ValueError(f"targets {tuple(targets.shape)} must be [{hidden.shape[0]}]")
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
-    size = chunk_size or default_chunk_size(len(hidden), weight.shape[0])
-    return TokenLogprobs(*_SelectiveLogprobs.apply(hidden, weight, bias, targets, form, temperature, size))
-
-
-def _word_blocks(weight: Tensor) -> Iterator[slice]:
-    """Parts of the vocabulary whose products stay small beside the whole gradient."""
-    return (slice(start, start + _WORDS) for start in range(0, len(weight), _WORDS))
+    chunks = math.ceil(len(hidden) / max(1, LOGITS_BYTES // (4 * weight.shape[0])))
+    size = chunk_size or math.ceil(len(hidden) / max(1, chunks)) or 1
+    apply: Callable[..., tuple[Tensor, Tensor]] = _SelectiveLogprobs.apply
+    return TokenLogprobs(*apply(hidden, weight, bias, targets, form, temperature, size))
 
 
 def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, form: LogitForm, temperature: float) -> Tensor:
@@ -118,7 +93,7 @@ def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, form: Log
 
 class _SelectiveLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         hidden: Tensor,
         weight: Tensor,
@@ -150,7 +125,7 @@ class _SelectiveLogprobs(torch.autograd.Function):
         return logps, entropies
 
     @staticmethod
-    def backward(ctx: Any, grad_logps: Tensor, _grad_entropies: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_logps: Tensor, _grad_entropies: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, lse = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
@@ -176,14 +151,9 @@ class _SelectiveLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[part] = low @ weight
             if grad_weight is not None:
-                for words in _word_blocks(weight):
+                for start_word in range(0, len(weight), _WORDS):
+                    words = slice(start_word, start_word + _WORDS)
                     grad_weight[words] += low[:, words].t() @ hidden[part]
-        return (
-            grad_hidden,
-            None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-            None,
-            None,
-        )
+        low_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
+        low_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
+        return grad_hidden, low_weight, low_bias, *(None,) * 4

@@ -1,30 +1,32 @@
-"""Adapters and the model under them as one plain model: the same numbers that training gave to the engine."""
+"""Adapters merged into the model under them: the same numbers that training gave to the engine."""
 
 from __future__ import annotations
 
 import copy
 import json
 import re
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from swift_r1.errors import UsageError
-from swift_r1.models.lora import has_adapters, policy_weights
-from swift_r1.models.policy import load_model
-from swift_r1.models.quantization import Quantization
+from swift_r1.models.loading import Quantization, load_model
+from swift_r1.models.weights import ADAPTER, has_adapters, policy_weights
 from swift_r1.weights.expected import own_weights, skeleton
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _LORA_WEIGHT = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 BASE = "base_model.json"
 """In a checkpoint of adapters: how the model under them was loaded."""
 
 
-def write_base(model: nn.Module, folder: Path, quantization: Quantization | None) -> None:
-    """Writes down what `merge` must know of the model under the adapters; nothing where there are none."""
+def write_base(model: PreTrainedModel, folder: Path, quantization: Quantization | None) -> None:
+    """Writes what `merge` must know of the model under the adapters; nothing where there are none."""
     if has_adapters(model):
         content = {
             "dtype": str(model.dtype).removeprefix("torch."),
@@ -36,8 +38,7 @@ def write_base(model: nn.Module, folder: Path, quantization: Quantization | None
 def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     """Writes the merged model, with the tokenizer, to `output`.
 
-    Weights that were stored in 4 bits are merged as the numbers that these stand for: over them the adapters were
-    trained.
+    4-bit weights are merged as the numbers that they stand for: over these the adapters were trained.
 
     Args:
         dtype: of the merged weights; None: the one that they were trained in, else the model's.
@@ -54,7 +55,7 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
         raise UsageError(f"--adapters {adapters} are not of --model {base}: {fault}")
     model = load_model(base, known.get("dtype"), False, quantization=quantization)
     try:
-        model.load_adapter(str(adapters), adapter_name="default")
+        model.load_adapter(str(adapters), adapter_name=ADAPTER)
     except (ValueError, RuntimeError, KeyError) as error:
         raise UsageError(f"--adapters {adapters} are not of --model {base}: {str(error).splitlines()[0]}") from error
     plain = plain_like(model)
@@ -89,10 +90,12 @@ def misfit(base: str, adapters: Path) -> str | None:
     return None
 
 
-def plain_like(model: nn.Module) -> nn.Module:
+def plain_like(model: PreTrainedModel) -> PreTrainedModel:
     """A model of the same class, config and dtype whose parameters are ordinary, whole and without adapters."""
     config = copy.deepcopy(model.config)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    plain: nn.Module = type(model)._from_config(config, dtype=model.dtype)
-    return plain.requires_grad_(False).eval()
+    make: Callable[..., PreTrainedModel] = type(model)._from_config
+    plain = make(config, dtype=model.dtype)
+    plain.requires_grad_(False).eval()
+    return plain

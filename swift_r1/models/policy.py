@@ -1,25 +1,19 @@
-"""The policy as the trainer sees it: token ids in, log-probabilities of the completion's tokens out."""
+"""Policy and critic as the trainer sees them: token ids in, log-probs or values of the completion's tokens out."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from swift_r1.errors import UsageError
-from swift_r1.models.attention import PackedRow, use_packed_attention
-from swift_r1.models.cpu_kernels import use_block_functions
-from swift_r1.models.freezing import Freezing, freeze
-from swift_r1.models.logprobs import LogitForm, TokenLogprobs, selective_logprobs_and_entropies
-from swift_r1.models.lora import LoraSettings, add_lora
-from swift_r1.models.quantization import Quantization, settle
-from swift_r1.weights.expected import use_checkpoint_form
+from swift_r1.models.attention import PackedRow
+from swift_r1.models.logprobs import LogitForm, TokenLogprobs, selective_logprobs
+from swift_r1.models.weights import output_head
 
-logger = logging.getLogger("swift_r1.training")
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class ModelInputs(NamedTuple):
@@ -75,53 +69,13 @@ class MicroBatch:
         return torch.zeros(self.mask.shape, dtype=values.dtype, device=values.device).masked_scatter(self.mask, values)
 
 
-class LogprobHead(nn.Module):
-    """Holds the output head's own parameters, so that ZeRO-3 gathers them around this module's forward."""
-
-    def __init__(self, output_embeddings: nn.Module, form: LogitForm) -> None:
-        super().__init__()
-        self.form = form
-        self.weight = output_embeddings.weight
-        self.bias = getattr(output_embeddings, "bias", None)
-
-    def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
-        return selective_logprobs_and_entropies(
-            hidden, self.weight, targets, bias=self.bias, form=self.form, temperature=temperature
-        )
-
-
-def logit_form(config: Any) -> LogitForm:
-    """What the architecture does to its logits, by the names that transformers' configs have for it.
-
-    `check_fused_head` tells where it does something else.
-    """
-    scale = getattr(config, "logit_scale", None) or 1.0
-    return LogitForm(
-        scale / (getattr(config, "logits_scaling", None) or 1.0), getattr(config, "final_logit_softcapping", None)
-    )
-
-
-def chosen_states(
-    model: nn.Module, token_ids: Tensor, positions: Tensor, position_ids: Tensor | None, packed_row: PackedRow | None
-) -> Tensor:
-    """`[K, hidden]`: the last hidden states of a transformers model, with any head, at `positions`."""
-    packed: dict[str, Any] = {} if position_ids is None else {"position_ids": position_ids}
-    if packed_row is not None:
-        # A mask of four dimensions is taken as it is: none is made for the row, and `packed_attention` needs none.
-        packed |= {"packed_row": packed_row, "attention_mask": token_ids.new_zeros(1, 1, 1, 1, dtype=torch.bool)}
-    # Some of transformers' classes (Llama 4) misname the model under their head, and are their own base model.
-    inner = model.base_model if model.base_model is not model else model.get_decoder()
-    hidden: Tensor = inner(input_ids=token_ids, use_cache=False, **packed).last_hidden_state
-    return hidden.flatten(0, 1).index_select(0, positions)
-
-
 class Policy(nn.Module):
     """A causal LM whose forward gives log-probs (and entropies) of chosen tokens, never `[tokens, vocabulary]`."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.logprob_head = LogprobHead(model.get_output_embeddings(), logit_form(model.config.get_text_config()))
+        self.logprob_head = LogprobHead(output_head(model), logit_form(model.config.get_text_config()))
 
     def forward(
         self,
@@ -133,72 +87,87 @@ class Policy(nn.Module):
         temperature: float,
     ) -> TokenLogprobs:
         """The fields of `ModelInputs`; returns `[K]` float32 each."""
-        chosen = chosen_states(self.model, token_ids, positions, position_ids, packed_row)
-        return self.logprob_head(chosen, targets, temperature)
+        chosen = _chosen_states(self.model, token_ids, positions, position_ids, packed_row)
+        found: TokenLogprobs = self.logprob_head(chosen, targets, temperature)
+        return found
 
 
-def load_model(
-    path: str | Path,
-    dtype: str | None,
-    gradient_checkpointing: bool,
-    lora: LoraSettings | None = None,
-    *,
-    quantization: Quantization | None = None,
-    freezing: Freezing | None = None,
-) -> nn.Module:
-    """The causal LM in `path`, in `dtype` (None: as its config says), with `lora`'s adapters where given.
+class Critic(nn.Module):
+    """A transformers sequence classifier of one label: its `score` is applied at every token, not at the last one."""
 
-    Args:
-        quantization: of the weights that get no gradient.
-        freezing: weights of full training that get none either.
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        self.value_head = ValueHead(model.score)
 
-    Raises:
-        UsageError: if transformers cannot load it, or it has none of the modules to adapt or weights to freeze.
+    def forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        targets: Tensor,
+        position_ids: Tensor | None,
+        packed_row: PackedRow | None,
+    ) -> Tensor:
+        """The fields of `ModelInputs` (`targets` is not looked at); returns float32 `[K]`: at the position that
+        predicts a token the value of the state before it."""
+        values: Tensor = self.value_head(_chosen_states(self.model, token_ids, positions, position_ids, packed_row))
+        return values
+
+
+class LogprobHead(nn.Module):
+    """Holds the output head's own parameters, so that ZeRO-3 gathers them around this module's forward."""
+
+    weight: nn.Parameter
+
+    def __init__(self, output_embeddings: Any, form: LogitForm) -> None:
+        super().__init__()
+        self.form = form
+        self.weight = output_embeddings.weight
+        self.bias = getattr(output_embeddings, "bias", None)
+
+    def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
+        return selective_logprobs(hidden, self.weight, targets, bias=self.bias, form=self.form, temperature=temperature)
+
+
+class ValueHead(nn.Module):
+    """Holds the head's own weight `[1, hidden]`, so that ZeRO-3 gathers it around this module's forward."""
+
+    weight: nn.Parameter
+
+    def __init__(self, score: Any) -> None:
+        super().__init__()
+        self.weight = score.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[K, hidden]` to float32 `[K]`; in float32, since in bf16 values near 1 are 0.008 apart."""
+        return (hidden.float() @ self.weight.float().t()).squeeze(-1)
+
+
+def logit_form(config: Any) -> LogitForm:
+    """What the architecture does to its logits, by the names that transformers' configs have for it.
+
+    `check_logprobs` finds out where it does something else.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    more: dict[str, Any] = {}
-    try:
-        if quantization is not None:
-            compute = getattr(torch, dtype) if dtype else AutoConfig.from_pretrained(path).dtype
-            more["quantization_config"] = quantization.config(compute or torch.float32)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype) if dtype else "auto", **more)
-    except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"cannot load --model {path}: {str(error).splitlines()[0]}") from error
-    if quantization is not None:
-        settle(model)
-    use_checkpoint_form(model)
-    prepare(model, gradient_checkpointing)
-    if lora is not None:
-        add_lora(model, lora)
-    if freezing is not None:
-        freeze(model, freezing)
-    return model
+    scale = getattr(config, "logit_scale", None) or 1.0
+    return LogitForm(
+        scale / (getattr(config, "logits_scaling", None) or 1.0), getattr(config, "final_logit_softcapping", None)
+    )
 
 
-def prepare(model: nn.Module, gradient_checkpointing: bool) -> None:
-    """Makes a model as `from_pretrained` gives it one to train: our attention, block functions, no dropout.
-
-    A policy is scored as it samples. With dropout its log-probs would be those of another policy at each call.
-    """
-    use_packed_attention(model)
-    use_block_functions(model)
-    if _without_dropout(model):
-        logger.info(
-            "%s is trained without its dropout: log-probs are those of the policy that samples", type(model).__name__
-        )
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-
-
-def _without_dropout(model: nn.Module) -> bool:
-    """Sets every rate of dropout in its modules to 0, but none in its config; whether there was one."""
-    found = False
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            found, module.p = found or module.p > 0, 0.0
-        for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):
-                found = found or value > 0
-                setattr(module, name, 0.0)
-    return found
+def _chosen_states(
+    model: PreTrainedModel,
+    token_ids: Tensor,
+    positions: Tensor,
+    position_ids: Tensor | None,
+    packed_row: PackedRow | None,
+) -> Tensor:
+    """`[K, hidden]`: the last hidden states of a transformers model, with any head, at `positions`."""
+    packed: dict[str, Any] = {} if position_ids is None else {"position_ids": position_ids}
+    if packed_row is not None:
+        # A mask of four dimensions is taken as it is: none is made for the row, and `packed_attention` needs none.
+        packed |= {"packed_row": packed_row, "attention_mask": token_ids.new_zeros(1, 1, 1, 1, dtype=torch.bool)}
+    # Some of transformers' classes (Llama 4) misname the model under their head, and are their own base model.
+    whole: Any = model
+    inner = whole.get_decoder() if whole.base_model is whole else whole.base_model
+    hidden: Tensor = inner(input_ids=token_ids, use_cache=False, **packed).last_hidden_state
+    return hidden.flatten(0, 1).index_select(0, positions)

@@ -1,4 +1,4 @@
-"""What a model's config alone says about its size: the model is built without a single number in memory."""
+"""The sizes of a model from its config alone: the model is built without a single number in memory."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ class ModelShape:
 
     Attributes:
         weights: name and size of each, tied ones once.
-        linear: name and shape (out, in) of each linear layer but the output head.
+        linear: name and shape (out, in) of each linear layer except the output head.
         head: of the output head, also where it is the embedding.
-        layers, hidden, feed_forward, kv_width, vocabulary: of the architecture; `kv_width` of keys (or values) a layer.
+        layers, hidden, feed_forward, kv_width, vocabulary: of the architecture; `kv_width` of one layer's keys (or
+            values).
         dtype: of the config.
     """
 
@@ -40,7 +41,7 @@ class ModelShape:
 
     @property
     def without_head(self) -> int:
-        """Numbers of the model under the output head: a head of its own left out, one that is the embedding not."""
+        """Numbers of the model without an output head of its own; one that is the embedding counts."""
         return sum(size for name, size in self.weights if not name.startswith("lm_head."))
 
     @property
@@ -65,22 +66,20 @@ def shape_of(model: str) -> ModelShape:
     Raises:
         UsageError: transformers does not know the architecture.
     """
-    import torch
-    from torch import nn
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from torch import float32, nn
+
+    from swift_r1.weights.expected import skeleton
 
     try:
-        config: Any = AutoConfig.from_pretrained(model)
-        with torch.device("meta"):
-            skeleton: Any = AutoModelForCausalLM.from_config(config)
+        empty: Any = skeleton(model)
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot read the config of --model {model}: {str(error).splitlines()[0]}") from error
-    text = config.get_text_config()
-    head = skeleton.get_output_embeddings()
-    linear = [(name, module) for name, module in skeleton.named_modules() if isinstance(module, nn.Linear)]
+    text = empty.config.get_text_config()
+    head = empty.get_output_embeddings()
+    linear = [(name, module) for name, module in empty.named_modules() if isinstance(module, nn.Linear)]
     heads = text.num_attention_heads
     head_width = getattr(text, "head_dim", None) or text.hidden_size // heads
-    sizes = {name: parameter.numel() for name, parameter in skeleton.named_parameters()}
+    sizes = {name: parameter.numel() for name, parameter in empty.named_parameters()}
     if getattr(text, "tie_word_embeddings", False):
         sizes.pop("lm_head.weight", None)
     return ModelShape(
@@ -92,5 +91,5 @@ def shape_of(model: str) -> ModelShape:
         feed_forward=getattr(text, "intermediate_size", 4 * text.hidden_size),
         kv_width=(getattr(text, "num_key_value_heads", None) or heads) * head_width,
         vocabulary=text.vocab_size,
-        dtype=str(config.dtype or torch.float32).removeprefix("torch."),
+        dtype=str(empty.config.dtype or float32).removeprefix("torch."),
     )

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from swift_r1.data.types import Prompt
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.logprobs import TokenLogprobs
-from swift_r1.models.lora import Weight
 from swift_r1.models.policy import ModelInputs
+from swift_r1.models.weights import Weight
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.protocol import Completion, RolloutBatch, RolloutOutput, RolloutRequest, RolloutResponse
 

@@ -10,7 +10,7 @@ import logging
 
 import torch
 
-from swift_r1.models.lora import adapter_weights, policy_weights
+from swift_r1.models.weights import adapter_weights, policy_weights
 from swift_r1.sampling.pool.pool import Fleet
 from swift_r1.sampling.pool.session import ServerLink
 from swift_r1.sampling.remote import ServerRollouts

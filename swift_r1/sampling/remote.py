@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from swift_r1.errors import EXIT_SERVER_UNREACHABLE, RunFailed, ServerUnreachable, SwiftError
-from swift_r1.models.lora import adapter_weights, policy_weights
+from swift_r1.models.weights import adapter_weights, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import OnDone, OnOutput, TrainedPolicy
 from swift_r1.sampling.pool.pool import Fleet

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from swift_r1.algorithms import groups_without_signal
+from swift_r1.algorithms.rewards import Composition
 from swift_r1.arguments import Plan, RlhfArguments
-from swift_r1.rewards.combine import Composition
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import OnDone, Rollouts
 from swift_r1.sampling.multi_turn import Turns

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from swift_r1.algorithms.rewards import Composition, group_statistics, mean, sample_std
 from swift_r1.data.types import Prompt
-from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
 from swift_r1.sampling.base import Conversation
 
@@ -133,7 +133,7 @@ class Scoring:
         if len(self._groups) != len(self._places):
             raise ValueError(f"{len(self._places) - len(self._groups)} prompts have no completions")
         batch, columns = self._batch.result()
-        totals = self._compose(columns, batch.columns["is_truncated"], batch.group_size)
+        totals = self._compose([column.values for column in columns], batch.columns["is_truncated"], batch.group_size)
         ended = [(one, self._first + place) for place in sorted(self._groups) for one in self._groups[place]]
         scored = [
             ScoredCompletion(
@@ -177,17 +177,11 @@ def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardC
         groups.setdefault(item.group, [])
         if not math.isnan(item.reward):
             groups[item.group].append(item.reward)
-    stds = [_std(values) for values in groups.values()]
-    metrics = {
-        "reward": _mean([value for values in groups.values() for value in values]),
-        "reward_std": _mean(stds),
-        "frac_reward_zero_std": _mean([float(std == 0.0) for std in stds]),
-        "frac_groups_all_invalid": _mean([float(not values) for values in groups.values()]),
-    }
+    metrics = group_statistics(list(groups.values()))
     for column in columns:
         known = [value for value in column.values if value is not None and not math.isnan(value)]
-        metrics[f"rewards/{column.name}/mean"] = _mean(known)
-        metrics[f"rewards/{column.name}/std"] = _std(known)
+        metrics[f"rewards/{column.name}/mean"] = mean(known)
+        metrics[f"rewards/{column.name}/std"] = sample_std(known)
         metrics[f"rewards/{column.name}/invalid"] = len(column.invalid) / len(column.values)
         for kind, count in Counter(bad.kind for bad in column.invalid).items():
             metrics[f"rewards/{column.name}/invalid/{kind}"] = count / len(column.values)
@@ -204,14 +198,14 @@ def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
     if talks[0].infos is not None:
         turns = [len(talk.turns) for talk in talks]
         several = {
-            "multi_turn/mean_turns": _mean(turns),
+            "multi_turn/mean_turns": mean(turns),
             "multi_turn/max_turns": float(max(turns)),
             "multi_turn/trained_tokens": sum(sum(talk.loss_mask) for talk in talks) / sum(lengths),
         }
     return several | {
-        "completions/mean_length": _mean(lengths),
+        "completions/mean_length": mean(lengths),
         "completions/max_length": float(max(lengths)),
-        "completions/clipped_ratio": _mean([float(talk.completion.finish_reason == "length") for talk in talks]),
+        "completions/clipped_ratio": mean([float(talk.completion.finish_reason == "length") for talk in talks]),
     }
 
 
@@ -244,15 +238,3 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
         row["dropped"] = True
     # A column of the data may have the name of a field: both are kept.
     return row | {f"columns/{name}" if name in row else name: value for name, value in talk.prompt.columns.items()}
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
-
-
-def _std(values: Sequence[float]) -> float:
-    """Sample standard deviation; 0 for fewer than two values or equal ones."""
-    if len(values) < 2 or min(values) == max(values):
-        return 0.0
-    mean = _mean(values)
-    return math.sqrt(sum((value - mean) ** 2 for value in values) / (len(values) - 1))

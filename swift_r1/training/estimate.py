@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.models.freezing import Freezing, frozen_names
 from swift_r1.models.logprobs import LOGITS_BYTES
 from swift_r1.models.shape import ModelShape
+from swift_r1.models.weights import freezing_of, frozen_names
 from swift_r1.training.batch.micro_batches import LEAST_SAVING
 from swift_r1.training.optimizer import EIGHT_BIT
 
@@ -23,9 +23,9 @@ DEFAULT_PROMPT_TOKENS = 512
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FOUR_BIT = {True: 0.516, False: 0.5625}
-"""Bytes a 4-bit number with the scales of its blocks, by whether these are stored in 8 bits."""
+"""Bytes per 4-bit number with the scales of its blocks, by whether these are stored in 8 bits."""
 _SLACK = 0.2
-"""What an allocator holds beside what it has given out, of memory that comes and goes."""
+"""Share of memory that comes and goes that an allocator holds in addition."""
 _CACHE_BYTES = 2 * GIB
 """Most that the embedded engine's keys and values take (inference/engines/transformers.py)."""
 _BUCKET_NUMBERS = 50_000_000
@@ -33,7 +33,7 @@ _BUCKET_NUMBERS = 50_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class MemoryEstimate:
     """Bytes of one rank.
 
     Attributes:
@@ -79,7 +79,7 @@ def estimate(
     offload: tuple[bool, bool] = (False, False),
     gpu: bool = False,
     critic: ModelShape | None = None,
-) -> Estimate:
+) -> MemoryEstimate:
     """Of resolved arguments.
 
     Args:
@@ -101,14 +101,18 @@ def estimate(
     else:
         base = shape.total * width
     weights = (base + adapters * width) / sharded
-    masters = 4 * trained / ranks if stage is not None or width == 2 else 0.0
-    moments = {"sgd": 0, **dict.fromkeys(EIGHT_BIT, 2)}.get(args.optim, 8) * trained / ranks
-    gradients = _gradients(trained, width, ranks, stage)
-    parts = {"weights": weights, "gradients": gradients, "optimizer": masters + moments}
+    parts = {
+        "weights": weights,
+        "gradients": _gradients(trained, width, ranks, stage),
+        "optimizer": _optimizer(args, trained, width, ranks, stage),
+    }
     if args.wants_reference and args.train_type == "full":
         parts["reference"] = shape.total * width / sharded
     if critic is not None:
-        parts |= _critic(args, critic, ranks, stage)
+        numbers, bytes_each = critic.without_head, _BYTES[args.torch_dtype or critic.dtype]
+        parts["critic's weights"] = numbers * bytes_each / sharded
+        parts["critic's gradients"] = _gradients(numbers, bytes_each, ranks, stage)
+        parts["critic's optimizer"] = _optimizer(args, numbers, bytes_each, ranks, stage)
     if stage == 3:
         parts["gathered weights"] = max(_gathered(model, args) for model in (shape, critic) if model is not None)
         if not args.use_vllm:
@@ -132,7 +136,7 @@ def estimate(
         phases["generation"] = {"keys, values and logits": _generation(args, shape, world_size, prompt, width)}
     for phase in phases.values():
         phase["allocator's slack"] = _SLACK * sum(phase.values())
-    return Estimate({**parts, "libraries": libraries}, phases, on_host, prompt, tokens)
+    return MemoryEstimate({**parts, "libraries": libraries}, phases, on_host, prompt, tokens)
 
 
 def _tokens(args: RlhfArguments, prompt: int) -> tuple[int, int]:
@@ -154,13 +158,8 @@ def trained_numbers(args: RlhfArguments, shape: ModelShape) -> tuple[int, int]:
     if args.train_type != "full":
         adapters = shape.adapters(args.lora_rank, args.target_modules)
         return adapters, adapters
-    freezing = Freezing(
-        tuple(args.freeze_parameters),
-        args.freeze_parameters_regex,
-        args.freeze_parameters_ratio,
-        tuple(args.trainable_parameters),
-    )
-    if freezing == Freezing():
+    freezing = freezing_of(args)
+    if freezing is None:
         return shape.total, 0
     frozen = frozen_names(shape.weights, freezing)
     return sum(size for name, size in shape.weights if name not in frozen), 0
@@ -195,38 +194,27 @@ def _gradients(trained: int, width: int, ranks: int, stage: int | None) -> float
     if stage is None:
         return 4.0 * trained
     bucket = min(trained, _BUCKET_NUMBERS) * width
-    if stage in (0, 1):
-        return 4.0 * trained + bucket
-    return 4.0 * trained / ranks + bucket + min(trained, _BUCKET_NUMBERS) * width
+    return 4.0 * trained + bucket if stage in (0, 1) else 4.0 * trained / ranks + 2 * bucket
 
 
-def _live_numbers(shape: ModelShape) -> float:
-    """What ZeRO-3 has gathered at a time: the layer at work, the next one, and the output head."""
-    return shape.head + 2 * (shape.total - shape.head) / shape.layers
-
-
-def _critic(args: RlhfArguments, shape: ModelShape, ranks: int, stage: int | None) -> dict[str, float]:
-    """What is held of the critic: as of a policy whose weights are all trained."""
-    width, trained = _BYTES[args.torch_dtype or shape.dtype], shape.without_head
+def _optimizer(args: RlhfArguments, trained: int, width: int, ranks: int, stage: int | None) -> float:
+    """Float32 masters and moments."""
     masters = 4 * trained / ranks if stage is not None or width == 2 else 0.0
-    moments = {"sgd": 0, **dict.fromkeys(EIGHT_BIT, 2)}.get(args.optim, 8) * trained / ranks
-    return {
-        "critic's weights": trained * width / (ranks if stage == 3 else 1),
-        "critic's gradients": _gradients(trained, width, ranks, stage),
-        "critic's optimizer": masters + moments,
-    }
+    return masters + {"sgd": 0, **dict.fromkeys(EIGHT_BIT, 2)}.get(args.optim, 8) * trained / ranks
 
 
 def _gathered(shape: ModelShape, args: RlhfArguments) -> float:
-    """Bytes of what ZeRO-3 has gathered at a time of one model; policy, critic and reference work one after another."""
-    return min(shape.total, _live_numbers(shape)) * _BYTES[args.torch_dtype or shape.dtype]
+    """What ZeRO-3 has gathered at a time of one model: the layer at work, the next one, and the output head. Policy,
+    critic and reference work one after another."""
+    live = shape.head + 2 * (shape.total - shape.head) / shape.layers
+    return min(shape.total, live) * _BYTES[args.torch_dtype or shape.dtype]
 
 
 def _activations(args: RlhfArguments, shape: ModelShape, tokens: float, width: int, adapters: bool = True) -> float:
     """Kept for the backward pass: of every layer, or with checkpointing its input and one whole layer."""
     hidden, wide, kv = shape.hidden, shape.feed_forward, shape.kv_width
     # The inputs of the norms and of each group of matrix products, gate and up; queries, keys and values; and in
-    # float32 a number a norm and a head. As autograd saves them for a Llama here.
+    # float32 a number per norm and head. As autograd saves them for a Llama here.
     layer = ((6 * hidden + 2 * kv + 3 * wide) * width + 4 * (2 + hidden // 64)) * tokens
     if args.train_type != "full" and adapters:
         layer += 7 * args.lora_rank * width * tokens  # between the two matrices of each adapter

@@ -15,6 +15,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from swift_r1.algorithms.rewards import Composition
 from swift_r1.arguments import RlhfArguments
 from swift_r1.arguments.eval_tasks import Task
 from swift_r1.data.rows import Row
@@ -24,7 +25,6 @@ from swift_r1.evaluation.answers import RULES
 from swift_r1.evaluation.engines.base import evaluation_seeds
 from swift_r1.evaluation.questions import check_room, load_questions, prompts_of, shared_questions
 from swift_r1.evaluation.results import Graded, summarize
-from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.types import RewardColumn
 from swift_r1.sampling.base import OnDone
 from swift_r1.sampling.multi_turn import Turns

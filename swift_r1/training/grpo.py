@@ -19,12 +19,12 @@ from swift_r1.algorithms import (
     sum_metrics,
     top_entropy_threshold,
 )
-from swift_r1.algorithms.metrics import masked_metric
+from swift_r1.algorithms.aggregation import masked_metric
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.training.backends.base import Backend, CriticBackend, ReferencePolicy
-from swift_r1.training.batch.batching import Cut, RoundBatch, cut_step, round_batch
+from swift_r1.training.batch.batching import Batching, RoundBatch, round_batch, split_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +62,13 @@ def batch_of_round(scored: ScoredRound | None, ranks: Ranks) -> RoundBatch:
     return batch
 
 
-def split_round(batch: RoundBatch, steps: int, cut: Cut, ranks: Ranks) -> list[list[MicroBatch]]:
+def split_round(batch: RoundBatch, steps: int, batching: Batching, ranks: Ranks) -> list[list[MicroBatch]]:
     """This rank's micro-batches of each of the round's optimizer steps.
 
     Consecutive completions, so whole groups where sizes allow, make a step.
     """
     size = len(batch) // steps
-    return [cut_step(batch, range(start, start + size), cut, ranks) for start in range(0, len(batch), size)]
+    return [split_step(batch, range(start, start + size), batching, ranks) for start in range(0, len(batch), size)]
 
 
 def needs_old_policy(config: LossConfig, updates: int) -> bool:

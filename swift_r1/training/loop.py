@@ -27,7 +27,7 @@ from swift_r1.sampling.scoring import ScoredRound, completion_metrics, completio
 from swift_r1.tracking.recorder import Recorder
 from swift_r1.tracking.stopwatch import Stopwatch
 from swift_r1.training.backends.base import Backend, ReferencePolicy, Training
-from swift_r1.training.batch.batching import Cut, RoundBatch
+from swift_r1.training.batch.batching import Batching, RoundBatch
 from swift_r1.training.checkpoint.resume import (
     Checkpoints,
     OpenRound,
@@ -62,7 +62,7 @@ class Trainer:
     Attributes:
         backend, learning_rate: of the policy.
         critic: of PPO; None for GRPO and its kin, where the advantage is that of a completion in its group.
-        cut: how a round is split into micro-batches.
+        batching: how a round is split into micro-batches.
         evaluator: None where nothing is evaluated.
         monitor: of invalid rewards, on rank 0.
     """
@@ -74,7 +74,7 @@ class Trainer:
     learning_rate: LearningRate
     reference: ReferencePolicy | None
     critic: TrainedCritic | None
-    cut: Cut
+    batching: Batching
     rounds: RoundSampler | PrefetchedRounds
     evaluator: Evaluator | None
     device: SharedDevice
@@ -131,7 +131,7 @@ class Trainer:
         self.watchdog.progress("the log-probs before training")
         with self.stopwatch.timed("train"):
             steps = before_training(
-                split_round(batch, self.steps_per_pass, self.cut, self.ranks),
+                split_round(batch, self.steps_per_pass, self.batching, self.ranks),
                 self.backend,
                 self.reference,
                 self.args.temperature,
@@ -354,6 +354,8 @@ class Trainer:
         if saved := saved_round(checkpoint):
             tensors, facts = saved
             batch = batch_of(tensors)
-            steps = with_saved(split_round(batch, self.steps_per_pass, self.cut, self.ranks), tensors, self.ranks.rank)
+            steps = with_saved(
+                split_round(batch, self.steps_per_pass, self.batching, self.ranks), tensors, self.ranks.rank
+            )
             advantages, _ = self.advantages(batch, steps)
             self.progress.open_round = OpenRound(batch, steps, advantages, **facts)

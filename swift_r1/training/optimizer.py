@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from swift_r1.errors import UsageError
 
@@ -31,7 +31,8 @@ EIGHT_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     """Matrices decay; vectors (norms, biases) do not, as in transformers' trainer."""
-    matrices, vectors = [], []
+    matrices: list[nn.Parameter] = []
+    vectors: list[nn.Parameter] = []
     for parameter in parameters:
         if parameter.requires_grad:
             # Under ZeRO-3 a parameter's own shape is that of its partition.
@@ -49,13 +50,18 @@ def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> to
     """
     if config.optim == "sgd":
         return torch.optim.SGD(groups, lr=config.learning_rate)
-    adam = {"lr": config.learning_rate, "betas": (config.adam_beta1, config.adam_beta2), "eps": config.adam_epsilon}
+    adam: dict[str, Any] = {
+        "lr": config.learning_rate,
+        "betas": (config.adam_beta1, config.adam_beta2),
+        "eps": config.adam_epsilon,
+    }
     if config.optim in EIGHT_BIT:
         try:
-            from bitsandbytes.optim import AdamW8bit, PagedAdamW8bit
+            from bitsandbytes.optim.adamw import AdamW8bit, PagedAdamW8bit
         except ImportError as error:
             raise UsageError(f"--optim {config.optim} needs bitsandbytes: {error}") from error
-        return (PagedAdamW8bit if config.optim.startswith("paged") else AdamW8bit)(groups, **adam)
+        kind: type[torch.optim.Optimizer] = PagedAdamW8bit if config.optim.startswith("paged") else AdamW8bit
+        return kind(groups, **adam)
     # Fused: one pass over memory instead of several; on a CPU the step is bound by it.
     return torch.optim.AdamW(groups, **adam, fused=config.optim == "adamw_torch_fused")
 
@@ -95,3 +101,41 @@ class LearningRate:
         # torch warns unless the optimizer has stepped; ours steps elsewhere.
         self._shadow.step()
         self._scheduler.step()
+
+
+INITIAL = 2.0**16
+GROW_AFTER = 1000
+"""Steps without an overflow after which the scale doubles; as DeepSpeed's."""
+
+
+@dataclass(slots=True)
+class LossScale:
+    """Losses are multiplied by `scale`, gradients divided by it (arXiv 1710.03740, section 3.2).
+
+    Attributes:
+        scale: a power of two, at least 1.
+        steps: optimizer steps so far, those left out too.
+        last_overflow: the number of the last step that overflowed, -1 before.
+    """
+
+    scale: float = INITIAL
+    steps: int = 0
+    last_overflow: int = -1
+
+    def update(self, overflow: bool) -> None:
+        """After each optimizer step: halved where its gradient was not finite, doubled after a thousand that were."""
+        if overflow:
+            self.scale = max(self.scale / 2, 1.0)
+            self.last_overflow = self.steps
+        elif (good := self.steps - self.last_overflow - 1) and good % GROW_AFTER == 0:
+            self.scale *= 2
+        self.steps += 1
+
+    def to_tensor(self) -> Tensor:
+        """Float64 `[3]`: the fields, for a checkpoint."""
+        return torch.tensor([self.scale, self.steps, self.last_overflow], dtype=torch.float64)
+
+    @classmethod
+    def of_tensor(cls, fields: Tensor) -> LossScale:
+        scale, steps, last_overflow = fields.tolist()
+        return cls(scale, int(steps), int(last_overflow))

@@ -26,7 +26,7 @@ from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.data.types import Prompt
 from swift_r1.errors import UsageError
-from swift_r1.models.files import end_tokens, load_tokenizer
+from swift_r1.models.loading import end_tokens, load_tokenizer
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.monitor import InvalidRewardMonitor
@@ -50,11 +50,11 @@ from swift_r1.tracking.stopwatch import Stopwatch
 from swift_r1.training.backends.base import Backend, Training
 from swift_r1.training.checkpoint.folder import set_aside_later
 from swift_r1.training.checkpoint.resume import Checkpoints
-from swift_r1.training.checkpoint.run_state import Fingerprint, RunState, truncate_logs
 from swift_r1.training.checkpoint.saving import Saver
+from swift_r1.training.checkpoint.state import Fingerprint, RunState, truncate_logs
 from swift_r1.training.evaluate import Evaluator, eval_rewards, eval_sets, load_eval_prompts
 from swift_r1.training.loop import Trainer
-from swift_r1.training.model_checks import choose_cut
+from swift_r1.training.model_checks import choose_batching
 from swift_r1.training.setup import (
     let_sleep,
     open_backend,
@@ -285,13 +285,14 @@ def _build(
     reference, critic = open_reference(args, backend, ranks), open_critic(args, plan, ranks, tokenizer)
     critic_backend = critic.backend if critic is not None else None
     trained: list[Training] = [backend] if critic is None else [backend, critic.backend]
-    cut = choose_cut(args, backend, vocab_size, ranks, critic_backend)
+    batching = choose_batching(args, backend, vocab_size, ranks, critic_backend)
     learning_rate = schedule_of(args, plan, args.peak_learning_rate)
+    moving = reference if args.sync_ref_model else None
     monitor = data.monitor if data is not None else None
     saver = Saver(
         start.run_dir,
         backend,
-        reference if args.sync_ref_model else None,  # its weights move
+        moving,
         tokenizer_of_run(tokenizer, Wording.of(args)),
         ranks,
         args.save_total_limit,
@@ -308,13 +309,16 @@ def _build(
         learning_rate=learning_rate,
         reference=reference,
         critic=critic,
-        cut=cut,
+        batching=batching,
         rounds=rounds,
         evaluator=evaluator,
         device=SharedDevice(args, ranks.device, rollouts, trained, reference, stopwatch),
         checkpoints=Checkpoints(
             saver=saver,
+            ranks=ranks,
+            backend=backend,
             learning_rate=learning_rate,
+            reference=moving,
             critic=critic,
             rollouts=rollouts,
             recorder=recorder,

@@ -11,22 +11,20 @@ from typing import Any
 
 import httpx
 import torch
-from torch import nn
-from transformers import AutoConfig, AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from swift_r1.algorithms import PPOConfig
-from swift_r1.algorithms.config import CISPO_EPSILON_HIGH
+from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
+from swift_r1.inference.engines.checks import check_engine
 from swift_r1.inference.engines.kv_cache import check_layers
 from swift_r1.inference.engines.transformers import TransformersEngine
-from swift_r1.models.critic import has_value_head, load_critic
-from swift_r1.models.freezing import Freezing
-from swift_r1.models.lora import LoraSettings, adapter_config, trained_share
-from swift_r1.models.policy import load_model
-from swift_r1.models.quantization import Quantization
+from swift_r1.models.loading import Quantization, has_value_head, load_critic, load_model
+from swift_r1.models.lora import LoraSettings, adapter_config
+from swift_r1.models.weights import freezing_of, trained_share
 from swift_r1.plugins.rollouts import RolloutScheduler, multi_turns
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import EmbeddedRollouts, Rollouts
@@ -39,11 +37,10 @@ from swift_r1.sampling.pool.session import Expected, ServerLink
 from swift_r1.sampling.prefetch import prefetches
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.turn_engine import Limits, TurnEngine
-from swift_r1.training.backends.base import Backend, CriticBackend, ReferencePolicy
-from swift_r1.training.backends.deepspeed_config import read_config
-from swift_r1.training.backends.local import LocalBackend, LocalCritic
-from swift_r1.training.checkpoint.rng import seed_everything
-from swift_r1.training.model_checks import check_engine, check_logprobs
+from swift_r1.training import backends
+from swift_r1.training.backends.base import Backend, ReferencePolicy
+from swift_r1.training.checkpoint.state import seed_everything
+from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
 from swift_r1.training.ppo import TrainedCritic
 from swift_r1.weights.lease_token import saved_token
@@ -66,7 +63,7 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
     if not args.use_vllm:
         check_layers(AutoConfig.from_pretrained(args.model).get_text_config())
 
-    def load() -> nn.Module:
+    def load() -> PreTrainedModel:
         return load_model(
             args.model,
             args.torch_dtype,
@@ -78,14 +75,8 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
 
     optimizer = optimizer_of(args, args.peak_learning_rate)
     seed_everything(args.seed)
-    if args.deepspeed is None:
-        backend: Backend = LocalBackend(load().to(ranks.device), optimizer)
-    else:
-        from swift_r1.training.backends.deepspeed import DeepSpeedBackend
-
-        dtype, config = _dtype_of(args, args.model), read_config(args.deepspeed)
-        backend = DeepSpeedBackend(load, dtype, optimizer, config, ranks, quantization is not None)
-    vocab_size: int = _config_of(backend).get_text_config().vocab_size
+    backend = backends.open_policy(args, load, optimizer, ranks)
+    vocab_size: int = backend.model.config.get_text_config().vocab_size
     check_logprobs(backend, vocab_size, ranks.device)
     if ranks.is_main:
         logger.info("backend: %s", json.dumps(backend.describe()))
@@ -126,15 +117,10 @@ def open_critic(
     check_tokens(path, tokenizer)
     optimizer = optimizer_of(args, rate)
 
-    def load() -> nn.Module:
+    def load() -> PreTrainedModel:
         return load_critic(path, args.torch_dtype, args.gradient_checkpointing)
 
-    if args.deepspeed is None:
-        backend: CriticBackend = LocalCritic(load().to(ranks.device), optimizer)
-    else:
-        from swift_r1.training.backends.deepspeed import DeepSpeedCritic
-
-        backend = DeepSpeedCritic(load, _dtype_of(args, path), optimizer, read_config(args.deepspeed), ranks)
+    backend = backends.open_critic(args, load, optimizer, ranks)
     if ranks.is_main:
         has_head = has_value_head(AutoConfig.from_pretrained(path))
         head = "its own value head" if has_head else "a new value head of zeros"
@@ -157,18 +143,6 @@ def check_tokens(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
         raise UsageError(f"--critic_model {path} has another tokenizer than --model: it would read other words")
 
 
-def _dtype_of(args: RlhfArguments, path: str) -> torch.dtype:
-    """`--torch_dtype`, or that of the model's config."""
-    own: torch.dtype = AutoConfig.from_pretrained(path).dtype or torch.float32
-    return getattr(torch, args.torch_dtype) if args.torch_dtype else own
-
-
-def _config_of(backend: Backend) -> PretrainedConfig:
-    config = backend.model.config
-    assert isinstance(config, PretrainedConfig)
-    return config
-
-
 def optimizer_of(args: RlhfArguments, learning_rate: float) -> OptimizerConfig:
     return OptimizerConfig(
         learning_rate,
@@ -189,16 +163,6 @@ def lora_of(args: RlhfArguments) -> LoraSettings | None:
 
 def quantization_of(args: RlhfArguments) -> Quantization | None:
     return Quantization(args.bnb_4bit_quant_type, args.bnb_4bit_use_double_quant) if args.quant_bits else None
-
-
-def freezing_of(args: RlhfArguments) -> Freezing | None:
-    freezing = Freezing(
-        tuple(args.freeze_parameters),
-        args.freeze_parameters_regex,
-        args.freeze_parameters_ratio,
-        tuple(args.trainable_parameters),
-    )
-    return None if freezing == Freezing() else freezing
 
 
 def open_writers(args: RlhfArguments, run_dir: Path, cleanup: ExitStack) -> list[WeightWriter]:

@@ -18,8 +18,7 @@ from swift_r1.arguments import RlhfArguments
 from swift_r1.sampling.base import Rollouts
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.tracking.stopwatch import Stopwatch
-from swift_r1.training.backends.base import ReferencePolicy, Training
-from swift_r1.training.backends.offload import Movable
+from swift_r1.training.backends.base import Movable, ReferencePolicy, Training
 
 
 class SharedDevice:

@@ -85,7 +85,7 @@ def _advice(content: Mapping[str, Any]) -> str:
     import torch
 
     from swift_r1.arguments import World
-    from swift_r1.training.advice import advice_for
+    from swift_r1.training.memory import advice_for
 
     world, _ = World.from_environment(os.environ)
     try:

@@ -21,8 +21,7 @@ from swift_r1.algorithms import (
     sum_metrics,
     top_entropy_threshold,
 )
-from swift_r1.algorithms.config import ImportanceSamplingLevel, LossType, RolloutCorrection
-from swift_r1.algorithms.losses import TOKEN_LOSSES
+from swift_r1.algorithms.losses import TOKEN_LOSSES, ImportanceSamplingLevel, LossType, RolloutCorrection
 
 LOSS_TYPES = get_args(LossType)
 LEVELS = get_args(ImportanceSamplingLevel)

@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from swift_r1.cli.adapters import merged_folder
 from swift_r1.cli.main import main
 from swift_r1.errors import UsageError
+from swift_r1.models.loading import load_model
 from swift_r1.models.lora import LoraSettings
-from swift_r1.models.policy import load_model
 
 
 def save_adapters(model: Path, folder: Path) -> Path:

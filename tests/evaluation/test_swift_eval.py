@@ -224,8 +224,8 @@ def test_a_checkpoint_of_adapters(swift_eval: Evaluate, tiny_model: Path, gsm8k_
     import torch
     from transformers import AutoTokenizer
 
+    from swift_r1.models.loading import load_model
     from swift_r1.models.lora import LoraSettings
-    from swift_r1.models.policy import load_model
 
     lora = LoraSettings(4, 32, ("q_proj", "v_proj"))
     model = load_model(tiny_model, None, gradient_checkpointing=False, lora=lora)

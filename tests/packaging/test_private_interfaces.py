@@ -38,10 +38,10 @@ RELIED_ON = {
             "LaunchConfig.monitor_interval",
         ),
     ],
-    "ZeRO's start without a C++ compiler (backends/deepspeed_training.py)": [
+    "ZeRO's start without a C++ compiler (backends/deepspeed.py)": [
         ("deepspeed", "ops/op_builder/cpu/comm.py", "ShareMemCommBuilder.NAME"),
     ],
-    "checkpoints of a ZeRO run (backends/deepspeed_training.py)": [
+    "checkpoints of a ZeRO run (backends/deepspeed.py)": [
         (
             "deepspeed",
             "utils/tensor_fragment.py",
@@ -69,7 +69,7 @@ RELIED_ON = {
             "BF16_Optimizer._hp_optimizer_states_linked BF16_Optimizer._lazy_init_hp_params_optimizer_state()",
         ),
     ],
-    "float16 under ZeRO (backends/deepspeed_training.py)": [
+    "float16 under ZeRO (backends/deepspeed.py)": [
         (
             "deepspeed",
             "runtime/fp16/loss_scaler.py",
@@ -77,11 +77,11 @@ RELIED_ON = {
             "DynamicLossScaler.raise_error_at_min_scale",
         ),
     ],
-    "ZeRO-3 loads a model in parts (backends/deepspeed_training.py)": [
+    "ZeRO-3 loads a model in parts (backends/deepspeed.py)": [
         ("transformers", "integrations/deepspeed.py", "HfDeepSpeedConfig unset_hf_deepspeed_config()"),
         ("torch", "nn/modules/module.py", "Module._non_persistent_buffers_set"),
     ],
-    "checkpoints in the form that from_pretrained reads (training/checkpoint/model_shards.py)": [
+    "checkpoints in the form that from_pretrained reads (training/checkpoint/tensors.py)": [
         ("transformers", "core_model_loading.py", "revert_weight_conversion(model state_dict)"),
         ("transformers", "modeling_utils.py", "PreTrainedModel._keys_to_ignore_on_save"),
     ],
@@ -101,10 +101,10 @@ RELIED_ON = {
         ("transformers", "integrations/peft.py", "PeftAdapterMixin._hf_peft_config_loaded"),
         ("peft", "tuners/lora/layer.py", "LoraLayer.lora_A LoraLayer.lora_B Linear.get_delta_weight(adapter)"),
     ],
-    "weights of 4 bits (models/quantization.py)": [
+    "4-bit weights (models/loading.py)": [
         ("bitsandbytes", "functional.py", "dequantize_4bit(A quant_state) QuantState.shape QuantState.dtype"),
     ],
-    "moments of 8 bits in checkpoints (backends/optimizer_state.py)": [
+    "8-bit moments in checkpoints (backends/optimizer_state.py)": [
         ("bitsandbytes", "optim/optimizer.py", "Optimizer2State.init_state(group p gindex pindex)"),
     ],
     "new weights in the engine (inference/engines/vllm_worker.py)": [

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
-from swift_r1.models.policy import load_model
+from swift_r1.models.loading import load_model
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.checkpoint.folder import fault_of, list_checkpoints, newest_whole
-from swift_r1.training.checkpoint.run_state import Fingerprint, RunState
-from swift_r1.training.checkpoint.saving import Saved, Saver
+from swift_r1.training.checkpoint.saving import Saver
+from swift_r1.training.checkpoint.state import Fingerprint, RunState
 from swift_r1.training.optimizer import OptimizerConfig
 
 EVENTS = {"os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "os.chmod"}
@@ -70,7 +70,7 @@ def count_leftovers(run_dir: Path) -> int:
 
 def save(saver: Saver, step: int) -> None:
     state = RunState(step, 1, 8, "", step, 1, "id", 0, {}, {}, {}, None, {}, Fingerprint({}, 1, "", 1))
-    saver.save(step, Saved(state, {}), last=True)
+    saver.save(step, state, {}, last=True)
 
 
 def exit_at(number: int, run_dir: Path) -> None:

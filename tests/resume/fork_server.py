@@ -108,7 +108,7 @@ def _free_port() -> int:
 
 def _forget(part: str) -> None:
     from swift_r1.training.checkpoint import resume, saving
-    from swift_r1.training.checkpoint.run_state import RunState
+    from swift_r1.training.checkpoint.state import RunState
     from swift_r1.training.optimizer import LearningRate
 
     reads: dict[str, Callable[[RunState], RunState]] = {
@@ -123,9 +123,9 @@ def _forget(part: str) -> None:
         RunState.read = classmethod(lambda cls, path: reads[part](original(path)))  # type: ignore[method-assign]
     elif part == "nothing":
         from swift_r1.training.backends import optimizer_state
-        from swift_r1.training.checkpoint import model_shards
+        from swift_r1.training.checkpoint import tensors
 
-        model_shards.BUCKET_BYTES = 20_000
+        tensors.BUCKET_BYTES = 20_000
         optimizer_state._BUCKET_NUMBERS = 5_000
     elif part.startswith("finite:"):
         _poison({int(number) for number in part.removeprefix("finite:").split(",")})
@@ -134,9 +134,9 @@ def _forget(part: str) -> None:
     elif part == "rng":
         resume.rng_of = lambda checkpoint, rank: {}
     elif part == "reference":
-        from swift_r1.training.backends.local import LocalReference
+        from swift_r1.training.backends.reference import FrozenReference
 
-        LocalReference.load_weights = lambda self, read: None  # type: ignore[method-assign]
+        FrozenReference.load_weights = lambda self, read: None  # type: ignore[method-assign]
     elif part == "critic_learning_rate":
         _forget_rate_of_the_critic()
     elif part == "critic":

@@ -7,7 +7,6 @@ import re
 import time
 from fractions import Fraction
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rewards import ORM, AsyncORM, orms
 from swift_r1.rewards.builtin import is_formatted
-from swift_r1.rewards.combine import Composition, Totals
 from swift_r1.rewards.construct import build_reward, check_rewards
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
@@ -173,52 +171,6 @@ def test_format_is_fast_on_hostile_text() -> None:
 def column(name: str, values: list[float | None]) -> RewardColumn:
     bad = [i for i, value in enumerate(values) if value is not None and math.isnan(value)]
     return RewardColumn(name, tuple(values), tuple(InvalidReward(i, "because") for i in bad), 0.0)
-
-
-def total(
-    weights: list[float], *columns: RewardColumn, cut: tuple[bool, ...] = (), size: int = 1, **how: Any
-) -> Totals:
-    count = len(columns[0].values)
-    return Composition(tuple(weights), **how)(columns, cut or (False,) * count, size)
-
-
-def test_combine() -> None:
-    first = column("a", [1.0, None, math.nan, None, 0.0])
-    second = column("b", [2.0, 2.0, 2.0, None, None])
-    totals = total([1.0, 0.5], first, second)
-    assert totals.objectives is totals.rewards
-    assert totals.rewards[:2] == (2.0, 1.0)  # no opinion adds nothing, and the other weight stays
-    assert math.isnan(totals.rewards[2])  # invalid is not zero
-    assert math.isnan(totals.rewards[3])  # no opinion at all is not zero
-    assert totals.rewards[4] == 0.0
-    grown = total([1.0, 0.5], first, second, renormalize=True).rewards
-    assert grown[:2] == (2.0, 3.0)  # 0.5 became 1.5
-    assert math.isnan(grown[2]) and math.isnan(grown[3]) and grown[4] == 0.0
-
-
-def test_truncated_completions() -> None:
-    rewards = column("a", [1.0, 1.0, math.nan, 0.5])
-    cut = (True, False, True, True)
-    assert total([1.0], rewards, cut=cut, truncated_reward=-1.0).rewards == (-1.0, 1.0, -1.0, -1.0)
-    penalised = total([1.0], rewards, cut=cut, missing_eos_penalty=0.25).rewards
-    assert penalised[:2] + penalised[3:] == (0.75, 1.0, 0.25) and math.isnan(penalised[2])
-
-
-def test_normalize_then_sum() -> None:
-    """GDPO: rewards of very different scales weigh alike, and differences that cancel in the sum are kept."""
-    small = column("a", [0.0, 1.0, 0.0, 1.0, 1.0, 1.0])
-    large = column("b", [0.0, 0.0, 1000.0, 1000.0, math.nan, None])
-    totals = total([1.0, 0.5], small, large, size=2, aggregation="normalize_then_sum")
-    assert totals.rewards[:4] == (0.0, 1.0, 500.0, 501.0)
-    high = 0.5 / (math.sqrt(0.5) + 1e-4)
-    assert totals.objectives[:4] == pytest.approx((-high, high, -high, high))  # b is constant in both groups
-    assert math.isnan(totals.objectives[4]) and totals.objectives[5] == 0.0
-    both = total([1.0, 0.5], small, large, size=6, aggregation="normalize_then_sum").objectives
-    values = np.array([0.0, 0.0, 1000.0, 1000.0])
-    part = (values - 500) / (values.std(ddof=1) + 1e-4)
-    ones = np.array([0.0, 1.0, 0.0, 1.0, 1.0, 1.0])
-    mine = (ones - ones.mean()) / (ones.std(ddof=1) + 1e-4)
-    assert both[:4] == pytest.approx(mine[:4] + 0.5 * part)
 
 
 def test_a_constant_reward_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:

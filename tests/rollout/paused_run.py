@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from swift_r1.models.lora import Weight
-from swift_r1.models.policy import load_model
+from swift_r1.models.loading import load_model
+from swift_r1.models.weights import Weight
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import ignore_output
 from swift_r1.sampling.fleet_rollouts import FleetRollouts

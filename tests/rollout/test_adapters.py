@@ -11,8 +11,9 @@ import torch
 
 from swift_r1.errors import RunFailed
 from swift_r1.inference.engines.base import EngineInfo
-from swift_r1.models.lora import LoraSettings, adapter_config, adapter_weights
-from swift_r1.models.policy import load_model
+from swift_r1.models.loading import load_model
+from swift_r1.models.lora import LoraSettings, adapter_config
+from swift_r1.models.weights import adapter_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.pool.session import Expected, ServerLink

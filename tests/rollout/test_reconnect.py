@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from swift_r1.errors import RunFailed, ServerUnreachable
-from swift_r1.models.lora import Weight
-from swift_r1.models.policy import load_model
+from swift_r1.models.loading import load_model
+from swift_r1.models.weights import Weight
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import ignore_output
 from swift_r1.sampling.pool import session as link

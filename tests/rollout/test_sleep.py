@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from swift_r1.inference.engines.base import EngineInfo, Generated
-from swift_r1.models.policy import load_model
+from swift_r1.models.loading import load_model
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import ignore_output
 from swift_r1.sampling.fleet_rollouts import FleetRollouts

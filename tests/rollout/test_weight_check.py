@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from swift_r1.errors import RunFailed
-from swift_r1.models.policy import load_model
+from swift_r1.models.loading import load_model
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.pool.session import Expected, ServerLink

@@ -16,16 +16,14 @@ from safetensors.torch import load_file, save_file
 
 from swift_r1.algorithms import LossConfig, PPOConfig
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
-from swift_r1.models.critic import load_critic
-from swift_r1.models.freezing import Freezing
-from swift_r1.models.lora import LoraSettings, policy_weights
-from swift_r1.models.policy import load_model
-from swift_r1.models.quantization import Quantization
+from swift_r1.models.loading import Quantization, load_critic, load_model
+from swift_r1.models.lora import LoraSettings
+from swift_r1.models.weights import Freezing, policy_weights
 from swift_r1.runtime.ranks import join_ranks
 from swift_r1.training.backends.deepspeed_config import read_config
-from swift_r1.training.batch.batching import Cut, collate, round_batch
+from swift_r1.training.batch.batching import Batching, collate, round_batch
 from swift_r1.training.batch.micro_batches import Form
-from swift_r1.training.checkpoint.tensor_files import write_tensors
+from swift_r1.training.checkpoint.tensors import write_tensors
 from swift_r1.training.grpo import before_training, needs_old_policy, rewards_after_kl, split_round, train_step
 from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import OptimizerConfig
@@ -61,7 +59,7 @@ def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False
     share their prompt too.
     """
     budget = int(cut.rstrip("ps"))
-    split = split_round(batch, 1, Cut(FORMS[cut.lstrip("0123456789")], 1, GROUP, budget), ranks)
+    split = split_round(batch, 1, Batching(FORMS[cut.lstrip("0123456789")], 1, GROUP, budget), ranks)
     steps = before_training(split, backend, reference, 0.9, old_policy=needs_old_policy(config, 1))
     advantages = rewards_after_kl(batch.rewards, steps, config.beta, ranks) if config.kl_in_reward else batch.rewards
     return train_step(steps[0], advantages, backend, config, 0.9, rate, ranks, overlong_filter=overlong_filter)
@@ -145,7 +143,7 @@ def run_ppo(case, ranks):
     for number, cut in enumerate(case.cuts.split()):
         ppo, batch = Ppo(args, policy, critic, reference, case.rate, ranks), ragged_round()
         batch.rewards[5] = torch.nan
-        prepared = ppo.prepared(batch, Cut(FORMS[cut.lstrip("0123456789")], 1, GROUP, int(cut.rstrip("ps"))))
+        prepared = ppo.prepared(batch, Batching(FORMS[cut.lstrip("0123456789")], 1, GROUP, int(cut.rstrip("ps"))))
         advantages, metrics = ppo.advantages(batch, prepared)
         steps.append(metrics | ppo.step(prepared[0], advantages, number))
         if len(steps) == case.reload_after:

@@ -9,14 +9,16 @@ import torch
 from safetensors.torch import load_file
 
 from swift_r1.errors import UsageError
+from swift_r1.inference.engines.checks import check_engine, narrowed
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.attention import takes_packed_rows
-from swift_r1.models.lora import LoraSettings, policy_weights
-from swift_r1.models.policy import load_model
-from swift_r1.training.backends.local import LocalBackend, LocalReference
+from swift_r1.models.loading import load_model
+from swift_r1.models.lora import LoraSettings
+from swift_r1.models.weights import policy_weights
+from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batch.batching import collate, round_batch
 from swift_r1.training.batch.micro_batches import SHARED, Form
-from swift_r1.training.model_checks import check_engine, check_logprobs, narrowed, why_not_packed
+from swift_r1.training.model_checks import check_logprobs, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import as_in_checkpoint, expected_weights
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
@@ -158,12 +160,12 @@ def test_a_reference_keeps_its_buffers_through_a_checkpoint(tmp_path):
     backend = LocalBackend(
         load_model(save_family(tmp_path, "glm4_moe"), "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0)
     )
-    reference = LocalReference(backend.model)
+    reference = backend.reference()
     saved = {name: tensor for bucket in reference.weight_buckets() for name, tensor in bucket}
     (name,) = (name for name in saved if name.endswith("e_score_correction_bias"))
     assert saved[name].any()
     backend.model.get_buffer(name).zero_()
-    other = LocalReference(backend.model)
+    other = backend.reference()
     other.load_weights(saved.__getitem__)
     assert torch.equal(other.policy.model.get_buffer(name), saved[name])
 

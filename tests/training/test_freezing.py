@@ -3,7 +3,7 @@
 import pytest
 
 from swift_r1.errors import UsageError
-from swift_r1.models.freezing import Freezing, frozen_names
+from swift_r1.models.weights import Freezing, frozen_names
 
 SIZES = [
     ("embed", 40),

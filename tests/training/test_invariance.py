@@ -10,14 +10,16 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from swift_r1.algorithms import LossConfig
 from swift_r1.arguments import RlhfArguments, parse_arguments
 from swift_r1.errors import UsageError
-from swift_r1.models.lora import LoraSettings, policy_weights
-from swift_r1.models.policy import load_model, use_packed_attention
+from swift_r1.models.attention import use_packed_attention
+from swift_r1.models.loading import load_model
+from swift_r1.models.lora import LoraSettings
+from swift_r1.models.weights import policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batch.batching import Cut, collate, cut_step, round_batch
+from swift_r1.training.batch.batching import Batching, collate, round_batch, split_step
 from swift_r1.training.batch.micro_batches import SHARED, Form
 from swift_r1.training.grpo import before_training, needs_old_policy, rewards_after_kl, split_round
-from swift_r1.training.model_checks import LEAST_SAVING, check_logprobs, choose_cut, why_not_packed
+from swift_r1.training.model_checks import LEAST_SAVING, check_logprobs, choose_batching, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
 
 _spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))
@@ -157,7 +159,7 @@ def test_the_kl_in_the_reward_is_the_sum_over_each_completion(backends):
     """Against the plain formula, also for completions that the overlong filter leaves out of the loss."""
     backend, reference = backends["llama"]
     batch = worker.ragged_round()
-    split = split_round(batch, 1, Cut(Form(packed=True, shared=True), 1, worker.GROUP, 70), ALONE)
+    split = split_round(batch, 1, Batching(Form(packed=True, shared=True), 1, worker.GROUP, 70), ALONE)
     steps = before_training(split, backend, reference, 0.9, old_policy=True)
     found = rewards_after_kl(batch.rewards, steps, 0.1, ALONE)
     tokens = batch.token_ids.split((batch.prompt_lengths + batch.completion_lengths).tolist())
@@ -226,7 +228,7 @@ def test_prompts_are_shared_where_it_saves_enough(backends):
     """24 of 100 tokens saved are too few for a quarter, and enough for less."""
     batch = round_batch([[5] * 8] * 4, [[6] * 17] * 4, [[0.0] * 17] * 4, [0.0] * 4, [False] * 4)
     for share_from, form in ((0.25, Form()), (0.24, SHARED), (None, Form())):
-        (micro,) = cut_step(batch, range(4), Cut(Form(), 4, 4, None, share_from), ALONE)
+        (micro,) = split_step(batch, range(4), Batching(Form(), 4, 4, None, share_from), ALONE)
         assert micro.inputs.token_ids.numel() == (76 if form.shared else 100)
 
 
@@ -254,7 +256,7 @@ def test_packing_is_off_where_samples_would_see_each_other(tiny_model, caplog):
             "--per_device_train_batch_size 4".split()
             + [word for name, value in flags.items() for word in (f"--{name}", value)],
         )
-        return choose_cut(args, backend, 102, ALONE)
+        return choose_batching(args, backend, 102, ALONE)
 
     backend = LocalBackend(load_model(tiny_model, "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
     check_logprobs(backend, 102, ALONE.device)

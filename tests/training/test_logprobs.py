@@ -21,7 +21,6 @@ from swift_r1.models.logprobs import (
     PLAIN,
     LogitForm,
     selective_logprobs,
-    selective_logprobs_and_entropies,
 )
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.model_checks import check_logprobs
@@ -56,9 +55,7 @@ def reference(hidden, weight, bias, targets, upstream, temperature, form=None):
 def test_values_and_gradients_equal_float64_log_softmax(temperature, chunk_size):
     hidden, weight, bias, targets, upstream = problem(torch.float32)
     expected, entropies, gradients = reference(hidden, weight, bias, targets, upstream, temperature)
-    out = selective_logprobs_and_entropies(
-        hidden, weight, targets, bias=bias, temperature=temperature, chunk_size=chunk_size
-    )
+    out = selective_logprobs(hidden, weight, targets, bias=bias, temperature=temperature, chunk_size=chunk_size)
     out.logps.backward(upstream)
     torch.testing.assert_close(out.logps.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out.entropies.double(), entropies, rtol=1e-5, atol=1e-5)
@@ -72,9 +69,7 @@ def test_soft_capped_and_scaled_logits_equal_float64(temperature):
     form = LogitForm(scale=0.4, soft_cap=3.0)
     expected, entropies, gradients = reference(*problem_, temperature, form)
     hidden, weight, bias, targets, upstream = problem_
-    out = selective_logprobs_and_entropies(
-        hidden, weight, targets, bias=bias, form=form, temperature=temperature, chunk_size=8
-    )
+    out = selective_logprobs(hidden, weight, targets, bias=bias, form=form, temperature=temperature, chunk_size=8)
     out.logps.backward(upstream)
     torch.testing.assert_close(out.logps.double(), expected, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(out.entropies.double(), entropies, rtol=1e-5, atol=1e-5)
@@ -119,7 +114,7 @@ def test_architectures_that_change_their_logits(name):
 def test_bf16_inputs_give_float32_logps_near_float64():
     hidden, weight, bias, targets, upstream = problem(torch.bfloat16, width=8)
     expected, _, gradients = reference(hidden, weight, bias, targets, upstream, 1.0)
-    logps = selective_logprobs(hidden, weight, targets, bias=bias, chunk_size=5)
+    logps = selective_logprobs(hidden, weight, targets, bias=bias, chunk_size=5).logps
     assert logps.dtype == torch.float32
     logps.backward(upstream)
     # One bf16 rounding of logits up to ~16 in size is 2**-5.
@@ -135,7 +130,7 @@ def test_no_tensor_of_tokens_times_vocabulary_is_made():
     weight = torch.randn(vocab, width, requires_grad=True)
     targets = torch.randint(vocab, (rows,))
     with torch.profiler.profile(profile_memory=True, record_shapes=False) as profile:
-        selective_logprobs(hidden, weight, targets, chunk_size=chunk).sum().backward()
+        selective_logprobs(hidden, weight, targets, chunk_size=chunk).logps.sum().backward()
     largest = max(event.cpu_memory_usage for event in profile.events())
     assert largest <= 4 * chunk * vocab * 2 < 4 * rows * vocab
 
@@ -156,9 +151,9 @@ rows, width, vocab = 2048, 32, int(sys.argv[1])
 torch.set_num_threads(1)
 hidden, weight = torch.randn(rows, width, requires_grad=True), torch.randn(vocab, width, requires_grad=True)
 targets = torch.arange(rows)
-selective_logprobs(hidden[:1], weight, targets[:1]).sum().backward()  # libraries, and room for the gradients
+selective_logprobs(hidden[:1], weight, targets[:1]).logps.sum().backward()  # libraries, and room for the gradients
 before = peak()
-selective_logprobs(hidden, weight, targets).sum().backward()
+selective_logprobs(hidden, weight, targets).logps.sum().backward()
 print(peak() - before)
 """
 

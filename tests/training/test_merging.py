@@ -7,10 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift_r1.cli.main import main
-from swift_r1.models.lora import LoraSettings, checkpoint_weights, policy_weights
+from swift_r1.models.loading import Quantization, load_model
+from swift_r1.models.lora import LoraSettings
 from swift_r1.models.merging import write_base
-from swift_r1.models.policy import load_model
-from swift_r1.models.quantization import Quantization
+from swift_r1.models.weights import checkpoint_weights, policy_weights
 
 
 def adapted(model, folder, quantization):

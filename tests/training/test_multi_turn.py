@@ -10,7 +10,7 @@ import torch
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import RunFailed
 from swift_r1.inference.engines.transformers import TransformersEngine
-from swift_r1.models.policy import load_model
+from swift_r1.models.loading import load_model
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.protocol import RequestConfig, RolloutOutput
 from swift_r1.plugins.rollouts import GymScheduler, MultiTurnScheduler, RolloutScheduler, multi_turns
@@ -19,7 +19,7 @@ from swift_r1.sampling.base import EmbeddedRollouts
 from swift_r1.sampling.multi_turn import MultiTurn, Stage
 from swift_r1.sampling.turn_engine import Limits
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batch.batching import Cut, collate, cut_step, round_batch
+from swift_r1.training.batch.batching import Batching, collate, round_batch, split_step
 from swift_r1.training.batch.micro_batches import Form
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
@@ -177,8 +177,8 @@ def test_prompts_are_shared_only_where_they_are_the_same(play, rollouts):
     assert all(one.prompt.text.count(f"odd {one.infos['odd']}") == 1 for one in played)
     assert [sum(one.loss_mask) for one in played] == [1] * 8
     batch = batch_of(played)
-    cut = Cut(Form(), completions=8, group_size=4, share_from=0.0)
-    for micro in cut_step(batch, range(8), cut, RANKS):
+    cut = Batching(Form(), completions=8, group_size=4, share_from=0.0)
+    for micro in split_step(batch, range(8), cut, RANKS):
         logps = micro.unflatten(rollouts.backend.logprobs(micro.inputs, 1.0).logps)
         torch.testing.assert_close(logps, micro.rollout_logps, rtol=0, atol=1e-4)
 

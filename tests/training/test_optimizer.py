@@ -8,8 +8,14 @@ from torch import nn
 
 from swift_r1.arguments.fields import flag_specs
 from swift_r1.arguments.rlhf import RlhfArguments
-from swift_r1.training.loss_scale import GROW_AFTER, LossScale
-from swift_r1.training.optimizer import LearningRate, OptimizerConfig, build_optimizer, parameter_groups
+from swift_r1.training.optimizer import (
+    GROW_AFTER,
+    LearningRate,
+    LossScale,
+    OptimizerConfig,
+    build_optimizer,
+    parameter_groups,
+)
 
 PEAK, WARMUP, TOTAL = 1.0, 2, 10
 AFTER_WARMUP = {

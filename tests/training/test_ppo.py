@@ -12,14 +12,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from swift_r1.arguments import RlhfArguments, parse_arguments
 from swift_r1.errors import UsageError
-from swift_r1.models.critic import load_critic
-from swift_r1.models.files import load_tokenizer
-from swift_r1.models.policy import load_model
+from swift_r1.models.loading import load_critic, load_model, load_tokenizer
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend, LocalCritic
-from swift_r1.training.batch.batching import Cut
+from swift_r1.training.batch.batching import Batching
 from swift_r1.training.batch.micro_batches import SHARED, Form
-from swift_r1.training.model_checks import choose_cut, critic_states, why_not_packed
+from swift_r1.training.model_checks import choose_batching, critic_states, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.setup import check_tokens
 
@@ -92,7 +90,7 @@ def gradients_of(ppo, batch, cut):
     """Metrics and gradients of the first step on a round whose old policy and values are not the current ones."""
     budget = int(cut.rstrip("ps"))
     form = worker.FORMS[cut.lstrip("0123456789")]
-    steps = ppo.prepared(batch, Cut(form, 1, worker.GROUP, budget))
+    steps = ppo.prepared(batch, Batching(form, 1, worker.GROUP, budget))
     targets, metrics = ppo.advantages(batch, steps)
     models = ppo.policy.model, ppo.critic.model
     before = [{name: value.clone() for name, value in model.state_dict().items()} for model in models]
@@ -207,7 +205,7 @@ def test_cuts_and_packing_change_neither_losses_nor_gradients(tiny_model_untied,
 def test_only_the_critic_learns_while_it_warms_up(tiny_model):
     ppo, batch = make(tiny_model, FLAGS + " --critic_warmup_steps 1"), a_round()
     ppo.policy.moves = ppo.critic.moves = True
-    steps = ppo.prepared(batch, Cut(Form(), 1, worker.GROUP, 100))
+    steps = ppo.prepared(batch, Batching(Form(), 1, worker.GROUP, 100))
     targets, _ = ppo.advantages(batch, steps)
     states = []
     for number in range(2):
@@ -244,7 +242,7 @@ def test_a_new_critic_says_0_and_a_saved_one_what_it_said(tiny_model, tmp_path):
     model.score = torch.nn.Linear(64, 3, bias=False)
     model.config.num_labels = 3
     model.save_pretrained(tmp_path / "three")
-    with pytest.raises(UsageError, match="gives 3 numbers a token: a critic gives one"):
+    with pytest.raises(UsageError, match="gives 3 numbers per token: a critic gives one"):
         load_critic(tmp_path / "three", None, False)
 
 
@@ -266,13 +264,13 @@ def test_a_critic_that_lets_packed_samples_see_each_other_is_found(tiny_model):
         f"--rlhf_type ppo --model {tiny_model} --dataset a.jsonl --reward_funcs format "
         "--per_device_train_batch_size 8".split(),
     )
-    assert choose_cut(args, backend, 102, ALONE, critic).share_from is not None
+    assert choose_batching(args, backend, 102, ALONE, critic).share_from is not None
     critic.model.base_model.register_forward_pre_hook(
         lambda module, given, kwargs: (given, kwargs | {"position_ids": None}), with_kwargs=True
     )
     why = why_not_packed(critic, SHARED, 102, ALONE.device, lambda inputs: critic_states(critic, inputs))
     assert "LlamaForSequenceClassification lets a packed completion see its neighbours" in why
-    assert choose_cut(args, backend, 102, ALONE, critic).share_from is None
+    assert choose_batching(args, backend, 102, ALONE, critic).share_from is None
 
 
 def test_a_critic_of_other_tokens_is_refused(tiny_model, tmp_path):

@@ -12,14 +12,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
-from swift_r1.models.lora import policy_weights
-from swift_r1.models.policy import load_model
+from swift_r1.models.loading import load_model
+from swift_r1.models.weights import policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.checkpoint.model_shards import ModelShards
-from swift_r1.training.checkpoint.run_state import Fingerprint, RunState
-from swift_r1.training.checkpoint.saving import Saved, Saver
-from swift_r1.training.checkpoint.tensor_files import Content, write_stream, write_tensors
+from swift_r1.training.checkpoint.saving import Saver
+from swift_r1.training.checkpoint.state import Fingerprint, RunState
+from swift_r1.training.checkpoint.tensors import ModelShards, write_stream, write_tensors
 from swift_r1.training.optimizer import OptimizerConfig
 
 CPU = torch.device("cpu")
@@ -44,7 +43,7 @@ CONFIGS = {
 def test_shares_together_are_what_transformers_writes(
     kind: str, size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("swift_r1.training.checkpoint.model_shards.BUCKET_BYTES", 10_000)
+    monkeypatch.setattr("swift_r1.training.checkpoint.tensors.BUCKET_BYTES", 10_000)
     torch.manual_seed(0)
     made, ours = tmp_path / "made", tmp_path / "ours"
     AutoModelForCausalLM.from_config(CONFIGS[kind], dtype=torch.float32).save_pretrained(made)
@@ -53,7 +52,8 @@ def test_shares_together_are_what_transformers_writes(
     backend = LocalBackend(model, OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
     written = {}
     for rank in range(size):
-        shards = ModelShards(model, policy_weights(model), Ranks(rank, size, CPU, None))
+        backend.ranks = Ranks(rank, size, CPU, None)
+        shards = ModelShards(model, policy_weights(model), backend.ranks)
         shards.write_index(ours)
         entry = shards.write(ours, shards.tensors(backend))
         body = (ours / str(shards.file)).read_bytes()
@@ -84,7 +84,7 @@ def test_files_of_all_dtypes(tmp_path: Path) -> None:
     assert found.keys() == tensors.keys()
     assert all(found[name].dtype == one.dtype and torch.equal(found[name], one) for name, one in tensors.items())
     with pytest.raises(ValueError, match="came in the place of"):
-        write_stream(tmp_path / "other", [Content("a", torch.float32, (2,))], [("a", torch.zeros(3))])
+        write_stream(tmp_path / "other", [("a", torch.zeros(2))], [("a", torch.zeros(3))])
 
 
 @pytest.mark.parametrize("disk_refuses", [False, True])
@@ -104,7 +104,7 @@ def test_one_bucket_at_a_time(tiny_model: Path, tmp_path: Path, disk_refuses: bo
     backend.training_state = training_state
     run_dir = tmp_path / ("no such folder" if disk_refuses else "")
     saver = Saver(run_dir, backend, None, AutoTokenizer.from_pretrained(tiny_model), Ranks(0, 1, CPU, None), 1, True)
-    saver.save(1, Saved(RunState(1, 1, 0, "", 1, 1, "", 0, {}, {}, {}, None, {}, Fingerprint({}, 1, "", 1)), {}), False)
+    saver.save(1, RunState(1, 1, 0, "", 1, 1, "", 0, {}, {}, {}, None, {}, Fingerprint({}, 1, "", 1)), {}, False)
     assert len(made) == 8 and (tmp_path / "checkpoint-1").exists() == (not disk_refuses)
 
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
+from swift_r1.algorithms.rewards import Composition
 from swift_r1.data.types import Prompt
-from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.orm import orms
 from swift_r1.sampling.multi_turn import OneTurn

@@ -23,7 +23,7 @@ class LocalEngine:
     def __init__(self, model: str, dtype: str | None, batch_size: int, seed: int, stop: Sequence[str]) -> None:
         from transformers import AutoConfig
 
-        from swift_r1.models.files import load_tokenizer
+        from swift_r1.models.loading import load_tokenizer
 
         self._path, self._dtype, self._batch_size, self._seed, self._stop = model, dtype, batch_size, seed, stop
         self.tokenizer = load_tokenizer(model)
@@ -41,10 +41,9 @@ class LocalEngine:
     def start(self) -> None:
         import torch
 
+        from swift_r1.inference.engines.checks import check_engine
         from swift_r1.inference.engines.transformers import TransformersEngine
-        from swift_r1.models.files import end_tokens
-        from swift_r1.models.policy import load_model
-        from swift_r1.training.model_checks import check_engine
+        from swift_r1.models.loading import end_tokens, load_model
 
         model = load_model(self._path, self._dtype, gradient_checkpointing=False)
         model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu")).requires_grad_(False)

@@ -143,7 +143,7 @@ class OwnServerEngine:
         seed: int,
         stop: Sequence[str],
     ) -> None:
-        from swift_r1.models.files import load_tokenizer
+        from swift_r1.models.loading import load_tokenizer
 
         self.tokenizer, self.max_model_length = load_tokenizer(model), max_model_length
         self.facts: Mapping[str, Any] = {"engine": "vllm", "engine_version": vllm_version(), "dtype": dtype}

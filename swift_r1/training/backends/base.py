@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from swift_r1.models.logprobs import TokenLogprobs
-from swift_r1.models.lora import Weight, adapters_off
-from swift_r1.models.policy import ModelInputs
-from swift_r1.training.backends.offload import Movable
-from swift_r1.training.backends.optimizer_state import ReadTensor, StateBucket
+from swift_r1.models.policy import Critic, ModelInputs, Policy
+from swift_r1.models.weights import Weight, bucketed, parameters_of, whole_shape
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.training.backends import optimizer_state as saved
+from swift_r1.training.backends.optimizer_state import LOSS_SCALE, MASTER, UPDATES, ReadTensor, StateBucket, state_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 WeightBucket = Sequence[tuple[str, Tensor]]
 """Whole tensors in the policy's dtype under their Hugging Face names."""
@@ -20,37 +26,66 @@ WeightBucket = Sequence[tuple[str, Tensor]]
 BUCKET_BYTES = 64 * 2**20
 
 
-class Training(Protocol):
-    """One rank's part of a model and its optimizer. Methods marked collective are called on every rank."""
+class Training(ABC):
+    """One rank's part of a model and its optimizer. Methods marked collective are called on every rank.
 
-    model: nn.Module
-    """The transformers model being trained (its parameters may be partitioned)."""
+    Attributes:
+        model: the transformers model being trained (its parameters may be partitioned).
+        module: what computes with it, of the class `wrap`.
+        forward: `module`, or the engine around it.
+        weights: all that `module` computes with; whoever asks for weights or states below has them back on the device.
+        states: all that only an optimizer step needs: float32 masters, gradients, moments.
+        torch_optimizer: the optimizer itself, and `masters`, the tensors that it works on: as many on each rank.
+        partitioned: whether a parameter is a part of a weight, until it is gathered (ZeRO-3).
+    """
+
+    wrap: ClassVar[type[Policy] | type[Critic]]
+    model: PreTrainedModel
     module: nn.Module
-    """What computes with it: a `Policy` or a `Critic`."""
+    forward: Callable[..., Any]
     weights: Movable
-    """All that `module` computes with; whoever asks for weights or states below has them back on the device."""
     states: Movable
-    """All that only an optimizer step needs: float32 masters, gradients, moments."""
+    ranks: Ranks
+    device: torch.device
+    partitioned = False
 
     @property
+    @abstractmethod
+    def torch_optimizer(self) -> torch.optim.Optimizer: ...
+
+    @property
+    @abstractmethod
+    def masters(self) -> Sequence[Tensor]: ...
+
+    @property
+    @abstractmethod
     def loss_scale(self) -> float | None:
         """What the coming step's losses are multiplied by in float16; None in other dtypes."""
-        ...
 
+    @abstractmethod
     def backward(self, loss: Tensor, last: bool) -> None:
         """Adds the gradient of `loss` (collective).
 
         `loss` is this rank's share of the whole optimizer step's loss: shares of all ranks and micro-batches
         add up. `last` marks the step's last micro-batch.
         """
-        ...
 
+    @abstractmethod
     def step(self, learning_rate: float) -> float:
         """Clips, updates, clears gradients (collective). Returns the global gradient norm before clipping.
 
         Where that is not finite nothing is updated; in float16 the loss scale is halved then.
         """
-        ...
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """The resolved settings, for the log."""
+
+    def gathered(
+        self, parameters: Sequence[nn.Parameter], modifier_rank: int | None = None
+    ) -> AbstractContextManager[Any]:
+        """Whole parameters, while this is open; what `modifier_rank` writes into them is partitioned again."""
+        return nullcontext()
 
     def weight_buckets(self, weights: Sequence[Weight], to: int = 0, on_host: bool = True) -> Iterator[WeightBucket]:
         """The whole values of `weights`, bucket by bucket (collective: every rank must exhaust it).
@@ -58,51 +93,123 @@ class Training(Protocol):
         A bucket is on the CPU (without `on_host` on the device) of the rank `to`, holds its values until the next
         optimizer step, and is empty elsewhere; only one bucket is gathered at a time.
         """
-        ...
+        self.weights.come_back()
+        device = torch.device("cpu") if on_host else self.device
+        for bucket in weight_groups(weights):
+            if self.partitioned:
+                self.ranks.barrier()  # whoever has a bucket may take long over it
+            whole = []
+            with self.gathered(parameters_of(bucket)):
+                if self.ranks.rank == to:
+                    whole = [(one.name, one.value().to(device, copy=self.partitioned)) for one in bucket]
+            yield whole
 
     def training_state(self) -> Iterator[StateBucket]:
         """Float32 weights, the optimizer's memory and the loss scale, bucket by bucket (collective, as
         `weight_buckets`); the ranks take turns in getting a bucket."""
-        ...
+        self.weights.come_back()
+        self.states.come_back()
+        updates = saved.updates_of(self.torch_optimizer)
+        yield [(UPDATES, updates)] if self.ranks.is_main else []
+        if self.loss_scale is not None:
+            yield [(LOSS_SCALE, self._scale_state())] if self.ranks.is_main else []
+        kinds = saved.moments_of(self.torch_optimizer)
+        started = bool(updates)  # else every step so far was skipped, and there are no moments
+        if started and kinds:
+            self._find_moments()
+        for number, bucket in enumerate(saved.state_buckets(self.model, kinds)):
+            self.ranks.barrier()  # whoever has a bucket may take long over it
+            tensors = []
+            for kind, name, parameter in bucket:
+                if kind == MASTER or started:
+                    value = self._state_value(kind, parameter)
+                else:
+                    value = torch.zeros(whole_shape(parameter))
+                if self.ranks.takes(number):
+                    tensors.append((state_name(kind, name), value.detach().to("cpu", copy=self._copies_state)))
+            yield tensors
+        yield from saved.codes_of(self.torch_optimizer, self.masters, self.ranks)
 
+    @torch.no_grad()
     def load_training_state(self, read: ReadTensor) -> None:
         """Goes on from a saved `training_state` (collective: every rank reads). The model's weights follow.
 
         Raises:
             KeyError: the state lacks a parameter that is trained here.
         """
-        ...
+        saved.start_state(self.torch_optimizer, self.masters, read(UPDATES))
+        saved.load_codes(self.torch_optimizer, self.masters, self.ranks.rank, read)
+        if self.loss_scale is not None:
+            self._set_scale(read(LOSS_SCALE))
+        kinds = saved.moments_of(self.torch_optimizer)
+        if kinds:
+            self._find_moments()
+        for bucket in saved.parameter_buckets(self.model):
+            masters = []
+            for name, parameter in bucket:
+                masters.append(read(state_name(MASTER, name)))
+                self._set_state(MASTER, parameter, masters[-1])
+                for kind in kinds:
+                    self._set_state(kind, parameter, read(state_name(kind, name)))
+            self.ranks.barrier()  # one may have read longer than another
+            with self.gathered([parameter for _, parameter in bucket], modifier_rank=0):
+                if not self.partitioned or self.ranks.is_main:
+                    for (_, parameter), master in zip(bucket, masters, strict=True):
+                        parameter.copy_(master)
 
-    def describe(self) -> dict[str, Any]:
-        """The resolved settings, for the log."""
-        ...
+    _copies_state = False
+    """Whether `_state_value` gives memory that is used again."""
+
+    @abstractmethod
+    def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:
+        """A parameter's whole float32 master, or moment of this kind (collective)."""
+
+    @abstractmethod
+    def _set_state(self, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
+        """Takes this rank's part of such a tensor."""
+
+    @abstractmethod
+    def _scale_state(self) -> Tensor:
+        """The fields of `LossScale`, float64 `[3]`."""
+
+    @abstractmethod
+    def _set_scale(self, fields: Tensor) -> None: ...
+
+    def _find_moments(self) -> None:  # noqa: B027  most have nothing to find
+        """Before moments are asked for or set."""
 
 
-class Backend(Training, Protocol):
+class Backend(Training):
     """The policy."""
+
+    wrap = Policy
 
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
         """The policy's forward (collective); see `Policy.forward`."""
-        ...
+        found: TokenLogprobs = self.forward(*inputs, temperature)
+        return found
 
-    def generation_model(self) -> nn.Module:
+    @abstractmethod
+    def generation_model(self) -> PreTrainedModel:
         """A model with whole, current weights for embedded generation (collective)."""
-        ...
 
+    @abstractmethod
     def reference(self, offload: bool = False) -> ReferencePolicy:
         """The frozen policy of the run's start; with adapters the model without them (collective).
 
-        `offload`: where training is on a GPU, its weights are in host memory but while they are used.
+        `offload`: where training is on a GPU, its weights are in host memory except while they are used.
         """
-        ...
 
 
-class CriticBackend(Training, Protocol):
+class CriticBackend(Training):
     """The critic of PPO."""
+
+    wrap = Critic
 
     def values(self, inputs: ModelInputs) -> Tensor:
         """The critic's forward (collective); see `Critic.forward`."""
-        ...
+        found: Tensor = self.forward(*inputs)
+        return found
 
 
 class ReferencePolicy(Protocol):
@@ -125,43 +232,59 @@ class ReferencePolicy(Protocol):
         ...
 
 
-class AdaptersOff:
-    """The reference of a policy with adapters: the same model with them switched off, so no second copy."""
+class Movable:
+    """Tensors that can leave their device for host memory and come back (`--offload_model`, `--offload_optimizer`).
 
-    def __init__(self, backend: Backend) -> None:
-        self.backend = backend
-        self.weights = Movable(tuple)  # they are the policy's
+    What moves is their storage: all that shares it (tied weights, DeepSpeed's views into its flat buffers) goes along
+    and is valid again afterwards, bit for bit. Meanwhile none of it may be read.
 
-    @torch.no_grad()
-    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
-        with adapters_off(self.backend.model):
-            return self.backend.logprobs(inputs, temperature)
+    Args:
+        tensors: those there are now: an optimizer has no moments before its first step.
+    """
 
-    def mix_in_policy(self, alpha: float) -> None:
-        raise NotImplementedError("--sync_ref_model needs a reference with weights of its own")
+    def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
+        self._tensors = tensors
+        self._away: list[tuple[torch.UntypedStorage, Tensor]] = []
 
-    def weight_buckets(self) -> Iterator[WeightBucket]:
-        return iter(())
+    def leave(self, device: torch.device) -> None:
+        """Copies to the host what is on a device of this type, and frees it there; what is away stays away."""
+        if self._away:
+            return
+        storages = (tensor.untyped_storage() for tensor in self._tensors())
+        for storage in {one.data_ptr(): one for one in storages}.values():
+            if storage.device.type != device.type or not storage.nbytes():
+                continue
+            on_host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=device.type == "cuda")
+            on_host.copy_(_bytes_of(storage))
+            storage.resize_(0)
+            self._away.append((storage, on_host))
 
-    def load_weights(self, read: ReadTensor) -> None:
-        """Nothing to do: it is the model as loaded."""
+    def come_back(self) -> None:
+        """Does nothing where all of it is here."""
+        for storage, on_host in self._away:
+            storage.resize_(on_host.numel())
+            _bytes_of(storage).copy_(on_host)
+        self._away = []
 
 
-@torch.no_grad()
-def mix_weights(target: Tensor, source: Tensor, alpha: float) -> None:
-    """`target = alpha * source + (1 - alpha) * target` in place; added in float32."""
-    target.copy_(torch.lerp(target.float(), source.float(), alpha))
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
-def bucketed(weights: Sequence[Weight], limit: int = BUCKET_BYTES) -> Iterator[list[Weight]]:
-    """Consecutive weights whose whole sizes add up to at most `limit` bytes (a larger one goes alone)."""
-    bucket: list[Weight] = []
-    filled = 0
-    for weight in weights:
-        if bucket and filled + weight.nbytes > limit:
-            yield bucket
-            bucket, filled = [], 0
-        bucket.append(weight)
-        filled += weight.nbytes
-    if bucket:
-        yield bucket
+def weights_of(module: nn.Module) -> Iterator[Tensor]:
+    """Its parameters, and under ZeRO-3 this rank's parts of them."""
+    for parameter in module.parameters():
+        yield parameter
+        if (part := getattr(parameter, "ds_tensor", None)) is not None:
+            yield part
+
+
+def states_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
+    """What an optimizer remembers of its parameters, except single numbers."""
+    for state in optimizer.state.values():
+        yield from (value for value in state.values() if isinstance(value, Tensor) and value.numel() > 1)
+
+
+def weight_groups(weights: Sequence[Weight]) -> Iterator[list[Weight]]:
+    """Buckets of at most 64 MiB."""
+    return bucketed(weights, lambda weight: weight.nbytes, BUCKET_BYTES)

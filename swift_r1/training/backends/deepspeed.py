@@ -1,146 +1,293 @@
-"""DeepSpeed ZeRO 0 to 3: policy, reference and critic, each with its state spread over the ranks."""
+"""DeepSpeed ZeRO 0 to 3: policy and critic, with weights, gradients and optimizer state spread over the ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import deepspeed
 import torch
+from accelerate import init_empty_weights
+from deepspeed.accelerator import get_accelerator
+from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
+from deepspeed.runtime.config import DeepSpeedConfigError
+from deepspeed.utils import (
+    safe_get_full_fp32_param,
+    safe_get_full_optimizer_state,
+    safe_get_local_fp32_param,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
+from pydantic import ValidationError
 from torch import Tensor, nn
+from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-from swift_r1.models.critic import Critic
-from swift_r1.models.logprobs import TokenLogprobs
-from swift_r1.models.lora import has_adapters, parameters_of, policy_weights
+from swift_r1.errors import UsageError
 from swift_r1.models.merging import plain_like
-from swift_r1.models.policy import ModelInputs, Policy
+from swift_r1.models.weights import has_adapters, parameters_of, policy_weights
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.base import AdaptersOff, ReferencePolicy, WeightBucket, bucketed, mix_weights
-from swift_r1.training.backends.deepspeed_training import DeepSpeedTraining
-from swift_r1.training.backends.offload import Home, Movable, weights_of
-from swift_r1.training.backends.optimizer_state import ReadTensor
-from swift_r1.training.optimizer import OptimizerConfig
+from swift_r1.training.backends.base import (
+    Backend,
+    CriticBackend,
+    Movable,
+    ReferencePolicy,
+    Training,
+    states_of,
+    weight_groups,
+    weights_of,
+)
+from swift_r1.training.backends.deepspeed_config import resolved
+from swift_r1.training.backends.optimizer_state import MASTER
+from swift_r1.training.backends.reference import AdaptersOff, FrozenReference
+from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
 
 
-class DeepSpeedBackend(DeepSpeedTraining):
-    """The policy. `load` makes its plain model; it is called once more for the reference."""
+class DeepSpeedTraining(Training):
+    """Trains a model under ZeRO.
+
+    Args:
+        load: makes the model; for a reference it is called again.
+        dtype: of the weights; 16-bit ones keep float32 masters, partitioned by ZeRO.
+        config: of DeepSpeed, from `read_config`.
+        quantized: `load` makes a model with 4-bit weights.
+
+    Raises:
+        UsageError: DeepSpeed does not take the config.
+    """
+
+    _copies_state = True
 
     def __init__(
         self,
-        load: Callable[[], nn.Module],
+        load: Callable[[], PreTrainedModel],
         dtype: torch.dtype,
         optimizer: OptimizerConfig,
         config: dict[str, Any],
         ranks: Ranks,
         quantized: bool = False,
     ) -> None:
-        super().__init__(lambda: Policy(load()), dtype, optimizer, config, ranks, quantized)
-        self._copy_for_generation: nn.Module | None = None
+        self.ranks, self.device = ranks, ranks.device
+        self._load, self._quantized = load, quantized
+        self.stage = int(config.get("zero_optimization", {}).get("stage", 0))
+        if self.stage == 0:
+            logger.warning(
+                "ZeRO-0 keeps no float32 master weights in bf16 and reports no gradient norm: "
+                "running ZeRO-1, which gives the same numbers with less memory"
+            )
+            self.stage = 1
+            config = config | {"zero_optimization": config.get("zero_optimization", {}) | {"stage": 1}}
+        self.partitioned = self.stage == 3
+        self.resolved = resolved(config, str(dtype).removeprefix("torch."), optimizer.max_grad_norm)
+        # DeepSpeed would compile an all-reduce through shared memory at its first start: a C++ compiler and up to
+        # two minutes for something that only its inference uses.
+        deepspeed.ops.__compatible_ops__[ShareMemCommBuilder.NAME] = False
+        try:
+            deepspeed.DeepSpeedConfig(self.resolved)
+        except (ValidationError, DeepSpeedConfigError, AssertionError) as error:
+            raise UsageError(f"DeepSpeed does not take this --deepspeed: {_one_line(error)}") from error
+        if dtype == torch.float16 and not get_accelerator().is_fp16_supported():
+            raise UsageError(
+                f"DeepSpeed does not compute in float16 on this {get_accelerator().device_name()}: "
+                "--torch_dtype bfloat16, or plain torch without --deepspeed"
+            )
+        module = self.load_module()
+        ranks.barrier()
+        self.module, self.model = module.train(), module.model
+        groups = parameter_groups(self.model.parameters(), optimizer.weight_decay)
+        self.engine, self.optimizer, *_ = deepspeed.initialize(
+            model=self.module, optimizer=build_optimizer(groups, optimizer), config=self.resolved
+        )
+        self.forward = self.engine
+        if dtype == torch.float16:
+            # At the least scale the loop decides what becomes of the run (--max_skipped_steps).
+            self.optimizer.loss_scaler.raise_error_at_min_scale = False
+        self._float16 = dtype == torch.float16
+        self.weights, self.states = Movable(lambda: weights_of(self.module)), Movable(self._states)
 
-    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
-        return self.engine(*inputs, temperature)
+    def _states(self) -> Iterator[Tensor]:
+        yield from self.masters
+        yield from states_of(self.torch_optimizer)
+        if self.partitioned:
+            yield self.optimizer.grad_partitions_flat_buffer
+        yield from getattr(self.optimizer, "fp32_groups_gradients_flat", ())
 
-    def generation_model(self) -> nn.Module:
+    @property
+    def torch_optimizer(self) -> torch.optim.Optimizer:
+        inner: torch.optim.Optimizer = self.optimizer.optimizer
+        return inner
+
+    @property
+    def masters(self) -> Sequence[Tensor]:
+        """This rank's parts of the parameters, float32, end to end in each group."""
+        # ZeRO-3 has a name of its own for them, and so has ZeRO-1 in bf16.
+        names = ("fp32_partitioned_groups_flat", "fp32_groups_flat_partition", "single_partition_of_fp32_groups")
+        found: Sequence[Tensor] = next(getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name))
+        return found
+
+    def gathered(
+        self, parameters: Sequence[nn.Parameter], modifier_rank: int | None = None
+    ) -> AbstractContextManager[Any]:
+        context: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(
+            parameters, modifier_rank=modifier_rank, enabled=self.partitioned
+        )
+        return context
+
+    @property
+    def loss_scale(self) -> float | None:
+        return float(self.optimizer.loss_scaler.loss_scale) if self._float16 else None
+
+    def backward(self, loss: Tensor, last: bool) -> None:
+        self.engine.set_gradient_accumulation_boundary(last)
+        # DeepSpeed averages over ranks; our shares are to be added.
+        self.engine.backward(loss * self.ranks.world_size)
+
+    def step(self, learning_rate: float) -> float:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        # DeepSpeed itself leaves the update out, on every rank, where the norm is not finite.
+        self.engine.step()
+        if self._float16 and self.optimizer.overflow:
+            return math.inf  # of such a step DeepSpeed gives the norm of the step before
+        return float(self.engine.get_global_grad_norm())
+
+    def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:
+        found = (
+            safe_get_full_fp32_param(parameter) if kind == MASTER else safe_get_full_optimizer_state(parameter, kind)
+        )
+        value: Tensor = found
+        return value
+
+    def _scale_state(self) -> Tensor:
+        scaler = self.optimizer.loss_scaler
+        counts = [getattr(scaler, name, 0) for name in ("cur_iter", "last_overflow_iter")]
+        return torch.tensor([scaler.cur_scale, *counts], dtype=torch.float64)
+
+    def _set_scale(self, fields: Tensor) -> None:
+        scale, steps, last_overflow = fields.tolist()
+        scaler = self.optimizer.loss_scaler
+        scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = scale, int(steps), int(last_overflow)
+
+    def _find_moments(self) -> None:
+        """Tells each parameter where its part of the flat moments is.
+
+        DeepSpeed does so itself at its first step, but as soon as the first parameter group has moments: those of the
+        others it then never finds.
+        """
+        if not self.partitioned:
+            self.optimizer._hp_optimizer_states_linked = False
+            self.optimizer._lazy_init_hp_params_optimizer_state()
+
+    def _set_state(self, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
+        if not self.partitioned:
+            if kind == MASTER:
+                safe_set_full_fp32_param(parameter, value)
+            else:
+                safe_set_full_optimizer_state(parameter, value, kind)
+            return
+        # DeepSpeed's own way of setting a whole ZeRO-3 tensor cannot do sizes that the ranks do not divide.
+        size = safe_get_local_fp32_param(parameter).numel()
+        part = value.new_zeros(size)
+        own = value.flatten()[size * self.ranks.rank : size * (self.ranks.rank + 1)]
+        part[: own.numel()] = own
+        if kind == MASTER:
+            safe_set_local_fp32_param(parameter, part)
+        else:
+            safe_set_local_optimizer_state(parameter, part, kind)
+
+    def load_module(self) -> Any:
+        """Under ZeRO-3, transformers gives each rank its part of the weights.
+
+        4-bit weights are loaded whole, and partitioned by DeepSpeed afterwards.
+        """
+        self.ranks.barrier()
+        if not self.partitioned or self._quantized:
+            return self.wrap(self._load())
+        config = HfDeepSpeedConfig(self.resolved)  # type: ignore[no-untyped-call]  # transformers has no types here
+        try:
+            module = self.wrap(self._load())
+        finally:
+            del config
+            unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]  # as above
+        _compute_buffers(module.model)
+        return module
+
+    def describe(self) -> dict[str, Any]:
+        return {"backend": f"DeepSpeed ZeRO-{self.stage}", "deepspeed": self.resolved}
+
+
+class DeepSpeedBackend(DeepSpeedTraining, Backend):
+    """The policy."""
+
+    _copy_for_generation: PreTrainedModel | None = None
+
+    def generation_model(self) -> PreTrainedModel:
         """Under ZeRO-3 a whole copy of the weights on each rank, refreshed here; else the trained model."""
-        if self.stage < 3:
+        if not self.partitioned:
             return self.model
         if self._copy_for_generation is None:
             self._copy_for_generation = plain_like(self.model)
         targets = {weight.name: weight.base for weight in policy_weights(self._copy_for_generation)}
-        for bucket in bucketed(policy_weights(self.model)):
-            with deepspeed.zero.GatheredParameters(parameters_of(bucket)), torch.no_grad():
+        for bucket in weight_groups(policy_weights(self.model)):
+            with self.gathered(parameters_of(bucket)), torch.no_grad():
                 for weight in bucket:
                     targets[weight.name].copy_(weight.value())
         return self._copy_for_generation
 
     def reference(self, offload: bool = False) -> ReferencePolicy:
+        """Under ZeRO-3 with `offload` DeepSpeed fetches each layer from the host; else all of them come for a forward
+        pass."""
         if has_adapters(self.model):
             return AdaptersOff(self)
-        return DeepSpeedReference(self.load_module(), self.module, self.resolved, self.stage, self.ranks, offload)
-
-
-class DeepSpeedCritic(DeepSpeedTraining):
-    """The critic. `load` is `load_critic`."""
-
-    def __init__(
-        self,
-        load: Callable[[], nn.Module],
-        dtype: torch.dtype,
-        optimizer: OptimizerConfig,
-        config: dict[str, Any],
-        ranks: Ranks,
-    ) -> None:
-        super().__init__(lambda: Critic(load()), dtype, optimizer, config, ranks)
-
-    def values(self, inputs: ModelInputs) -> Tensor:
-        return self.engine(*inputs)
-
-
-class DeepSpeedReference:
-    """The model as loaded, frozen; partitioned like the policy under ZeRO-3, whole on every rank otherwise.
-
-    With `offload` its weights are on the host: under ZeRO-3 DeepSpeed fetches each layer for its use, else all of them
-    come for a forward pass.
-    """
-
-    def __init__(
-        self,
-        policy: nn.Module,
-        trained: nn.Module,
-        resolved: dict[str, Any],
-        stage: int,
-        ranks: Ranks,
-        offload: bool = False,
-    ) -> None:
-        self._frozen, self._trained, self._stage, self._ranks = policy, trained, stage, ranks
-        ranks.barrier()
-        policy.eval()
-        for parameter in policy.parameters():
-            parameter.requires_grad_(False)
-        self._home = Home(policy, offload and stage < 3)
-        self.weights = Movable(lambda: weights_of(policy))
-        if stage == 3:
+        module = self.load_module()
+        self.ranks.barrier()
+        reference = FrozenReference(module, self, offload and not self.partitioned)
+        if self.partitioned:
+            config = self.resolved
             if offload:
-                zero = resolved["zero_optimization"] | {"offload_param": {"device": "cpu", "pin_memory": True}}
-                resolved = resolved | {"zero_optimization": zero}
-            self.forward, *_ = deepspeed.initialize(model=policy, config=resolved)
-            self.forward.eval()
-        else:
-            self.forward = policy
+                zero = config["zero_optimization"] | {"offload_param": {"device": "cpu", "pin_memory": True}}
+                config = config | {"zero_optimization": zero}
+            engine, *_ = deepspeed.initialize(model=module, config=config)
+            engine.eval()
+            reference.forward = engine
+        return reference
 
-    def mix_in_policy(self, alpha: float) -> None:
-        """Under ZeRO-3 the two are gathered bucket by bucket; what rank 0 computes is partitioned again."""
-        gathered, partitioned = deepspeed.zero.GatheredParameters, self._stage == 3
-        targets = {weight.name: weight for weight in policy_weights(self._frozen.model)}
-        for bucket in bucketed(policy_weights(self._trained.model)):
-            own = [targets[weight.name] for weight in bucket]
-            with (
-                gathered(parameters_of(bucket), enabled=partitioned),
-                gathered(parameters_of(own), modifier_rank=0, enabled=partitioned),
-            ):
-                for target, weight in zip(own, bucket, strict=True):
-                    mix_weights(target.base, weight.value().to(target.base.device), alpha)
 
-    def weight_buckets(self) -> Iterator[WeightBucket]:
-        self.weights.come_back()
-        for number, bucket in enumerate(bucketed(policy_weights(self._frozen.model))):
-            self._ranks.barrier()
-            with deepspeed.zero.GatheredParameters(parameters_of(bucket), enabled=self._stage == 3):
-                whole = []
-                if self._ranks.takes(number):
-                    whole = [(weight.name, weight.value().to("cpu", copy=True)) for weight in bucket]
-            yield whole
+class DeepSpeedCritic(DeepSpeedTraining, CriticBackend):
+    """The critic, from `load_critic`."""
 
-    @torch.no_grad()
-    def load_weights(self, read: ReadTensor) -> None:
-        for bucket in bucketed(policy_weights(self._frozen.model)):
-            values = [read(weight.name) for weight in bucket]
-            self._ranks.barrier()  # one may have read longer than another
-            with deepspeed.zero.GatheredParameters(parameters_of(bucket), modifier_rank=0, enabled=self._stage == 3):
-                for weight, value in zip(bucket, values, strict=True):
-                    weight.base.copy_(value)
 
-    @torch.no_grad()
-    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
-        with self._home.at_work(inputs.token_ids.device):
-            return self.forward(*inputs, temperature)
+def _compute_buffers(model: PreTrainedModel) -> None:
+    """Computes what a model computes for itself, such as the frequencies of rotary positions, in its own dtype.
+
+    While DeepSpeed partitions a model it makes every new tensor in the weights' dtype. In 16 bits positions then turn
+    by up to half a percent too much or too little, which after some hundred tokens is another position.
+    """
+    with init_empty_weights(include_buffers=False):
+        skeleton = type(model)(model.config)
+    computed = {
+        f"{prefix}.{name}" if prefix else name: buffer
+        for prefix, module in skeleton.named_modules()
+        for name, buffer in module.named_buffers(recurse=False)
+        if name in module._non_persistent_buffers_set
+    }
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            right = computed.get(f"{prefix}.{name}" if prefix else name)
+            if right is not None:
+                module.register_buffer(name, right.to(buffer.device), persistent=False)
+
+
+def _one_line(error: Exception) -> str:
+    if isinstance(error, ValidationError):
+        return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
+    return str(error).splitlines()[0]

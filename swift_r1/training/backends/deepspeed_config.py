@@ -38,6 +38,7 @@ def read_config(name_path_or_json: str) -> dict[str, Any]:
         UsageError: if it is none of the three.
     """
     text = name_path_or_json.strip()
+    config: Any
     packaged = resources.files(__package__).joinpath("deepspeed_configs", f"{text}.json")
     try:
         if text.startswith("{"):
@@ -52,7 +53,8 @@ def read_config(name_path_or_json: str) -> dict[str, Any]:
         raise UsageError(f"--deepspeed {text}: not valid JSON ({error})") from error
     if not isinstance(config, dict):
         raise UsageError(f"--deepspeed {text}: holds no JSON object")
-    return _DEFAULTS | _without_auto(config)
+    cleaned: dict[str, Any] = _without_auto(config)
+    return _DEFAULTS | cleaned
 
 
 def contradictions(

@@ -1,60 +1,56 @@
-"""Plain torch in one process: the reference for what every other backend must compute."""
+"""Plain torch in one process: what every other backend must reproduce."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from swift_r1.models.critic import Critic
-from swift_r1.models.logprobs import TokenLogprobs
-from swift_r1.models.lora import Weight, has_adapters, policy_weights
-from swift_r1.models.policy import ModelInputs, Policy
+from swift_r1.models.policy import Policy
+from swift_r1.models.weights import has_adapters
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.base import AdaptersOff, ReferencePolicy, WeightBucket, bucketed, mix_weights
-from swift_r1.training.backends.offload import Home, Movable, states_of, weights_of
-from swift_r1.training.backends.optimizer_state import (
-    LOSS_SCALE,
-    MASTER,
-    UPDATES,
-    ReadTensor,
-    StateBucket,
-    codes_of,
-    load_codes,
-    moments_of,
-    start_state,
-    state_buckets,
-    state_name,
-    trained_parameters,
-    updates_of,
+from swift_r1.training.backends.base import (
+    Backend,
+    CriticBackend,
+    Movable,
+    ReferencePolicy,
+    Training,
+    states_of,
+    weights_of,
 )
-from swift_r1.training.loss_scale import LossScale
-from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups
+from swift_r1.training.backends.optimizer_state import MASTER, trained_parameters
+from swift_r1.training.backends.reference import AdaptersOff, FrozenReference
+from swift_r1.training.optimizer import LossScale, OptimizerConfig, build_optimizer, parameter_groups
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
-class LocalTraining:
-    """Trains `model` in place, through `module`, which computes with it.
+class LocalTraining(Training):
+    """Trains `model` in place.
 
-    Weights of 16 bits keep a float32 master copy that the optimizer works on: at a learning rate of 1e-6 an
-    update is smaller than bf16 can add. Gradients are added up in float32 as soon as each is complete. In float16 the
-    loss is scaled.
+    16-bit weights keep a float32 master copy that the optimizer works on: at a learning rate of 1e-6 an update is
+    smaller than bf16 can add. Gradients are added up in float32 as soon as each is complete. In float16 the loss is
+    scaled.
     """
 
-    def __init__(self, model: nn.Module, module: nn.Module, config: OptimizerConfig) -> None:
+    def __init__(self, model: PreTrainedModel, config: OptimizerConfig, device: torch.device | None = None) -> None:
         self.model, self.config = model, config
-        self.module = module.train()
+        self.module = self.forward = self.wrap(model).to(device).train()
+        self.ranks, self.device = Ranks(0, 1, torch.device("cpu"), None), model.device
         self._scale = LossScale() if model.dtype == torch.float16 else None
-        self._ranks = Ranks(0, 1, torch.device("cpu"), None)
         self._trained = [parameter for _, parameter in trained_parameters(model)]
         self._masters = self._trained
         if any(parameter.dtype != torch.float32 for parameter in self._trained):
             self._masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self._trained]
             for parameter, master in zip(self._trained, self._masters, strict=True):
-                parameter.register_post_accumulate_grad_hook(_move_gradient_to(master))
+                on_gradient: Callable[..., object] = parameter.register_post_accumulate_grad_hook
+                on_gradient(_move_gradient_to(master))
+        self._master_of = dict(zip(self._trained, self._masters, strict=True))
         for master in self._masters:
             # For good: made and freed between activations, they leave holes that the allocator cannot fill.
             master.grad = torch.zeros_like(master)
@@ -67,11 +63,19 @@ class LocalTraining:
         yield from states_of(self.optimizer)
 
     @property
+    def torch_optimizer(self) -> torch.optim.Optimizer:
+        return self.optimizer
+
+    @property
+    def masters(self) -> Sequence[Tensor]:
+        return self._masters
+
+    @property
     def loss_scale(self) -> float | None:
-        return self._scale and self._scale.scale
+        return None if self._scale is None else self._scale.scale
 
     def backward(self, loss: Tensor, last: bool) -> None:
-        (loss if self._scale is None else loss * self._scale.scale).backward()
+        torch.autograd.backward(loss if self._scale is None else loss * self._scale.scale)
 
     def step(self, learning_rate: float) -> float:
         for group in self.optimizer.param_groups:
@@ -93,110 +97,46 @@ class LocalTraining:
     def _round_masters(self) -> None:
         """The weights become their masters, rounded to the weights' own dtype."""
         if self._masters is not self._trained:
-            for parameter, master in zip(self._trained, self._masters, strict=True):
+            for parameter, master in self._master_of.items():
                 parameter.copy_(master)
 
-    def weight_buckets(self, weights: Sequence[Weight], to: int = 0, on_host: bool = True) -> Iterator[WeightBucket]:
-        self.weights.come_back()
-        for bucket in bucketed(weights):
-            values = [(weight.name, weight.value()) for weight in bucket]
-            yield [(name, value.cpu()) for name, value in values] if on_host else values
+    def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:
+        master = self._master_of[parameter]
+        value: Tensor = master if kind == MASTER else self.optimizer.state[master][kind]
+        return value
 
-    def training_state(self) -> Iterator[StateBucket]:
-        self.weights.come_back()
-        self.states.come_back()
-        yield [(UPDATES, updates_of(self.optimizer))]
-        if self._scale is not None:
-            yield [(LOSS_SCALE, self._scale.to_tensor())]
-        masters = dict(zip(self._trained, self._masters, strict=True))
-        for bucket in state_buckets(self.model, moments_of(self.optimizer)):
-            tensors = []
-            for kind, name, parameter in bucket:
-                master = masters[parameter]
-                # Without moments where every step so far was skipped.
-                moments = self.optimizer.state.get(master) or {kind: torch.zeros_like(master)}
-                value = master if kind == MASTER else moments[kind]
-                tensors.append((state_name(kind, name), value.detach().cpu()))
-            yield tensors
-        yield from codes_of(self.optimizer, self._masters, self._ranks)
+    def _set_state(self, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
+        self._state_value(kind, parameter).copy_(value)
 
-    @torch.no_grad()
-    def load_training_state(self, read: ReadTensor) -> None:
-        start_state(self.optimizer, self._masters, read(UPDATES))
-        if self._scale is not None:
-            self._scale = LossScale.of_tensor(read(LOSS_SCALE))
-        for (name, _), master in zip(trained_parameters(self.model), self._masters, strict=True):
-            master.copy_(read(state_name(MASTER, name)))
-            for kind in moments_of(self.optimizer):
-                self.optimizer.state[master][kind].copy_(read(state_name(kind, name)))
-        load_codes(self.optimizer, self._masters, 0, read)
-        self._round_masters()
+    def _scale_state(self) -> Tensor:
+        assert self._scale is not None
+        return self._scale.to_tensor()
+
+    def _set_scale(self, fields: Tensor) -> None:
+        self._scale = LossScale.of_tensor(fields)
 
     def describe(self) -> dict[str, Any]:
         masters = self._masters is not self._trained
         return {"backend": "plain torch", "float32_master_weights": masters, "optimizer": self.config.optim}
 
 
-class LocalBackend(LocalTraining):
+class LocalBackend(LocalTraining, Backend):
     """The policy."""
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
-        super().__init__(model, Policy(model), config)
-
-    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
-        return self.module(*inputs, temperature)
-
-    def generation_model(self) -> nn.Module:
+    def generation_model(self) -> PreTrainedModel:
         return self.model
 
     def reference(self, offload: bool = False) -> ReferencePolicy:
-        return AdaptersOff(self) if has_adapters(self.model) else LocalReference(self.model, offload)
+        if has_adapters(self.model):
+            return AdaptersOff(self)
+        return FrozenReference(Policy(copy.deepcopy(self.model)), self, offload)
 
 
-class LocalCritic(LocalTraining):
+class LocalCritic(LocalTraining, CriticBackend):
     """The critic, from `load_critic`."""
 
-    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
-        super().__init__(model, Critic(model), config)
 
-    def values(self, inputs: ModelInputs) -> Tensor:
-        return self.module(*inputs)
-
-
-class LocalReference:
-    """A frozen copy of the policy as it is when this is made; with `offload` on the host between its uses."""
-
-    def __init__(self, model: nn.Module, offload: bool = False) -> None:
-        # Hooks of the original belong to its optimizer.
-        frozen = copy.deepcopy(model)
-        for parameter in frozen.parameters():
-            parameter.requires_grad_(False)
-        self._home = Home(Policy(frozen).eval(), offload)
-        self.policy = self._home.module
-        self.weights = Movable(lambda: weights_of(self.policy))
-        self._trained = model
-
-    def mix_in_policy(self, alpha: float) -> None:
-        for target, source in zip(self.policy.model.parameters(), self._trained.parameters(), strict=True):
-            mix_weights(target, source.to(target.device), alpha)
-
-    def weight_buckets(self) -> Iterator[WeightBucket]:
-        self.weights.come_back()
-        for bucket in bucketed(policy_weights(self.policy.model)):
-            yield [(weight.name, weight.value().to("cpu", copy=True)) for weight in bucket]
-
-    @torch.no_grad()
-    def load_weights(self, read: ReadTensor) -> None:
-        for weight in policy_weights(self.policy.model):
-            weight.base.copy_(read(weight.name))
-
-    @torch.no_grad()
-    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
-        with self._home.at_work(inputs.token_ids.device):
-            return self.policy(*inputs, temperature)
-
-
-def _move_gradient_to(master: nn.Parameter) -> Any:
+def _move_gradient_to(master: nn.Parameter) -> Callable[[Tensor], None]:
     def move(parameter: Tensor) -> None:
         assert parameter.grad is not None and master.grad is not None
         master.grad += parameter.grad

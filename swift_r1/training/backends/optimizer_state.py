@@ -1,18 +1,19 @@
 """What an optimizer remembers, in one form for every backend: whole float32 tensors under parameter names.
 
-A state that one backend wrote can be read by any other, on any number of ranks. But for the moments of an 8-bit
-optimizer: their codes belong to blocks of one rank's part, and are kept as they are, since rounding them anew would not
-give the same ones.
+A state that one backend wrote can be read by any other, on any number of ranks. The moments of an 8-bit optimizer are
+the exception: their codes belong to blocks of one rank's part and are kept as they are, since rounding them again would
+not give the same codes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from swift_r1.models.quantization import whole_shape
+from swift_r1.models.weights import bucketed, whole_shape
 from swift_r1.runtime.ranks import Ranks
 
 MASTER = "master"
@@ -25,7 +26,7 @@ LOSS_SCALE = "loss_scale"
 _CODES = ("state1", "state2", "absmax1", "absmax2")
 
 StateBucket = Sequence[tuple[str, Tensor]]
-"""Tensors on the CPU (float32 but for codes), named `<kind>:<parameter>`; empty on all ranks but one."""
+"""Tensors on the CPU (float32 except codes), named `<kind>:<parameter>`; empty on all ranks but one."""
 ReadTensor = Callable[[str], Tensor]
 """Gives a tensor of a saved state by its name.
 
@@ -47,33 +48,13 @@ def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
 
 def parameter_buckets(model: nn.Module) -> Iterator[list[tuple[str, nn.Parameter]]]:
     """Consecutive trained parameters of at most 16 million numbers together (a larger one goes alone)."""
-    bucket: list[tuple[str, nn.Parameter]] = []
-    filled = 0
-    for name, parameter in trained_parameters(model):
-        size = getattr(parameter, "ds_numel", parameter.numel())
-        if bucket and filled + size > _BUCKET_NUMBERS:
-            yield bucket
-            bucket, filled = [], 0
-        bucket.append((name, parameter))
-        filled += size
-    if bucket:
-        yield bucket
+    return bucketed(trained_parameters(model), lambda item: whole_shape(item[1]).numel(), _BUCKET_NUMBERS)
 
 
 def state_buckets(model: nn.Module, kinds: Sequence[str]) -> Iterator[list[tuple[str, str, nn.Parameter]]]:
-    """What a saved state has of each trained parameter, `(kind, name, parameter)`, cut as `parameter_buckets`."""
-    bucket: list[tuple[str, str, nn.Parameter]] = []
-    filled = 0
-    for name, parameter in trained_parameters(model):
-        size = whole_shape(parameter).numel()
-        for kind in (MASTER, *kinds):
-            if bucket and filled + size > _BUCKET_NUMBERS:
-                yield bucket
-                bucket, filled = [], 0
-            bucket.append((kind, name, parameter))
-            filled += size
-    if bucket:
-        yield bucket
+    """What a saved state has of each trained parameter, `(kind, name, parameter)`, in buckets of the same size."""
+    items = ((kind, name, one) for name, one in trained_parameters(model) for kind in (MASTER, *kinds))
+    return bucketed(items, lambda item: whole_shape(item[2]).numel(), _BUCKET_NUMBERS)
 
 
 def moments_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
@@ -103,7 +84,7 @@ def codes_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], ran
     """The moments of an 8-bit optimizer as they are; nothing for another (collective).
 
     Args:
-        parameters: what the optimizer works on on this rank: as many on each.
+        parameters: what the optimizer works on; as many on each rank.
     """
     for number, parameter in enumerate(parameters if has_codes(optimizer) else ()):
         found = []
@@ -117,19 +98,20 @@ def codes_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], ran
 
 @torch.no_grad()
 def load_codes(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], rank: int, read: ReadTensor) -> None:
-    """Goes on from `codes_of` of as many ranks; nothing for another optimizer.
+    """Goes on from `codes_of` of as many ranks; does nothing for another optimizer.
 
     Raises:
         KeyError, RuntimeError: it is the state of other parameters or another number of ranks.
     """
+    eight_bit: Any = optimizer
     updates = int(read(UPDATES))
     for number, parameter in enumerate(parameters if has_codes(optimizer) and updates else ()):
-        group = optimizer.param_groups[0]
+        group = eight_bit.param_groups[0]
         # It looks its parameter up by place, which under ZeRO-3 is only filled during a step.
         kept, group["params"] = group["params"], [parameter]
-        optimizer.init_state(group, parameter, 0, 0)
+        eight_bit.init_state(group, parameter, 0, 0)
         group["params"] = kept
-        state = optimizer.state[parameter]
+        state = eight_bit.state[parameter]
         state["step"] = updates
         for kind in _CODES:
             saved = read(_code_name(kind, number, rank))
@@ -138,7 +120,7 @@ def load_codes(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], r
 
 
 def has_codes(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it is one of bitsandbytes'."""
+    """Whether it is one of bitsandbytes' optimizers."""
     return hasattr(optimizer, "init_state")
 
 

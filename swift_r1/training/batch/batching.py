@@ -80,18 +80,18 @@ def round_batch(
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
-    """How a round is cut into micro-batches.
+class Batching:
+    """How a round is split into micro-batches.
 
     Attributes:
-        completions: `--per_device_train_batch_size`: without `max_tokens`, so many of an optimizer step's longest make
-            the token budget of its micro-batches.
-        group_size: completions a prompt.
-        max_tokens: the token budget, or None.
+        completions: `--per_device_train_batch_size`: without `max_tokens` the token budget is this many of the
+            optimizer step's longest completions.
+        group_size: completions per prompt.
+        max_tokens: the token budget of a micro-batch, or None.
         share_from: prompts are shared where that saves at least this share of the tokens that go through the model in
-            `form`; None where they are not to be.
-        own_attention: whether the model takes packed rows by `packed_attention`; else its own attention tells the
-            samples of a row apart by their position ids.
+            `form`; None: never.
+        own_attention: whether the model uses `packed_attention`; else its own attention tells the samples of a row
+            apart by their position ids.
     """
 
     form: Form
@@ -102,21 +102,21 @@ class Cut:
     own_attention: bool = True
 
 
-def cut_step(batch: RoundBatch, samples: range, cut: Cut, ranks: Ranks) -> list[MicroBatch]:
+def split_step(batch: RoundBatch, samples: range, batching: Batching, ranks: Ranks) -> list[MicroBatch]:
     """This rank's micro-batches of an optimizer step on the given completions of the round."""
     lengths = Lengths(
         batch.prompt_lengths[samples.start : samples.stop].tolist(),
         batch.completion_lengths[samples.start : samples.stop].tolist(),
-        _groups(batch.prompt_numbers[samples.start : samples.stop].tolist(), samples, cut.group_size),
+        _groups(batch.prompt_numbers[samples.start : samples.stop].tolist(), samples, batching.group_size),
     )
-    budget = cut.max_tokens or cut.completions * lengths.longest()
-    form, plan = cut.form, plan_micro_batches(lengths, cut.form, ranks.world_size, budget)
-    if cut.share_from is not None:
+    budget = batching.max_tokens or batching.completions * lengths.longest()
+    form, plan = batching.form, plan_micro_batches(lengths, batching.form, ranks.world_size, budget)
+    if batching.share_from is not None:
         shared = plan_micro_batches(lengths, SHARED, ranks.world_size, budget)
-        if tokens_computed(shared, SHARED, lengths) <= (1 - cut.share_from) * tokens_computed(plan, form, lengths):
+        if tokens_computed(shared, SHARED, lengths) <= (1 - batching.share_from) * tokens_computed(plan, form, lengths):
             form, plan = SHARED, shared
     numbered = [[tuple(samples[sample] for sample in unit) for unit in units] for units in plan[ranks.rank]]
-    return [collate(batch, units, form, ranks.device, cut.own_attention) for units in numbered]
+    return [collate(batch, units, form, ranks.device, batching.own_attention) for units in numbered]
 
 
 def _groups(prompt_numbers: Sequence[int], samples: range, size: int) -> list[int]:

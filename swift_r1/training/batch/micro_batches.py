@@ -1,8 +1,8 @@
 """Which completions each rank trains together: micro-batches by token budget.
 
-Units of work (a completion, or a whole group where its prompt is computed once) are dealt to the ranks by length, and
-each rank fills its micro-batches up to the budget. Every rank gets as many completions and as many micro-batches as
-the others, because ZeRO's ranks run each forward pass together. All ranks compute the same plan.
+Units of work (a completion, or a whole group where its prompt is computed once) are split among the ranks by length,
+and each rank fills its micro-batches up to the budget. Every rank gets as many completions and micro-batches as the
+others, because ZeRO's ranks run each forward pass together. All ranks compute the same plan.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 LEAST_SAVING = 0.25
-"""With `--share_prompt auto`: the least share of an optimizer step's tokens that sharing must save. Attention over a
-packed row costs more calls, which a very small model with short prompts feels (docs/performance.md)."""
+"""With `--share_prompt auto`: the share of an optimizer step's tokens that sharing must save. Attention over a packed
+row costs more calls, which slows a very small model with short prompts (docs/performance.md)."""
 
 Unit = tuple[int, ...]
-"""Completions (their numbers) that stay together: one, or some of one prompt's that share it."""
+"""Numbers of the completions that stay together: one, or several that share their prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of each completion and of its prompt, and which of them continue the same prompt."""
+    """Tokens of each completion and of its prompt; `groups` are equal for completions of the same prompt."""
 
     prompts: Sequence[int]
     completions: Sequence[int]
@@ -85,15 +85,15 @@ def plan_micro_batches(lengths: Lengths, form: Form, world_size: int, budget: in
         ValueError: if the ranks cannot get equally many completions.
     """
     if not len(lengths) or len(lengths) % world_size:
-        raise ValueError(f"{len(lengths)} completions cannot be dealt to {world_size} ranks")
+        raise ValueError(f"{len(lengths)} completions cannot be split among {world_size} ranks")
     units = _shared_units(lengths, form, world_size, budget) if form.shared else [(i,) for i in range(len(lengths))]
     units.sort(key=lambda unit: (-form.tokens(unit, lengths), unit))
-    hands: list[list[Unit]] = [[] for _ in range(world_size)]
-    for start in range(0, len(units), world_size):
-        for rank, unit in enumerate(units[start : start + world_size]):
-            # There and back again: the first of every deal is the longest.
-            hands[rank if start // world_size % 2 == 0 else world_size - 1 - rank].append(unit)
-    plans = [list(_fill(hand, lengths, form, budget)) for hand in hands]
+    shares: list[list[Unit]] = [[] for _ in range(world_size)]
+    for number, unit in enumerate(units):
+        turn, rank = divmod(number, world_size)
+        # Back and forth over the ranks, since the first of every turn is the longest.
+        shares[rank if turn % 2 == 0 else world_size - 1 - rank].append(unit)
+    plans = [list(_fill(share, lengths, form, budget)) for share in shares]
     most = max(map(len, plans))
     for plan in plans:
         while len(plan) < most:
@@ -102,7 +102,7 @@ def plan_micro_batches(lengths: Lengths, form: Form, world_size: int, budget: in
 
 
 def _shared_units(lengths: Lengths, form: Form, world_size: int, budget: int) -> list[Unit]:
-    """The groups, each cut into equally many parts: as few as give every rank the same number of completions and fit
+    """The groups, each split into equally many parts: as few as give every rank the same number of completions and fit
     the budget. Single completions always do."""
     groups: dict[int, list[int]] = {}
     for sample, group in enumerate(lengths.groups):
@@ -120,9 +120,9 @@ def _shared_units(lengths: Lengths, form: Form, world_size: int, budget: int) ->
     return [(sample,) for sample in range(len(lengths))]
 
 
-def _fill(hand: Sequence[Unit], lengths: Lengths, form: Form, budget: int) -> Iterator[list[Unit]]:
+def _fill(units: Sequence[Unit], lengths: Lengths, form: Form, budget: int) -> Iterator[list[Unit]]:
     micro_batch: list[Unit] = []
-    for unit in hand:
+    for unit in units:
         if micro_batch and form.cost([*micro_batch, unit], lengths) > budget:
             yield micro_batch
             micro_batch = []

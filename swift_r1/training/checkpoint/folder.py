@@ -11,11 +11,11 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from swift_r1.training.checkpoint.tensor_files import Entry
-
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
+Entry = Mapping[str, str | int]
+"""Of a file in the manifest: `sha256` (hex) and `bytes`."""
 _NAME = re.compile(r"checkpoint-(\d+)")
 _TEMPORARY = ".writing-"
 _REMOVING = ".removing-"
@@ -24,7 +24,7 @@ _ASIDE = "aside-"
 
 class Draft:
     """`checkpoint-<step>` in the making: a folder under a temporary name, which every rank may write files into. The
-    methods are for the main rank."""
+    methods are for rank 0."""
 
     def __init__(self, run_dir: Path, step: int) -> None:
         self.final = run_dir / f"checkpoint-{step}"

@@ -18,18 +18,18 @@ from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import Rollouts
 from swift_r1.tracking.recorder import Recorder
+from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batch.batching import RoundBatch
-from swift_r1.training.checkpoint.rng import restore_rng
-from swift_r1.training.checkpoint.run_state import Fingerprint, RunState, log_sizes
 from swift_r1.training.checkpoint.saving import (
-    Saved,
+    CRITIC_OPTIMIZER,
+    OPTIMIZER,
+    REFERENCE,
     Saver,
-    critic_tensors,
-    optimizer_tensors,
-    reference_tensors,
     rng_of,
     round_tensors_of,
+    saved_tensors,
 )
+from swift_r1.training.checkpoint.state import Fingerprint, RunState, log_sizes, restore_rng
 from swift_r1.training.grpo import Advantages
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
@@ -181,13 +181,17 @@ class Checkpoints:
     """Saves a run with all that it needs to go on, and restores it. All methods are collective.
 
     Attributes:
-        learning_rate: of the policy.
+        backend, learning_rate: of the policy.
+        reference: with weights that move, which are saved; else None.
         monitor: on rank 0.
         run_id, fingerprint: of the run.
     """
 
     saver: Saver
+    ranks: Ranks
+    backend: Backend
     learning_rate: LearningRate
+    reference: ReferencePolicy | None
     critic: TrainedCritic | None
     rollouts: Rollouts
     recorder: Recorder
@@ -220,8 +224,8 @@ class Checkpoints:
                 logs=log_sizes(self.saver.run_dir),
                 fingerprint=self.fingerprint,
             )
-        tensors = round_.tensors(self.saver.ranks) if round_ is not None and self.saver.with_state else {}
-        self.saver.save(summary.steps, Saved(run, tensors), last, summary.best_step)
+        tensors = round_.tensors(self.ranks) if round_ is not None and self.saver.with_state else {}
+        self.saver.save(summary.steps, run, tensors, last, summary.best_step)
 
     def restore(self, checkpoint: Path) -> RunProgress:
         """Restores everything to where the checkpoint left it; prompts are at their place already. An open round is not
@@ -232,11 +236,11 @@ class Checkpoints:
         """
         state = RunState.read(checkpoint)
         try:
-            self.saver.backend.load_training_state(optimizer_tensors(checkpoint))
+            self.backend.load_training_state(saved_tensors(checkpoint, OPTIMIZER))
             if self.critic is not None:
-                self.critic.backend.load_training_state(critic_tensors(checkpoint))
-            if self.saver.reference is not None:
-                self.saver.reference.load_weights(reference_tensors(checkpoint))
+                self.critic.backend.load_training_state(saved_tensors(checkpoint, CRITIC_OPTIMIZER))
+            if self.reference is not None:
+                self.reference.load_weights(saved_tensors(checkpoint, REFERENCE))
         except (KeyError, RuntimeError) as error:
             raise UsageError(f"{checkpoint} cannot be resumed from: its state is of another model: {error}") from error
         self.learning_rate.go_to(state.step)
@@ -248,7 +252,7 @@ class Checkpoints:
         # Between rounds, the weights are published again under their old version.
         again = state.round is None
         self.rollouts.resume(state.weight_version - again)
-        if rng := rng_of(checkpoint, self.saver.ranks.rank):
+        if rng := rng_of(checkpoint, self.ranks.rank):
             restore_rng(rng)
         published = -1 if again else state.published
         return RunProgress(RunSummary(**state.outcome), state.rounds, published, state.skipped_in_a_row)

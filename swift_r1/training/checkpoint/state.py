@@ -1,14 +1,19 @@
-"""What a run needs to go on, beside tensors: plain numbers and names in `state/run.json` of a checkpoint."""
+"""What a run needs to go on beside the model: numbers and names in `state/run.json`, and the random generators."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
 
 from swift_r1.errors import UsageError
 
@@ -98,18 +103,15 @@ class RunState:
 
 def log_sizes(run_dir: Path) -> dict[str, int]:
     """Bytes of each log; all of them are on the disk when this returns."""
-    sizes = {}
-    for name in LOGS:
-        path = run_dir / name
-        sizes[name] = path.stat().st_size if path.exists() else 0
+    for path in (run_dir / name for name in LOGS):
         if path.exists():
             with path.open("rb") as file:
                 os.fsync(file.fileno())
-    return sizes
+    return {name: _size(run_dir / name) for name in LOGS}
 
 
 def truncate_logs(run_dir: Path, sizes: Mapping[str, int]) -> None:
-    """Cuts each log to what it was; what came later is done again.
+    """Cuts each log back to its size then; what came later is done again.
 
     Raises:
         UsageError: a log is shorter than that, so that it cannot be continued.
@@ -140,3 +142,41 @@ def _standard(value: Any) -> Any:
 
 def _restored(value: dict[str, Any]) -> Any:
     return float(value["number"]) if set(value) == {"number"} else value
+
+
+def seed_everything(seed: int) -> None:
+    """Seeds Python's, numpy's and torch's generators. Completions and the order of prompts have seeds of their own;
+    these are for whatever else draws, such as plugin code in the trainer."""
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def rng_state() -> dict[str, Tensor]:
+    """The states of Python's, numpy's and torch's generators, as 1-D tensors by name."""
+    version, numbers, gauss = random.getstate()
+    legacy: Any = numpy.random.get_state(legacy=True)
+    kind, keys, position, has_gauss, cached = legacy
+    assert version == 3 and kind == "MT19937"
+    state = {
+        "python": torch.tensor(numbers, dtype=torch.long),
+        "python_gauss": torch.tensor([] if gauss is None else [gauss], dtype=torch.float64),
+        "numpy": torch.tensor([*keys.tolist(), position, has_gauss], dtype=torch.long),
+        "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def restore_rng(state: Mapping[str, Tensor]) -> None:
+    """Restores what `rng_state` gave; a GPU's where there is one here and was one then."""
+    gauss = state["python_gauss"].tolist()
+    random.setstate((3, tuple(state["python"].tolist()), gauss[0] if gauss else None))
+    *keys, position, has_gauss = state["numpy"].tolist()
+    cached = state["numpy_gauss"].item()
+    numpy.random.set_state(("MT19937", numpy.array(keys, dtype=numpy.uint32), position, has_gauss, cached))
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])

@@ -1,18 +1,15 @@
-"""The policy's loss: ratio, loss of each token, correction, KL, and the sum over the optimizer step."""
+"""The policy's loss: ratio, token losses, rollout correction, KL, and the sum over the optimizer step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms.aggregation import divide, loss_normalizer, loss_numerator, token_means
-from swift_r1.algorithms.config import LossConfig
-from swift_r1.algorithms.kl import LOG_RATIO_BOUND, k3
-from swift_r1.algorithms.losses import TOKEN_LOSSES
-from swift_r1.algorithms.metrics import masked_metric
-from swift_r1.algorithms.rollout_correction import rollout_weights
+from swift_r1.algorithms.aggregation import divide, loss_normalizer, loss_numerator, masked_metric, token_means
+from swift_r1.algorithms.losses import LOG_RATIO_BOUND, TOKEN_LOSSES, LossConfig, RolloutCorrection, k3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +51,7 @@ def policy_loss(
     Args:
         logps: `[B, T]`, one completion a row: log-probs of its tokens under the policy.
         old_logps: `[B, T]`, under the policy as it was before the round's first step (`logps.detach()` when that
-            is now); the ratio is to it but with `config.ratio_to_behaviour`.
+            is now); the ratio is to it, unless `config.ratio_to_behaviour`.
         advantages: `[B]`, or `[B, T]` for one a token.
         mask: `[B, T]`, bool or number, not 0 on trained tokens.
         config: the loss.
@@ -68,9 +65,6 @@ def policy_loss(
 
     Returns:
         The loss (0, with gradient 0, where nothing is trained) and the metrics.
-
-    Raises:
-        ValueError: shapes that do not fit together, or an argument missing that `config` needs.
     """
     _check_shapes(logps, advantages, old_logps=old_logps, mask=mask)
     _check_shapes(logps, advantages, ref_logps=ref_logps, rollout_logps=rollout_logps, entropies=entropies)
@@ -115,13 +109,8 @@ def policy_loss(
     if config.rollout_importance_sampling_mode is not None:
         if rollout_logps is None:
             raise ValueError("rollout_importance_sampling_mode needs rollout_logps")
-        correction = rollout_weights(
-            old_logps,
-            rollout_logps,
-            weight,
-            config.rollout_importance_sampling_mode,
-            config.rollout_importance_sampling_threshold,
-        )
+        mode, threshold = config.rollout_importance_sampling_mode, config.rollout_importance_sampling_threshold
+        correction = rollout_weights(old_logps, rollout_logps, weight, mode, threshold)
         per_token = per_token * correction.weights
         metrics |= masked_metric("rollout/weight", correction.weights.expand_as(weight), weight)
         metrics |= masked_metric("rollout/weight_over_threshold", correction.over.expand_as(weight), weight)
@@ -147,6 +136,43 @@ def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, config: Los
     if config.importance_sampling_level == "sequence":
         log_ratio = token_means(log_ratio, mask)[:, None].expand_as(log_ratio)
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+
+
+class RolloutWeights(NamedTuple):
+    """`weights` and bool `over` (above the threshold before it was applied): `[B, T]`, or `[B, 1]` for sequences."""
+
+    weights: Tensor
+    over: Tensor
+
+
+def rollout_weights(
+    old_logps: Tensor, rollout_logps: Tensor, mask: Tensor, mode: RolloutCorrection, threshold: float
+) -> RolloutWeights:
+    """w = exp(old - rollout), per token or (its geometric mean) per completion, kept below `threshold`.
+
+    Engine and trainer hold the same weights, yet their log-probs differ by numerics; `w` corrects for it. Sources:
+    truncated importance sampling, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training" (Yao et al.
+    2025); masking, IcePop (Ling team 2025) and MIS (Liu et al. 2025).
+
+    `*_truncate` gives `min(w, threshold)`; `*_mask` gives `w` where `w <= threshold`, else 0.
+
+    Args:
+        old_logps: `[B, T]`, the trainer's, under the weights that sampled; finite where masked out too.
+        rollout_logps: `[B, T]`, the engine's for the same tokens; finite where masked out too.
+        mask: `[B, T]`, 1 on trained tokens, dtype of `old_logps`.
+        mode: what a weight belongs to, and what happens above the threshold.
+        threshold: the largest weight, above 0.
+
+    Returns:
+        Weights without gradient.
+    """
+    log_ratio = (old_logps - rollout_logps).detach()
+    if mode.startswith("sequence"):
+        log_ratio = token_means(log_ratio, mask)[:, None]
+    ratio = log_ratio.exp()  # may overflow: the threshold is below infinity, and there is no backward pass
+    over = ratio > threshold
+    weights = ratio.masked_fill(over, 0.0) if mode.endswith("mask") else ratio.clamp(max=threshold)
+    return RolloutWeights(weights, over)
 
 
 def top_entropy_threshold(entropies: Tensor, mask: Tensor, quantile: float) -> Tensor:

@@ -1,0 +1,123 @@
+"""One reward from several functions, and the statistics of rewards and their groups, on Python floats.
+
+The values of a function are floats, NaN where invalid, None where it had no opinion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Literal, NamedTuple
+
+_STD_EPSILON = 1e-4  # as where advantages are divided
+
+
+class Totals(NamedTuple):
+    """Of `N` completions: the weighted sum of the rewards, and what advantages are computed from."""
+
+    rewards: tuple[float, ...]
+    objectives: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """How the rewards of several functions become one; the fields are flags of `swift rlhf`.
+
+    Attributes:
+        reward_weights: one per function, in their order.
+        renormalize_reward_weights: where functions have no opinion (None), the weights of the others grow so that their
+            sum stays; without it they stay as they are and None adds nothing (ms-swift's behaviour).
+        multi_objective_aggregation: `sum_then_normalize` leaves all scaling to the advantages. `normalize_then_sum`
+            (GDPO) sums what each function gave after `normalize_groups`.
+        truncated_reward: the reward of a truncated completion, whatever the functions said.
+        missing_eos_penalty: subtracted from the reward of such a completion.
+    """
+
+    reward_weights: Sequence[float]
+    renormalize_reward_weights: bool = False
+    multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
+    truncated_reward: float | None = None
+    missing_eos_penalty: float | None = None
+
+    @classmethod
+    def from_flags(cls, flags: object) -> Composition:
+        """Takes the fields from the attributes of the same names."""
+        values = {field.name: getattr(flags, field.name) for field in fields(cls)}
+        return cls(**values | {"reward_weights": values["reward_weights"] or ()})
+
+    def __call__(
+        self, columns: Sequence[Sequence[float | None]], truncated: Sequence[bool], num_generations: int
+    ) -> Totals:
+        """Totals of `N` completions. NaN marks one without a usable reward: any function's value is invalid, or none
+        had an opinion.
+
+        Args:
+            columns: each function's `N` values.
+            truncated: `N`, whether the completion was cut off.
+            num_generations: completions in a group; divides `N`.
+        """
+        rewards = self._sums(columns)
+        if self.truncated_reward is not None:
+            value = self.truncated_reward
+            rewards = tuple(value if cut else reward for reward, cut in zip(rewards, truncated, strict=True))
+        if self.missing_eos_penalty is not None:
+            penalty = self.missing_eos_penalty
+            rewards = tuple(reward - penalty * cut for reward, cut in zip(rewards, truncated, strict=True))
+        if self.multi_objective_aggregation == "sum_then_normalize":
+            return Totals(rewards, rewards)
+        return Totals(rewards, self._sums([normalize_groups(values, num_generations) for values in columns]))
+
+    def _sums(self, columns: Sequence[Sequence[float | None]]) -> tuple[float, ...]:
+        return tuple(self._sum(row) for row in zip(*columns, strict=True))
+
+    def _sum(self, values: Sequence[float | None]) -> float:
+        pairs = [(weight, v) for v, weight in zip(values, self.reward_weights, strict=True) if v is not None]
+        if not pairs:
+            return math.nan
+        total = math.fsum(weight * value for weight, value in pairs)
+        there = math.fsum(weight for weight, _ in pairs)
+        if self.renormalize_reward_weights and len(pairs) < len(values) and there:
+            return total * math.fsum(self.reward_weights) / there
+        return total
+
+
+def normalize_groups(values: Sequence[float | None], num_generations: int) -> list[float | None]:
+    """Each of `N` values less its group's mean, divided by its group's sample standard deviation + 1e-4, both over the
+    known values; None and NaN stay."""
+    result: list[float | None] = []
+    for first in range(0, len(values), num_generations):
+        group = values[first : first + num_generations]
+        known = [value for value in group if value is not None and not math.isnan(value)]
+        if not known or min(known) == max(known):
+            result += [value if value is None or math.isnan(value) else 0.0 for value in group]
+            continue
+        middle = math.fsum(known) / len(known)
+        std = math.sqrt(math.fsum((value - middle) ** 2 for value in known) / (len(known) - 1))
+        result += [None if value is None else (value - middle) / (std + _STD_EPSILON) for value in group]
+    return result
+
+
+def group_statistics(groups: Sequence[Sequence[float]]) -> dict[str, float]:
+    """Metrics of a round, from the usable rewards of each group: `reward`, `reward_std` (mean of the groups' standard
+    deviations), `frac_reward_zero_std`, and `frac_groups_all_invalid` (without a usable reward: it teaches nothing)."""
+    stds = [sample_std(values) for values in groups]
+    return {
+        "reward": mean([value for values in groups for value in values]),
+        "reward_std": mean(stds),
+        "frac_reward_zero_std": mean([float(std == 0.0) for std in stds]),
+        "frac_groups_all_invalid": mean([float(not values) for values in groups]),
+    }
+
+
+def mean(values: Sequence[float]) -> float:
+    """NaN of no values."""
+    return sum(values) / len(values) if values else math.nan
+
+
+def sample_std(values: Sequence[float]) -> float:
+    """The sample standard deviation (n - 1); 0 for fewer than two values or equal ones."""
+    if len(values) < 2 or min(values) == max(values):
+        return 0.0
+    middle = mean(values)
+    return math.sqrt(sum((value - middle) ** 2 for value in values) / (len(values) - 1))

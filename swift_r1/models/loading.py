@@ -1,0 +1,188 @@
+"""Model folders, loaded for training: the policy, the critic and the tokenizer."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from swift_r1.errors import UsageError
+from swift_r1.models.attention import use_packed_attention
+from swift_r1.models.cpu_kernels import use_block_functions
+from swift_r1.models.lora import LoraSettings, add_lora
+from swift_r1.models.weights import Freezing, freeze
+from swift_r1.weights.expected import use_checkpoint_form
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger("swift_r1.training")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantization:
+    """How bitsandbytes stores frozen weights of linear layers, except the output head, under trained adapters (QLoRA,
+    arXiv 2305.14314).
+
+    Attributes:
+        kind: `--bnb_4bit_quant_type`: nf4 or fp4.
+        double: `--bnb_4bit_use_double_quant`: the blocks' scales are stored in 8 bits too.
+    """
+
+    kind: str = "nf4"
+    double: bool = True
+
+    def config(self, dtype: torch.dtype) -> Any:
+        """For transformers' `from_pretrained`; matrix products are computed in `dtype`.
+
+        Raises:
+            UsageError: bitsandbytes is not installed.
+        """
+        from transformers import BitsAndBytesConfig
+
+        if importlib.util.find_spec("bitsandbytes") is None:
+            raise UsageError("4-bit weights (--train_type qlora) need bitsandbytes: pip install bitsandbytes")
+        # On a CPU it looks for a compiled kernel that inference alone would use, and warns.
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+        return BitsAndBytesConfig(  # type: ignore[no-untyped-call]  # transformers has no types here
+            load_in_4bit=True,
+            bnb_4bit_quant_type=self.kind,
+            bnb_4bit_use_double_quant=self.double,
+            bnb_4bit_compute_dtype=dtype,
+        )
+
+
+def load_model(
+    path: str | Path,
+    dtype: str | None,
+    gradient_checkpointing: bool,
+    lora: LoraSettings | None = None,
+    *,
+    quantization: Quantization | None = None,
+    freezing: Freezing | None = None,
+) -> PreTrainedModel:
+    """The causal LM in `path`, in `dtype` (None: as its config says), with `lora`'s adapters where given.
+
+    Args:
+        quantization: of the weights that get no gradient.
+        freezing: weights of full training that get none either.
+
+    Raises:
+        UsageError: if transformers cannot load it, or it has none of the modules to adapt or weights to freeze.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    more: dict[str, Any] = {}
+    try:
+        if quantization is not None:
+            compute = getattr(torch, dtype) if dtype else AutoConfig.from_pretrained(path).dtype
+            more["quantization_config"] = quantization.config(compute or torch.float32)
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **more)
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"cannot load --model {path}: {str(error).splitlines()[0]}") from error
+    if quantization is not None:
+        for module in model.modules():
+            # On a CPU bitsandbytes would repack the weights for good when the model generates.
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]  # torch knows no such attribute
+    use_checkpoint_form(model)
+    prepare(model, gradient_checkpointing)
+    if lora is not None:
+        add_lora(model, lora)
+    if freezing is not None:
+        freeze(model, freezing)
+    return model
+
+
+def load_critic(path: str | Path, dtype: str | None, gradient_checkpointing: bool) -> PreTrainedModel:
+    """The critic in `path`: a causal LM, which gets a new head of zeros (every value is 0 at first), or a sequence
+    classifier of one label, as a checkpoint's `critic/` is, with the head it has.
+
+    Args:
+        dtype: of the weights; None: as the config says.
+
+    Raises:
+        UsageError: transformers cannot load it as a classifier, or it has several labels.
+    """
+    from transformers import AutoConfig, AutoModelForSequenceClassification
+
+    try:
+        config: Any = AutoConfig.from_pretrained(path)
+        trained_head = has_value_head(config)
+        if trained_head and config.num_labels != 1:
+            raise UsageError(f"--critic_model {path} gives {config.num_labels} numbers per token: a critic gives one")
+        model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
+            path, num_labels=1, dtype=_dtype(dtype)
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise UsageError(f"cannot load the critic from {path}: {str(error).splitlines()[0]}") from error
+    score = getattr(model, "score", None)
+    if not isinstance(score, nn.Linear):
+        raise UsageError(f"{type(model).__name__} has no linear `score`: this architecture cannot be a critic yet")
+    if not trained_head:
+        with torch.no_grad():
+            # Under ZeRO-3 each rank has its part.
+            getattr(score.weight, "ds_tensor", score.weight).zero_()
+    prepare(model, gradient_checkpointing)
+    return model
+
+
+def has_value_head(config: Any) -> bool:
+    """Whether the model of this transformers config was saved with a classifier's head."""
+    return any(name.endswith("ForSequenceClassification") for name in getattr(config, "architectures", None) or ())
+
+
+def prepare(model: PreTrainedModel, gradient_checkpointing: bool) -> None:
+    """Prepares a model that `from_pretrained` gave for training: our attention, block functions, no dropout.
+
+    A policy is scored as it samples. With dropout its log-probs would be those of another policy at each call.
+    """
+    use_packed_attention(model)
+    use_block_functions(model)
+    if _without_dropout(model):
+        logger.info(
+            "%s is trained without its dropout: log-probs are those of the policy that samples", type(model).__name__
+        )
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+
+
+def _without_dropout(model: nn.Module) -> bool:
+    """Sets every rate of dropout in its modules to 0, but none in its config; whether there was one."""
+    found = False
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            found, module.p = found or module.p > 0, 0.0
+        for name, value in vars(module).items():
+            if "drop" in name and isinstance(value, float):
+                found = found or value > 0
+                setattr(module, name, 0.0)
+    return found
+
+
+def _dtype(name: str | None) -> Any:
+    return getattr(torch, name) if name else "auto"
+
+
+def load_tokenizer(path: str, flag: str = "--model") -> Any:
+    """Raises UsageError, naming the flag, where there is none."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot load the tokenizer of {flag} {path}: {str(error).splitlines()[0]}") from error
+
+
+def end_tokens(model: PreTrainedModel, tokenizer: Any, turn_end: int | None = None) -> tuple[int, ...]:
+    """Tokens that end a completion: the tokenizer's, those of the model's generation config, and the template's."""
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    ends = {tokenizer.eos_token_id, turn_end, *(configured if isinstance(configured, list) else [configured])} - {None}
+    if not ends:
+        raise UsageError("neither the tokenizer nor generation_config.json names an end token (eos_token_id)")
+    return tuple(sorted(ends))

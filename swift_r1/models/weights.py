@@ -1,0 +1,218 @@
+"""A model's weights as every user of the model but the optimizer sees them: names, whole values, and which are frozen.
+
+The name is the Hugging Face one; adapters are merged in, 4-bit weights are the numbers that they stand for, and under
+ZeRO-3 shape and dtype are those of the whole weight.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from swift_r1.arguments.model import ModelArguments
+from swift_r1.errors import UsageError
+from swift_r1.weights.adapter import adapter_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+T = TypeVar("T")
+
+ADAPTER = "default"
+"""peft's name for the one adapter that a model has here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One weight of the policy.
+
+    Attributes:
+        name: its Hugging Face name, without adapters.
+        base: the model's own parameter, or persistent buffer.
+        layer: None, or peft's `LoraLayer` whose adapter is to be merged: it knows `scaling * B A` in the base's layout.
+    """
+
+    name: str
+    base: Tensor
+    layer: Any = None
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """What must be gathered before `value` under ZeRO-3."""
+        if not isinstance(self.base, nn.Parameter):
+            return ()
+        if self.layer is None:
+            return (self.base,)
+        return (self.base, self.layer.lora_A[ADAPTER].weight, self.layer.lora_B[ADAPTER].weight)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the whole value."""
+        return whole_shape(self.base).numel() * whole_dtype(self.base).itemsize
+
+    @torch.no_grad()
+    def value(self) -> Tensor:
+        """The weight in the dtype that it is computed in; an adapter is merged in float32. A plain parameter is not
+        copied."""
+        base = self.base.detach()
+        if (state := _quant_state(self.base)) is not None:
+            from bitsandbytes.functional import dequantize_4bit
+
+            base = dequantize_4bit(base, state)
+        if self.layer is None:
+            return base
+        delta: Tensor = self.layer.get_delta_weight(ADAPTER)
+        return (base.float() + delta.float()).to(base.dtype)
+
+
+def _quant_state(parameter: Tensor) -> Any:
+    """Of bitsandbytes' 4-bit parameters; None for any other."""
+    return getattr(parameter, "quant_state", None)
+
+
+def whole_shape(parameter: Tensor) -> torch.Size:
+    """The shape of the weight itself, however it is stored or partitioned."""
+    if (state := _quant_state(parameter)) is not None:
+        return torch.Size(state.shape)
+    return torch.Size(getattr(parameter, "ds_shape", parameter.shape))
+
+
+def whole_dtype(parameter: Tensor) -> torch.dtype:
+    """The dtype that the weight is computed in."""
+    state = _quant_state(parameter)
+    dtype: torch.dtype = parameter.dtype if state is None else state.dtype
+    return dtype
+
+
+def output_head(model: PreTrainedModel) -> nn.Module:
+    untyped: Any = model  # transformers has no types here
+    head: nn.Module = untyped.get_output_embeddings()
+    return head
+
+
+def has_adapters(model: PreTrainedModel) -> bool:
+    return bool(getattr(model, "_hf_peft_config_loaded", False))
+
+
+def policy_weights(model: PreTrainedModel) -> list[Weight]:
+    """The model's weights, tied ones once, each with its adapter; then its persistent buffers, which belong to a
+    checkpoint as weights do."""
+    lasting = model.state_dict(keep_vars=True)
+    buffers = [Weight(name, buffer) for name, buffer in model.named_buffers() if name in lasting]
+    if not has_adapters(model):
+        return [*(Weight(name, parameter) for name, parameter in model.named_parameters()), *buffers]
+    from peft.tuners.lora import LoraLayer
+
+    adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+    weights = []
+    for name, parameter in model.named_parameters():
+        owner, _, kind = name.rpartition(".base_layer.")
+        if layer := adapted.get(owner):
+            weights.append(Weight(f"{owner}.{kind}", parameter, layer if kind == "weight" else None))
+        elif ".lora_" not in name:
+            weights.append(Weight(name, parameter))
+    return weights + buffers
+
+
+def checkpoint_weights(model: PreTrainedModel) -> list[Weight]:
+    """What a checkpoint of `model` holds: its weights, or where it has adapters only those."""
+    if not has_adapters(model):
+        return policy_weights(model)
+    return [Weight(name, parameter) for name, parameter in model.named_parameters() if ".lora_" in name]
+
+
+def adapter_weights(model: PreTrainedModel) -> list[Weight]:
+    """The adapters alone, under the names that they have in peft's files."""
+    return [replace(weight, name=adapter_name(weight.name, ADAPTER)) for weight in checkpoint_weights(model)]
+
+
+def parameters_of(weights: Sequence[Weight]) -> list[nn.Parameter]:
+    return [parameter for weight in weights for parameter in weight.parameters]
+
+
+def bucketed(items: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+    """Consecutive items whose sizes add up to at most `limit` (a larger one goes alone)."""
+    bucket: list[T] = []
+    filled = 0
+    for item in items:
+        size = size_of(item)
+        if bucket and filled + size > limit:
+            yield bucket
+            bucket, filled = [], 0
+        bucket.append(item)
+        filled += size
+    if bucket:
+        yield bucket
+
+
+def trained_share(model: nn.Module) -> str:
+    """For the log: how many of the model's parameters are trained."""
+    sizes = [(whole_shape(p).numel(), p.requires_grad) for p in model.parameters()]
+    trained, whole = sum(n for n, on in sizes if on), sum(n for n, _ in sizes)
+    return f"{trained:,} of {whole:,} parameters are trained ({trained / whole:.2%})"
+
+
+@dataclass(frozen=True, slots=True)
+class Freezing:
+    """Weights of full training that stay as they are. Fields are the flags of the same names; names are matched at
+    their beginning, the pattern anywhere."""
+
+    freeze_parameters: tuple[str, ...] = ()
+    freeze_parameters_regex: str | None = None
+    freeze_parameters_ratio: float = 0.0
+    trainable_parameters: tuple[str, ...] = ()
+
+
+def freezing_of(args: ModelArguments) -> Freezing | None:
+    """Of the flags; None where they freeze nothing."""
+    prefixes, trainable = tuple(args.freeze_parameters), tuple(args.trainable_parameters)
+    found = Freezing(prefixes, args.freeze_parameters_regex, args.freeze_parameters_ratio, trainable)
+    return None if found == Freezing() else found
+
+
+def frozen_names(sizes: Sequence[tuple[str, int]], freezing: Freezing) -> set[str]:
+    """Names of the weights that are frozen.
+
+    The ratio is of all numbers in the model, from its first weight on: a weight is frozen where it ends within it.
+    `trainable_parameters` has the last word.
+
+    Args:
+        sizes: every weight's name and how many numbers it holds, in the model's order.
+
+    Raises:
+        UsageError: a prefix or the pattern matches no weight, or none is left to train.
+    """
+    names = [name for name, _ in sizes]
+    for flag in ("freeze_parameters", "trainable_parameters"):
+        for prefix in getattr(freezing, flag):
+            if not any(name.startswith(prefix) for name in names):
+                raise UsageError(f"--{flag} {prefix}: no weight's name begins so; the first is {names[0]}")
+    frozen = {name for name in names if name.startswith(freezing.freeze_parameters)}
+    if freezing.freeze_parameters_regex is not None:
+        matching = {name for name in names if re.search(freezing.freeze_parameters_regex, name)}
+        if not matching:
+            raise UsageError(f"--freeze_parameters_regex {freezing.freeze_parameters_regex}: no weight's name matches")
+        frozen |= matching
+    budget = freezing.freeze_parameters_ratio * sum(size for _, size in sizes)
+    for name, size in sizes:
+        budget -= size
+        if budget < 0:
+            break
+        frozen.add(name)
+    frozen = {name for name in frozen if not name.startswith(freezing.trainable_parameters)}
+    if len(frozen) == len(names):
+        raise UsageError("nothing is left to train: --freeze_parameters and its like freeze every weight")
+    return frozen
+
+
+def freeze(model: nn.Module, freezing: Freezing) -> None:
+    """Freezes those of `model`, in place. Raises as `frozen_names`."""
+    parameters = dict(model.named_parameters())
+    sizes = [(name, whole_shape(parameter).numel()) for name, parameter in parameters.items()]
+    for name in frozen_names(sizes, freezing):
+        parameters[name].requires_grad_(False)
