@@ -100,7 +100,7 @@ class Rollouts(Generator, Protocol):
         ...
 
     def take_metrics(self) -> dict[str, float]:
-        """What there is to log since the last call."""
+        """What to log since the last call."""
         ...
 
 

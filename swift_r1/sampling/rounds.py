@@ -49,7 +49,7 @@ class RoundSampler:
     on_done: OnDone
 
     def publish_weights(self, begun: int, in_the_middle: bool) -> None:
-        """Gives the weights to whoever generates; `begun` rounds were begun, the last of them may not be over."""
+        """Sends the weights to the engine; `begun` rounds were begun, and the last of them may not be over."""
         self.rollouts.publish_weights()
 
     @property

@@ -209,6 +209,15 @@ def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
     }
 
 
+def round_metrics(scored: ScoredRound) -> dict[str, float]:
+    """What to log of a round, over all that was generated: completions of replaced groups too."""
+    everything = scored.generated
+    metrics = reward_metrics(everything, scored.columns()) | completion_metrics(everything)
+    versions = [item.conversation.completion.weight_version for item in everything]
+    metrics["rollout/weight_version"] = float(min(versions))
+    return metrics | scored.metrics
+
+
 def completion_row(item: ScoredCompletion, step: int, advantage: float | None, dropped: bool = False) -> dict[str, Any]:
     """The line of `completions.jsonl`; one that was generated but not trained on says `"dropped": true`.
 

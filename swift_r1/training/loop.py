@@ -23,20 +23,12 @@ from swift_r1.runtime.stopping import StopRequest
 from swift_r1.runtime.watchdog import Watchdog
 from swift_r1.sampling.prefetch import PrefetchedRounds
 from swift_r1.sampling.rounds import RoundSampler
-from swift_r1.sampling.scoring import ScoredRound, completion_metrics, completion_row, reward_metrics
+from swift_r1.sampling.scoring import ScoredRound, completion_row, round_metrics
 from swift_r1.tracking.recorder import Recorder
 from swift_r1.tracking.stopwatch import Stopwatch
 from swift_r1.training.backends.base import Backend, ReferencePolicy, Training
 from swift_r1.training.batch.batching import Batching, RoundBatch
-from swift_r1.training.checkpoint.resume import (
-    Checkpoints,
-    OpenRound,
-    RunProgress,
-    RunSummary,
-    batch_of,
-    saved_round,
-    with_saved,
-)
+from swift_r1.training.checkpoint.resume import Checkpoints, OpenRound, RunProgress, RunSummary, saved_round
 from swift_r1.training.evaluate import Evaluator
 from swift_r1.training.grpo import (
     Advantages,
@@ -131,7 +123,7 @@ class Trainer:
         self.watchdog.progress("the log-probs before training")
         with self.stopwatch.timed("train"):
             steps = before_training(
-                split_round(batch, self.steps_per_pass, self.batching, self.ranks),
+                self.split(batch),
                 self.backend,
                 self.reference,
                 self.args.temperature,
@@ -216,15 +208,13 @@ class Trainer:
             if complete or stops or step % args.save_steps == 0:
                 self.save(complete or stops)
 
-    @property
-    def steps_per_pass(self) -> int:
-        """Optimizer steps that see each of a round's completions once."""
-        return self.plan.completions_per_round // self.plan.completions_per_optimizer_step
+    def split(self, batch: RoundBatch) -> list[list[MicroBatch]]:
+        """This rank's micro-batches of each optimizer step of one pass over the round."""
+        steps = self.plan.completions_per_round // self.plan.completions_per_optimizer_step
+        return split_round(batch, steps, self.batching, self.ranks)
 
     def report(self, scored: ScoredRound, advantages: list[float]) -> dict[str, float]:
-        """Writes the round's completions down, checks that rewards are valid often enough, and gives its metrics.
-
-        Rewards and lengths are averaged over all that was generated: those of replaced groups too.
+        """Writes the round's completions down, checks that rewards are valid often enough, and returns its metrics.
 
         Raises:
             RunFailed: rewards are invalid too often.
@@ -237,12 +227,9 @@ class Trainer:
             self.recorder.completions(rows)
         for batch, columns in scored.calls:
             self.monitor.update(columns, batch)
-        everything = scored.generated
-        metrics = reward_metrics(everything, scored.columns()) | completion_metrics(everything)
-        versions = [item.conversation.completion.weight_version for item in everything]
-        metrics["rollout/weight_version"] = float(min(versions))
+        metrics = round_metrics(scored)
         self.summary.saw_reward(metrics["reward"])
-        return metrics | scored.metrics
+        return metrics
 
     def check_finite(self, metrics: dict[str, float], round_: OpenRound) -> None:
         """`skipped` is 1 where a model was not updated since its loss or gradient is not finite; the batch is then
@@ -285,7 +272,7 @@ class Trainer:
             )
 
     def publish(self) -> None:
-        """Gives the current weights to whoever generates, once for each step."""
+        """Sends the current weights to the engine, once for each step."""
         if self.progress.published != self.summary.steps:
             self.watchdog.progress("the weights' way to the engine")
             self.device.to_publish()
@@ -351,11 +338,7 @@ class Trainer:
             UsageError: the state is not of this model.
         """
         self.progress = self.checkpoints.restore(checkpoint)
-        if saved := saved_round(checkpoint):
-            tensors, facts = saved
-            batch = batch_of(tensors)
-            steps = with_saved(
-                split_round(batch, self.steps_per_pass, self.batching, self.ranks), tensors, self.ranks.rank
-            )
+        if saved := saved_round(checkpoint, self.split, self.ranks.rank):
+            batch, steps, facts = saved
             advantages, _ = self.advantages(batch, steps)
             self.progress.open_round = OpenRound(batch, steps, advantages, **facts)

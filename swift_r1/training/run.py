@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -26,7 +25,7 @@ from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.data.types import Prompt
 from swift_r1.errors import UsageError
-from swift_r1.models.loading import end_tokens, load_tokenizer
+from swift_r1.models.loading import load_tokenizer
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.monitor import InvalidRewardMonitor
@@ -47,7 +46,7 @@ from swift_r1.tracking.jsonl import JsonLines
 from swift_r1.tracking.recorder import Recorder, RunRecorder, SilentRecorder
 from swift_r1.tracking.reporters import open_reporters
 from swift_r1.tracking.stopwatch import Stopwatch
-from swift_r1.training.backends.base import Backend, Training
+from swift_r1.training.backends.base import Training
 from swift_r1.training.checkpoint.folder import set_aside_later
 from swift_r1.training.checkpoint.resume import Checkpoints
 from swift_r1.training.checkpoint.saving import Saver
@@ -56,6 +55,7 @@ from swift_r1.training.evaluate import Evaluator, eval_rewards, eval_sets, load_
 from swift_r1.training.loop import Trainer
 from swift_r1.training.model_checks import choose_batching
 from swift_r1.training.setup import (
+    completion_ends,
     let_sleep,
     open_backend,
     open_critic,
@@ -210,7 +210,7 @@ def _build(
     writers = open_writers(args, start.run_dir, cleanup) if ranks.is_main else []
     let_sleep(writers, args.sleep_level)
     backend, vocab_size = open_backend(args, ranks)
-    ends = _completion_ends(args, backend, tokenizer, ranks)
+    ends = completion_ends(args, backend, tokenizer, ranks)
     rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, writers, cleanup)
 
     def open_turns() -> MakeTurns:
@@ -332,19 +332,6 @@ def _build(
         watchdog=watchdog,
         stopwatch=stopwatch,
     )
-
-
-def _completion_ends(
-    args: RlhfArguments, backend: Backend, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
-) -> tuple[int, ...]:
-    """The tokens that end a completion, in training and wherever a checkpoint is used."""
-    turn_end = PromptEncoder(tokenizer, wording=Wording.of(args)).turn_end
-    ends = end_tokens(backend.model, tokenizer, turn_end)
-    if ranks.is_main and turn_end not in (None, tokenizer.eos_token_id):
-        logger.info("completions end at the chat template's %s too", tokenizer.convert_ids_to_tokens(turn_end))
-    generation_config: Any = backend.model.generation_config
-    generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
-    return ends
 
 
 def _run_id(args: RlhfArguments, saved: RunState | None) -> str:

@@ -22,7 +22,7 @@ from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.inference.engines.checks import check_engine
 from swift_r1.inference.engines.kv_cache import check_layers
 from swift_r1.inference.engines.transformers import TransformersEngine
-from swift_r1.models.loading import Quantization, has_value_head, load_critic, load_model
+from swift_r1.models.loading import Quantization, end_tokens, has_value_head, load_critic, load_model
 from swift_r1.models.lora import LoraSettings, adapter_config
 from swift_r1.models.weights import freezing_of, trained_share
 from swift_r1.plugins.rollouts import RolloutScheduler, multi_turns
@@ -90,6 +90,19 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
         if args.loss_type == "cispo" and args.epsilon_high is None:
             logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
     return backend, vocab_size
+
+
+def completion_ends(
+    args: RlhfArguments, backend: Backend, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
+) -> tuple[int, ...]:
+    """The tokens that end a completion, in training and wherever a checkpoint is used."""
+    turn_end = PromptEncoder(tokenizer, wording=Wording.of(args)).turn_end
+    ends = end_tokens(backend.model, tokenizer, turn_end)
+    if ranks.is_main and turn_end not in (None, tokenizer.eos_token_id):
+        logger.info("completions end at the chat template's %s too", tokenizer.convert_ids_to_tokens(turn_end))
+    assert backend.model.generation_config is not None
+    backend.model.generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
+    return ends
 
 
 def open_reference(args: RlhfArguments, backend: Backend, ranks: Ranks) -> ReferencePolicy | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -136,28 +136,6 @@ def _fields_of(batch: RoundBatch) -> dict[str, Tensor]:
     return {item.name: getattr(batch, item.name) for item in fields(RoundBatch)}
 
 
-def batch_of(saved: Mapping[str, Tensor]) -> RoundBatch:
-    """The batch in what `OpenRound.tensors` gave."""
-    return RoundBatch(**{item.name: saved[item.name] for item in fields(RoundBatch)})
-
-
-def with_saved(steps: Sequence[Sequence[MicroBatch]], saved: Mapping[str, Tensor], rank: int) -> list[list[MicroBatch]]:
-    """This rank's micro-batches, split again as they were, with what `OpenRound.tensors` saved of them."""
-    filled = [list(step) for step in steps]
-    for name in _BEFORE_TRAINING:
-        flat = saved.get(f"{name}:{rank}")
-        if flat is None:
-            continue
-        parts = iter(torch.split(flat, [micro.mask.numel() for step in filled for micro in step]))
-        filled = [[_with(micro, name, next(parts)) for micro in step] for step in filled]
-    return filled
-
-
-def _with(micro: MicroBatch, name: str, flat: Tensor) -> MicroBatch:
-    filled: dict[str, Any] = {name: flat.view_as(micro.mask).to(micro.mask.device)}
-    return replace(micro, **filled)
-
-
 @dataclass(slots=True)
 class RunProgress:
     """How far a run is.
@@ -258,8 +236,28 @@ class Checkpoints:
         return RunProgress(RunSummary(**state.outcome), state.rounds, published, state.skipped_in_a_row)
 
 
-def saved_round(checkpoint: Path) -> tuple[dict[str, Tensor], Mapping[str, Any]] | None:
-    """The tensors of the round in the middle of which the checkpoint was saved, and `done`, `metrics` and `seconds` of
-    `OpenRound`; None for one that was saved between rounds."""
+Steps = list[list[MicroBatch]]
+
+
+def saved_round(
+    checkpoint: Path, split: Callable[[RoundBatch], Steps], rank: int
+) -> tuple[RoundBatch, Steps, Mapping[str, Any]] | None:
+    """The round in the middle of which the checkpoint was saved: its batch, this rank's micro-batches, split again as
+    they were, with what was computed before training, and `OpenRound.facts`. None if it was saved between rounds."""
     facts = RunState.read(checkpoint).round
-    return None if facts is None else (round_tensors_of(checkpoint), facts)
+    if facts is None:
+        return None
+    saved = round_tensors_of(checkpoint)
+    batch = RoundBatch(**{item.name: saved[item.name] for item in fields(RoundBatch)})
+    steps = split(batch)
+    for name in _BEFORE_TRAINING:
+        flat = saved.get(f"{name}:{rank}")
+        if flat is not None:
+            parts = iter(torch.split(flat, [micro.mask.numel() for step in steps for micro in step]))
+            steps = [[_with(micro, name, next(parts)) for micro in step] for step in steps]
+    return batch, steps, facts
+
+
+def _with(micro: MicroBatch, name: str, flat: Tensor) -> MicroBatch:
+    filled: dict[str, Any] = {name: flat.view_as(micro.mask).to(micro.mask.device)}
+    return replace(micro, **filled)
