@@ -16,9 +16,9 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batch.batching import Batching, round_batch
 from swift_r1.training.batch.micro_batches import Form
+from swift_r1.training.grpo import before_training, split_round, train_step
 from swift_r1.training.model_checks import LEAST_SAVING
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.step import before_training, deal_round, train_step
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 
@@ -50,8 +50,8 @@ def main() -> None:
     steps = []
     for _ in range(work.steps):
         started = time.perf_counter()
-        dealt = deal_round(batch, 1, cut, ranks)
-        (micro_batches,) = before_training(dealt, backend, None, 1.0, old_policy=old)
+        split = split_round(batch, 1, cut, ranks)
+        (micro_batches,) = before_training(split, backend, None, 1.0, old_policy=old)
         train_step(micro_batches, advantages, backend, LossConfig(), 1.0, 1e-6, ranks)
         steps.append(clock.take() | {"train": time.perf_counter() - started})
     peak, generate = peak_bytes(), None

@@ -48,6 +48,10 @@ class MicroBatch:
         truncated: `[B]` bool, True where the completion was cut at the length limit.
         rollout_logps: `[B, T]` float32, the engine's log-probs.
         samples: `[B]` int64 on the CPU, which completions of the round these are.
+        old_logps, old_entropies: `[B, T]` float32, of the policy before the round's first update; None where nothing
+            needs them.
+        ref_logps: `[B, T]` float32, None without a reference policy.
+        old_values: `[B, T]` float32, of the critic before the round's first update; None without a critic.
     """
 
     inputs: ModelInputs
@@ -55,6 +59,10 @@ class MicroBatch:
     truncated: Tensor
     rollout_logps: Tensor
     samples: Tensor
+    old_logps: Tensor | None = None
+    old_entropies: Tensor | None = None
+    ref_logps: Tensor | None = None
+    old_values: Tensor | None = None
 
     def unflatten(self, values: Tensor) -> Tensor:
         """`[K]` per-token values as `[B, T]`, zero on padding."""

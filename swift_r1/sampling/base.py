@@ -1,39 +1,86 @@
 """Completions for the loop, from this process's own weights or from a rollout server, by the same calls.
 
-Here is what the two have in common, and the first; `server_rollouts.py` has the second.
+Here is what the two have in common, and the first; `remote.py` has the second.
 
-All methods are collective: every rank calls them, the main rank passes and receives.
+All methods are collective: every rank calls them, rank 0 passes and receives.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import PreTrainedModel
 
+from swift_r1.data.types import Prompt
 from swift_r1.inference.engines.transformers import TransformersEngine
+from swift_r1.models.logprobs import TokenLogprobs
+from swift_r1.models.policy import ModelInputs
+from swift_r1.models.weights import Weight
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.base import Backend
-from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import Completion, RolloutBatch, RolloutOutput, RolloutRequest, RolloutResponse
 
 OnDone = Callable[[int], None]
 """Told how many more completions have ended."""
 
 OnOutput = Callable[[RolloutOutput], None]
-"""Given each request's completions as soon as all of them are there, on the main rank; must not wait."""
+"""Given each request's completions as soon as all of them are there, on rank 0; must not wait."""
 
-_FINISH_REASONS = ("stop", "length", "abort")
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A prompt and what followed: the policy's completion, or several turns that a scheduler led.
+
+    Attributes:
+        request_id: of the prompt, the same for its whole group.
+        prompt: with the tokens of the first turn's prompt (an environment makes its own).
+        completion: all tokens behind the prompt, those of messages between turns too; these have log-probs of 0.
+        loss_mask: one per token, True where the policy wrote it and it is trained.
+        turns: the tokens of each turn of the policy.
+        messages: the whole conversation.
+        text: what rewards see: the last turn, a response prefix included.
+        infos: what the scheduler noted, `num_turns` at least; None without a scheduler.
+    """
+
+    request_id: str
+    prompt: Prompt
+    completion: Completion
+    loss_mask: Sequence[bool]
+    turns: Sequence[Sequence[int]]
+    messages: list[dict[str, Any]]
+    text: str
+    infos: Mapping[str, Any] | None = None
+
+
+class TrainedPolicy(Protocol):
+    """What sampling needs of the backend that trains the policy. Methods are collective."""
+
+    @property
+    def model(self) -> PreTrainedModel: ...
+
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
+        """Log-probs of the inputs' targets."""
+        ...
+
+    def generation_model(self) -> nn.Module:
+        """A model with whole, current weights for embedded generation."""
+        ...
+
+    def weight_buckets(
+        self, weights: Sequence[Weight], to: int = 0, on_host: bool = True
+    ) -> Iterator[Sequence[tuple[str, Tensor]]]:
+        """The whole values of `weights` on rank `to`, bucket by bucket; every rank must exhaust it."""
+        ...
 
 
 class Generator(Protocol):
     def generate(
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
     ) -> list[RolloutOutput] | None:
-        """Completions of all requests, in order, on the main rank."""
+        """Completions of all requests, in order, on rank 0."""
         ...
 
 
@@ -42,7 +89,7 @@ class Rollouts(Generator, Protocol):
     """Version of the weights that the next completions come from."""
 
     max_model_length: int | None
-    """Longest prompt with completion in tokens, known on the main rank; None for no limit."""
+    """Longest prompt with completion in tokens, known on rank 0; None for no limit."""
 
     def publish_weights(self) -> None:
         """From here on completions come from the trainer's current weights."""
@@ -53,18 +100,18 @@ class Rollouts(Generator, Protocol):
         ...
 
     def take_metrics(self) -> dict[str, float]:
-        """What there is to log since the last call."""
+        """What to log since the last call."""
         ...
 
 
 def ignore_output(_output: RolloutOutput) -> None:
-    """The `OnOutput` of one who waits for all of them."""
+    """The `OnOutput` of a caller that waits for all of them."""
 
 
 class EmbeddedRollouts:
     """The transformers engine in each training process; every rank generates its share of the requests."""
 
-    def __init__(self, engine: TransformersEngine, backend: Backend, ranks: Ranks) -> None:
+    def __init__(self, engine: TransformersEngine, backend: TrainedPolicy, ranks: Ranks) -> None:
         self.engine, self.backend, self.ranks = engine, backend, ranks
         self.max_model_length: int | None = getattr(engine.config, "max_position_embeddings", None)
         self.weight_version = 0
@@ -83,92 +130,25 @@ class EmbeddedRollouts:
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
     ) -> list[RolloutOutput] | None:
         """As of `Rollouts`; the completions of the other ranks are given to `on_output` at the end."""
-        tensors = self.ranks.broadcast(_flatten_requests(requests) if requests is not None else None)
-        everyones = _restore_requests(tensors)
-        mine = everyones[self.ranks.rank :: self.ranks.world_size]
-        own = list(requests or ())[self.ranks.rank :: self.ranks.world_size]
-
-        def ended(number: int, output: RolloutOutput) -> None:
-            if own:
-                on_output(RolloutOutput(request_id=own[number].request_id, completions=output.completions))
-
+        rank, world_size = self.ranks.rank, self.ranks.world_size
+        asked = _encoded(RolloutBatch(requests=tuple(requests))).long() if requests is not None else None
+        told = self.ranks.broadcast(None if asked is None else [asked])[0]
+        mine = RolloutBatch.model_validate_json(bytes(told.tolist())).requests[rank::world_size]
         with self.ranks.busy():
-            outputs = self.engine.generate(mine, self.weight_version, on_done, ended)
-        flat = _Completions.of([completion for output in outputs for completion in output.completions])
-        gathered = [self.ranks.gather(tensor) for tensor in (flat.lengths, flat.reasons, flat.tokens, flat.logprobs)]
-        if requests is None:
+            outputs = self.engine.generate(
+                mine, self.weight_version, on_done, lambda _number, output: on_output(output) if requests else None
+            )
+        everyones = self.ranks.gather(_encoded(RolloutResponse(outputs=tuple(outputs))))
+        if requests is None or everyones is None:
             return None
-        restored: list[RolloutOutput | None] = [None] * len(requests)
-        for rank in range(self.ranks.world_size):
-            parts = [tensors[rank] for tensors in gathered if tensors is not None]
-            completions = _Completions(*parts).restore(self.weight_version)
-            for number in range(rank, len(requests), self.ranks.world_size):
-                request = requests[number]
-                taken, completions = completions[: request.n], completions[request.n :]
-                restored[number] = output = RolloutOutput(request_id=request.request_id, completions=tuple(taken))
-                if rank != self.ranks.rank:
-                    on_output(output)
-        return [output for output in restored if output is not None]
+        answers = {output.request_id: output for output in outputs}
+        for part in everyones[1:]:
+            for output in RolloutResponse.model_validate_json(bytes(part.tolist())).outputs:
+                answers[output.request_id] = output
+                on_output(output)
+        return [answers[request.request_id] for request in requests]
 
 
-@dataclass(frozen=True, slots=True)
-class _Completions:
-    """Completions as flat tensors: `lengths [N]`, `reasons [N]`, `tokens [sum]` int64, `logprobs [sum]` float32."""
-
-    lengths: Tensor
-    reasons: Tensor
-    tokens: Tensor
-    logprobs: Tensor
-
-    @staticmethod
-    def of(completions: Sequence[Completion]) -> _Completions:
-        return _Completions(
-            torch.tensor([len(c.token_ids) for c in completions], dtype=torch.long),
-            torch.tensor([_FINISH_REASONS.index(c.finish_reason) for c in completions], dtype=torch.long),
-            torch.tensor([token for c in completions for token in c.token_ids], dtype=torch.long),
-            torch.tensor([value for c in completions for value in c.logprobs], dtype=torch.float32),
-        )
-
-    def restore(self, weight_version: int) -> list[Completion]:
-        lengths = self.lengths.tolist()
-        return [
-            Completion(
-                token_ids=tuple(tokens.tolist()),
-                logprobs=tuple(logprobs.tolist()),
-                finish_reason=_FINISH_REASONS[reason],  # type: ignore[arg-type]
-                weight_version=weight_version,
-            )
-            for tokens, logprobs, reason in zip(
-                self.tokens.split(lengths), self.logprobs.split(lengths), self.reasons.tolist(), strict=True
-            )
-        ]
-
-
-def _flatten_requests(requests: Sequence[RolloutRequest]) -> list[Tensor]:
-    """Prompt lengths, prompt tokens, completions a prompt, seeds; which sampling, and the samplings as JSON."""
-    samplings = list(dict.fromkeys(request.sampling for request in requests))
-    columns = (
-        [len(request.prompt_token_ids) for request in requests],
-        [token for request in requests for token in request.prompt_token_ids],
-        [request.n for request in requests],
-        [seed for request in requests for seed in request.seeds or ()],
-        [samplings.index(request.sampling) for request in requests],
-        json.dumps([sampling.model_dump() for sampling in samplings]).encode(),
-    )
-    return [torch.tensor(list(column), dtype=torch.long) for column in columns]
-
-
-def _restore_requests(tensors: Sequence[Tensor]) -> list[RolloutRequest]:
-    lengths, tokens, counts, seeds, which, samplings = tensors
-    known = [SamplingParams(**values) for values in json.loads(bytes(samplings.tolist()))]
-    prompts, seeds_of = tokens.split(lengths.tolist()), seeds.split(counts.tolist())
-    return [
-        RolloutRequest(
-            request_id=str(number),
-            prompt_token_ids=tuple(prompt.tolist()),
-            n=len(own),
-            seeds=tuple(own.tolist()),
-            sampling=known[sampling],
-        )
-        for number, (prompt, own, sampling) in enumerate(zip(prompts, seeds_of, which.tolist(), strict=True))
-    ]
+def _encoded(message: RolloutBatch | RolloutResponse) -> Tensor:
+    """JSON as uint8 `[bytes]`: floats come back as they were."""
+    return torch.frombuffer(bytearray(message.model_dump_json().encode()), dtype=torch.uint8)

@@ -1,126 +1,100 @@
-"""Completions for the loop, of one turn or of several.
+"""What answers prompts for the loop: in one turn, or in several that a scheduler leads.
 
-Schedulers of several turns run in a thread of their own, and all trajectories of a round go on together: a scheduler's
-`infer_async` waits until every other trajectory waits too or has ended, then the turns of all are generated in one call
-of the engine, on all ranks. So batches, and with seeds the tokens, do not depend on how long a scheduler thinks.
+Schedulers run in a thread of their own, and all conversations of a round go on together: a scheduler's `infer_async`
+waits until every other conversation waits too or has ended, then the turns of all are generated in one call of the
+engine, on all ranks. So batches, and with seeds the tokens, do not depend on how long a scheduler thinks.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 import torch
-from pydantic import InstanceOf
 
+from swift_r1.data.prompts import PromptEncoder
 from swift_r1.data.types import Prompt
 from swift_r1.errors import RunFailed
 from swift_r1.plugins.protocol import RequestConfig, RolloutInferRequest
 from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler
 from swift_r1.rewards.construct import describe
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import Generator, OnDone, OnOutput, ignore_output
-from swift_r1.sampling.conversation import TurnFault
-from swift_r1.sampling.turn_engine import Play, playing, spans_of
+from swift_r1.sampling.base import Conversation, Generator, OnDone, ignore_output
+from swift_r1.sampling.transcript import TurnFault
+from swift_r1.sampling.turn_engine import Limits, Play, TurnEngine, playing, spans_of
 from swift_r1.wire import protocol as wire
 
 T = TypeVar("T")
 
+Asked = Sequence[tuple[Prompt, wire.RolloutRequest]]
+"""Prompts with the requests for their completions."""
 
-class Trajectory(wire.Completion):
-    """A completion of several turns; its tokens are all that follow the prompt, those of the messages between too.
-
-    Attributes:
-        loss_mask: one a token, True where it is trained; log-probs are 0 where the model did not write it.
-        prompt: the prompt of the first turn, with its tokens (an environment makes its own).
-        messages: the whole conversation.
-        text: the last message: the model's last turn, as the scheduler left it.
-        turn_token_ids: of each turn of the model.
-        turns: of the model.
-        infos: what the scheduler noted; `num_turns` at least.
-    """
-
-    loss_mask: tuple[bool, ...]
-    prompt: InstanceOf[Prompt]
-    messages: list[dict[str, Any]]
-    text: str
-    turns: int
-    turn_token_ids: tuple[tuple[int, ...], ...]
-    infos: dict[str, Any]
+OnGroup = Callable[[Sequence[Conversation]], None]
+"""Given all conversations of a prompt as soon as they have ended, on rank 0; must not wait."""
 
 
 class Turns(Protocol):
-    """What the loop and the evaluation ask for completions."""
+    """What the loop and the evaluation ask for conversations."""
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        requests: Sequence[wire.RolloutRequest] | None,
-        on_done: OnDone,
-        on_output: OnOutput,
-    ) -> list[wire.RolloutOutput] | None:
-        """Completions of all requests, in order, on the main rank. Collective; the others pass no requests.
+    def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
+        """Gives the conversations of each prompt to `on_group`, in any order.
 
-        `on_output` is given each request's as soon as they are there, in any order.
+        Collective; the other ranks pass None.
         """
         ...
 
 
 class OneTurn:
-    """A completion is what the engine gives."""
+    """A conversation is what the engine answers."""
 
-    def __init__(self, rollouts: Generator) -> None:
-        self.rollouts = rollouts
+    def __init__(self, rollouts: Generator, decode: Callable[[Sequence[int]], str]) -> None:
+        self.rollouts, self.decode = rollouts, decode
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        requests: Sequence[wire.RolloutRequest] | None,
-        on_done: OnDone,
-        on_output: OnOutput,
-    ) -> list[wire.RolloutOutput] | None:
-        return self.rollouts.generate(requests, on_done, on_output)
+    def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
+        prompts = {request.request_id: prompt for prompt, request in asked or ()}
+
+        def answered(output: wire.RolloutOutput) -> None:
+            prompt = prompts[output.request_id]
+            on_group([self._conversation(output.request_id, prompt, one) for one in output.completions])
+
+        self.rollouts.generate(None if asked is None else [request for _, request in asked], on_done, answered)
+
+    def _conversation(self, request_id: str, prompt: Prompt, completion: wire.Completion) -> Conversation:
+        ids = completion.token_ids
+        text = prompt.response_prefix + self.decode(ids)
+        messages = [*map(dict, prompt.messages), {"role": "assistant", "content": text}]
+        return Conversation(request_id, prompt, completion, (True,) * len(ids), (ids,), messages, text)
 
 
 class MultiTurn:
-    """A completion is a `Trajectory`; `stage` is None on all but the main rank."""
+    """Schedulers lead the conversations; `stage` is None on all ranks except rank 0."""
 
     def __init__(self, rollouts: Generator, ranks: Ranks, stage: Stage | None) -> None:
         self.rollouts, self.ranks, self.stage = rollouts, ranks, stage
 
-    def generate(
-        self,
-        prompts: Sequence[Prompt],
-        requests: Sequence[wire.RolloutRequest] | None,
-        on_done: OnDone,
-        on_output: OnOutput,
-    ) -> list[wire.RolloutOutput] | None:
-        ended: dict[int, wire.RolloutOutput] = {}
+    def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
         if self.stage is not None:
-            assert requests is not None
-            self.stage.begin(prompts, requests)
+            assert asked is not None
+            self.stage.begin(asked)
         while True:
-            asked = None
-            if self.stage is not None and requests is not None:
+            turns = None
+            if self.stage is not None:
                 with self.ranks.busy():
-                    asked = self.stage.asked(on_done)
-                for number, output in self.stage.outputs(requests):
-                    if number not in ended:
-                        ended[number] = output
-                        on_output(output)
-            count = self.ranks.broadcast(None if asked is None else [torch.tensor([len(asked)])])[0]
+                    turns = self.stage.asked(on_done)
+                for group in self.stage.take_ended():
+                    on_group(group)
+            count = self.ranks.broadcast(None if turns is None else [torch.tensor([len(turns)])])[0]
             if not int(count):
-                break
-            outputs = self.rollouts.generate(asked, lambda _count: None, ignore_output)
+                return
+            outputs = self.rollouts.generate(turns, lambda _count: None, ignore_output)
             if self.stage is not None:
                 assert outputs is not None
                 self.stage.answer([output.completions[0] for output in outputs])
-        return None if requests is None else [ended[number] for number in range(len(requests))]
 
 
 class Stage:
@@ -129,46 +103,39 @@ class Stage:
     Args:
         name: of the scheduler, for messages.
         timeout: seconds that schedulers may take between two turns of the model.
+        make_scheduler: makes one from its `infer_engine`.
+        encoder, ends, limits: of the `TurnEngine`.
     """
 
-    def __init__(self, name: str, timeout: float) -> None:
+    def __init__(
+        self,
+        name: str,
+        timeout: float,
+        make_scheduler: Callable[[TurnEngine], RolloutScheduler],
+        encoder: PromptEncoder,
+        ends: tuple[int, ...],
+        limits: Limits,
+    ) -> None:
         self._name, self._timeout = name, timeout
-        self._scheduler: RolloutScheduler | None = None
         self._plays: list[Play] = []
-        self._tasks: list[asyncio.Task[Trajectory]] = []
+        self._tasks: list[asyncio.Task[Conversation]] = []
+        self._groups: list[list[asyncio.Task[Conversation]]] = []  # not yet taken
         self._ended = 0
-        self._changed = asyncio.Event()
+        self._changed = asyncio.Event()  # a conversation has begun to wait, or has ended
+        self._scheduler = make_scheduler(TurnEngine(encoder, ends, limits, self._changed.set))
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="schedulers", daemon=True).start()
 
-    def notify(self) -> None:
-        """A trajectory has begun to wait, or has ended."""
-        self._changed.set()
-
-    def use(self, scheduler: RolloutScheduler) -> None:
-        self._scheduler = scheduler
-
-    def begin(self, prompts: Sequence[Prompt], requests: Sequence[wire.RolloutRequest]) -> None:
-        """Starts the trajectories of all requests."""
-        self._plays = [
-            Play(
-                prompt,
-                request.model_copy(
-                    update={
-                        "request_id": f"{request.request_id}/{index}",
-                        "n": 1,
-                        "seeds": request.seeds and request.seeds[index : index + 1],
-                    }
-                ),
-            )
-            for prompt, request in zip(prompts, requests, strict=True)
-            for index in range(request.n)
-        ]
+    def begin(self, asked: Asked) -> None:
+        """Starts the conversations of all requests."""
+        self._plays = [Play(prompt, _one_of(request, index)) for prompt, request in asked for index in range(request.n)]
         self._ended = 0
         self._call(self._start())
+        tasks = iter(self._tasks)
+        self._groups = [[next(tasks) for _ in range(request.n)] for _, request in asked]
 
     def asked(self, on_done: OnDone) -> list[wire.RolloutRequest]:
-        """The turns that trajectories wait for, once all wait or have ended; none when all have.
+        """The turns that conversations wait for, once all wait or have ended; none when all have.
 
         Raises:
             RunFailed: a scheduler failed, or needed more than its time.
@@ -180,7 +147,7 @@ class Stage:
         return [play.asked for play in self._plays if play.asked is not None]
 
     def answer(self, completions: Sequence[wire.Completion]) -> None:
-        """Goes on with the trajectories that waited, in the order of `asked`."""
+        """Continues the conversations that waited, in the order of `asked`."""
         waiting = [play.answer for play in self._plays if play.answer is not None]
 
         async def resume() -> None:
@@ -189,14 +156,11 @@ class Stage:
 
         self._call(resume())
 
-    def outputs(self, requests: Sequence[wire.RolloutRequest]) -> Iterator[tuple[int, wire.RolloutOutput]]:
-        """The number and the trajectories of each request all of whose trajectories have ended."""
-        tasks = iter(self._tasks)
-        for number, request in enumerate(requests):
-            own = [next(tasks) for _ in range(request.n)]
-            if all(task.done() for task in own):
-                trajectories = tuple(task.result() for task in own)
-                yield number, wire.RolloutOutput(request_id=request.request_id, completions=trajectories)
+    def take_ended(self) -> list[list[Conversation]]:
+        """The conversations of each request all of whose conversations have ended since the last call."""
+        ended = [group for group in self._groups if all(task.done() for task in group)]
+        self._groups = [group for group in self._groups if group not in ended]
+        return [[task.result() for task in group] for group in ended]
 
     def close(self) -> None:
         """Ends what still runs. A scheduler that hangs is left to its thread, which ends with the process."""
@@ -209,7 +173,7 @@ class Stage:
     async def _start(self) -> None:
         self._tasks = [asyncio.create_task(self._play(play)) for play in self._plays]
         for task in self._tasks:
-            task.add_done_callback(lambda _task: self.notify())
+            task.add_done_callback(lambda _task: self._changed.set())
 
     async def _end(self) -> None:
         for task in self._tasks:
@@ -224,8 +188,7 @@ class Stage:
     def _running(self) -> list[Play]:
         return [play for play, task in zip(self._plays, self._tasks, strict=True) if not task.done()]
 
-    async def _play(self, play: Play) -> Trajectory:
-        assert self._scheduler is not None
+    async def _play(self, play: Play) -> Conversation:
         playing.set(play)
         sampling = play.request.sampling
         request = RolloutInferRequest(
@@ -240,7 +203,7 @@ class Stage:
             output = await _run_of(self._scheduler)(request, config)
         except SystemExit as error:  # it would end the thread, and the run would wait for it
             raise TurnFault(f"it left with SystemExit({error.code})") from error
-        return _trajectory(play, output)
+        return _conversation(play, output)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -261,46 +224,54 @@ class Stage:
         return result
 
 
+def _one_of(request: wire.RolloutRequest, index: int) -> wire.RolloutRequest:
+    """The request for one of its completions."""
+    seeds = request.seeds and request.seeds[index : index + 1]
+    return request.model_copy(update={"request_id": f"{request.request_id}/{index}", "n": 1, "seeds": seeds})
+
+
 def _failure(task: asyncio.Task[Any]) -> BaseException | None:
     return asyncio.CancelledError("a task inside was cancelled") if task.cancelled() else task.exception()
 
 
-def _run_of(scheduler: Any) -> Callable[..., Awaitable[Any]]:
+def _run_of(scheduler: RolloutScheduler) -> Callable[..., Awaitable[Any]]:
     """A scheduler's `run`; but ours where it is the real ms-swift's loop over the turns, which keeps tokens itself."""
     run = type(scheduler).run
     theirs = run.__module__.startswith("swift.") and run.__qualname__ == "MultiTurnScheduler.run"
-    return partial(MultiTurnScheduler.run, scheduler) if theirs else scheduler.run
+    return partial(MultiTurnScheduler.run, scheduler) if theirs else scheduler.run  # type: ignore[arg-type]
 
 
-def _trajectory(play: Play, output: Any) -> Trajectory:
-    """The completion that a played trajectory is.
+def _conversation(play: Play, output: Any) -> Conversation:
+    """What was played.
 
     Raises:
-        TurnFault: the scheduler gave no trajectory, or one of other tokens than the model's.
+        TurnFault: the scheduler returned no rollout, or one with other tokens than the model's.
     """
-    conversation = play.conversation
+    transcript = play.transcript
     if not hasattr(output, "rollout_infos"):  # ms-swift's own class has the same fields
         raise TurnFault(f"run gave {type(output).__name__}, not one RolloutOutput")
-    if conversation is None or not conversation.sampled_length:
+    if transcript is None or not transcript.sampled_length:
         raise TurnFault("the trajectory ended without a turn of the model")
-    conversation.check_turns(output.response_token_ids or [], output.response_loss_mask or [])
-    end = conversation.sampled_length
-    messages = output.messages or conversation.messages
-    text = messages[-1]["content"] if messages[-1]["role"] == "assistant" else conversation.text
-    spans = spans_of(conversation.versions[:end])
+    transcript.check_turns(output.response_token_ids or [], output.response_loss_mask or [])
+    end = transcript.sampled_length
+    messages = output.messages or transcript.messages
+    spans = spans_of(transcript.versions[:end])
     versions = [version for _, version in spans]
-    return Trajectory(
-        token_ids=tuple(conversation.token_ids[:end]),
-        logprobs=tuple(conversation.logprobs[:end]),
+    completion = wire.Completion(
+        token_ids=tuple(transcript.token_ids[:end]),
+        logprobs=tuple(transcript.logprobs[:end]),
         finish_reason=play.finish_reason,
         weight_version=min(versions),
         newest_weight_version=max(versions) if len(spans) > 1 else None,
         weight_versions=spans if len(spans) > 1 else None,
-        loss_mask=tuple(conversation.loss_mask[:end]),
+    )
+    return Conversation(
+        request_id=play.request.request_id.rpartition("/")[0],
         prompt=play.prompt,
+        completion=completion,
+        loss_mask=tuple(transcript.loss_mask[:end]),
+        turns=transcript.turn_token_ids,
         messages=messages,
-        text=text,
-        turns=conversation.turns,
-        turn_token_ids=conversation.turn_token_ids,
-        infos={"num_turns": conversation.turns} | (output.rollout_infos or {}),
+        text=messages[-1]["content"] if messages[-1]["role"] == "assistant" else transcript.text,
+        infos={"num_turns": transcript.turns} | (output.rollout_infos or {}),
     )

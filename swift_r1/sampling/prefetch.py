@@ -1,6 +1,6 @@
-"""Generating ahead (`--async_generate true`): coming rounds are rolled out and scored while the trainer trains.
+"""Prefetching (`--async_generate true`): coming rounds are sampled and scored while the trainer trains.
 
-Threads of the main rank run the same `Collector` as a synchronous run, one round each. Round `n` may begin once weights
+Threads of rank 0 run the same `RoundSampler` as a synchronous run, one round each. Round `n` may begin once weights
 of `n - K` rounds are served, so that it is at most `K` rounds old (`--max_staleness`) when its turn comes. Rounds begin
 in order, and a round begins when three quarters of the one before it are answered: the engine is not left with a
 round's last long completions alone, and the round that the trainer waits for is not slowed down by the next. Where a
@@ -16,80 +16,82 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from swift_r1.arguments import RlhfArguments
 from swift_r1.errors import RunFailed
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.runtime.watchdog import Watchdog
-from swift_r1.sampling.collecting import Collector
-from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Stage
+from swift_r1.sampling.base import Generator
+from swift_r1.sampling.multi_turn import Turns
 from swift_r1.sampling.pool.pool import Fleet
 from swift_r1.sampling.pool.session import ServerLink, ServerLost
 from swift_r1.sampling.prefetch_rollouts import AheadRollouts
 from swift_r1.sampling.remote import ServerRollouts
+from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.sampling.staleness import ServedVersions, oldest_rounds, staleness_metrics
 from swift_r1.tracking.recorder import SilentRecorder
 from swift_r1.tracking.stopwatch import Stopwatch
-from swift_r1.training.batch.batching import RoundBatch
-from swift_r1.training.context import Parts
 
 logger = logging.getLogger("swift_r1.training")
 
-_TELL_S = 2.0  # between two words on how a round stands
+MakeTurns = Callable[[Generator, Ranks], Turns]
+
+_TELL_S = 2.0  # between two reports of how a round stands
 _LOOK_S = 0.5  # between two looks whether a lost server is back by itself
 _CLOSE_S = 10.0
 _ENOUGH = 0.75  # of a round answered, so that the next may begin
 
 
+def prefetches(args: RlhfArguments) -> bool:
+    return args.async_generate and args.max_staleness > 0
+
+
 class _Ended(Exception):
-    """The run is over: nobody wants the round."""
+    """The run is over: the round is no longer needed."""
 
 
 @dataclass(slots=True, eq=False)
-class Round:
-    """A round in the making, or made; `position` of the prompts after it, once the next may begin."""
+class _Round:
+    """A round under way, or ended; `position` of the prompts after it, once the next may begin."""
 
     number: int
     asked: int = 0
     answered: int = 0
     position: tuple[int, str] | None = None
-    rolled_out: tuple[RoundBatch, ScoredRound] | None = None
+    scored: ScoredRound | None = None
     fault: Exception | None = None
     ended: bool = False
 
 
 @dataclass(eq=False)
-class _Heard(SilentRecorder):
-    """What the collector of a round tells, to `Rounds`."""
+class _AskedRecorder(SilentRecorder):
+    """Hears how many completions a round asks for."""
 
-    rounds: Rounds
-    round: Round
+    on_asked: Callable[[int], None]
 
     def phase(self, name: str, total: int) -> None:
-        self.rounds.changed(self.round, asked=total)
-
-    def phase_advance(self, count: int) -> None:
-        self.rounds.changed(self.round, answered=count)
+        self.on_asked(total)
 
 
-class Rounds:
-    """The rounds under way and those that wait for the trainer; on the main rank.
+class Prefetcher:
+    """The rounds under way and those that wait for the trainer; on rank 0.
 
     Args:
-        parts: of the run.
+        sampler: of the run.
         link, served: of the run's server.
-        stage: where trajectories of several turns are played, not that of the trainer's thread.
+        make_turns: what answers prompts in a round's thread.
     """
 
-    def __init__(self, parts: Parts, link: ServerLink | Fleet, served: ServedVersions, stage: Stage | None) -> None:
-        assert parts.main is not None
-        self.parts, self.link, self.served, self.stage = parts, link, served, stage
-        self.position = (parts.main.prompts.taken, parts.main.prompts.digest)
-        self._in_order = stage is not None or parts.args.dynamic_sample
+    def __init__(
+        self, sampler: RoundSampler, link: ServerLink | Fleet, served: ServedVersions, make_turns: MakeTurns
+    ) -> None:
+        self.sampler, self.link, self.served, self._make_turns = sampler, link, served, make_turns
+        self.position = sampler.position
+        self._staleness = sampler.args.max_staleness
+        self._in_order = sampler.args.multi_turn_scheduler is not None or sampler.args.dynamic_sample
         self._changed = threading.Condition()
-        self._rounds: dict[int, Round] = {}
+        self._rounds: dict[int, _Round] = {}
         self._next: int | None = None
         self._end = 0
         self._parked: set[object] = set()  # threads that wait for a lost server
@@ -99,12 +101,12 @@ class Rounds:
     # The trainer's thread
 
     def allow(self, begun: int, trained: int) -> None:
-        """Weights of `trained` rounds are served: rounds may begin that they are fresh enough for, but for the `begun`
-        ones that the trainer has had."""
+        """Weights of `trained` rounds are served: the rounds that they are fresh enough for may begin, after the
+        `begun` ones that the trainer has taken."""
         with self._changed:
             if self._next is None:
                 self._next = begun
-            self._end = min(trained + self.parts.args.max_staleness + 1, self.parts.plan.rounds)
+            self._end = min(trained + self._staleness + 1, self.sampler.plan.rounds)
             self._begin()
 
     def restored(self) -> None:
@@ -113,8 +115,8 @@ class Rounds:
             self._parked.clear()
             self._changed.notify_all()
 
-    def wait(self, number: int, heard: Callable[[Round], None]) -> None:
-        """Until round `number` has ended; `heard` is told every few seconds how it stands.
+    def wait(self, number: int, on_answered: Callable[[int], None]) -> None:
+        """Until round `number` has ended; `on_answered` is told every few seconds how many completions are there.
 
         Raises:
             ServerLost: a round waits for its server to be restored.
@@ -130,19 +132,19 @@ class Rounds:
                     raise ServerLost
                 self._changed.wait(_LOOK_S)
             if time.monotonic() > told + _TELL_S:
-                heard(round_)
+                on_answered(round_.answered)
                 told = time.monotonic()
-        heard(round_)
+        on_answered(round_.answered)
         if round_.fault is not None:
             raise round_.fault
 
-    def take(self, number: int) -> tuple[RoundBatch, ScoredRound]:
+    def take(self, number: int) -> ScoredRound:
         """A round that has ended well."""
         with self._changed:
             round_ = self._rounds.pop(number)
-        assert round_.rolled_out is not None and round_.position is not None
+        assert round_.scored is not None and round_.position is not None
         self.position = round_.position
-        return round_.rolled_out
+        return round_.scored
 
     def close(self) -> None:
         """Calls off what is under way."""
@@ -158,6 +160,7 @@ class Rounds:
     # The rounds' threads
 
     def check_going_on(self) -> None:
+        """Raises once the run is over."""
         if self._closed:
             raise _Ended
 
@@ -176,7 +179,7 @@ class Rounds:
         with self._changed:
             self._parked.discard(me)
 
-    def changed(self, round_: Round, asked: int = 0, answered: int = 0) -> None:
+    def _count(self, round_: _Round, asked: int = 0, answered: int = 0) -> None:
         """`asked` and `answered` completions more."""
         with self._changed:
             round_.asked += asked
@@ -193,141 +196,119 @@ class Rounds:
         before = self._rounds.get(number - 1)
         if before is not None and (before.position is None or before.fault is not None):
             return
-        self._rounds[number] = round_ = Round(number)
+        self._rounds[number] = round_ = _Round(number)
         self._next = number + 1
         self._threads = [thread for thread in self._threads if thread.is_alive()]
         thread = threading.Thread(target=self._run, args=(round_,), name=f"round {number}", daemon=True)
         self._threads.append(thread)
         thread.start()
 
-    def _pass_on(self, round_: Round) -> None:
+    def _pass_on(self, round_: _Round) -> None:
         """The next round may take its prompts. Under the lock."""
         if round_.position is None:
-            assert self.parts.main is not None
-            prompts = self.parts.main.prompts
-            round_.position = (prompts.taken, prompts.digest)
+            round_.position = self.sampler.position
             self._begin()
 
-    def _run(self, round_: Round) -> None:
-        stopwatch = Stopwatch()
+    def _run(self, round_: _Round) -> None:
+        began = time.perf_counter()
         try:
-            with stopwatch.timed("ahead"):
-                step = round_.number * self.parts.plan.optimizer_steps_per_round
-                batch, scored = Collector(self._parts_of(round_), Stopwatch()).roll_out(round_.number, step)
+            step = round_.number * self.sampler.plan.optimizer_steps_per_round
+            scored = self._sampler_of(round_).sample(round_.number, step)
             assert scored is not None
-            scored.metrics["rollout/ahead_seconds"] = stopwatch.take()["ahead"]
-            round_.rolled_out = batch, scored
+            scored.metrics["rollout/ahead_seconds"] = time.perf_counter() - began
+            round_.scored = scored
         except Exception as error:  # noqa: BLE001  whatever it is, the trainer's thread raises it
             round_.fault = error
         finally:
             with self._changed:
-                if round_.rolled_out is None and round_.fault is None:
+                if round_.scored is None and round_.fault is None:
                     round_.fault = RunFailed(f"the thread of round {round_.number} has ended")
                 round_.ended = True
                 if round_.fault is None:
                     self._pass_on(round_)
                 self._changed.notify_all()
 
-    def _parts_of(self, round_: Round) -> Parts:
-        """What a round's collector works with: it is alone, and what it tells is for `Rounds`."""
-        alone = Ranks(0, 1, self.parts.ranks.device, None)
-        oldest = round_.number - self.parts.args.max_staleness
-        rollouts = AheadRollouts(self.link, self.served, oldest, self)
+    def _sampler_of(self, round_: _Round) -> RoundSampler:
+        """The run's, without the other ranks, and watched by this object alone: the watchdog and the recorder hear of
+        what the trainer's thread waits for."""
+        alone = Ranks(0, 1, self.sampler.ranks.device, None)
+        rollouts = AheadRollouts(self.link, self.served, round_.number - self._staleness, self)
         return replace(
-            self.parts,
+            self.sampler,
             ranks=alone,
-            turns=OneTurn(rollouts) if self.stage is None else MultiTurn(rollouts, alone, self.stage),
-            recorder=_Heard(self, round_),
-            # The run's own hears of what the trainer's thread waits for.
-            watchdog=Watchdog(0, self.parts.ranks.rank),
+            turns=self._make_turns(rollouts, alone),
+            recorder=_AskedRecorder(lambda count: self._count(round_, asked=count)),
+            stopwatch=Stopwatch(),
+            progress=lambda _doing: None,
+            on_done=lambda count: self._count(round_, answered=count),
         )
 
 
-def open_collector(parts: Parts, stopwatch: Stopwatch) -> Collector | AheadCollector:
-    """What rolls rounds out as the flags say."""
-    if not generates_ahead(parts.args):
-        return Collector(parts, stopwatch)
-    rollouts = parts.rollouts
-    assert isinstance(rollouts, ServerRollouts)
-    rounds = None
-    if rollouts.link is not None:
-        rounds = Rounds(parts, rollouts.link, rollouts.served, parts.main and parts.main.stage_ahead)
-    return AheadCollector(parts, stopwatch, rollouts, rounds)
+class PrefetchedRounds:
+    """`RoundSampler` of a run that prefetches; `prefetcher` on rank 0 alone. All methods are collective."""
 
+    def __init__(self, sampler: RoundSampler, rollouts: ServerRollouts, make_turns: MakeTurns) -> None:
+        self.sampler, self.rollouts = sampler, rollouts
+        self.prefetcher = None
+        if rollouts.link is not None:
+            self.prefetcher = Prefetcher(sampler, rollouts.link, rollouts.served, make_turns)
 
-def generates_ahead(args: RlhfArguments) -> bool:
-    return args.async_generate and args.max_staleness > 0
-
-
-@dataclass
-class AheadCollector:
-    """The `Collector` of a run that generates ahead; `rounds` on the main rank alone. All methods are collective."""
-
-    parts: Parts
-    stopwatch: Stopwatch
-    rollouts: ServerRollouts
-    rounds: Rounds | None
-    _heard: int = field(default=0, init=False)
-
-    def publish(self, begun: int, in_the_middle: bool) -> None:
-        """As of `Collector`, while the server goes on generating; rounds may begin that these are fresh enough for."""
+    def publish_weights(self, begun: int, in_the_middle: bool) -> None:
+        """As of `RoundSampler`, while the server goes on generating; then rounds may begin that these are fresh enough
+        for."""
         trained = begun - in_the_middle
         self.rollouts.served.rounds = trained
         self.rollouts.publish_weights()
-        if self.rounds is not None:
-            self.rounds.restored()
-            self.rounds.allow(begun, trained)
+        if self.prefetcher is not None:
+            self.prefetcher.restored()
+            self.prefetcher.allow(begun, trained)
 
-    def roll_out(self, number: int, step: int) -> tuple[RoundBatch, ScoredRound | None]:
-        """As `Collector.roll_out`; waits for the round where it is not there yet.
+    def sample(self, number: int, step: int) -> ScoredRound | None:
+        """As `RoundSampler.sample`; waits for the round where it is not there yet.
 
         Raises:
             RunFailed: a completion is older than `--max_staleness` allows.
         """
-        parts, again = self.parts, False
-        self._heard = 0
-        parts.watchdog.progress("generation")
-        parts.recorder.phase("generating", parts.plan.completions_per_round)
+        sampler, prefetcher = self.sampler, self.prefetcher
+        known, again = 0, False
+        sampler.progress("generation")
+        sampler.recorder.phase("generating", sampler.plan.completions_per_round)
+
+        def on_answered(answered: int) -> None:
+            nonlocal known
+            if answered > known:
+                sampler.on_done(answered - known)
+                known = answered
 
         def wait(_link: ServerLink | Fleet) -> None:
             nonlocal again
-            assert self.rounds is not None
+            assert prefetcher is not None
             if again:
-                self.rounds.restored()
+                prefetcher.restored()
             again = True
-            self.rounds.wait(number, self._hear)
+            prefetcher.wait(number, on_answered)
 
-        with self.stopwatch.timed("generate"):
+        with sampler.stopwatch.timed("generate"):
             self.rollouts.attend(wait)
-        parts.recorder.phase_end()
-        if self.rounds is None:
-            return RoundBatch(*parts.ranks.broadcast(None)), None
-        batch, scored = self.rounds.take(number)
-        self._check(number, scored)
-        if parts.ranks.world_size > 1:
-            parts.ranks.broadcast(batch.tensors())
-        return batch, scored
-
-    @property
-    def position(self) -> tuple[int, str]:
-        """As of `Collector`: what later rounds have taken does not count, a resumed run takes it again."""
-        assert self.rounds is not None
-        return self.rounds.position
-
-    def close(self) -> None:
-        if self.rounds is not None:
-            self.rounds.close()
-
-    def _hear(self, round_: Round) -> None:
-        if round_.answered > self._heard:
-            self.parts.completions_done(round_.answered - self._heard)
-            self._heard = round_.answered
-
-    def _check(self, number: int, scored: ScoredRound) -> None:
-        completions = [item.completion for item in scored.trained + scored.dropped]
-        rounds, allowed = oldest_rounds(completions, self.rollouts.served), self.parts.args.max_staleness
+        sampler.recorder.phase_end()
+        if prefetcher is None:
+            return None
+        scored = prefetcher.take(number)
+        completions = [item.conversation.completion for item in scored.generated]
+        rounds, allowed = oldest_rounds(completions, self.rollouts.served), sampler.args.max_staleness
         if number - rounds > allowed:
             raise RunFailed(
                 f"round {number} has completions by weights of {rounds} rounds, older than --max_staleness {allowed}"
             )
-        scored.metrics |= staleness_metrics(completions, number, self.rollouts.served)
+        scored.metrics.update(staleness_metrics(completions, number, self.rollouts.served))
+        return scored
+
+    @property
+    def position(self) -> tuple[int, str]:
+        """As of `RoundSampler`: what later rounds have taken does not count, a resumed run takes it again."""
+        assert self.prefetcher is not None
+        return self.prefetcher.position
+
+    def close(self) -> None:
+        if self.prefetcher is not None:
+            self.prefetcher.close()

@@ -16,12 +16,11 @@ import torch
 from swift_r1.errors import EXIT_SERVER_UNREACHABLE, RunFailed, ServerUnreachable, SwiftError
 from swift_r1.models.weights import adapter_weights, policy_weights
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import OnDone, OnOutput
+from swift_r1.sampling.base import OnDone, OnOutput, TrainedPolicy
 from swift_r1.sampling.pool.pool import Fleet
 from swift_r1.sampling.pool.session import ServerLink, ServerLost
 from swift_r1.sampling.staleness import ServedVersions
 from swift_r1.sampling.weight_check import mean_difference, own_logprobs, probe_sequences, tolerance
-from swift_r1.training.backends.base import Backend
 from swift_r1.weights.expected import as_in_checkpoint
 from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, RolloutRequest
 
@@ -52,7 +51,7 @@ class ServerRollouts:
     def __init__(
         self,
         link: ServerLink | Fleet | None,
-        backend: Backend,
+        backend: TrainedPolicy,
         ranks: Ranks,
         first_version: int,
         check_steps: int = 0,

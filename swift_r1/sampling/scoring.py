@@ -1,4 +1,4 @@
-"""From completions to rewards: what the reward functions see, and what the loop and the logs get back."""
+"""From conversations to rewards: what the reward functions see, and what the loop and the logs get back."""
 
 from __future__ import annotations
 
@@ -6,48 +6,12 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from swift_r1.algorithms.rewards import Composition, group_statistics, mean, sample_std
 from swift_r1.data.types import Prompt
 from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
-from swift_r1.sampling.multi_turn import Trajectory
-from swift_r1.wire.protocol import Completion, RolloutOutput
-
-
-class Scores(NamedTuple):
-    """A scored round: its completions, each function's answers, and what the functions were given."""
-
-    completions: list[ScoredCompletion]
-    columns: list[RewardColumn]
-    batch: RewardBatch
-
-
-@dataclass(slots=True)
-class ScoredRound:
-    """All completions that were generated for a round.
-
-    Attributes:
-        trained: whole groups, one after another.
-        dropped: of groups without signal that others took the place of (`--dynamic_sample`).
-        parts: each generation call's scores; together they hold the same completions.
-        without_signal: groups among the trained ones that teach nothing, where that was counted.
-        metrics: more to log of the round.
-    """
-
-    trained: list[ScoredCompletion]
-    dropped: list[ScoredCompletion]
-    parts: list[Scores]
-    without_signal: int
-    metrics: dict[str, float] = field(default_factory=dict)
-
-    def replace_groups(self, places: Sequence[int], fresh: Scores, size: int) -> None:
-        """Puts the groups of `fresh` (of `size` completions each) where the groups at `places` are."""
-        self.parts.append(fresh)
-        for number, place in enumerate(places):
-            group = slice(place * size, (place + 1) * size)
-            self.dropped += self.trained[group]
-            self.trained[group] = fresh.completions[number * size : (number + 1) * size]
+from swift_r1.sampling.base import Conversation
 
 
 class OpenBatch(Protocol):
@@ -64,34 +28,74 @@ OpenRewards = Callable[[Mapping[str, int]], OpenBatch]
 
 @dataclass(frozen=True, slots=True)
 class ScoredCompletion:
-    """One completion with its prompt, text and rewards.
+    """A conversation with its rewards.
 
     Attributes:
         group: number of its prompt within the round; those of resampled prompts follow the first ones.
         rewards: each function's value by name; None for no opinion, NaN where invalid.
         reward: their weighted sum; NaN where no advantage can be computed from it.
-        objective: what the advantage is computed from; the reward but for `normalize_then_sum`.
+        objective: what the advantage is computed from: the reward, except with `normalize_then_sum`.
     """
 
-    request_id: str
+    conversation: Conversation
     group: int
-    prompt: Prompt
-    completion: Completion
-    text: str
     rewards: Mapping[str, float | None]
     reward: float
     objective: float
 
 
+@dataclass(frozen=True, slots=True)
+class ScoredRound:
+    """All completions that were generated for a round.
+
+    Attributes:
+        trained: whole groups, one after another.
+        calls: what the reward functions were given and answered, for each time that prompts were sampled; together
+            they hold the completions of `trained` and `dropped`.
+        dropped: of groups without signal that others have replaced (`--dynamic_sample`).
+        metrics: more to log of the round.
+    """
+
+    trained: Sequence[ScoredCompletion]
+    calls: Sequence[tuple[RewardBatch, Sequence[RewardColumn]]]
+    dropped: Sequence[ScoredCompletion] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def generated(self) -> list[ScoredCompletion]:
+        return [*self.trained, *self.dropped]
+
+    def with_groups_replaced(self, places: Sequence[int], fresh: ScoredRound, size: int) -> ScoredRound:
+        """With the groups of `fresh` (of `size` completions each) where the groups at `places` are."""
+        trained, dropped = list(self.trained), list(self.dropped)
+        for number, place in enumerate(places):
+            group = slice(place * size, (place + 1) * size)
+            dropped += trained[group]
+            trained[group] = fresh.trained[number * size : (number + 1) * size]
+        return replace(self, trained=trained, dropped=dropped, calls=[*self.calls, *fresh.calls])
+
+    def columns(self) -> list[RewardColumn]:
+        """Each function's answers to several calls as if they had been one."""
+        pooled = []
+        for answers in zip(*(columns for _, columns in self.calls), strict=True):
+            values: list[float | None] = []
+            invalid: list[InvalidReward] = []
+            for column in answers:
+                invalid += [replace(item, index=len(values) + item.index) for item in column.invalid]
+                values += column.values
+            seconds = sum(column.seconds for column in answers)
+            pooled.append(RewardColumn(answers[0].name, tuple(values), tuple(invalid), seconds))
+        return pooled
+
+
 class Scoring:
-    """Gives each prompt's completions to the reward functions as they come, and puts all of it together at the end.
+    """Gives the conversations of each prompt to the reward functions as they come, and returns all of them at the end.
 
     The result does not depend on the order in which they came.
 
     Args:
-        prompts: those that completions are asked for, in order; they are numbered from `first_group`.
-        request_ids: of the prompts; the outputs' tell whose they are.
-        decode: token ids to text.
+        prompts: those that are asked, in order; they are numbered from `first_group`.
+        request_ids: of the prompts.
         open_rewards: of the reward functions.
         compose: their values to one reward.
         trainer_state: what the rewards are told of the run.
@@ -101,78 +105,67 @@ class Scoring:
         self,
         prompts: Sequence[Prompt],
         request_ids: Sequence[str],
-        decode: Callable[[Sequence[int]], str],
         open_rewards: OpenRewards,
         compose: Composition,
         trainer_state: Mapping[str, int],
         first_group: int = 0,
     ) -> None:
-        self._prompts, self._decode, self._compose, self._first = prompts, decode, compose, first_group
+        self._compose, self._first = compose, first_group
         self._places = {request_id: place for place, request_id in enumerate(request_ids)}
         if len(self._places) != len(prompts):
             raise ValueError(f"{len(prompts)} prompts have {len(self._places)} different request ids")
         self._names = sorted({name for prompt in prompts for name in prompt.columns})
         self._batch = open_rewards(trainer_state)
-        self._groups: dict[int, list[ScoredCompletion]] = {}
+        self._groups: dict[int, Sequence[Conversation]] = {}
 
-    def add(self, output: RolloutOutput) -> None:
-        """Takes all completions of one prompt; does not wait for their rewards."""
-        place = self._places[output.request_id]
-        group = [self._unscored(place, output.request_id, completion) for completion in output.completions]
+    def add(self, group: Sequence[Conversation]) -> None:
+        """Takes all conversations of one prompt; does not wait for their rewards."""
+        place = self._places[group[0].request_id]
         self._groups[place] = group
         self._batch.add(place, self._reward_batch(group))
 
-    def result(self) -> Scores:
+    def result(self) -> ScoredRound:
         """Everything scored, in the order of the prompts; waits for the rewards.
 
         Raises:
-            ValueError: completions of a prompt were not added.
+            ValueError: conversations of a prompt were not added.
         """
-        if len(self._groups) != len(self._prompts):
-            raise ValueError(f"{len(self._prompts) - len(self._groups)} prompts have no completions")
+        if len(self._groups) != len(self._places):
+            raise ValueError(f"{len(self._places) - len(self._groups)} prompts have no completions")
         batch, columns = self._batch.result()
         totals = self._compose([column.values for column in columns], batch.columns["is_truncated"], batch.group_size)
-        completions = [item for place in sorted(self._groups) for item in self._groups[place]]
+        ended = [(one, self._first + place) for place in sorted(self._groups) for one in self._groups[place]]
         scored = [
-            replace(
-                item,
+            ScoredCompletion(
+                conversation=conversation,
+                group=group,
                 rewards={column.name: column.values[i] for column in columns},
                 reward=totals.rewards[i],
                 objective=totals.objectives[i],
             )
-            for i, item in enumerate(completions)
+            for i, (conversation, group) in enumerate(ended)
         ]
-        return Scores(scored, list(columns), batch)
+        return ScoredRound(scored, [(batch, list(columns))])
 
-    def _unscored(self, place: int, request_id: str, completion: Completion) -> ScoredCompletion:
-        played = completion if isinstance(completion, Trajectory) else None
-        prompt = played.prompt if played else self._prompts[place]
-        text = played.text if played else prompt.response_prefix + self._decode(completion.token_ids)
-        return ScoredCompletion(request_id, self._first + place, prompt, completion, text, {}, math.nan, math.nan)
-
-    def _reward_batch(self, group: Sequence[ScoredCompletion]) -> RewardBatch:
-        columns: dict[str, list[Any]] = {
-            name: [item.prompt.columns.get(name) for item in group] for name in self._names
-        }
+    def _reward_batch(self, group: Sequence[Conversation]) -> RewardBatch:
+        columns: dict[str, list[Any]] = {name: [one.prompt.columns.get(name) for one in group] for name in self._names}
         columns |= {
-            "messages": [_messages(item) for item in group],
-            "prompt_id": [item.prompt.prompt_id for item in group],
-            "request_id": [item.request_id for item in group],
-            "dataset": [item.prompt.dataset for item in group],
-            "finish_reason": [item.completion.finish_reason for item in group],
-            "is_truncated": [item.completion.finish_reason == "length" for item in group],
-            "response_token_ids": [_written_ids(item.completion) for item in group],
+            "messages": [one.messages for one in group],
+            "prompt_id": [one.prompt.prompt_id for one in group],
+            "request_id": [one.request_id for one in group],
+            "dataset": [one.prompt.dataset for one in group],
+            "finish_reason": [one.completion.finish_reason for one in group],
+            "is_truncated": [one.completion.finish_reason == "length" for one in group],
+            "response_token_ids": [_written_ids(one) for one in group],
         }
-        played = [item.completion for item in group if isinstance(item.completion, Trajectory)]
-        if len(played) == len(group):
-            columns["rollout_infos"] = [one.infos for one in played]
-        return RewardBatch([item.text for item in group], columns, len(group))
+        if group[0].infos is not None:
+            columns["rollout_infos"] = [one.infos for one in group]
+        return RewardBatch([one.text for one in group], columns, len(group))
 
 
-def _messages(item: ScoredCompletion) -> list[dict[str, Any]]:
-    if isinstance(item.completion, Trajectory):
-        return item.completion.messages
-    return [*map(dict, item.prompt.messages), {"role": "assistant", "content": item.text}]
+def _written_ids(one: Conversation) -> list[Any]:
+    """The tokens that the policy wrote; with a scheduler a list per turn."""
+    return list(one.turns[0]) if one.infos is None else list(map(list, one.turns))
 
 
 def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardColumn]) -> dict[str, float]:
@@ -196,49 +189,33 @@ def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardC
     return metrics
 
 
-def _written_ids(completion: Completion) -> list[Any]:
-    """The tokens that the policy wrote; of several turns a list each."""
-    if isinstance(completion, Trajectory):
-        return list(map(list, completion.turn_token_ids))
-    return list(completion.token_ids)
-
-
-def loss_mask(completion: Completion) -> Sequence[bool]:
-    """One a token, True where the policy wrote it and it is to be trained."""
-    return completion.loss_mask if isinstance(completion, Trajectory) else (True,) * len(completion.token_ids)
-
-
 def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
-    """Lengths in tokens and the share that was cut off; of several turns also their number, and the share of the tokens
-    that is trained."""
-    lengths = [len(item.completion.token_ids) for item in scored]
-    turns = [item.completion.turns for item in scored if isinstance(item.completion, Trajectory)]
+    """Lengths in tokens and the share that was cut off; with a scheduler also the number of turns, and the share of
+    tokens that is trained."""
+    talks = [item.conversation for item in scored]
+    lengths = [len(talk.completion.token_ids) for talk in talks]
     several = {}
-    if turns:
+    if talks[0].infos is not None:
+        turns = [len(talk.turns) for talk in talks]
         several = {
             "multi_turn/mean_turns": mean(turns),
             "multi_turn/max_turns": float(max(turns)),
-            "multi_turn/trained_tokens": sum(sum(loss_mask(item.completion)) for item in scored) / sum(lengths),
+            "multi_turn/trained_tokens": sum(sum(talk.loss_mask) for talk in talks) / sum(lengths),
         }
     return several | {
         "completions/mean_length": mean(lengths),
         "completions/max_length": float(max(lengths)),
-        "completions/clipped_ratio": mean([float(item.completion.finish_reason == "length") for item in scored]),
+        "completions/clipped_ratio": mean([float(talk.completion.finish_reason == "length") for talk in talks]),
     }
 
 
-def pooled_columns(parts: Sequence[Scores]) -> list[RewardColumn]:
-    """Each function's answers of several calls as if they had been one."""
-    pooled = []
-    for answers in zip(*(part.columns for part in parts), strict=True):
-        values: list[float | None] = []
-        invalid: list[InvalidReward] = []
-        for column in answers:
-            invalid += [replace(item, index=len(values) + item.index) for item in column.invalid]
-            values += column.values
-        seconds = sum(column.seconds for column in answers)
-        pooled.append(RewardColumn(answers[0].name, tuple(values), tuple(invalid), seconds))
-    return pooled
+def round_metrics(scored: ScoredRound) -> dict[str, float]:
+    """What to log of a round, over all that was generated: completions of replaced groups too."""
+    everything = scored.generated
+    metrics = reward_metrics(everything, scored.columns()) | completion_metrics(everything)
+    versions = [item.conversation.completion.weight_version for item in everything]
+    metrics["rollout/weight_version"] = float(min(versions))
+    return metrics | scored.metrics
 
 
 def completion_row(item: ScoredCompletion, step: int, advantage: float | None, dropped: bool = False) -> dict[str, Any]:
@@ -246,30 +223,27 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
 
     `completion` is the text as the rewards saw it, a response prefix included, which is the end of `prompt` too.
     """
-    played = item.completion
-    row = {
+    talk, completion = item.conversation, item.conversation.completion
+    row: dict[str, Any] = {
         "step": step,
-        "prompt_id": item.prompt.prompt_id,
-        "request_id": item.request_id,
+        "prompt_id": talk.prompt.prompt_id,
+        "request_id": talk.request_id,
         "group": item.group,
-        "prompt": item.prompt.text,
-        "completion": item.text,
+        "prompt": talk.prompt.text,
+        "completion": talk.text,
         **{f"rewards/{name}": value for name, value in item.rewards.items()},
         "reward": item.reward,
         "advantage": advantage,
-        "finish_reason": item.completion.finish_reason,
-        "weight_version": played.weight_version,
-        **_several_versions(played),
-        **({"turns": played.turns, "messages": played.messages} if isinstance(played, Trajectory) else {}),
-        **({"dropped": True} if dropped else {}),
+        "finish_reason": completion.finish_reason,
+        "weight_version": completion.weight_version,
     }
+    if completion.newest_weight_version is not None:  # several versions wrote it; `weight_version` is the oldest
+        row["newest_weight_version"] = completion.newest_weight_version
+        if completion.weight_versions:
+            row["weight_versions"] = completion.weight_versions
+    if talk.infos is not None:
+        row |= {"turns": len(talk.turns), "messages": talk.messages}
+    if dropped:
+        row["dropped"] = True
     # A column of the data may have the name of a field: both are kept.
-    return row | {f"columns/{name}" if name in row else name: value for name, value in item.prompt.columns.items()}
-
-
-def _several_versions(completion: Completion) -> dict[str, Any]:
-    """What there is to say beside the oldest version: nothing of a completion that one wrote."""
-    if completion.newest_weight_version is None:
-        return {}
-    spans = completion.weight_versions
-    return {"newest_weight_version": completion.newest_weight_version} | ({"weight_versions": spans} if spans else {})
+    return row | {f"columns/{name}" if name in row else name: value for name, value in talk.prompt.columns.items()}

@@ -1,4 +1,4 @@
-"""What a scheduler of several turns has as `infer_engine`: it keeps each trajectory's tokens, and waits for turns."""
+"""What a scheduler of several turns gets as `infer_engine`: it keeps each conversation's tokens and waits for turns."""
 
 from __future__ import annotations
 
@@ -19,37 +19,20 @@ from swift_r1.plugins.protocol import (
     RequestConfig,
     UsageInfo,
 )
-from swift_r1.sampling.conversation import Conversation, TurnFault
+from swift_r1.sampling.transcript import Transcript, TurnFault
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.seeds import completion_seed
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """Begins a trajectory: the row's own prompt, or where a scheduler begins with other messages, theirs."""
-
-    encoder: PromptEncoder
-    ends: tuple[int, ...]
-
-    def __call__(self, prompt: Prompt, messages: Sequence[Mapping[str, Any]]) -> tuple[Prompt, Conversation]:
-        own = [(message["role"], message["content"]) for message in prompt.messages]
-        if [(message["role"], message["content"]) for message in messages] != own:
-            text = self.encoder.render(messages)
-            ids = self.encoder.tokenize(text)
-            prompt = replace(prompt, messages=tuple(map(dict, messages)), text=text, token_ids=ids)
-        render, tokenize = self.encoder.render, self.encoder.tokenize
-        return prompt, Conversation(prompt.token_ids, messages, render=render, tokenize=tokenize, ends=self.ends)
-
-
-@dataclass(frozen=True, slots=True)
 class Limits:
-    """How long trajectories may get.
+    """How long conversations may get.
 
     Attributes:
-        model_length: tokens that the engine takes, prompt included; None where it has no limit.
+        model_length: tokens that the engine takes, prompt included; None for no limit.
         total: whether `max_tokens` of the sampling holds for all turns together instead of for each.
         turns: how many there may be; None for no limit.
-        temperature: of training; evaluation may sample at another, which a scheduler need not know.
+        temperature: of training; evaluation may use another, which a scheduler need not know.
     """
 
     model_length: int | None
@@ -60,11 +43,11 @@ class Limits:
 
 @dataclass(eq=False, slots=True)
 class Play:
-    """A trajectory in the making; `asked` is the turn that it waits for, where it does."""
+    """A conversation under way; `asked` is the turn that it waits for, if any."""
 
     prompt: Prompt
     request: wire.RolloutRequest
-    conversation: Conversation | None = None
+    transcript: Transcript | None = None
     finish_reason: wire.FinishReason = "stop"
     asked: wire.RolloutRequest | None = None
     answer: asyncio.Future[wire.Completion] | None = None
@@ -72,8 +55,7 @@ class Play:
 
 
 playing: ContextVar[Play] = ContextVar("playing")
-"""The trajectory whose scheduler is running: requests need not say whose they are, and may be copies."""
-
+"""The conversation whose scheduler is running: requests need not say whose they are, and may be copies."""
 
 _FIXED: dict[str, tuple[Any, ...]] = {
     "top_p": (1.0,),
@@ -90,18 +72,18 @@ _FIXED: dict[str, tuple[Any, ...]] = {
 
 
 class TurnEngine:
-    """The model's next turn, in the tokens of the trajectory that asks.
+    """The model's next turn, in the tokens of the conversation that asks.
 
     Args:
-        decode: token ids to text without special tokens.
-        on_ask: called when a trajectory begins to wait.
+        ends: ids of the tokens that end a turn.
+        on_ask: called when a conversation begins to wait.
     """
 
     def __init__(
-        self, begin: Opening, decode: Callable[[Sequence[int]], str], limits: Limits, on_ask: Callable[[], None]
+        self, encoder: PromptEncoder, ends: tuple[int, ...], limits: Limits, on_ask: Callable[[], None]
     ) -> None:
-        self._begin, self._decode, self._limits, self._on_ask = begin, decode, limits, on_ask
-        self.tokenizer = begin.encoder.tokenizer
+        self._encoder, self._ends, self._limits, self._on_ask = encoder, ends, limits, on_ask
+        self.tokenizer = encoder.tokenizer
         # ms-swift's schedulers reach the tokenizer through these.
         self.template = self.default_template = SimpleNamespace(tokenizer=self.tokenizer)
 
@@ -113,7 +95,7 @@ class TurnEngine:
         Where the engine takes no more tokens, an empty answer that was cut off (`finish_reason` is `length`).
 
         Raises:
-            TurnFault: the messages are not those of the trajectory with more behind them, or a limit was passed.
+            TurnFault: the messages do not continue those of the conversation, or a limit was passed.
         """
         play = playing.get()
         messages = _without_dummy(infer_request.messages)
@@ -122,55 +104,63 @@ class TurnEngine:
                 raise TurnFault(f"a request's {name} are not rendered here: write them into a message")
         if play.answer is not None:
             raise TurnFault("two turns of one trajectory were asked for at once")
-        if play.conversation is None:
-            play.prompt, play.conversation = self._begin(play.prompt, messages)
+        if play.transcript is None:
+            play.prompt = self._opening(play.prompt, messages)
+            play.transcript = Transcript(play.prompt.token_ids, messages, self._encoder, self._ends)
         else:
-            if self._limits.turns is not None and play.conversation.turns >= self._limits.turns:
-                raise TurnFault(
-                    f"turn {play.conversation.turns + 1} was asked for, --max_turns is {self._limits.turns}"
-                )
+            if self._limits.turns is not None and play.transcript.turns >= self._limits.turns:
+                raise TurnFault(f"turn {play.transcript.turns + 1} was asked for, --max_turns is {self._limits.turns}")
             if play.no_room:
                 raise TurnFault("another turn was asked for after the engine had said that no more tokens fit")
-            play.conversation.follow(messages)
-        conversation = play.conversation
-        sampling = self._sampling(play, request_config)
+            play.transcript.follow(messages)
+        transcript = play.transcript
+        sampling = self._sampling(play.request.sampling, transcript, request_config)
         if sampling.max_tokens < 1:
             play.no_room = True
             play.finish_reason = "length"
-            return self._response(conversation, (), "", "length")
+            return _response(transcript, (), "", "length")
         seeds = play.request.seeds
         play.asked = wire.RolloutRequest(
-            request_id=f"{play.request.request_id}/{conversation.turns}",
-            prompt_token_ids=(*conversation.prompt_token_ids, *conversation.token_ids),
+            request_id=f"{play.request.request_id}/{transcript.turns}",
+            prompt_token_ids=(*transcript.prompt_token_ids, *transcript.token_ids),
             n=1,
-            seeds=(completion_seed(seeds[0], conversation.turns),) if seeds else None,
+            seeds=(completion_seed(seeds[0], transcript.turns),) if seeds else None,
             sampling=sampling,
         )
         play.answer = asyncio.get_running_loop().create_future()
         self._on_ask()
         completion = await play.answer
         play.answer = play.asked = None
-        text = self._decode(completion.token_ids)
-        if conversation.messages[-1]["role"] != "assistant":  # a turn that begins, not one that goes on
-            text = self._begin.encoder.response_prefix + text
-        conversation.answer(completion.token_ids, completion.logprobs, text, versions_of_tokens(completion))
+        text = self.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        if transcript.messages[-1]["role"] != "assistant":  # a turn that begins, not one that goes on
+            text = self._encoder.response_prefix + text
+        transcript.answer(completion.token_ids, completion.logprobs, text, versions_of_tokens(completion))
         play.finish_reason = completion.finish_reason
-        return self._response(conversation, completion.token_ids, text, completion.finish_reason)
+        return _response(transcript, completion.token_ids, text, completion.finish_reason)
 
     def revise(self, token_ids: Sequence[int] | None, loss_mask: Sequence[int] | None) -> None:
         """Changes the tokens of the last turn, or which of them are trained."""
-        conversation = playing.get().conversation
-        if conversation is None:
+        transcript = playing.get().transcript
+        if transcript is None:
             raise TurnFault("there is no turn yet")
-        conversation.revise(token_ids, loss_mask)
+        transcript.revise(token_ids, loss_mask)
 
-    def _sampling(self, play: Play, config: RequestConfig | None) -> wire.SamplingParams:
+    def _opening(self, prompt: Prompt, messages: Sequence[Mapping[str, Any]]) -> Prompt:
+        """The row's own prompt, or one of the messages that the scheduler begins with."""
+        own = [(message["role"], message["content"]) for message in prompt.messages]
+        if [(message["role"], message["content"]) for message in messages] == own:
+            return prompt
+        text = self._encoder.render(messages)
+        ids = self._encoder.tokenize(text)
+        return replace(prompt, messages=tuple(map(dict, messages)), text=text, token_ids=ids)
+
+    def _sampling(
+        self, sampling: wire.SamplingParams, transcript: Transcript, config: RequestConfig | None
+    ) -> wire.SamplingParams:
         """The run's; a scheduler may ask for fewer tokens and further stop strings. `max_tokens` may be below 1."""
-        sampling, conversation = play.request.sampling, play.conversation
-        assert conversation is not None
-        room = [sampling.max_tokens - (len(conversation.token_ids) if self._limits.total else 0)]
+        room = [sampling.max_tokens - (len(transcript.token_ids) if self._limits.total else 0)]
         if self._limits.model_length is not None:
-            used = len(conversation.prompt_token_ids) + len(conversation.token_ids)
+            used = len(transcript.prompt_token_ids) + len(transcript.token_ids)
             room.append(self._limits.model_length - used)
         stop = sampling.stop
         if config is not None:
@@ -186,21 +176,21 @@ class TurnEngine:
         # Checked by the caller, so that no room is an answer and not a fault.
         return sampling.model_copy(update={"max_tokens": min(room), "stop": stop})
 
-    def _response(
-        self, conversation: Conversation, token_ids: Sequence[int], text: str, finish_reason: str
-    ) -> ChatCompletionResponse:
-        read = len(conversation.prompt_token_ids) + len(conversation.token_ids) - len(token_ids)
-        logprobs = conversation.logprobs[len(conversation.logprobs) - len(token_ids) :]
-        content = [{"token_id": token, "logprob": value} for token, value in zip(token_ids, logprobs, strict=True)]
-        choice = ChatCompletionResponseChoice(
-            0, ChatMessage("assistant", text), finish_reason, {"content": content}, list(token_ids)
-        )
-        usage = UsageInfo(read, len(token_ids), read + len(token_ids))
-        return ChatCompletionResponse("policy", [choice], usage)
+
+def _response(
+    transcript: Transcript, token_ids: Sequence[int], text: str, finish_reason: str
+) -> ChatCompletionResponse:
+    read = len(transcript.prompt_token_ids) + len(transcript.token_ids) - len(token_ids)
+    logprobs = transcript.logprobs[len(transcript.logprobs) - len(token_ids) :]
+    content = [{"token_id": token, "logprob": value} for token, value in zip(token_ids, logprobs, strict=True)]
+    message = ChatMessage("assistant", text)
+    choice = ChatCompletionResponseChoice(0, message, finish_reason, {"content": content}, list(token_ids))
+    usage = UsageInfo(read, len(token_ids), read + len(token_ids))
+    return ChatCompletionResponse("policy", [choice], usage)
 
 
 def versions_of_tokens(completion: wire.Completion) -> list[int]:
-    """Of the weights, one a token; the oldest for all where the engine does not tell which wrote which."""
+    """Of the weights, one per token; the oldest for all where the engine does not tell which wrote which."""
     versions: list[int] = []
     for start, version in reversed(completion.weight_versions or ((0, completion.weight_version),)):
         versions = [version] * (len(completion.token_ids) - len(versions) - start) + versions

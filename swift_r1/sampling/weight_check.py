@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from swift_r1.models.policy import ModelInputs
-from swift_r1.training.backends.base import Backend
+from swift_r1.sampling.base import TrainedPolicy
 
 _SEQUENCES, _LENGTH = 4, 48
 _STEP = 7919  # a prime: the tokens are spread over the vocabulary and do not repeat soon
@@ -28,7 +28,7 @@ def probe_sequences(vocab_size: int) -> list[tuple[int, ...]]:
 
 
 @torch.no_grad()
-def own_logprobs(backend: Backend, sequences: Sequence[Sequence[int]], device: torch.device) -> list[list[float]]:
+def own_logprobs(backend: TrainedPolicy, sequences: Sequence[Sequence[int]], device: torch.device) -> list[list[float]]:
     """The policy's log-probs of each sequence's tokens after the first, at temperature 1. Collective."""
     token_ids = torch.tensor(sequences, device=device)
     rows, length = token_ids.shape

@@ -1,22 +1,32 @@
 """Evaluation during training: the same engine on the weights of that step, other prompts.
 
-What is evaluated is a list of sets: the held-out prompts of the run, and each of `--eval_datasets`.
+What is evaluated is a list of sets: the held-out prompts of the run, and each of `--eval_datasets` with its own prompt
+form and reward.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import islice
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
 
 from swift_r1.algorithms.rewards import Composition
+from swift_r1.arguments import RlhfArguments
+from swift_r1.arguments.eval_tasks import Task
+from swift_r1.data.rows import Row
 from swift_r1.data.types import Prompt
+from swift_r1.errors import UsageError
 from swift_r1.evaluation.answers import RULES
 from swift_r1.evaluation.engines.base import evaluation_seeds
+from swift_r1.evaluation.questions import check_room, load_questions, prompts_of, shared_questions
 from swift_r1.evaluation.results import Graded, summarize
 from swift_r1.rewards.types import RewardColumn
-from swift_r1.sampling.base import OnDone, ignore_output
+from swift_r1.sampling.base import OnDone
 from swift_r1.sampling.multi_turn import Turns
 from swift_r1.sampling.scoring import (
     OpenRewards,
@@ -31,21 +41,12 @@ from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 MEAN = "mean"
 """The name in the metrics of the plain mean over several sets."""
 _AVERAGED = ("accuracy", "reward", "completions/mean_length")
+_MOST_COMPARED = 200_000  # training rows that are searched for evaluated questions
 
+Metrics = dict[str, float]
+Rows = list[dict[str, Any]]
 
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """`metrics` under `eval/<name>/`, and one row a completion for `eval_completions.jsonl`."""
-
-    metrics: dict[str, float]
-    rows: list[dict[str, Any]]
-
-
-class Decoder(Protocol):
-    """What of the main rank is needed here."""
-
-    @property
-    def decode(self) -> Callable[[Sequence[int]], str]: ...
+_logger = logging.getLogger("swift_r1.training")
 
 
 @dataclass(frozen=True)
@@ -54,11 +55,11 @@ class EvalSet:
 
     Attributes:
         name: in the metrics' names; None for the names of the prompts' own data sets.
-        prompts: on the main rank; empty on the others.
+        prompts: on rank 0; empty on the others.
         num_prompts: their number, known to every rank.
-        num_generations: completions a prompt.
-        open_rewards: of the functions that judge it, on the main rank; the first says what is right.
-        weights: one a reward function.
+        num_generations: completions per prompt.
+        open_rewards: of the functions that judge it, on rank 0; the first says what is right.
+        weights: one per reward function.
     """
 
     name: str | None
@@ -68,10 +69,6 @@ class EvalSet:
     sampling: SamplingParams
     open_rewards: OpenRewards | None
     weights: tuple[float, ...]
-
-    @property
-    def num_completions(self) -> int:
-        return self.num_prompts * self.num_generations
 
     def names(self) -> list[str]:
         return [self.name] if self.name is not None else sorted({prompt.dataset for prompt in self.prompts})
@@ -83,6 +80,7 @@ class Evaluator:
 
     Attributes:
         batch_size: completions that are generated at once over all ranks; None leaves that to the engine.
+        max_steps: of the run, told to rewards.
         seed: of the completions.
     """
 
@@ -90,58 +88,61 @@ class Evaluator:
     batch_size: int | None
     run_id: str
     seed: int
+    max_steps: int
+    turns: Turns
+    on_done: OnDone
 
     @property
     def num_completions(self) -> int:
-        return sum(one.num_completions for one in self.sets)
+        return sum(one.num_prompts * one.num_generations for one in self.sets)
 
-    def run(self, turns: Turns, main: Decoder | None, step: int, max_steps: int, on_done: OnDone) -> Evaluation | None:
-        """Collective; the result is on the main rank. The seeds do not depend on the step, so that two evaluations
-        differ by their weights alone."""
-        metrics: dict[str, float] = {}
-        rows: list[dict[str, Any]] = []
-        for one in self.sets:
-            found = self._run(one, turns, main, step, max_steps, on_done)
-            if found is not None:
-                metrics |= found.metrics
-                rows += found.rows
-        return None if main is None else Evaluation(metrics | plain_means(metrics), rows)
+    def run(self, step: int) -> tuple[Metrics, Rows] | None:
+        """The metrics under `eval/<name>/`, and one row per completion for `eval_completions.jsonl`; on rank 0.
 
-    def _run(
-        self, one: EvalSet, turns: Turns, main: Decoder | None, step: int, max_steps: int, on_done: OnDone
-    ) -> Evaluation | None:
-        scoring, requests = None, None
-        if main is not None:
-            assert one.open_rewards is not None
-            requests = [self._request(one, prompt, step) for prompt in one.prompts]
+        Collective. The seeds do not depend on the step, so that two evaluations differ by their weights alone.
+        """
+        metrics: Metrics = {}
+        rows: Rows = []
+        found = [self._run(one, step) for one in self.sets]
+        for one in found:
+            if one is None:
+                return None
+            metrics |= one[0]
+            rows += one[1]
+        return metrics | plain_means(metrics), rows
+
+    def _run(self, one: EvalSet, step: int) -> tuple[Metrics, Rows] | None:
+        scoring, requests = None, [self._request(one, prompt, step) for prompt in one.prompts]
+        if one.open_rewards is not None:
             scoring = Scoring(
                 one.prompts,
                 [request.request_id for request in requests],
-                main.decode,
                 one.open_rewards,
                 Composition(one.weights),
-                {"global_step": step, "max_steps": max_steps},
+                {"global_step": step, "max_steps": self.max_steps},
             )
-        on_output = scoring.add if scoring else ignore_output
-        at_once = self._prompts_at_once(one)
+        at_once = one.num_prompts if self.batch_size is None else max(1, self.batch_size // one.num_generations)
         for start in range(0, one.num_prompts, at_once):
             part = slice(start, start + at_once)
-            turns.generate(one.prompts[part], requests[part] if requests else None, on_done, on_output)
+            if scoring is None:
+                self.turns.generate(None, self.on_done, lambda _group: None)
+            else:
+                asked = list(zip(one.prompts[part], requests[part], strict=True))
+                self.turns.generate(asked, self.on_done, scoring.add)
         if scoring is None:
             return None
-        scored, columns, _batch = scoring.result()
-        metrics: dict[str, float] = {}
+        scored = scoring.result()
+        metrics: Metrics = {}
         for name in one.names():
-            chosen = [n for n, item in enumerate(scored) if one.name is not None or item.prompt.dataset == name]
-            values = _metrics([scored[n] for n in chosen], columns, chosen)
+            chosen = [
+                number
+                for number, item in enumerate(scored.trained)
+                if one.name is not None or item.conversation.prompt.dataset == name
+            ]
+            values = _metrics([scored.trained[number] for number in chosen], scored.columns(), chosen)
             metrics |= {f"eval/{name}/{key}": value for key, value in values.items()}
         more = {} if one.name is None else {"benchmark": one.name}
-        return Evaluation(metrics, [more | completion_row(item, step, None) for item in scored])
-
-    def _prompts_at_once(self, one: EvalSet) -> int:
-        if self.batch_size is None:
-            return one.num_prompts
-        return max(1, self.batch_size // one.num_generations)
+        return metrics, [more | completion_row(item, step, None) for item in scored.trained]
 
     def _request(self, one: EvalSet, prompt: Prompt, step: int) -> RolloutRequest:
         return RolloutRequest(
@@ -153,8 +154,8 @@ class Evaluator:
         )
 
 
-def plain_means(metrics: Mapping[str, float]) -> dict[str, float]:
-    """`eval/mean/...` of several sets: accuracy, reward and length, each set counting alike; nothing for one set."""
+def plain_means(metrics: Mapping[str, float]) -> Metrics:
+    """`eval/mean/...` of several sets: accuracy, reward and length, each set counting the same; nothing for one set."""
     found: dict[str, list[float]] = {}
     for name, value in metrics.items():
         _, _name, key = name.split("/", 2)
@@ -179,16 +180,121 @@ def _metrics(
 
 def _graded(item: ScoredCompletion, reward: str) -> Graded:
     """An invalid reward is none: it is not right."""
-    value, rule = item.rewards[reward], RULES.get(reward)
+    talk, value, rule = item.conversation, item.rewards[reward], RULES.get(reward)
     return Graded(
-        prompt_id=item.prompt.prompt_id,
+        prompt_id=talk.prompt.prompt_id,
         reward=None if value is None or math.isnan(value) else value,
-        answer=rule.read(item.text) if rule is not None else None,
-        tokens=len(item.completion.token_ids),
-        truncated=item.completion.finish_reason == "length",
+        answer=rule.read(talk.text) if rule is not None else None,
+        tokens=len(talk.completion.token_ids),
+        truncated=talk.completion.finish_reason == "length",
     )
 
 
 def _mean_of_known(values: Sequence[float | None]) -> float:
     known = [value for value in values if value is not None and value == value]
     return sum(known) / len(known) if known else float("nan")
+
+
+def _evaluates(args: RlhfArguments) -> bool:
+    return args.eval_steps is not None or args.eval_on_start
+
+
+def eval_rewards(args: RlhfArguments) -> list[str]:
+    """Reward functions that only the evaluation needs."""
+    if not _evaluates(args):
+        return []
+    named = [task.reward for task in args.eval_tasks() if task.reward is not None]
+    return [name for name in dict.fromkeys(named) if name not in args.reward_funcs]
+
+
+def load_eval_prompts(
+    args: RlhfArguments, tokenizer: PreTrainedTokenizerBase, training: Sequence[Row]
+) -> list[list[Prompt]]:
+    """The prompts of each of `--eval_datasets`, in their order; says where the training rows have some of them too.
+
+    Raises:
+        UsageError: data that cannot be had, or a row that cannot be used.
+    """
+    if not _evaluates(args):
+        return []
+    found = []
+    for task in args.eval_tasks():
+        questions = load_questions(task, args.seed if args.data_seed is None else args.data_seed, args.use_hf)
+        if shared := shared_questions(questions, [] if args.streaming else islice(training, _MOST_COMPARED)):
+            _logger.warning(
+                "%d of the %d questions of %s are in the training rows too", shared, len(questions.rows), task.name
+            )
+        found.append(prompts_of(questions, tokenizer, None))
+    return found
+
+
+def eval_sets(
+    args: RlhfArguments,
+    sampling: SamplingParams,
+    prompts: Sequence[Sequence[Prompt]] | None,
+    sizes: Sequence[int],
+    open_rewards: Callable[[Sequence[str]], OpenRewards],
+    model_length: int | None,
+) -> list[EvalSet]:
+    """The sets of every rank.
+
+    Args:
+        sampling: of training.
+        prompts: on rank 0, the held-out ones and those of each of `--eval_datasets`; None elsewhere.
+        sizes: how many of each.
+        open_rewards: of the functions with these names; called on rank 0.
+        model_length: the most tokens that a prompt and its completion may have; None for no limit.
+
+    Raises:
+        UsageError: a prompt leaves no room for its completion, or two sets have the same name.
+    """
+    tasks = args.eval_tasks() if _evaluates(args) else []
+    found: list[EvalSet] = []
+    held_out = Task(
+        name="held out",
+        dataset="",
+        num_generations=args.num_generations_eval or args.num_generations,
+        temperature=float(args.eval_temperature or 0.0),
+        top_p=args.eval_top_p,
+        max_completion_length=int(args.eval_max_completion_length or args.max_completion_length),
+    )
+    for number, (task, size) in enumerate(zip([held_out, *tasks], sizes, strict=True)):
+        if not size:
+            continue
+        own = prompts[number] if prompts is not None else ()
+        if number and prompts is not None:
+            check_room(task, own, model_length)
+        names = [task.reward] if task.reward is not None else args.reward_funcs
+        weights = [1.0] if task.reward is not None else args.reward_weights or []
+        found.append(
+            EvalSet(
+                name=task.name if number else None,
+                prompts=own,
+                num_prompts=size,
+                num_generations=task.num_generations,
+                sampling=sampling.model_copy(
+                    update={
+                        "temperature": task.temperature,
+                        "top_p": task.top_p,
+                        "top_k": -1,
+                        "max_tokens": task.max_completion_length,
+                        "stop_token_ids": _with_turn_end(sampling.stop_token_ids, own),
+                    }
+                ),
+                open_rewards=open_rewards(names) if prompts is not None else None,
+                weights=tuple(weights),
+            )
+        )
+    names_of_sets = [name for one in found for name in one.names()]
+    for name in sorted({name for name in names_of_sets if names_of_sets.count(name) > 1}):
+        raise UsageError(f"two evaluated data sets have the name {name}: name one otherwise in --eval_datasets")
+    if MEAN in names_of_sets and len(names_of_sets) > 1:
+        raise UsageError(
+            f"an evaluated data set has the name {MEAN}, which the mean of all of them has: name it otherwise"
+        )
+    return found
+
+
+def _with_turn_end(ends: tuple[int, ...], prompts: Sequence[Prompt]) -> tuple[int, ...]:
+    """A set may have another template than training, so that its turns end with another token."""
+    return tuple(sorted({*ends, *(one.turn_end for one in prompts[:1] if one.turn_end is not None)}))

@@ -1,52 +1,227 @@
-"""GRPO and its kin: one advantage a completion, from the rewards of its group."""
+"""The policy's part of a round: its batch, log-probs before the first update, the KL in the reward, and the updates."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from swift_r1.algorithms import LossConfig, group_advantages
+import torch
+from torch import Tensor
+
+from swift_r1.algorithms import (
+    LossConfig,
+    drop_truncated,
+    loss_normalizer,
+    mean_metrics,
+    policy_loss,
+    rewards_less_kl,
+    sum_metrics,
+    top_entropy_threshold,
+)
+from swift_r1.algorithms.aggregation import masked_metric
 from swift_r1.models.policy import MicroBatch
-from swift_r1.training.algorithm import Targets, Trained
-from swift_r1.training.batch.batching import RoundBatch
-from swift_r1.training.context import Parts
-from swift_r1.training.step import TrainingBatch, before_training, needs_old_policy, rewards_after_kl, train_step
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.sampling.scoring import ScoredRound
+from swift_r1.training.backends.base import Backend, CriticBackend, ReferencePolicy
+from swift_r1.training.batch.batching import Batching, RoundBatch, round_batch, split_step
 
 
-class Grpo:
-    """`--rlhf_type grpo`."""
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """What a round's completions are trained towards, on the CPU and the same on every rank.
 
-    def __init__(self, parts: Parts) -> None:
-        self.parts, self.args = parts, parts.args
-        self.config = LossConfig.from_flags(parts.args)
-        self.trained = (Trained("loss", "grad_norm", "loss_scale", parts.backend),)
+    Attributes:
+        values: float32 `[N]`, one per completion; with a critic `[N, longest]`, one per token.
+        of_completions: float32 `[N]`, the advantage of each completion; of tokens their mean.
+        returns: float32 `[N, longest]` for the critic, None without one.
+        valid: bool `[N]`, completions whose returns are known; None without a critic.
+    """
 
-    def prepared(self, steps: Sequence[Sequence[MicroBatch]]) -> list[list[TrainingBatch]]:
-        return before_training(
-            steps,
-            self.parts.backend,
-            self.parts.reference,
-            self.args.temperature,
-            old_policy=needs_old_policy(self.config, self.parts.plan.optimizer_steps_per_round),
-            overlong_filter=self.args.overlong_filter,
+    values: Tensor
+    of_completions: Tensor
+    returns: Tensor | None = None
+    valid: Tensor | None = None
+
+
+def batch_of_round(scored: ScoredRound | None, ranks: Ranks) -> RoundBatch:
+    """The round's completions, which rank 0 has, as tensors on every rank. Collective."""
+    if scored is None:
+        return RoundBatch(*ranks.broadcast(None))
+    talks = [item.conversation for item in scored.trained]
+    batch = round_batch(
+        [talk.prompt.token_ids for talk in talks],
+        [talk.completion.token_ids for talk in talks],
+        [talk.completion.logprobs for talk in talks],
+        [item.objective for item in scored.trained],
+        [talk.completion.finish_reason == "length" for talk in talks],
+        [talk.loss_mask for talk in talks],
+    )
+    if ranks.world_size > 1:
+        ranks.broadcast(batch.tensors())
+    return batch
+
+
+def split_round(batch: RoundBatch, steps: int, batching: Batching, ranks: Ranks) -> list[list[MicroBatch]]:
+    """This rank's micro-batches of each of the round's optimizer steps.
+
+    Consecutive completions, so whole groups where sizes allow, make a step.
+    """
+    size = len(batch) // steps
+    return [split_step(batch, range(start, start + size), batching, ranks) for start in range(0, len(batch), size)]
+
+
+def needs_old_policy(config: LossConfig, updates: int) -> bool:
+    """Whether a round of `updates` optimizer steps needs a forward pass before its first one.
+
+    With one update the training forward gives the old log-probs, so nothing is computed twice, and a ratio to the
+    engine's has no use for them; but the KL in the reward comes before the advantages, and the entropy threshold before
+    the first backward pass.
+    """
+    before_update = updates > 1 and not config.ratio_to_behaviour
+    return before_update or config.kl_in_reward or config.top_entropy_quantile < 1
+
+
+def before_training(
+    steps: Sequence[Sequence[MicroBatch]],
+    backend: Backend,
+    reference: ReferencePolicy | None,
+    temperature: float,
+    *,
+    old_policy: bool,
+    critic: CriticBackend | None = None,
+) -> list[list[MicroBatch]]:
+    """Adds what must be computed with the weights as they are before the round's first update. Collective.
+
+    Args:
+        old_policy: compute the policy's own log-probs and entropies, see `needs_old_policy`.
+        critic: of PPO; its values are computed.
+    """
+
+    def filled(micro: MicroBatch) -> MicroBatch:
+        old = entropies = ref = values = None
+        if old_policy:
+            with torch.no_grad():
+                old, entropies = map(micro.unflatten, backend.logprobs(micro.inputs, temperature))
+        if reference is not None:
+            ref = micro.unflatten(reference.logprobs(micro.inputs, temperature).logps)
+        if critic is not None:
+            with torch.no_grad():
+                values = micro.unflatten(critic.values(micro.inputs))
+        return replace(micro, old_logps=old, old_entropies=entropies, ref_logps=ref, old_values=values)
+
+    return [[filled(micro) for micro in micro_batches] for micro_batches in steps]
+
+
+def rewards_after_kl(rewards: Tensor, steps: Sequence[Sequence[MicroBatch]], beta: float, ranks: Ranks) -> Tensor:
+    """`--kl_in_reward`: the round's rewards `[N]` less `beta` times the KL of each completion, on every rank.
+
+    Each rank computes the KL of its own completions. The KL is over all of a completion's tokens, also of one that
+    `--overlong_filter` leaves out of the loss: its reward counts in the group's baseline. Collective.
+    """
+    penalties = torch.zeros(len(rewards), dtype=torch.float64)
+    for micro in (micro for micro_batches in steps for micro in micro_batches):
+        assert micro.old_logps is not None and micro.ref_logps is not None
+        nothing = torch.zeros(len(micro.samples), dtype=torch.float64, device=micro.mask.device)
+        less = rewards_less_kl(nothing, micro.old_logps, micro.ref_logps, micro.mask, beta)
+        penalties[micro.samples] = less.cpu()
+    return (rewards + ranks.sum(penalties)).to(rewards.dtype)
+
+
+def trained_mask(micro: MicroBatch, overlong_filter: bool) -> Tensor:
+    """`[B, T]` bool, True on trained tokens: all of a completion's, or none (`--overlong_filter`)."""
+    return drop_truncated(micro.mask, micro.truncated) if overlong_filter else micro.mask
+
+
+def entropy_threshold(batches: Sequence[MicroBatch], masks: Sequence[Tensor], quantile: float, ranks: Ranks) -> Tensor:
+    """The entropy (float32 scalar) from which on a token of this optimizer step is trained, the same on every rank.
+
+    Of the trained tokens of all micro-batches and ranks, under the policy before the round's first update.
+    Collective.
+    """
+    entropies = [
+        micro.old_entropies[mask] for micro, mask in zip(batches, masks, strict=True) if micro.old_entropies is not None
+    ]
+    everyones = ranks.gather(torch.cat(entropies).cpu())
+    mine = None
+    if everyones is not None:
+        together = torch.cat(everyones)
+        mine = [top_entropy_threshold(together, torch.ones_like(together), quantile)[None]]
+    return ranks.broadcast(mine)[0][0]
+
+
+def train_step(
+    batches: Sequence[MicroBatch],
+    advantages: Tensor,
+    backend: Backend,
+    config: LossConfig,
+    temperature: float,
+    learning_rate: float,
+    ranks: Ranks,
+    *,
+    overlong_filter: bool = False,
+    frozen: bool = False,
+) -> dict[str, float]:
+    """Forward, loss and backward of each micro-batch, then one update of the policy. Collective.
+
+    Args:
+        advantages: float32 `[N]`, of the whole round; or `[N, longest]`, one per token.
+        overlong_filter: leave truncated completions out of the loss.
+        frozen: no backward pass and no update; gradient norm and rate are 0.
+
+    Returns:
+        The whole step's `loss`, `grad_norm` (where one is not finite nothing was updated), `learning_rate`, the loss's
+        metrics, in float16 the `loss_scale` that this step used, each rank's `micro_batches` and the `tokens_computed`
+        of all of them (prompts, completions and padding that went through the model for the gradient); the same on
+        every rank.
+    """
+    masks = [trained_mask(micro, overlong_filter) for micro in batches]
+    normalizer = ranks.sum(torch.stack([loss_normalizer(mask, config) for mask in masks]).sum())
+    filtered = config.top_entropy_quantile < 1
+    threshold = entropy_threshold(batches, masks, config.top_entropy_quantile, ranks) if filtered else None
+    loss = torch.zeros((), dtype=torch.float64)
+    metrics = []
+    for number, (micro, mask) in enumerate(zip(batches, masks, strict=True)):
+        with torch.set_grad_enabled(not frozen):
+            out = backend.logprobs(micro.inputs, temperature)
+        logps, entropies = micro.unflatten(out.logps), micro.unflatten(out.entropies)
+        result = policy_loss(
+            logps,
+            logps.detach() if micro.old_logps is None else micro.old_logps,
+            of_micro_batch(advantages, micro),
+            mask,
+            config,
+            ref_logps=micro.ref_logps,
+            rollout_logps=micro.rollout_logps,
+            # The filter and its threshold must see the same numbers, or rounding decides about a token at the edge.
+            entropies=micro.old_entropies if filtered else entropies,
+            normalizer=normalizer,
+            entropy_threshold=threshold,
         )
+        if not frozen:
+            backend.backward(nan_if_not_finite(result.loss), last=number + 1 == len(batches))
+        loss += result.loss.detach().double().cpu()
+        metrics.append(result.metrics | masked_metric("entropy", entropies, mask.to(entropies.dtype)))
+    scale = backend.loss_scale
+    grad_norm, learning_rate = (0.0, 0.0) if frozen else (backend.step(learning_rate), learning_rate)
+    names, sums = zip(*sorted(sum_metrics(metrics).items()), strict=True)
+    computed = torch.tensor(sum(micro.inputs.token_ids.numel() for micro in batches), dtype=torch.float64)
+    totals = ranks.sum(torch.stack([loss, computed, *(value.double().cpu() for value in sums)]))
+    means = mean_metrics(dict(zip(names, totals[2:], strict=True)))
+    if threshold is not None and threshold.isfinite():
+        means["entropy/threshold"] = threshold.item()
+    if scale is not None:
+        means["loss_scale"] = scale
+    means |= {"micro_batches": float(len(batches)), "tokens_computed": totals[1].item()}
+    return {"loss": totals[0].item(), "grad_norm": grad_norm, "learning_rate": learning_rate} | means
 
-    def targets(self, batch: RoundBatch, steps: Sequence[Sequence[TrainingBatch]]) -> tuple[Targets, dict[str, float]]:
-        rewards, metrics = batch.rewards, {}
-        if self.args.kl_in_reward:
-            rewards = rewards_after_kl(rewards, steps, self.args.beta, self.parts.ranks)
-            metrics["kl_penalty"] = (batch.rewards - rewards).nanmean().item()
-        advantages = group_advantages(
-            rewards,
-            self.parts.plan.num_generations,
-            estimator=self.args.advantage_estimator,
-            scale_rewards=self.args.scale_rewards,
-        )
-        return Targets(advantages, advantages), metrics
 
-    def step(self, micro_batches: Sequence[TrainingBatch], targets: Targets, number: int) -> dict[str, float]:
-        parts = self.parts
-        rate = parts.learning_rate.value
-        parts.learning_rate.advance()
-        return train_step(
-            micro_batches, targets.advantages, parts.backend, self.config, self.args.temperature, rate, parts.ranks
-        )
+def nan_if_not_finite(loss: Tensor) -> Tensor:
+    """A loss that is not finite must give a gradient that is not, whatever the rank: then all leave the update out."""
+    return loss if loss.isfinite() else loss * math.nan
+
+
+def of_micro_batch(of_round: Tensor, micro: MicroBatch) -> Tensor:
+    """The rows of a round's tensor, `[N]` or `[N, longest]`, that belong to a micro-batch: `[B]` or `[B, T]`."""
+    rows = of_round[micro.samples]
+    return (rows if rows.dim() == 1 else rows[:, : micro.mask.shape[1]]).to(micro.mask.device)

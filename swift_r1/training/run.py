@@ -9,49 +9,56 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
-from swift_r1.arguments import RlhfArguments, make_plan
+from swift_r1.arguments import Plan, RlhfArguments, make_plan
 from swift_r1.arguments.checks import seconds_of
 from swift_r1.data.dataset_info import register_dataset_info
 from swift_r1.data.loading import load_rows, stream_of
 from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
 from swift_r1.data.sampler import PromptSampler
+from swift_r1.data.types import Prompt
 from swift_r1.errors import UsageError
-from swift_r1.models.loading import end_tokens, load_tokenizer
+from swift_r1.models.loading import load_tokenizer
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.monitor import InvalidRewardMonitor
+from swift_r1.rewards.pool import RewardPool
 from swift_r1.runtime.quiet import quiet_libraries
-from swift_r1.runtime.ranks import join_ranks
+from swift_r1.runtime.ranks import Ranks, join_ranks
 from swift_r1.runtime.run_lock import run_folder_held
 from swift_r1.runtime.stopping import OUT_OF_TIME, StopRequest
 from swift_r1.runtime.watchdog import Watchdog
-from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Turns
-from swift_r1.sampling.prefetch import generates_ahead
+from swift_r1.sampling.multi_turn import MultiTurn, OneTurn
+from swift_r1.sampling.prefetch import MakeTurns, PrefetchedRounds, prefetches
 from swift_r1.sampling.prompts import Prompts, PromptStream, StreamedPrompts
+from swift_r1.sampling.remote import ServerRollouts
+from swift_r1.sampling.rounds import RoundSampler
+from swift_r1.sampling.scoring import OpenRewards
 from swift_r1.tracking.console import RunConsole
 from swift_r1.tracking.jsonl import JsonLines
 from swift_r1.tracking.recorder import Recorder, RunRecorder, SilentRecorder
 from swift_r1.tracking.reporters import open_reporters
+from swift_r1.tracking.stopwatch import Stopwatch
+from swift_r1.training.backends.base import Training
 from swift_r1.training.checkpoint.folder import set_aside_later
+from swift_r1.training.checkpoint.resume import Checkpoints
 from swift_r1.training.checkpoint.saving import Saver
 from swift_r1.training.checkpoint.state import Fingerprint, RunState, truncate_logs
-from swift_r1.training.context import MainRank, Parts
-from swift_r1.training.eval_sets import eval_rewards, eval_sets, held_out_prompts, load_eval_prompts
-from swift_r1.training.evaluate import Evaluator
+from swift_r1.training.evaluate import Evaluator, eval_rewards, eval_sets, load_eval_prompts
 from swift_r1.training.loop import Trainer
 from swift_r1.training.model_checks import choose_batching
-from swift_r1.training.open_critic import open_critic
 from swift_r1.training.setup import (
+    completion_ends,
     let_sleep,
     open_backend,
+    open_critic,
     open_reference,
     open_rollouts,
     open_stage,
@@ -59,6 +66,7 @@ from swift_r1.training.setup import (
     quantization_of,
     schedule_of,
 )
+from swift_r1.training.shared_device import SharedDevice
 from swift_r1.wire.protocol import SamplingParams
 from swift_r1.wire.seeds import completion_seed
 
@@ -90,10 +98,10 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
     if args.deterministic:
         torch.use_deterministic_algorithms(True)
         # Nothing here reads memory that was not written.
-        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # missing in torch's stub
     if args.max_runtime is not None:
         stop.limit(seconds_of(args.max_runtime) - (time.time() - start.time))
-    run_dir, saved = start.run_dir, RunState.read(start.checkpoint) if start.checkpoint else None
+    saved = RunState.read(start.checkpoint) if start.checkpoint else None
     threads = torch.get_num_threads()
     if saved and args.deterministic and saved.fingerprint.threads != threads and not args.resume_force:
         raise UsageError(
@@ -108,136 +116,73 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         # Data, models, servers and trackers: every rank waits for the slowest at each of them.
         start_up.enter_context(ranks.busy())
         if ranks.is_main:
-            cleanup.enter_context(run_folder_held(run_dir))
-            truncate_logs(run_dir, saved.logs if saved else {})
-            set_aside_later(run_dir, saved.step if saved else 0)
-            (run_dir / "summary.json").unlink(missing_ok=True)
+            cleanup.enter_context(run_folder_held(start.run_dir))
+            truncate_logs(start.run_dir, saved.logs if saved else {})
+            set_aside_later(start.run_dir, saved.step if saved else 0)
+            (start.run_dir / "summary.json").unlink(missing_ok=True)
         tokenizer = load_tokenizer(args.model)
-        main_rank, counts = None, None
+        data, counts = None, None
         if ranks.is_main:
-            # Other data (--resume_force true) begins at its beginning.
-            same_data = saved is not None and saved.fingerprint.dataset == start.dataset
-            taken = (saved.prompts_taken, saved.prompts_digest) if saved and same_data else (0, "")
-            main_rank, num_rows = _main_rank(args, start, tokenizer, ranks.world_size, taken, cleanup)
-            counts = [torch.tensor([num_rows, *map(len, main_rank.eval_prompts)])]
+            data = _open_data(args, start, saved, tokenizer, ranks.world_size, cleanup)
+            counts = [torch.tensor([data.num_rows, *map(len, data.eval_prompts)])]
         num_rows, *eval_sizes = ranks.broadcast(counts)[0].tolist()
         plan = make_plan(args, ranks.world_size, None if args.streaming else num_rows)
-
-        writers = open_writers(args, run_dir, cleanup) if ranks.is_main else []
-        let_sleep(writers, args.sleep_level)
-        backend, vocab_size = open_backend(args, ranks)
-        turn_end = PromptEncoder(tokenizer, wording=Wording.of(args)).turn_end
-        ends = end_tokens(backend.model, tokenizer, turn_end)
-        if ranks.is_main and turn_end not in (None, tokenizer.eos_token_id):
-            logger.info("completions end at the chat template's %s too", tokenizer.convert_ids_to_tokens(turn_end))
-        # What ended completions in training ends them wherever a checkpoint is used.
-        backend.model.generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
-        rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, writers, cleanup)
-        sampling = SamplingParams(
-            max_tokens=args.max_completion_length,
-            temperature=args.temperature,
-            top_p=args.top_p,
-            top_k=args.top_k,
-            stop=tuple(args.stop_words),
-            stop_token_ids=ends,
-        )
-        turns: Turns = OneTurn(rollouts)
-        if args.multi_turn_scheduler is not None:
-            stage = None
-            if ranks.is_main:
-                stage = open_stage(args, tokenizer, ends, rollouts.max_model_length)
-                cleanup.callback(stage.close)
-                if main_rank and generates_ahead(args):
-                    ahead = open_stage(args, tokenizer, ends, rollouts.max_model_length)
-                    cleanup.callback(ahead.close)
-                    main_rank = replace(main_rank, stage_ahead=ahead)
-            turns = MultiTurn(rollouts, ranks, stage)
-        run_id = _run_id(args, saved)
-        evaluator = None
-        if any(eval_sizes):
-            prompts, rewards = (main_rank.eval_prompts, main_rank.rewards) if main_rank else (None, None)
-            evaluator = Evaluator(
-                sets=eval_sets(args, sampling, prompts, eval_sizes, rewards, rollouts.max_model_length),
-                # A server orders its requests itself.
-                batch_size=None if args.use_vllm else args.per_device_eval_batch_size * ranks.world_size,
-                run_id=run_id,
-                seed=args.seed,
-            )
-        recorder: Recorder = SilentRecorder()
-        if ranks.is_main:
-            reporters = open_reporters(args.report_to, run_dir, args.run_name, args.to_dict())
-            console = RunConsole(plan.total_steps)
-            recorder = cleanup.enter_context(
-                RunRecorder(run_dir, console, reporters, args.logging_steps, args.log_completions)
-            )
-        reference = open_reference(args, backend, ranks)
-        moving = reference if args.sync_ref_model else None
-        critic = open_critic(args, plan, ranks, tokenizer) if args.rlhf_type == "ppo" else None
-        trainer = Trainer(
-            Parts(
-                args=args,
-                plan=plan,
-                ranks=ranks,
-                backend=backend,
-                reference=reference,
-                critic=critic,
-                rollouts=rollouts,
-                turns=turns,
-                learning_rate=schedule_of(args, plan, args.peak_learning_rate),
-                sampling=sampling,
-                cut=choose_batching(args, backend, vocab_size, ranks, critic and critic.backend),
-                evaluator=evaluator,
-                recorder=recorder,
-                saver=Saver(
-                    run_dir,
-                    backend,
-                    moving,
-                    tokenizer_of_run(tokenizer, Wording.of(args)),
-                    ranks,
-                    args.save_total_limit,
-                    not args.save_only_model,
-                    quantization_of(args),
-                    critic and critic.backend,
-                    watchdog.progress,
-                ),
-                stop=stop,
-                watchdog=watchdog,
-                run_id=run_id,
-                fingerprint=Fingerprint(args.to_dict(), ranks.world_size, start.dataset, threads),
-                main=main_rank,
-            )
-        )
-        cleanup.callback(trainer.collector.close)
+        trainer = _build(args, start, saved, plan, ranks, tokenizer, data, eval_sizes, stop, watchdog, cleanup)
         if start.checkpoint is not None:
             trainer.resume(start.checkpoint)
         start_up.close()
         stop.in_order()
-        outcome = trainer.run()
+        summary = trainer.run()
         if ranks.is_main and stop.reason == OUT_OF_TIME:
             logger.info(
-                "--max_runtime %s is over after step %d of %d", args.max_runtime, outcome.steps, plan.total_steps
+                "--max_runtime %s is over after step %d of %d", args.max_runtime, summary.steps, plan.total_steps
             )
-        recorder.finish(outcome.to_dict())
-        return outcome.exit_code
+        trainer.recorder.finish(asdict(summary))
+        return summary.exit_code
 
 
-def _main_rank(
-    args: RlhfArguments, start: Start, tokenizer: Any, world_size: int, taken: tuple[int, str], cleanup: ExitStack
-) -> tuple[MainRank, int]:
-    """Data after the prompts `taken` (their number and hash), and rewards; also the number of training rows."""
+@dataclass(frozen=True)
+class _Data:
+    """What only rank 0 has.
+
+    Attributes:
+        num_rows: of training.
+        eval_prompts: held out of the run's data, then those of each of `--eval_datasets`.
+        rewards: the functions of the run and those that only the evaluation needs.
+    """
+
+    num_rows: int
+    prompts: Prompts
+    eval_prompts: list[list[Prompt]]
+    rewards: RewardPool
+    monitor: InvalidRewardMonitor
+
+
+def _open_data(
+    args: RlhfArguments,
+    start: Start,
+    saved: RunState | None,
+    tokenizer: PreTrainedTokenizerBase,
+    world_size: int,
+    cleanup: ExitStack,
+) -> _Data:
+    """Data and rewards, after the prompts that the run has taken."""
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
     data = load_rows(args, start.prepared)
     encoder = PromptEncoder(tokenizer, None, args.max_length, Wording.of(args), args.truncation_strategy)
     rows = data.train if args.streaming else encoder.fitting(data.train)
-    eval_prompts = [held_out_prompts(data.eval, encoder), *load_eval_prompts(args, tokenizer, data.train)]
+    held_out = [prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))]
+    eval_prompts = [held_out, *load_eval_prompts(args, tokenizer, data.train)]
     size = make_plan(args, world_size, len(rows)).prompts_per_round
-    number, digest = taken
+    number, digest = 0, ""
+    if saved is not None and saved.fingerprint.dataset == start.dataset:  # other data begins at its beginning
+        number, digest = saved.prompts_taken, saved.prompts_digest
     if args.streaming:
         stream = stream_of(args, size, encoder.fits)
         prompts: Prompts = StreamedPrompts(stream, encoder, number, digest, size, args.dataloader_num_workers)
     else:
-        sampler = PromptSampler(len(rows), size, args.dataset_shuffle, args.data_seed)
+        sampler = PromptSampler(len(rows), size, args.dataset_shuffle, int(args.data_seed or 0))
         sampler.load_state_dict(sampler.state_dict() | {"drawn": number})
         prompts = PromptStream(rows, encoder, sampler, args.dataloader_num_workers)
     cleanup.callback(prompts.close)
@@ -245,19 +190,152 @@ def _main_rank(
     pool.wait_ready()
     invalid = cleanup.enter_context(JsonLines(start.run_dir / "invalid_rewards.jsonl"))
     monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio, invalid.write)
-    main_rank = MainRank(
-        prompts=prompts,
-        rewards=pool,
-        open_rewards=lambda state: pool.open(state, args.reward_funcs),
-        eval_prompts=eval_prompts,
-        monitor=monitor,
-        decode=lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
+    return _Data(len(rows), prompts, eval_prompts, pool, monitor)
+
+
+def _build(
+    args: RlhfArguments,
+    start: Start,
+    saved: RunState | None,
+    plan: Plan,
+    ranks: Ranks,
+    tokenizer: PreTrainedTokenizerBase,
+    data: _Data | None,
+    eval_sizes: Sequence[int],
+    stop: StopRequest,
+    watchdog: Watchdog,
+    cleanup: ExitStack,
+) -> Trainer:
+    """Models, engine, evaluation, log and the loop over them."""
+    writers = open_writers(args, start.run_dir, cleanup) if ranks.is_main else []
+    let_sleep(writers, args.sleep_level)
+    backend, vocab_size = open_backend(args, ranks)
+    ends = completion_ends(args, backend, tokenizer, ranks)
+    rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, writers, cleanup)
+
+    def open_turns() -> MakeTurns:
+        """Each with a stage of its own, on rank 0."""
+        if args.multi_turn_scheduler is None:
+            return lambda generator, _ranks: OneTurn(
+                generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
+            )
+        stage = None
+        if ranks.is_main:
+            stage = open_stage(args, tokenizer, ends, rollouts.max_model_length)
+            cleanup.callback(stage.close)
+        return lambda generator, ranks: MultiTurn(generator, ranks, stage)
+
+    sampling = SamplingParams(
+        max_tokens=args.max_completion_length,
+        temperature=args.temperature,
+        top_p=args.top_p,
+        top_k=args.top_k,
+        stop=tuple(args.stop_words),
+        stop_token_ids=ends,
     )
-    return main_rank, len(rows)
+    turns, stopwatch, run_id = open_turns()(rollouts, ranks), Stopwatch(), _run_id(args, saved)
+    recorder: Recorder = SilentRecorder()
+    if ranks.is_main:
+        reporters = open_reporters(args.report_to, start.run_dir, args.run_name, args.to_dict())
+        outputs = (RunConsole(plan.total_steps), reporters, args.logging_steps, args.log_completions)
+        recorder = cleanup.enter_context(RunRecorder(start.run_dir, *outputs))
+
+    def on_done(count: int) -> None:
+        watchdog.progress("generation")
+        recorder.phase_advance(count)
+
+    def open_rewards(names: Sequence[str]) -> OpenRewards:
+        assert data is not None
+        pool = data.rewards
+        return lambda state: pool.open(state, names)
+
+    sampler = RoundSampler(
+        args=args,
+        plan=plan,
+        ranks=ranks,
+        rollouts=rollouts,
+        turns=turns,
+        sampling=sampling,
+        run_id=run_id,
+        prompts=data.prompts if data is not None else None,
+        open_rewards=open_rewards(args.reward_funcs) if data is not None else None,
+        recorder=recorder,
+        stopwatch=stopwatch,
+        progress=watchdog.progress,
+        on_done=on_done,
+    )
+    rounds: RoundSampler | PrefetchedRounds = sampler
+    if prefetches(args):
+        assert isinstance(rollouts, ServerRollouts)
+        rounds = PrefetchedRounds(sampler, rollouts, open_turns())
+        cleanup.callback(rounds.close)
+    evaluator = None
+    if any(eval_sizes):
+        eval_prompts = data.eval_prompts if data is not None else None
+        evaluator = Evaluator(
+            sets=eval_sets(args, sampling, eval_prompts, eval_sizes, open_rewards, rollouts.max_model_length),
+            # A server orders its requests itself.
+            batch_size=None if args.use_vllm else args.per_device_eval_batch_size * ranks.world_size,
+            run_id=run_id,
+            seed=args.seed,
+            max_steps=plan.total_steps,
+            turns=turns,
+            on_done=on_done,
+        )
+    reference, critic = open_reference(args, backend, ranks), open_critic(args, plan, ranks, tokenizer)
+    critic_backend = critic.backend if critic is not None else None
+    trained: list[Training] = [backend] if critic is None else [backend, critic.backend]
+    batching = choose_batching(args, backend, vocab_size, ranks, critic_backend)
+    learning_rate = schedule_of(args, plan, args.peak_learning_rate)
+    moving = reference if args.sync_ref_model else None
+    monitor = data.monitor if data is not None else None
+    saver = Saver(
+        start.run_dir,
+        backend,
+        moving,
+        tokenizer_of_run(tokenizer, Wording.of(args)),
+        ranks,
+        args.save_total_limit,
+        not args.save_only_model,
+        quantization_of(args),
+        critic_backend,
+        watchdog.progress,
+    )
+    return Trainer(
+        args=args,
+        plan=plan,
+        ranks=ranks,
+        backend=backend,
+        learning_rate=learning_rate,
+        reference=reference,
+        critic=critic,
+        batching=batching,
+        rounds=rounds,
+        evaluator=evaluator,
+        device=SharedDevice(args, ranks.device, rollouts, trained, reference, stopwatch),
+        checkpoints=Checkpoints(
+            saver=saver,
+            ranks=ranks,
+            backend=backend,
+            learning_rate=learning_rate,
+            reference=moving,
+            critic=critic,
+            rollouts=rollouts,
+            recorder=recorder,
+            monitor=monitor,
+            run_id=run_id,
+            fingerprint=Fingerprint(args.to_dict(), ranks.world_size, start.dataset, torch.get_num_threads()),
+        ),
+        monitor=monitor,
+        recorder=recorder,
+        stop=stop,
+        watchdog=watchdog,
+        stopwatch=stopwatch,
+    )
 
 
 def _run_id(args: RlhfArguments, saved: RunState | None) -> str:
-    """What request ids begin with. A server answers a known id from memory, so there it is a new one at each start."""
+    """What request ids begin with. A server answers a known id from memory, so there each start has a new one."""
     if saved is not None and not args.use_vllm:
         return saved.run_id
     if args.deterministic:

@@ -1,4 +1,4 @@
-"""Builds the parts of a training process that depend on the flags: model and backend, engine, stage, schedule."""
+"""Builds the parts of a training process that depend on the flags: policy, reference, critic, engine, stage."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import Any
 
 import httpx
 import torch
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from swift_r1.algorithms import PPOConfig
 from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.arguments.server import LOOPBACK
@@ -21,10 +22,10 @@ from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.inference.engines.checks import check_engine
 from swift_r1.inference.engines.kv_cache import check_layers
 from swift_r1.inference.engines.transformers import TransformersEngine
-from swift_r1.models.loading import Quantization, load_model
+from swift_r1.models.loading import Quantization, end_tokens, has_value_head, load_critic, load_model
 from swift_r1.models.lora import LoraSettings, adapter_config
 from swift_r1.models.weights import freezing_of, trained_share
-from swift_r1.plugins.rollouts import multi_turns
+from swift_r1.plugins.rollouts import RolloutScheduler, multi_turns
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import EmbeddedRollouts, Rollouts
 from swift_r1.sampling.fleet_rollouts import FleetRollouts
@@ -33,14 +34,15 @@ from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.pool.health import Member
 from swift_r1.sampling.pool.pool import Fleet
 from swift_r1.sampling.pool.session import Expected, ServerLink
-from swift_r1.sampling.prefetch import generates_ahead
+from swift_r1.sampling.prefetch import prefetches
 from swift_r1.sampling.remote import ServerRollouts
-from swift_r1.sampling.turn_engine import Limits, Opening, TurnEngine
-from swift_r1.training.backends import open_policy
+from swift_r1.sampling.turn_engine import Limits, TurnEngine
+from swift_r1.training import backends
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.checkpoint.state import seed_everything
 from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
+from swift_r1.training.ppo import TrainedCritic
 from swift_r1.weights.lease_token import saved_token
 from swift_r1.weights.transport import AUTO, HTTP
 from swift_r1.weights.writer import WeightWriter
@@ -73,8 +75,8 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
 
     optimizer = optimizer_of(args, args.peak_learning_rate)
     seed_everything(args.seed)
-    backend = open_policy(args, load, optimizer, ranks)
-    vocab_size = backend.model.config.get_text_config().vocab_size
+    backend = backends.open_policy(args, load, optimizer, ranks)
+    vocab_size: int = backend.model.config.get_text_config().vocab_size
     check_logprobs(backend, vocab_size, ranks.device)
     if ranks.is_main:
         logger.info("backend: %s", json.dumps(backend.describe()))
@@ -90,6 +92,19 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
     return backend, vocab_size
 
 
+def completion_ends(
+    args: RlhfArguments, backend: Backend, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
+) -> tuple[int, ...]:
+    """The tokens that end a completion, in training and wherever a checkpoint is used."""
+    turn_end = PromptEncoder(tokenizer, wording=Wording.of(args)).turn_end
+    ends = end_tokens(backend.model, tokenizer, turn_end)
+    if ranks.is_main and turn_end not in (None, tokenizer.eos_token_id):
+        logger.info("completions end at the chat template's %s too", tokenizer.convert_ids_to_tokens(turn_end))
+    assert backend.model.generation_config is not None
+    backend.model.generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
+    return ends
+
+
 def open_reference(args: RlhfArguments, backend: Backend, ranks: Ranks) -> ReferencePolicy | None:
     """The reference policy, where a KL needs one. Collective."""
     if not args.wants_reference:
@@ -97,6 +112,48 @@ def open_reference(args: RlhfArguments, backend: Backend, ranks: Ranks) -> Refer
     if args.offload_ref_model and ranks.is_main and ranks.device.type == "cpu":
         logger.info("--offload_ref_model true does nothing here: without a GPU the reference is in host memory anyway")
     return backend.reference(args.offload_ref_model and ranks.device.type != "cpu")
+
+
+def open_critic(
+    args: RlhfArguments, plan: Plan, ranks: Ranks, tokenizer: PreTrainedTokenizerBase
+) -> TrainedCritic | None:
+    """PPO's critic, of `--critic_model`; None without PPO. Collective.
+
+    All of its weights are trained, also where the policy has adapters.
+
+    Raises:
+        UsageError: the model cannot be loaded as a critic, or reads other tokens than the policy.
+    """
+    if args.rlhf_type != "ppo":
+        return None
+    path, rate = str(args.critic_model), float(args.critic_learning_rate or 0.0)
+    check_tokens(path, tokenizer)
+    optimizer = optimizer_of(args, rate)
+
+    def load() -> PreTrainedModel:
+        return load_critic(path, args.torch_dtype, args.gradient_checkpointing)
+
+    backend = backends.open_critic(args, load, optimizer, ranks)
+    if ranks.is_main:
+        has_head = has_value_head(AutoConfig.from_pretrained(path))
+        head = "its own value head" if has_head else "a new value head of zeros"
+        logger.info("critic: %s with %s; %s", path, head, trained_share(backend.model))
+        logger.info("critic's backend: %s", json.dumps({"backend": backend.describe()["backend"]}))
+    return TrainedCritic(backend, schedule_of(args, plan, rate), PPOConfig.from_flags(args))
+
+
+def check_tokens(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuses a critic that reads other tokens than the policy writes.
+
+    Raises:
+        UsageError: then, or where it has no tokenizer.
+    """
+    try:
+        own = AutoTokenizer.from_pretrained(path)
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot load the tokenizer of --critic_model {path}: {str(error).splitlines()[0]}") from error
+    if tokenizer_hash(own) != tokenizer_hash(tokenizer):
+        raise UsageError(f"--critic_model {path} has another tokenizer than --model: it would read other words")
 
 
 def optimizer_of(args: RlhfArguments, learning_rate: float) -> OptimizerConfig:
@@ -127,7 +184,7 @@ def open_writers(args: RlhfArguments, run_dir: Path, cleanup: ExitStack) -> list
     writers = []
     for url in args.rollout_base_urls:
         client = cleanup.enter_context(RolloutClient(url, args.api_key))
-        policy: UpdatePolicy | None = "keep" if generates_ahead(args) else None
+        policy: UpdatePolicy | None = "keep" if prefetches(args) else None
         writers.append(WeightWriter(client, token=saved_token(run_dir), policy=policy))
         cleanup.callback(writers[-1].close)
         writers[-1].hold(args.vllm_server_timeout)
@@ -212,23 +269,22 @@ def open_rollouts(
     return kind(link, backend, ranks, first_version, args.weight_check_steps, adapter)
 
 
-def open_stage(args: RlhfArguments, tokenizer: Any, ends: tuple[int, ...], model_length: int | None) -> Stage:
-    """The scheduler of several turns, and what it asks the model through."""
-    encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
-    stage = Stage(str(args.multi_turn_scheduler), args.multi_turn_timeout)
-    engine = TurnEngine(
-        Opening(encoder, ends),
-        lambda token_ids: tokenizer.decode(token_ids, skip_special_tokens=True),
-        Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature),
-        stage.notify,
-    )
+def open_stage(
+    args: RlhfArguments, tokenizer: PreTrainedTokenizerBase, ends: tuple[int, ...], model_length: int | None
+) -> Stage:
+    """Where the scheduler of several turns runs."""
+    name = str(args.multi_turn_scheduler)
     gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.use_gym_env else {}
-    stage.use(
-        multi_turns[args.multi_turn_scheduler](
+
+    def make_scheduler(engine: TurnEngine) -> RolloutScheduler:
+        made: RolloutScheduler = multi_turns[name](
             infer_engine=engine, max_turns=args.max_turns, tokenizer=tokenizer, **gym
         )
-    )
-    return stage
+        return made
+
+    limits = Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature)
+    encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
+    return Stage(name, args.multi_turn_timeout, make_scheduler, encoder, ends, limits)
 
 
 def schedule_of(args: RlhfArguments, plan: Plan, peak: float) -> LearningRate:

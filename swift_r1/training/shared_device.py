@@ -10,35 +10,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 
+from swift_r1.arguments import RlhfArguments
+from swift_r1.sampling.base import Rollouts
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.tracking.stopwatch import Stopwatch
 from swift_r1.training.backends.base import Movable, ReferencePolicy, Training
-from swift_r1.training.context import Parts
 
 
 class SharedDevice:
     """Whose turn it is. All methods are collective, and do nothing without `--sleep_level`, or where it is so already.
 
+    Args:
+        trained: the policy, and with PPO the critic.
+
     Attributes:
         timed: names under which the stopwatch has the time that this takes.
     """
 
-    def __init__(self, parts: Parts, stopwatch: Stopwatch) -> None:
-        args, self._stopwatch, self._device = parts.args, stopwatch, parts.ranks.device
-        self._level = args.sleep_level
-        trained = [parts.backend, *([parts.critic.backend] if parts.critic else [])]
-        computing: list[Training | ReferencePolicy] = [*trained, *([parts.reference] if parts.reference else [])]
-        self._weights = [one.weights for one in computing] if args.offload_model else []
+    def __init__(
+        self,
+        args: RlhfArguments,
+        device: torch.device,
+        rollouts: Rollouts,
+        trained: Sequence[Training],
+        reference: ReferencePolicy | None,
+        stopwatch: Stopwatch,
+    ) -> None:
+        self._stopwatch, self._device, self._level = stopwatch, device, args.sleep_level
+        weights = [one.weights for one in trained] + ([reference.weights] if reference is not None else [])
+        self._weights = weights if args.offload_model else []
         self._states = [one.states for one in trained] if args.offload_optimizer else []
         self.timed = ("sleep", "offload") if self._level else ()
-        self._asleep = False  # as far as is known: an engine that was started anew is awake
+        self._asleep = False  # as far as is known: an engine that was started again is awake
         if self._level:
-            assert isinstance(parts.rollouts, ServerRollouts)
-            self._engine = parts.rollouts
+            assert isinstance(rollouts, ServerRollouts)
+            self._engine = rollouts
             # Within a publication, whose time has a name already.
             self._engine.before_scoring = self._let_engine_work
 

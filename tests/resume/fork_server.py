@@ -107,8 +107,7 @@ def _free_port() -> int:
 
 
 def _forget(part: str) -> None:
-    from swift_r1.training import loop
-    from swift_r1.training.checkpoint import saving
+    from swift_r1.training.checkpoint import resume, saving
     from swift_r1.training.checkpoint.state import RunState
     from swift_r1.training.optimizer import LearningRate
 
@@ -133,7 +132,7 @@ def _forget(part: str) -> None:
     elif part == "learning_rate":
         LearningRate.go_to = lambda self, step: None  # type: ignore[method-assign]
     elif part == "rng":
-        loop.rng_of = lambda checkpoint, rank: {}
+        resume.rng_of = lambda checkpoint, rank: {}
     elif part == "reference":
         from swift_r1.training.backends.reference import FrozenReference
 
@@ -146,13 +145,13 @@ def _forget(part: str) -> None:
         LocalCritic.load_training_state = lambda self, read: None  # type: ignore[method-assign]
     elif part == "old_values":
         round_tensors = saving.round_tensors_of
-        loop.round_tensors_of = lambda checkpoint: {
+        resume.round_tensors_of = lambda checkpoint: {
             name: tensor * 0 if name.startswith("old_values") else tensor
             for name, tensor in round_tensors(checkpoint).items()
         }
     elif part == "old_logps":
         round_tensors = saving.round_tensors_of
-        loop.round_tensors_of = lambda checkpoint: {
+        resume.round_tensors_of = lambda checkpoint: {
             name: tensor for name, tensor in round_tensors(checkpoint).items() if not name.startswith("old_logps")
         }
     else:

@@ -13,7 +13,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from swift_r1.training.checkpoint.folder import fault_of
-from swift_r1.training.summary import Outcome
+from swift_r1.training.checkpoint.resume import RunSummary
 
 HERE = Path(__file__).parent
 
@@ -81,7 +81,7 @@ def test_the_best_checkpoint_stays(runs, tmp_path):
 
 
 def test_which_evaluation_is_the_best():
-    outcome = Outcome()
+    outcome = RunSummary()
     for step, values in ((1, (0.1, 0.3)), (2, (0.2, 0.2)), (3, (0.5, 0.1)), (4, (float("nan"), 0.9))):
         outcome.steps = step
         metrics = dict(zip(("eval/a/accuracy", "eval/b/accuracy"), values, strict=True)) | {"eval/a/reward": 1.0 / step}

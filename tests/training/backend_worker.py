@@ -8,14 +8,13 @@ import gc
 import json
 import sys
 import traceback
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 from safetensors.torch import load_file, save_file
 
-from swift_r1.algorithms import LossConfig
+from swift_r1.algorithms import LossConfig, PPOConfig
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
 from swift_r1.models.loading import Quantization, load_critic, load_model
 from swift_r1.models.lora import LoraSettings
@@ -25,18 +24,10 @@ from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.batch.batching import Batching, collate, round_batch
 from swift_r1.training.batch.micro_batches import Form
 from swift_r1.training.checkpoint.tensors import write_tensors
-from swift_r1.training.context import CriticParts
+from swift_r1.training.grpo import before_training, needs_old_policy, rewards_after_kl, split_round, train_step
 from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.ppo import Ppo
-from swift_r1.training.setup import schedule_of
-from swift_r1.training.step import (
-    before_training,
-    deal_round,
-    needs_old_policy,
-    rewards_after_kl,
-    train_step,
-)
+from swift_r1.training.ppo import critic_step, token_advantages
 
 COMPLETIONS, GROUP = 16, 4
 FORMS = {"": Form(), "p": Form(packed=True), "s": Form(packed=True, shared=True)}
@@ -68,11 +59,42 @@ def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False
     share their prompt too.
     """
     budget = int(cut.rstrip("ps"))
-    dealt = deal_round(batch, 1, Batching(FORMS[cut.lstrip("0123456789")], 1, GROUP, budget), ranks)
-    old = needs_old_policy(config, 1)
-    steps = before_training(dealt, backend, reference, 0.9, old_policy=old, overlong_filter=overlong_filter)
+    split = split_round(batch, 1, Batching(FORMS[cut.lstrip("0123456789")], 1, GROUP, budget), ranks)
+    steps = before_training(split, backend, reference, 0.9, old_policy=needs_old_policy(config, 1))
     advantages = rewards_after_kl(batch.rewards, steps, config.beta, ranks) if config.kl_in_reward else batch.rewards
-    return train_step(steps[0], advantages, backend, config, 0.9, rate, ranks)
+    return train_step(steps[0], advantages, backend, config, 0.9, rate, ranks, overlong_filter=overlong_filter)
+
+
+class Ppo:
+    """What the loop does for PPO with the micro-batches of a step."""
+
+    def __init__(self, args, policy, critic, reference, rate, ranks):
+        self.args, self.policy, self.critic, self.reference = args, policy, critic, reference
+        self.rate, self.ranks = rate, ranks
+        self.config = PPOConfig.from_flags(args)
+        self.loss = replace(LossConfig.from_flags(args), loss_type="bnpo")
+        self.updates = make_plan(args, 1, 100).optimizer_steps_per_round
+
+    def prepared(self, batch, cut):
+        return before_training(
+            split_round(batch, 1, cut, self.ranks),
+            self.policy,
+            self.reference,
+            self.args.temperature,
+            old_policy=self.config.kl_coef > 0 or needs_old_policy(self.loss, self.updates),
+            critic=self.critic,
+        )
+
+    def advantages(self, batch, steps):
+        return token_advantages(batch, steps, self.config, self.ranks)
+
+    def step(self, micro_batches, advantages, number):
+        more = {"overlong_filter": self.args.overlong_filter}
+        frozen = number < self.args.critic_warmup_steps
+        policy = (self.policy, self.loss, self.args.temperature, self.rate, self.ranks)
+        metrics = train_step(micro_batches, advantages.values, *policy, frozen=frozen, **more)
+        critic = (self.critic, self.config, self.rate, self.ranks)
+        return metrics | critic_step(micro_batches, advantages, *critic, **more)
 
 
 @dataclass
@@ -116,27 +138,14 @@ def run_ppo(case, ranks):
         f"--per_device_train_batch_size {COMPLETIONS} --max_steps 8 --lr_scheduler_type constant --temperature 0.9 "
         f"{case.ppo}".split(),
     )
-    plan = make_plan(args, 1, 100)
     reference = policy.reference(args.offload_ref_model) if args.wants_reference else None
     steps = []
     for number, cut in enumerate(case.cuts.split()):
-        # Rates are looked up at each step, so new schedules do not begin anew where they are constant.
-        rates = [schedule_of(args, plan, case.rate) for _ in range(2)]
-        parts = SimpleNamespace(
-            args=args,
-            plan=plan,
-            ranks=ranks,
-            backend=policy,
-            reference=reference,
-            critic=CriticParts(critic, rates[0]),
-            learning_rate=rates[1],
-        )
-        ppo, batch = Ppo(parts), ragged_round()
+        ppo, batch = Ppo(args, policy, critic, reference, case.rate, ranks), ragged_round()
         batch.rewards[5] = torch.nan
-        dealt = deal_round(batch, 1, Batching(FORMS[cut.lstrip("0123456789")], 1, GROUP, int(cut.rstrip("ps"))), ranks)
-        prepared = ppo.prepared(dealt)
-        targets, metrics = ppo.targets(batch, prepared)
-        steps.append(metrics | ppo.step(prepared[0], targets, number))
+        prepared = ppo.prepared(batch, Batching(FORMS[cut.lstrip("0123456789")], 1, GROUP, int(cut.rstrip("ps"))))
+        advantages, metrics = ppo.advantages(batch, prepared)
+        steps.append(metrics | ppo.step(prepared[0], advantages, number))
         if len(steps) == case.reload_after:
             policy = reloaded(policy, ranks, case.out, lambda: open_backend(case, ranks))
             critic = reloaded(critic, ranks, case.out, lambda: open_critic_backend(case, ranks))

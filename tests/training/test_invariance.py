@@ -18,9 +18,9 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batch.batching import Batching, collate, round_batch, split_step
 from swift_r1.training.batch.micro_batches import SHARED, Form
+from swift_r1.training.grpo import before_training, needs_old_policy, rewards_after_kl, split_round
 from swift_r1.training.model_checks import LEAST_SAVING, check_logprobs, choose_batching, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.step import before_training, deal_round, needs_old_policy, rewards_after_kl
 
 _spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))
 worker = importlib.util.module_from_spec(_spec)
@@ -159,8 +159,8 @@ def test_the_kl_in_the_reward_is_the_sum_over_each_completion(backends):
     """Against the plain formula, also for completions that the overlong filter leaves out of the loss."""
     backend, reference = backends["llama"]
     batch = worker.ragged_round()
-    dealt = deal_round(batch, 1, Batching(Form(packed=True, shared=True), 1, worker.GROUP, 70), ALONE)
-    steps = before_training(dealt, backend, reference, 0.9, old_policy=True, overlong_filter=True)
+    split = split_round(batch, 1, Batching(Form(packed=True, shared=True), 1, worker.GROUP, 70), ALONE)
+    steps = before_training(split, backend, reference, 0.9, old_policy=True)
     found = rewards_after_kl(batch.rewards, steps, 0.1, ALONE)
     tokens = batch.token_ids.split((batch.prompt_lengths + batch.completion_lengths).tolist())
     for number, (ids, prompt) in enumerate(zip(tokens, batch.prompt_lengths.tolist(), strict=True)):

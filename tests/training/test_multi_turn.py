@@ -17,7 +17,7 @@ from swift_r1.plugins.rollouts import GymScheduler, MultiTurnScheduler, RolloutS
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import EmbeddedRollouts
 from swift_r1.sampling.multi_turn import MultiTurn, Stage
-from swift_r1.sampling.turn_engine import Limits, Opening, TurnEngine
+from swift_r1.sampling.turn_engine import Limits
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batch.batching import Batching, collate, round_batch, split_step
 from swift_r1.training.batch.micro_batches import Form
@@ -67,17 +67,14 @@ def play(rollouts, tokenizer):
     stages = []
 
     def run(kind, n=4, max_tokens=8, timeout=20.0, model_length=1024, total=False, turns=None, prefix=""):
-        stage = Stage("test", timeout)
-        stages.append(stage)
         encoder = PromptEncoder(tokenizer, wording=Wording(response_prefix=prefix))
         limits = Limits(model_length, total, turns, 1.0)
-        engine = TurnEngine(
-            Opening(encoder, (tokenizer.eos_token_id,)),
-            lambda ids: tokenizer.decode(ids, skip_special_tokens=True),
-            limits,
-            stage.notify,
-        )
-        stage.use(kind(infer_engine=engine, max_turns=turns, tokenizer=tokenizer))
+
+        def make_scheduler(engine):
+            return kind(infer_engine=engine, max_turns=turns, tokenizer=tokenizer)
+
+        stage = Stage("test", timeout, make_scheduler, encoder, (tokenizer.eos_token_id,), limits)
+        stages.append(stage)
         rows = [
             {
                 "messages": [{"role": "user", "content": f"say {what}"}],
@@ -101,11 +98,11 @@ def play(rollouts, tokenizer):
         ]
         done = []
         given = []
-        outputs = MultiTurn(rollouts, RANKS, stage).generate(prompts, requests, done.append, given.append)
-        assert sorted(given, key=lambda output: output.request_id, reverse=True) == outputs
+        MultiTurn(rollouts, RANKS, stage).generate(list(zip(prompts, requests, strict=True)), done.append, given.append)
         assert sum(done) == 2 * n
-        assert [output.request_id for output in outputs] == ["one", "fourteen"]
-        return [completion for output in outputs for completion in output.completions]
+        given.sort(key=lambda group: group[0].request_id, reverse=True)
+        assert [[talk.request_id for talk in group] for group in given] == [["one"] * n, ["fourteen"] * n]
+        return [talk for group in given for talk in group]
 
     yield run
     for stage in stages:
@@ -115,8 +112,8 @@ def play(rollouts, tokenizer):
 def batch_of(played):
     return round_batch(
         [one.prompt.token_ids for one in played],
-        [one.token_ids for one in played],
-        [one.logprobs for one in played],
+        [one.completion.token_ids for one in played],
+        [one.completion.logprobs for one in played],
         [0.0] * len(played),
         [False] * len(played),
         [one.loss_mask for one in played],
@@ -131,19 +128,19 @@ def test_the_trainer_computes_the_engines_logprobs_of_the_trained_tokens(play, r
     assert micro.mask.sum(1).tolist() == [sum(one.loss_mask) for one in played]
     torch.testing.assert_close(logps, micro.rollout_logps, rtol=0, atol=1e-4)
     for one in played:
-        text = tokenizer.decode(one.token_ids)
+        text = tokenizer.decode(one.completion.token_ids)
         assert f"<|im_start|>user\nmore of {one.prompt.columns['what']}<|im_end|>\n<|im_start|>assistant\n" in text
         assert " a tip" in text and " a tip" not in tokenizer.decode(
-            [token for token, trained in zip(one.token_ids, one.loss_mask, strict=True) if trained]
+            [token for token, trained in zip(one.completion.token_ids, one.loss_mask, strict=True) if trained]
         )
-        assert one.turns == 3 and one.infos == {"num_turns": 3}
+        assert len(one.turns) == 3 and one.infos == {"num_turns": 3}
         assert [message["role"] for message in one.messages] == ["user", "assistant", "user", "assistant"]
 
 
 def test_the_same_seeds_give_the_same_trajectories(play):
     first, again = play(HalfOfATurn), play(HalfOfATurn)
-    assert [one.token_ids for one in first] == [one.token_ids for one in again]
-    assert len({one.token_ids for one in first}) == len(first)
+    assert [one.completion.token_ids for one in first] == [one.completion.token_ids for one in again]
+    assert len({one.completion.token_ids for one in first}) == len(first)
 
 
 def test_a_response_prefix_begins_every_turn_and_is_not_trained(play, tokenizer):
@@ -151,12 +148,12 @@ def test_a_response_prefix_begins_every_turn_and_is_not_trained(play, tokenizer)
         assert one.prompt.text.endswith("assistant\n<think>")
         said = [message["content"] for message in one.messages if message["role"] == "assistant"]
         assert len(said) == 2 and all(text.startswith("<think>") for text in said)
-        written = "".join(tokenizer.decode(ids) for ids in one.turn_token_ids[1:])
+        written = "".join(tokenizer.decode(ids) for ids in one.turns[1:])
         assert said[1].count("<think>") == 1 + written.count("<think>")
         assert one.text == said[1]
         begins = tokenizer("<|im_start|>assistant\n<think>", add_special_tokens=False)["input_ids"]
-        windows = [slice(place, place + len(begins)) for place in range(len(one.token_ids))]
-        places = [at for at in windows if list(one.token_ids[at]) == begins and not any(one.loss_mask[at])]
+        windows = [slice(place, place + len(begins)) for place in range(len(one.completion.token_ids))]
+        places = [at for at in windows if list(one.completion.token_ids[at]) == begins and not any(one.loss_mask[at])]
         assert len(places) == 1  # of the second turn; the third goes on with it
 
 
@@ -207,7 +204,7 @@ class Borrowed(HalfOfATurn):
 def test_what_schedulers_of_ms_swift_reach_for(play):
     for one in play(Borrowed):
         assert [message["role"] for message in one.messages] == ["user", "assistant", "user", "assistant"]
-        assert one.text == "edited" and one.turns == 3
+        assert one.text == "edited" and len(one.turns) == 3
     assert RolloutOutput(None, response_token_ids=[1, 2]).response_token_ids == [[1, 2]]
 
 
@@ -248,22 +245,22 @@ class Endless(HalfOfATurn):
 )
 def test_a_trajectory_ends_where_no_more_tokens_fit(play, limits, longest, with_prompt):
     played = play(Endless, **limits)
-    lengths = [len(one.token_ids) + with_prompt * len(one.prompt.token_ids) for one in played]
+    lengths = [len(one.completion.token_ids) + with_prompt * len(one.prompt.token_ids) for one in played]
     assert max(lengths) <= longest
-    assert all(one.finish_reason == "length" and one.loss_mask[-1] for one in played)
-    assert any(one.turns > 1 for one in played)
+    assert all(one.completion.finish_reason == "length" and one.loss_mask[-1] for one in played)
+    assert any(len(one.turns) > 1 for one in played)
     for one in played:
         assert one.messages[-1]["role"] == "assistant" and one.messages[-1]["content"] == one.text
-        assert one.infos["num_turns"] == one.turns == len(one.turn_token_ids)
+        assert one.infos["num_turns"] == len(one.turns)
 
 
 def test_a_plugin_files_scheduler_plays(play):
     load_plugins([str(FILES / "multi_turn.py")])
     played = play(multi_turns["ask_again"], n=8, max_tokens=150, turns=3)
-    assert {one.turns for one in played} <= {1, 2, 3} and any(one.turns > 1 for one in played)
+    assert {len(one.turns) for one in played} <= {1, 2, 3} and any(len(one.turns) > 1 for one in played)
     for one in played:
         asked = [message["content"] for message in one.messages[2::2]]
-        assert asked == ["again"] * (one.turns - 1)
+        assert asked == ["again"] * (len(one.turns) - 1)
 
 
 def test_a_plugin_files_environment_plays(play):
@@ -272,7 +269,7 @@ def test_a_plugin_files_environment_plays(play):
     for one in played:
         assert [message["content"] for message in one.messages[:2]] == ["You guess.", "Guess a number."]
         assert one.prompt.text.startswith("<|im_start|>system\nYou guess.<|im_end|>")
-        assert one.turns == 2 and one.messages[3] == {"role": "user", "content": "Wrong."}
+        assert len(one.turns) == 2 and one.messages[3] == {"role": "user", "content": "Wrong."}
         assert one.infos == {
             "num_turns": 2,
             "gym_done": False,

@@ -5,26 +5,21 @@ from __future__ import annotations
 import importlib.util
 import math
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
+from swift_r1.arguments import RlhfArguments, parse_arguments
 from swift_r1.errors import UsageError
 from swift_r1.models.loading import load_critic, load_model, load_tokenizer
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend, LocalCritic
 from swift_r1.training.batch.batching import Batching
 from swift_r1.training.batch.micro_batches import SHARED, Form
-from swift_r1.training.context import CriticParts
 from swift_r1.training.model_checks import choose_batching, critic_states, why_not_packed
-from swift_r1.training.open_critic import check_tokens
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.ppo import Ppo
-from swift_r1.training.setup import schedule_of
-from swift_r1.training.step import deal_round
+from swift_r1.training.setup import check_tokens
 
 _spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))
 worker = importlib.util.module_from_spec(_spec)
@@ -81,19 +76,7 @@ def make(folder, flags=FLAGS, checkpointing=False):
     with torch.no_grad():
         for number, parameter in enumerate(policy.model.parameters()):
             parameter.mul_(1 + 0.01 * (-1) ** number)
-    plan = make_plan(args, 1, 100)
-    rates = [schedule_of(args, plan, 1e-3) for _ in range(2)]
-    return Ppo(
-        SimpleNamespace(
-            args=args,
-            plan=plan,
-            ranks=ALONE,
-            backend=policy,
-            reference=reference,
-            critic=CriticParts(critic, rates[0]),
-            learning_rate=rates[1],
-        )
-    )
+    return worker.Ppo(args, policy, critic, reference, 1e-3, ALONE)
 
 
 def a_round():
@@ -107,9 +90,9 @@ def gradients_of(ppo, batch, cut):
     """Metrics and gradients of the first step on a round whose old policy and values are not the current ones."""
     budget = int(cut.rstrip("ps"))
     form = worker.FORMS[cut.lstrip("0123456789")]
-    steps = ppo.prepared(deal_round(batch, 1, Batching(form, 1, worker.GROUP, budget), ALONE))
-    targets, metrics = ppo.targets(batch, steps)
-    models = ppo.parts.backend.model, ppo.critic.backend.model
+    steps = ppo.prepared(batch, Batching(form, 1, worker.GROUP, budget))
+    targets, metrics = ppo.advantages(batch, steps)
+    models = ppo.policy.model, ppo.critic.model
     before = [{name: value.clone() for name, value in model.state_dict().items()} for model in models]
     with torch.no_grad():
         for model in models:
@@ -118,7 +101,7 @@ def gradients_of(ppo, batch, cut):
     metrics |= ppo.step(steps[0], targets, 0)
     for model, state in zip(models, before, strict=True):
         model.load_state_dict(state)
-    return metrics, targets, ppo.parts.backend.gradients, ppo.critic.backend.gradients
+    return metrics, targets, ppo.policy.gradients, ppo.critic.gradients
 
 
 def slow_step(folder, ppo, batch):
@@ -127,8 +110,8 @@ def slow_step(folder, ppo, batch):
     policy = AutoModelForCausalLM.from_pretrained(folder)
     reference = AutoModelForCausalLM.from_pretrained(folder)
     critic = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
-    policy.load_state_dict(ppo.parts.backend.model.state_dict())
-    critic.load_state_dict(ppo.critic.backend.model.state_dict())
+    policy.load_state_dict(ppo.policy.model.state_dict())
+    critic.load_state_dict(ppo.critic.model.state_dict())
     sequences = batch.token_ids.split((batch.prompt_lengths + batch.completion_lengths).tolist())
     prompts = batch.prompt_lengths.tolist()
 
@@ -212,7 +195,7 @@ def test_cuts_and_packing_change_neither_losses_nor_gradients(tiny_model_untied,
     expected, targets, policy, critic = gradients_of(ppo, batch, "1000")
     for cut in ("40", "1000p", "60s", "24s"):
         metrics, other, *found = gradients_of(ppo, batch, cut)
-        torch.testing.assert_close(other.advantages, targets.advantages, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(other.values, targets.values, rtol=1e-4, atol=1e-5)
         for name in expected.keys() - {"micro_batches", "tokens_computed"}:
             assert metrics[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
         assert_gradients(found[0], policy, 2e-5)
@@ -221,16 +204,16 @@ def test_cuts_and_packing_change_neither_losses_nor_gradients(tiny_model_untied,
 
 def test_only_the_critic_learns_while_it_warms_up(tiny_model):
     ppo, batch = make(tiny_model, FLAGS + " --critic_warmup_steps 1"), a_round()
-    ppo.parts.backend.moves = ppo.critic.backend.moves = True
-    steps = ppo.prepared(deal_round(batch, 1, Batching(Form(), 1, worker.GROUP, 100), ALONE))
-    targets, _ = ppo.targets(batch, steps)
+    ppo.policy.moves = ppo.critic.moves = True
+    steps = ppo.prepared(batch, Batching(Form(), 1, worker.GROUP, 100))
+    targets, _ = ppo.advantages(batch, steps)
     states = []
     for number in range(2):
         metrics = ppo.step(steps[0], targets, number)
         assert metrics["critic/grad_norm"] > 0 and metrics["critic/learning_rate"] == 1e-3
         assert (metrics["grad_norm"] > 0) == (metrics["learning_rate"] > 0) == (number == 1)
         assert math.isfinite(metrics["loss"]) and metrics["entropy"] > 0
-        models = ppo.parts.backend.model, ppo.critic.backend.model
+        models = ppo.policy.model, ppo.critic.model
         states.append([model.get_input_embeddings().weight.clone() for model in models])
     start = load_critic(tiny_model, "float32", False).get_input_embeddings().weight
     assert torch.equal(states[0][1], start) is False
@@ -242,7 +225,7 @@ def test_a_step_of_a_filtered_or_invalid_round_is_finite(tiny_model):
     ppo, batch = make(tiny_model), a_round()
     batch.rewards[:] = torch.nan
     metrics, targets, policy, critic = gradients_of(ppo, batch, "60s")
-    assert targets.advantages.count_nonzero() == 0 and not targets.valid.any()
+    assert targets.values.count_nonzero() == 0 and not targets.valid.any()
     assert metrics["value_loss"] == 0 and metrics["loss"] == 0
     assert all(gradient.count_nonzero() == 0 for gradient in (*policy.values(), *critic.values()))
 

@@ -13,9 +13,10 @@ from swift_r1.data.sampler import PromptSampler
 from swift_r1.data.types import Prompt
 from swift_r1.rewards.calls import joined
 from swift_r1.rewards.types import InvalidReward, RewardColumn
+from swift_r1.sampling.base import Conversation
 from swift_r1.sampling.prompts import PromptStream, StreamedPrompts
-from swift_r1.sampling.scoring import ScoredRound, Scoring, completion_row, pooled_columns
-from swift_r1.wire.protocol import Completion, RolloutOutput
+from swift_r1.sampling.scoring import Scoring, completion_row
+from swift_r1.wire.protocol import Completion
 
 
 def scores(values, first_group):
@@ -25,7 +26,10 @@ def scores(values, first_group):
         for i in (0, 1)
     ]
     completion = Completion(token_ids=(2,), logprobs=(-1.0,), finish_reason="stop", weight_version=1)
-    outputs = [RolloutOutput(request_id=f"r{first_group + i}", completions=(completion, completion)) for i in (0, 1)]
+    groups = [
+        [Conversation(f"r{first_group + i}", prompt, completion, (True,), ((2,),), [], "2")] * 2
+        for i, prompt in enumerate(prompts)
+    ]
 
     class Batch:
         def __init__(self):
@@ -39,23 +43,22 @@ def scores(values, first_group):
                 RewardColumn("a", tuple(values), (InvalidReward(3, "broke"),), 1.0)
             ]
 
-    ids = [output.request_id for output in outputs]
-    scoring = Scoring(prompts, ids, str, lambda _state: Batch(), Composition((1.0,)), {}, first_group)
-    for output in reversed(outputs):
-        scoring.add(output)
+    ids = [group[0].request_id for group in groups]
+    scoring = Scoring(prompts, ids, lambda _state: Batch(), Composition((1.0,)), {}, first_group)
+    for group in reversed(groups):
+        scoring.add(group)
     return scoring.result()
 
 
 def test_fresh_groups_take_the_places_of_those_without_signal():
     first, fresh = scores([1.0, 1.0, 0.0, 1.0], 0), scores([0.0, 1.0, 5.0, 6.0], 2)
-    scored = ScoredRound(list(first.completions), [], [first], 0)
-    scored.replace_groups([0], fresh, 2)
+    scored = first.with_groups_replaced([0], fresh, 2)
     assert [item.group for item in scored.trained] == [2, 2, 1, 1]
     assert [item.reward for item in scored.trained] == [0.0, 1.0, 0.0, 1.0]
     assert [item.group for item in scored.dropped] == [0, 0]
     assert completion_row(scored.dropped[0], 1, None, dropped=True)["dropped"] is True
     assert "dropped" not in completion_row(scored.trained[0], 1, 0.5)
-    (column,) = pooled_columns(scored.parts)
+    (column,) = scored.columns()
     assert column.values == (1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 5.0, 6.0)
     assert [item.index for item in column.invalid] == [3, 7] and column.seconds == 2.0
 
@@ -79,7 +82,7 @@ def test_prompts_come_in_order_whatever_is_taken(workers):
 def test_python_ends_though_nobody_closed_the_stream():
     script = """
 from swift_r1.data.sampler import PromptSampler
-from swift_r1.training.prompts import PromptStream
+from swift_r1.sampling.prompts import PromptStream
 
 class Echo:
     def encode(self, row):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from swift_r1.algorithms.rewards import Composition
 from swift_r1.data.types import Prompt
 from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.orm import orms
+from swift_r1.sampling.multi_turn import OneTurn
 from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.scoring import Scoring, reward_metrics
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
@@ -67,7 +69,27 @@ def prompts(count: int, **columns: str) -> list[Prompt]:
 
 def scoring(asked: list[Prompt], rewards, names: int = 1) -> Scoring:
     ids = [f"r{i}" for i in range(len(asked))]
-    return Scoring(asked, ids, lambda tokens: str(list(tokens)), rewards.open, Composition((1.0,) * names), {"s": 1})
+    return Scoring(asked, ids, rewards.open, Composition((1.0,) * names), {"s": 1})
+
+
+class Answered:
+    """A `Generator` that answers with outputs there are already, or hands on what `generate` is given."""
+
+    def __init__(self, *outputs: RolloutOutput, generate: Any = None) -> None:
+        self.outputs, self._generate = outputs, generate
+
+    def generate(self, requests: Any, on_done: Any, on_output: Any) -> None:
+        if self._generate is not None:
+            self._generate(requests, on_output)
+        for one in self.outputs:
+            on_output(one)
+
+
+def play(asked: list[Prompt], running: Scoring, generator: Answered, requests: Any = None) -> None:
+    """Has the prompts answered in one turn and scored."""
+    requests = requests or [SimpleNamespace(request_id=f"r{i}") for i in range(len(asked))]
+    turns = OneTurn(generator, lambda tokens: str(list(tokens)))
+    turns.generate(list(zip(asked, requests, strict=True)), lambda _count: None, running.add)
 
 
 def output(number: int, *tokens: int) -> RolloutOutput:
@@ -119,16 +141,20 @@ def test_the_embedded_engine_goes_on_while_rewards_are_computed(tiny_model: Path
     model.base_model.register_forward_pre_hook(before_forward)
     with rewards_for(args(), ["leaves_a_note"], [str(plugin)]) as rewards:
         rewards.wait_ready()
-        running = scoring(prompts(2, note=str(note)), rewards)
+        rows = prompts(2, note=str(note))
+        running = scoring(rows, rewards)
 
-        def take(number: int, finished: RolloutOutput) -> None:
-            ended.append(number)
-            running.add(finished)
+        def generate(asked: list[RolloutRequest], on_output: Any) -> None:
+            def take(number: int, finished: RolloutOutput) -> None:
+                ended.append(number)
+                on_output(finished)
 
-        engine.generate(asked, 0, on_output=take)
+            engine.generate(asked, 0, on_output=take)
+
+        play(rows, running, Answered(generate=generate), asked)
         scores = running.result()
     assert ended == [0, 1]
-    assert [item.reward for item in scores.completions] == [float(len(item.text)) for item in scores.completions]
+    assert [item.reward for item in scores.trained] == [float(len(item.conversation.text)) for item in scores.trained]
 
 
 class Stub(ThreadingHTTPServer):
@@ -170,12 +196,13 @@ def test_requests_to_a_server_go_on_while_rewards_are_computed(stub: Stub, plugi
     asked = [RolloutRequest(request_id=f"r{i}", prompt_token_ids=(1,), n=2, sampling=sampling) for i in (0, 1)]
     with rewards_for(args(), ["leaves_a_note"], [str(plugin)]) as rewards:
         rewards.wait_ready()
-        running = scoring(prompts(2, note=str(stub.note)), rewards)
+        rows = prompts(2, note=str(stub.note))
+        running = scoring(rows, rewards)
         with RolloutClient(f"http://127.0.0.1:{stub.server_address[1]}") as client:
-            client.generate(asked, running.add)
+            play(rows, running, Answered(generate=client.generate), asked)
         scores = running.result()
-    assert [item.text for item in scores.completions] == ["[10]", "[20]", "[11]", "[20]"]
-    assert [item.reward for item in scores.completions] == [4.0] * 4
+    assert [item.conversation.text for item in scores.trained] == ["[10]", "[20]", "[11]", "[20]"]
+    assert [item.reward for item in scores.trained] == [4.0] * 4
 
 
 @pytest.mark.parametrize("isolation", ["process", "inline"])
@@ -188,21 +215,20 @@ def test_the_order_in_which_completions_come_does_not_matter(plugin: Path, isola
     with rewards_for(args(reward_isolation=isolation), ["moody", "leaves_a_note"], [str(plugin)]) as rewards:
         rewards.wait_ready()
         whole = scoring(asked, rewards, 2)
-        for one in outputs:
-            whole.add(one)
+        play(asked, whole, Answered(*outputs))
         expected = whole.result()
-        at_once = rewards.score(expected.batch)
+        [(batch, _)] = expected.calls
+        at_once = rewards.score(batch)
         mixed = scoring(asked, rewards, 2)
-        for one in chance.sample(outputs, 12):
-            mixed.add(one)
+        play(asked, mixed, Answered(*chance.sample(outputs, 12)))
         found = mixed.result()
-    assert found.batch == expected.batch and found.batch.trainer_state == {"s": 1}
-    for one, other, third in zip(found.columns, expected.columns, at_once, strict=True):
+    assert found.calls[0][0] == batch and batch.trainer_state == {"s": 1}
+    for one, other, third in zip(found.columns(), expected.columns(), at_once, strict=True):
         assert one.seconds > 0 and repr(one.values) == repr(other.values) == repr(third.values)
         assert one.invalid == other.invalid == third.invalid
-    assert {bad.kind for bad in found.columns[0].invalid} == {"value", "exception"}
-    assert [repr(item) for item in found.completions] == [repr(item) for item in expected.completions]
-    metrics = [reward_metrics(scores.completions, []) for scores in (found, expected)]
+    assert {bad.kind for bad in found.columns()[0].invalid} == {"value", "exception"}
+    assert [repr(item) for item in found.trained] == [repr(item) for item in expected.trained]
+    metrics = [reward_metrics(scores.trained, []) for scores in (found, expected)]
     assert repr(metrics[0]) == repr(metrics[1]) and not math.isnan(metrics[0]["reward"])
 
 
@@ -216,10 +242,9 @@ def test_inline_rewards_are_called_at_the_end(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(orms, "notes", notes)
     with rewards_for(args(reward_isolation="inline"), ["notes"]) as rewards:
         running = scoring(prompts(2), rewards)
-        running.add(output(1, 1, 2))
-        running.add(output(0, 1, 2))
+        play(prompts(2), running, Answered(output(1, 1, 2), output(0, 1, 2)))
         assert not called
-        assert [item.reward for item in running.result().completions] == [1.0] * 4
+        assert [item.reward for item in running.result().trained] == [1.0] * 4
     assert sum(called) == 4
 
 
@@ -227,8 +252,8 @@ def test_a_prompt_without_completions_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(orms, "one", lambda completions, **kwargs: [1.0] * len(completions))
     with rewards_for(args(reward_isolation="inline"), ["one"]) as rewards:
         running = scoring(prompts(2), rewards)
-        running.add(output(1, 1, 2))
+        play(prompts(2), running, Answered(output(1, 1, 2)))
         with pytest.raises(ValueError, match="1 prompts have no completions"):
             running.result()
         with pytest.raises(ValueError, match="2 prompts have 1 different request ids"):
-            Scoring(prompts(2), ["r", "r"], str, rewards.open, Composition((1.0,)), {})
+            Scoring(prompts(2), ["r", "r"], rewards.open, Composition((1.0,)), {})

@@ -1,9 +1,10 @@
-"""Where a run is, from the loop into a checkpoint and back: its progress, and the round that is not finished."""
+"""Where a run is: in the loop, into a checkpoint and back; also in the middle of a round."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,76 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from swift_r1.errors import UsageError
+from swift_r1.models.policy import MicroBatch
+from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.collecting import Collector
-from swift_r1.sampling.prefetch import AheadCollector
-from swift_r1.training.algorithm import Targets
+from swift_r1.sampling.base import Rollouts
+from swift_r1.tracking.recorder import Recorder
+from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batch.batching import RoundBatch
-from swift_r1.training.checkpoint.saving import CRITIC_OPTIMIZER, OPTIMIZER, REFERENCE, rng_of, saved_tensors
-from swift_r1.training.checkpoint.state import RunState, log_sizes, restore_rng
-from swift_r1.training.context import Parts
-from swift_r1.training.step import TrainingBatch
-from swift_r1.training.summary import Outcome
+from swift_r1.training.checkpoint.saving import (
+    CRITIC_OPTIMIZER,
+    OPTIMIZER,
+    REFERENCE,
+    Saver,
+    rng_of,
+    round_tensors_of,
+    saved_tensors,
+)
+from swift_r1.training.checkpoint.state import Fingerprint, RunState, log_sizes, restore_rng
+from swift_r1.training.grpo import Advantages
+from swift_r1.training.optimizer import LearningRate
+from swift_r1.training.ppo import TrainedCritic
 
 _BEFORE_TRAINING = ("old_logps", "old_entropies", "ref_logps", "old_values")
 """What was computed with the weights before the round's first step, which are gone after it."""
+
+
+@dataclass
+class RunSummary:
+    """What `summary.json` says.
+
+    `seconds` are those of the whole loop, evaluations included; `eval_before` and `eval_after` are accuracies from 0
+    to 1 (of several data sets, their mean), None where there was no such evaluation. `best_step` is that of the best
+    checkpoint by `--metric_for_best_model`, `best_metric` its value. `last_evaluation` has all figures of the last one.
+    """
+
+    steps: int = 0
+    seconds: float = 0.0
+    first_reward: float | None = None
+    last_reward: float | None = None
+    eval_before: float | None = None
+    eval_after: float | None = None
+    best_step: int | None = None
+    best_metric: float | None = None
+    exit_code: int = 0
+    last_evaluation: dict[str, float] = field(default_factory=dict)
+
+    def saw_reward(self, reward: float) -> None:
+        if not math.isnan(reward):
+            self.first_reward = reward if self.first_reward is None else self.first_reward
+            self.last_reward = reward
+
+    def saw_evaluation(self, metrics: Mapping[str, float]) -> None:
+        accuracy = _mean(metrics, "accuracy")
+        self.last_evaluation = {name: value for name, value in metrics.items() if not math.isnan(value)}
+        if self.steps == 0:
+            self.eval_before = accuracy
+        else:
+            self.eval_after = accuracy
+
+    def saw_checkpoint(self, metrics: Mapping[str, float], name: str, greater_is_better: bool) -> None:
+        """Notes whether the evaluated checkpoint of this step is the best so far; of equals the first is."""
+        value, best = _mean(metrics, name), self.best_metric
+        if value is None or math.isnan(value):
+            return
+        if best is None or (value > best if greater_is_better else value < best):
+            self.best_step, self.best_metric = self.steps, value
+
+
+def _mean(metrics: Mapping[str, float], name: str) -> float | None:
+    values = [value for key, value in metrics.items() if key.endswith(f"/{name}")]
+    return sum(values) / len(values) if values else None
 
 
 @dataclass(slots=True)
@@ -33,68 +91,45 @@ class OpenRound:
 
     Attributes:
         steps: this rank's micro-batches of each optimizer step of one pass.
-        targets: its advantages.
         metrics: what each of the steps logs of the round.
         seconds: each step's share of the time that the round took as a whole.
         done: optimizer steps taken.
     """
 
     batch: RoundBatch
-    steps: Sequence[Sequence[TrainingBatch]]
-    targets: Targets
+    steps: Sequence[Sequence[MicroBatch]]
+    advantages: Advantages
     metrics: dict[str, float]
     seconds: dict[str, float]
     done: int = 0
 
+    def tensors(self, ranks: Ranks) -> dict[str, Tensor]:
+        """All that a checkpoint holds of the round, on rank 0; empty elsewhere. Collective."""
+        saved: dict[str, Tensor] = {}
+        for name in _BEFORE_TRAINING:
+            known = [getattr(micro, name) for step in self.steps for micro in step]
+            mine = [tensor.detach().flatten().float().cpu() for tensor in known if tensor is not None]
+            everyones = ranks.gather(torch.cat([torch.zeros(0), *mine]))
+            for rank, tensor in enumerate(everyones or ()):
+                if tensor.numel():
+                    saved[f"{name}:{rank}"] = tensor
+        return saved | _fields_of(self.batch) if ranks.is_main else {}
 
-def round_tensors(round_: OpenRound, ranks: Ranks) -> dict[str, Tensor]:
-    """All that a checkpoint holds of the round, on rank 0; empty elsewhere. Collective."""
-    saved: dict[str, Tensor] = {}
-    for name in _BEFORE_TRAINING:
-        known = [getattr(batch, name) for step in round_.steps for batch in step]
-        mine = [tensor.detach().flatten().float().cpu() for tensor in known if tensor is not None]
-        everyones = ranks.gather(torch.cat([torch.zeros(0), *mine]))
-        for rank, tensor in enumerate(everyones or ()):
-            if tensor.numel():
-                saved[f"{name}:{rank}"] = tensor
-    if not ranks.is_main:
-        return {}
-    return saved | _fields_of(round_.batch)
+    def facts(self) -> dict[str, Any]:
+        """The rest of what a checkpoint holds of it, as JSON."""
+        return {"done": self.done, "metrics": self.metrics, "seconds": self.seconds}
 
-
-def batch_of(saved: Mapping[str, Tensor]) -> RoundBatch:
-    """The batch in what `round_tensors` gave."""
-    return RoundBatch(**{item.name: saved[item.name] for item in fields(RoundBatch)})
-
-
-def with_saved(
-    steps: Sequence[Sequence[TrainingBatch]], saved: Mapping[str, Tensor], rank: int
-) -> list[list[TrainingBatch]]:
-    """This rank's micro-batches, split again as they were, with what `round_tensors` saved of them."""
-    filled = [list(step) for step in steps]
-    for name in _BEFORE_TRAINING:
-        flat = saved.get(f"{name}:{rank}")
-        if flat is None:
-            continue
-        parts = iter(torch.split(flat, [batch.mask.numel() for step in filled for batch in step]))
-        for step in filled:
-            for place, batch in enumerate(step):
-                value: Any = next(parts).view_as(batch.mask).to(batch.mask.device)
-                step[place] = replace(batch, **{name: value})
-    return filled
-
-
-def write_step(round_: OpenRound, steps_per_pass: int, path: Path) -> None:
-    """Writes the batch of the round's coming step to a safetensors file: the round's fields, the advantages, and
-    `samples`, the completions that the step is on; with a critic the returns too."""
-    size = len(round_.batch) // steps_per_pass
-    first = round_.done % steps_per_pass * size
-    tensors = _fields_of(round_.batch)
-    tensors |= {"advantages": round_.targets.advantages, "samples": torch.arange(first, first + size)}
-    if round_.targets.returns is not None:
-        tensors["returns"] = round_.targets.returns
-    path.parent.mkdir(exist_ok=True)
-    save_file(tensors, path)
+    def write_step(self, path: Path) -> None:
+        """Writes the batch of the coming step to a safetensors file: the round's fields, the advantages, and `samples`,
+        the completions that the step is on; with a critic the returns too."""
+        size = len(self.batch) // len(self.steps)
+        first = self.done % len(self.steps) * size
+        tensors = _fields_of(self.batch)
+        tensors |= {"advantages": self.advantages.values, "samples": torch.arange(first, first + size)}
+        if self.advantages.returns is not None:
+            tensors["returns"] = self.advantages.returns
+        path.parent.mkdir(exist_ok=True)
+        save_file(tensors, path)
 
 
 def _fields_of(batch: RoundBatch) -> dict[str, Tensor]:
@@ -102,7 +137,7 @@ def _fields_of(batch: RoundBatch) -> dict[str, Tensor]:
 
 
 @dataclass(slots=True)
-class Progress:
+class RunProgress:
     """How far a run is.
 
     Attributes:
@@ -112,69 +147,117 @@ class Progress:
         open_round: the round in the middle, or None between rounds.
     """
 
-    outcome: Outcome = field(default_factory=Outcome)
+    summary: RunSummary = field(default_factory=RunSummary)
     rounds: int = 0
     published: int = -1
     skipped_in_a_row: int = 0
     open_round: OpenRound | None = None
 
 
-def captured(
-    progress: Progress, parts: Parts, collector: Collector | AheadCollector
-) -> tuple[RunState | None, dict[str, Tensor]]:
-    """All that a checkpoint holds of the run beside the models, on rank 0: its state, and the open round's tensors.
-    Collective."""
-    main, round_ = parts.main, progress.open_round
-    run = None
-    if main is not None:
-        prompts_taken, prompts_digest = collector.position
-        run = RunState(
-            step=progress.outcome.steps,
-            rounds=progress.rounds,
-            prompts_taken=prompts_taken,
-            prompts_digest=prompts_digest,
-            published=progress.published,
-            weight_version=parts.rollouts.weight_version,
-            run_id=parts.run_id,
-            skipped_in_a_row=progress.skipped_in_a_row,
-            outcome=progress.outcome.to_dict(),
-            window=parts.recorder.window(),
-            rewards=main.monitor.state(),
-            round=None
-            if round_ is None
-            else {"done": round_.done, "metrics": round_.metrics, "seconds": round_.seconds},
-            logs=log_sizes(parts.saver.run_dir),
-            fingerprint=parts.fingerprint,
-        )
-    return run, round_tensors(round_, parts.ranks) if round_ and parts.saver.with_state else {}
+@dataclass(frozen=True)
+class Checkpoints:
+    """Saves a run with all that it needs to go on, and restores it. All methods are collective.
 
-
-def restored(checkpoint: Path, parts: Parts) -> Progress:
-    """Restores everything to where the checkpoint left it; prompts are at their place already. An open round is not in
-    the result: `Trainer.reopen` computes it.
-
-    Raises:
-        UsageError: the state is not of this model.
+    Attributes:
+        backend, learning_rate: of the policy.
+        reference: with weights that move, which are saved; else None.
+        monitor: on rank 0.
+        run_id, fingerprint: of the run.
     """
-    state = RunState.read(checkpoint)
-    try:
-        parts.backend.load_training_state(saved_tensors(checkpoint, OPTIMIZER))
-        if parts.critic is not None:
-            parts.critic.backend.load_training_state(saved_tensors(checkpoint, CRITIC_OPTIMIZER))
-        if parts.args.sync_ref_model and parts.reference is not None:
-            parts.reference.load_weights(saved_tensors(checkpoint, REFERENCE))
-    except (KeyError, RuntimeError) as error:
-        raise UsageError(f"{checkpoint} cannot be resumed from: its state is of another model: {error}") from error
-    for one in (parts, parts.critic):
-        if one is not None:
-            one.learning_rate.go_to(state.step)
-    if parts.main is not None:
-        parts.main.monitor.restore(state.rewards)
-        parts.recorder.restore_window(state.window)
-    # Between rounds the weights are published again, under their old version.
-    again = state.round is None
-    parts.rollouts.resume(state.weight_version - again)
-    if rng := rng_of(checkpoint, parts.ranks.rank):
-        restore_rng(rng)
-    published = -1 if again else state.published
-    return Progress(Outcome(**state.outcome), state.rounds, published, state.skipped_in_a_row)
+
+    saver: Saver
+    ranks: Ranks
+    backend: Backend
+    learning_rate: LearningRate
+    reference: ReferencePolicy | None
+    critic: TrainedCritic | None
+    rollouts: Rollouts
+    recorder: Recorder
+    monitor: InvalidRewardMonitor | None
+    run_id: str
+    fingerprint: Fingerprint
+
+    def save(self, progress: RunProgress, position: tuple[int, str] | None, last: bool) -> None:
+        """A checkpoint of the run as it is after this step; `position` is of the prompts, on rank 0.
+
+        Raises:
+            RunFailed: see `Saver.save`.
+        """
+        run, round_, summary = None, progress.open_round, progress.summary
+        if self.monitor is not None:
+            assert position is not None
+            run = RunState(
+                step=summary.steps,
+                rounds=progress.rounds,
+                prompts_taken=position[0],
+                prompts_digest=position[1],
+                published=progress.published,
+                weight_version=self.rollouts.weight_version,
+                run_id=self.run_id,
+                skipped_in_a_row=progress.skipped_in_a_row,
+                outcome=asdict(summary),
+                window=self.recorder.window(),
+                rewards=self.monitor.state(),
+                round=None if round_ is None else round_.facts(),
+                logs=log_sizes(self.saver.run_dir),
+                fingerprint=self.fingerprint,
+            )
+        tensors = round_.tensors(self.ranks) if round_ is not None and self.saver.with_state else {}
+        self.saver.save(summary.steps, run, tensors, last, summary.best_step)
+
+    def restore(self, checkpoint: Path) -> RunProgress:
+        """Restores everything to where the checkpoint left it; prompts are at their place already. An open round is not
+        in the result: `Trainer.resume` computes it from `saved_round`.
+
+        Raises:
+            UsageError: the state is not of this model.
+        """
+        state = RunState.read(checkpoint)
+        try:
+            self.backend.load_training_state(saved_tensors(checkpoint, OPTIMIZER))
+            if self.critic is not None:
+                self.critic.backend.load_training_state(saved_tensors(checkpoint, CRITIC_OPTIMIZER))
+            if self.reference is not None:
+                self.reference.load_weights(saved_tensors(checkpoint, REFERENCE))
+        except (KeyError, RuntimeError) as error:
+            raise UsageError(f"{checkpoint} cannot be resumed from: its state is of another model: {error}") from error
+        self.learning_rate.go_to(state.step)
+        if self.critic is not None:
+            self.critic.learning_rate.go_to(state.step)
+        if self.monitor is not None:
+            self.monitor.restore(state.rewards)
+            self.recorder.restore_window(state.window)
+        # Between rounds, the weights are published again under their old version.
+        again = state.round is None
+        self.rollouts.resume(state.weight_version - again)
+        if rng := rng_of(checkpoint, self.ranks.rank):
+            restore_rng(rng)
+        published = -1 if again else state.published
+        return RunProgress(RunSummary(**state.outcome), state.rounds, published, state.skipped_in_a_row)
+
+
+Steps = list[list[MicroBatch]]
+
+
+def saved_round(
+    checkpoint: Path, split: Callable[[RoundBatch], Steps], rank: int
+) -> tuple[RoundBatch, Steps, Mapping[str, Any]] | None:
+    """The round in the middle of which the checkpoint was saved: its batch, this rank's micro-batches, split again as
+    they were, with what was computed before training, and `OpenRound.facts`. None if it was saved between rounds."""
+    facts = RunState.read(checkpoint).round
+    if facts is None:
+        return None
+    saved = round_tensors_of(checkpoint)
+    batch = RoundBatch(**{item.name: saved[item.name] for item in fields(RoundBatch)})
+    steps = split(batch)
+    for name in _BEFORE_TRAINING:
+        flat = saved.get(f"{name}:{rank}")
+        if flat is not None:
+            parts = iter(torch.split(flat, [micro.mask.numel() for step in steps for micro in step]))
+            steps = [[_with(micro, name, next(parts)) for micro in step] for step in steps]
+    return batch, steps, facts
+
+
+def _with(micro: MicroBatch, name: str, flat: Tensor) -> MicroBatch:
+    filled: dict[str, Any] = {name: flat.view_as(micro.mask).to(micro.mask.device)}
+    return replace(micro, **filled)

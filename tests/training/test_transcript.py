@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_r1.data.prompts import PromptEncoder
-from swift_r1.sampling.conversation import Conversation, TurnFault
+from swift_r1.sampling.transcript import Transcript, TurnFault
 
 QUESTION = {"role": "user", "content": "2+2?"}
 AGAIN = {"role": "user", "content": "again"}
@@ -24,13 +24,7 @@ class Talk:
     def __init__(self, tokenizer, messages=(QUESTION,)):
         self.encoder = PromptEncoder(tokenizer)
         self.end = tokenizer.eos_token_id
-        self.tokens = Conversation(
-            self.ids(self.encoder.render(messages)),
-            messages,
-            render=self.encoder.render,
-            tokenize=self.ids,
-            ends=[self.end],
-        )
+        self.tokens = Transcript(self.ids(self.encoder.render(messages)), messages, self.encoder, [self.end])
 
     def ids(self, text):
         return list(self.encoder.tokenize(text))
@@ -112,7 +106,8 @@ def test_the_past_cannot_change(tokenizer, messages, why):
 def test_a_template_that_drops_the_last_turn_is_refused(tokenizer):
     talk = Talk(tokenizer)
     talk.says("5")
-    talk.tokens._render = lambda messages: talk.encoder.render(messages[-1:])
+    render = talk.encoder.render
+    talk.encoder.render = lambda messages: render(messages[-1:])
     with pytest.raises(TurnFault, match="the chat template leaves the model's last turn out"):
         talk.tokens.follow([QUESTION, {"role": "assistant", "content": "5"}, AGAIN])
 

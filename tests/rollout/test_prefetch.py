@@ -16,7 +16,7 @@ import torch
 from swift_r1.errors import RunFailed
 from swift_r1.inference.engines.base import EngineInfo, Generated
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling import prefetch as ahead
+from swift_r1.sampling import prefetch
 from swift_r1.sampling.base import ignore_output
 from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.pool.session import Expected, ServerLink, ServerLost
@@ -142,7 +142,7 @@ def test_an_answer_of_weights_that_were_never_pushed_ends_the_run(link: ServerLi
 
 @dataclass
 class Script:
-    """What stands in for `Collector`: a round takes two prompts, is answered as far as it is told to, and ends."""
+    """What rounds do: each takes two prompts, is answered as far as it is told to, and ends."""
 
     began: list[int] = field(default_factory=list)
     answered: dict[int, threading.Event] = field(default_factory=dict)
@@ -154,23 +154,20 @@ class Script:
         for number in range(20):
             self.answered[number], self.ends[number] = threading.Event(), threading.Event()
 
-    def __call__(self, parts: Any, _stopwatch: Any) -> Any:
-        def roll_out(number: int, step: int) -> Any:
-            parts.main.prompts.taken += 2
-            with self.changed:
-                self.began.append(number)
-                self.changed.notify_all()
-            parts.recorder.phase("generating", 8)
-            if number in self.lose:
-                parts.turns.rollouts.trainer.await_restored(parts.turns.rollouts.link)
-            assert self.answered[number].wait(WAIT_S)
-            parts.recorder.phase_advance(6)
-            assert self.ends[number].wait(WAIT_S)
-            if step == 99:
-                raise RunFailed("broken on purpose")
-            return number, SimpleNamespace(metrics={})
-
-        return SimpleNamespace(roll_out=roll_out)
+    def play(self, sampler: FakeSampler, number: int, step: int) -> Any:
+        sampler.prompts.taken += 2
+        with self.changed:
+            self.began.append(number)
+            self.changed.notify_all()
+        sampler.recorder.phase("generating", 8)
+        if number in self.lose:
+            sampler.turns.trainer.await_restored(sampler.turns.link)
+        assert self.answered[number].wait(WAIT_S)
+        sampler.on_done(6)
+        assert self.ends[number].wait(WAIT_S)
+        if step == 99:
+            raise RunFailed("broken on purpose")
+        return SimpleNamespace(number=number, metrics={})
 
     def until_began(self, numbers: list[int]) -> None:
         with self.changed:
@@ -191,35 +188,46 @@ class Gone:
 
 
 @dataclass
-class FakeParts:
-    main: Any
+class FakeSampler:
+    """What stands in for `RoundSampler`."""
+
+    script: Script
     args: Any
     plan: Any
+    prompts: Any
     ranks: Ranks
     turns: Any = None
     recorder: Any = None
-    watchdog: Any = None
+    stopwatch: Any = None
+    progress: Any = None
+    on_done: Any = None
+
+    @property
+    def position(self) -> tuple[int, str]:
+        return self.prompts.taken, self.prompts.digest
+
+    def sample(self, number: int, step: int) -> Any:
+        return self.script.play(self, number, step)
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Script:
-    made = Script()
-    monkeypatch.setattr(ahead, "Collector", made)
-    return made
+def script() -> Script:
+    return Script()
 
 
 @pytest.fixture
-def make_rounds() -> Iterator[Callable[..., Any]]:
+def make_rounds(script: Script) -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def make(staleness: int = 1, total: int = 10, step_size: int = 1, dynamic_sample: bool = False) -> Any:
-        parts = FakeParts(
-            main=SimpleNamespace(prompts=SimpleNamespace(taken=0, digest="")),
-            args=SimpleNamespace(max_staleness=staleness, dynamic_sample=dynamic_sample),
+        sampler = FakeSampler(
+            script=script,
+            args=SimpleNamespace(max_staleness=staleness, dynamic_sample=dynamic_sample, multi_turn_scheduler=None),
             plan=SimpleNamespace(rounds=total, optimizer_steps_per_round=step_size),
+            prompts=SimpleNamespace(taken=0, digest=""),
             ranks=Ranks(0, 1, torch.device("cpu"), None),
         )
-        made.append(ahead.Rounds(parts, Gone(), ServedVersions(), None))
+        made.append(prefetch.Prefetcher(sampler, Gone(), ServedVersions(), lambda rollouts, _ranks: rollouts))
         return made[-1]
 
     yield make
@@ -237,20 +245,20 @@ def test_a_round_begins_when_weights_are_fresh_enough_and_the_one_before_is_near
     script.until_began([0, 1])  # before round 0 has ended, which has its prompts
     script.finish(0, 1)
     for number in (0, 1):
-        rounds.wait(number, lambda _round: None)
+        rounds.wait(number, lambda _answered: None)
     assert script.began == [0, 1]  # round 2 would be two rounds behind
-    assert rounds.take(0)[0] == 0 and rounds.position == (2, "")
+    assert rounds.take(0).number == 0 and rounds.position == (2, "")
     rounds.allow(1, 1)
     script.until_began([0, 1, 2])
     # What round 2 has taken is not the trainer's yet: a run that is killed now takes it again.
-    assert rounds.parts.main.prompts.taken == 6
+    assert rounds.sampler.prompts.taken == 6
     rounds.take(1)
     assert rounds.position == (4, "")
     script.finish(2, 3)
     rounds.allow(2, 2)
     script.until_began([0, 1, 2, 3])
     rounds.allow(3, 3)
-    rounds.wait(3, lambda _round: None)
+    rounds.wait(3, lambda _answered: None)
     assert script.began == [0, 1, 2, 3]  # there is no fifth round
 
 
@@ -275,7 +283,7 @@ def test_what_ends_a_round_reaches_the_trainer_and_no_further_round_begins(
     rounds.allow(1, 1)  # its step is 99
     script.finish(1, 2)
     with pytest.raises(RunFailed, match="broken on purpose"):
-        rounds.wait(1, lambda _round: None)
+        rounds.wait(1, lambda _answered: None)
 
 
 def test_a_lost_server_is_left_to_the_trainers_thread(script: Script, make_rounds: Callable[..., Any]) -> None:
@@ -283,10 +291,10 @@ def test_a_lost_server_is_left_to_the_trainers_thread(script: Script, make_round
     script.lose = [0]
     rounds.allow(0, 0)
     with pytest.raises(ServerLost):
-        rounds.wait(0, lambda _round: None)
+        rounds.wait(0, lambda _answered: None)
     rounds.restored()
     script.finish(0, 1)
-    rounds.wait(0, lambda _round: None)
+    rounds.wait(0, lambda _answered: None)
 
 
 def test_the_end_of_a_run_calls_off_a_round_that_waits_for_its_server(
@@ -297,4 +305,4 @@ def test_the_end_of_a_run_calls_off_a_round_that_waits_for_its_server(
     rounds.allow(0, 0)
     script.until_began([0])
     rounds.close()
-    assert not caplog.records and isinstance(rounds._rounds[0].fault, ahead._Ended)
+    assert not caplog.records and isinstance(rounds._rounds[0].fault, prefetch._Ended)

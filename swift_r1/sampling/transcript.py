@@ -1,41 +1,37 @@
-"""The tokens of one trajectory of several turns, as the model read and wrote them: they only ever grow.
+"""The tokens of one conversation, as the model read and wrote them: they only ever grow.
 
-What a turn adds is tokenised once, and never what is there already: the text of a token sequence need not tokenise to
-that sequence, and log-probs of other tokens than the sampled ones are wrong.
+What a turn adds is tokenised once, and what is there already never again: the text of a token sequence need not
+tokenise to that sequence, and log-probs of other tokens than the sampled ones are wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
-from typing import Any, Protocol
+from typing import Any
 
-_STANDS_FOR = "swift-r1-turn-5d1e7c"  # a turn's text where only what the template puts behind it is wanted
+from swift_r1.data.prompts import PromptEncoder
+
+_PLACEHOLDER = "swift-r1-turn-5d1e7c"  # stands for a turn where only what the template puts behind it is wanted
 
 
 class TurnFault(ValueError):
     """What a scheduler asked for cannot be carried in tokens."""
 
 
-class Renderer(Protocol):
-    """The chat template: the text of a conversation up to and with the start of the model's next turn."""
-
-    def __call__(self, messages: Sequence[Mapping[str, Any]]) -> str: ...
-
-
-class Conversation:
-    """A trajectory's tokens.
+class Transcript:
+    """A conversation's tokens.
 
     Args:
         prompt_token_ids: the prompt of the first turn.
         messages: what it was made from.
-        render, tokenize: the chat template, and text to ids without special tokens added.
+        encoder: has the chat template and the tokenizer.
         ends: ids of the tokens that end a turn.
 
     Attributes:
         token_ids: everything after the prompt.
         logprobs: the engine's for tokens that the model wrote, 0 for others.
-        loss_mask: True on tokens to train: those that the model wrote, but for what the scheduler leaves out.
+        loss_mask: True on tokens to train: those that the model wrote, except what the scheduler leaves out.
         versions: of the weights that wrote the token; None for others.
         messages: the conversation as the model last saw it, with its last turn.
         turns: how many the model has written.
@@ -46,9 +42,7 @@ class Conversation:
         self,
         prompt_token_ids: Sequence[int],
         messages: Sequence[Mapping[str, Any]],
-        *,
-        render: Renderer,
-        tokenize: Callable[[str], Sequence[int]],
+        encoder: PromptEncoder,
         ends: Collection[int],
     ) -> None:
         self.prompt_token_ids = tuple(prompt_token_ids)
@@ -59,7 +53,7 @@ class Conversation:
         self.versions: list[int | None] = []
         self.turns = 0
         self.text = ""
-        self._render, self._tokenize, self._ends = render, tokenize, frozenset(ends)
+        self._encoder, self._ends = encoder, frozenset(ends)
         self._spans: list[slice] = []  # of the turns' tokens
         self._revised = False  # the last turn's tokens are no longer those that its text came from
         self._sampled_to = 0
@@ -94,7 +88,7 @@ class Conversation:
         if added or not rest:
             self._take_end_back()
         tail = self._behind(messages[:place], added, rest) if rest else added
-        ids = list(self._tokenize(tail)) if tail else []
+        ids = list(self._encoder.tokenize(tail)) if tail else []
         if ids and self.token_ids and ids[0] == self.token_ids[-1] and ids[0] in self._ends:
             del ids[0]  # the model ended its turn itself
         self._extend(ids, [0.0] * len(ids), [None] * len(ids))
@@ -103,7 +97,7 @@ class Conversation:
     def answer(
         self, token_ids: Sequence[int], logprobs: Sequence[float], text: str, versions: Sequence[int] | None = None
     ) -> None:
-        """Adds a turn of the model's, special tokens left out of its text; `versions` are the weights', one a token."""
+        """Adds a turn of the model. `text` has no special tokens; `versions` are of the weights, one per token."""
         self._revised = False
         self._spans.append(slice(len(self.token_ids), len(self.token_ids) + len(token_ids)))
         self._extend(token_ids, logprobs, [0] * len(token_ids) if versions is None else versions)
@@ -148,7 +142,7 @@ class Conversation:
         A row begins with a turn of the model; text put to the turn's end and turns that continue it may follow in it.
 
         Raises:
-            TurnFault: these are not the trajectory's tokens.
+            TurnFault: these are not the conversation's tokens.
         """
         if token_ids and loss_mask and list(map(len, token_ids)) != list(map(len, loss_mask)):
             raise TurnFault("response_token_ids and response_loss_mask have rows of different lengths")
@@ -161,7 +155,7 @@ class Conversation:
                 length = self._spans[turn].stop - start
                 raise TurnFault(f"response_loss_mask of turn {turn + 1} has {len(row)} values for {length} tokens")
             if token_ids and list(row) != self.token_ids[start:end]:
-                end -= 1  # but for a last end token, which was taken back
+                end -= 1  # except a last end token, which was taken back
                 if row[-1] not in self._ends or list(row[:-1]) != self.token_ids[start:end]:
                     raise TurnFault(f"row {number} of response_token_ids are not the tokens of turn {turn + 1}")
             for place, trained in zip(range(start, end), loss_mask[number] if loss_mask else (), strict=False):
@@ -190,14 +184,14 @@ class Conversation:
         """The turn goes on behind its end token: that token leaves."""
         if self.token_ids and self.token_ids[-1] in self._ends:
             for values in (self.token_ids, self.logprobs, self.loss_mask, self.versions):
-                del values[-1]  # type: ignore[attr-defined]
+                del values[-1]
             self._sampled_to = min(self._sampled_to, len(self.token_ids))
             self._spans[-1] = slice(self._spans[-1].start, len(self.token_ids))
 
     def _behind(self, before: Sequence[Mapping[str, Any]], added: str, rest: Sequence[Mapping[str, Any]]) -> str:
-        turn = {"role": "assistant", "content": _STANDS_FOR + added}
-        text = self._render([*before, turn, *rest])
-        _, found, behind = text.rpartition(_STANDS_FOR)
+        turn = {"role": "assistant", "content": _PLACEHOLDER + added}
+        text = self._encoder.render([*before, turn, *rest])
+        _, found, behind = text.rpartition(_PLACEHOLDER)
         if not found:
             raise TurnFault("the chat template leaves the model's last turn out")
         return behind

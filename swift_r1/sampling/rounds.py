@@ -1,0 +1,138 @@
+"""One round's completions and rewards: prompts out of the data, through the engine and the reward functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from swift_r1.algorithms import groups_without_signal
+from swift_r1.algorithms.rewards import Composition
+from swift_r1.arguments import Plan, RlhfArguments
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.sampling.base import OnDone, Rollouts
+from swift_r1.sampling.multi_turn import Turns
+from swift_r1.sampling.prompts import Prompts
+from swift_r1.sampling.scoring import OpenRewards, ScoredRound, Scoring
+from swift_r1.tracking.recorder import Recorder
+from swift_r1.tracking.stopwatch import Stopwatch
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from swift_r1.wire.seeds import completion_seed
+
+
+@dataclass(frozen=True)
+class RoundSampler:
+    """Samples and scores rounds, each when it is asked for. All methods are collective.
+
+    Attributes:
+        sampling: how completions are sampled.
+        run_id: what request ids begin with.
+        prompts, open_rewards: the data and the reward functions; on rank 0, None elsewhere.
+        recorder, stopwatch: are told what takes how long.
+        progress: is told what comes now; see `Watchdog`.
+        on_done: is told how many more completions have ended.
+    """
+
+    args: RlhfArguments
+    plan: Plan
+    ranks: Ranks
+    rollouts: Rollouts
+    turns: Turns
+    sampling: SamplingParams
+    run_id: str
+    prompts: Prompts | None
+    open_rewards: OpenRewards | None
+    recorder: Recorder
+    stopwatch: Stopwatch
+    progress: Callable[[str], None]
+    on_done: OnDone
+
+    def publish_weights(self, begun: int, in_the_middle: bool) -> None:
+        """Sends the weights to the engine; `begun` rounds were begun, and the last of them may not be over."""
+        self.rollouts.publish_weights()
+
+    @property
+    def position(self) -> tuple[int, str]:
+        """Prompts taken by the rounds that were sampled, and their hash (`Prompts`); on rank 0."""
+        assert self.prompts is not None
+        return self.prompts.taken, self.prompts.digest
+
+    def sample(self, number: int, step: int) -> ScoredRound | None:
+        """Completions and rewards of round `number`, from 0, begun after `step` optimizer steps; on rank 0.
+
+        With `--dynamic_sample`, prompts whose group has no signal are replaced by the next prompts of the data, and
+        those again, at most `--max_resample_times` times.
+        """
+        asked = self.plan.prompts_per_round
+        scored = self._generate_and_score(number, step, asked, 0)
+        if self.args.dynamic_sample:
+            silent = self._without_signal(scored)
+            for _ in range(self.args.max_resample_times):
+                if not silent:
+                    break
+                fresh = self._generate_and_score(number, step, len(silent), asked)
+                asked += len(silent)
+                if scored is not None and fresh is not None:
+                    scored = scored.with_groups_replaced(silent, fresh, self.plan.num_generations)
+                silent = self._without_signal(scored)
+            if scored is not None:
+                scored.metrics["dynamic_sample/resampled"] = len(scored.dropped) / self.plan.num_generations
+                scored.metrics["dynamic_sample/kept_without_signal"] = float(len(silent))
+        if self.args.async_generate and not self.args.max_staleness and scored is not None:
+            scored.metrics.update(dict.fromkeys(("rollout/staleness/mean", "rollout/staleness/max"), 0.0))
+        return scored
+
+    def _generate_and_score(self, number: int, step: int, count: int, first: int) -> ScoredRound | None:
+        """Completions of the next `count` prompts and their rewards, on rank 0.
+
+        Rewards are computed while other completions are still generated; `time/reward` is what is left of that.
+        `first` is how many prompts this round has asked for already.
+        """
+        with self.ranks.busy():  # streamed ones may come from far away
+            prompts = self.prompts.take(count) if self.prompts is not None else []
+        requests = [
+            RolloutRequest(
+                request_id=f"{self.run_id}/{number}/{position}",
+                prompt_token_ids=prompt.token_ids,
+                n=self.plan.num_generations,
+                seeds=tuple(
+                    completion_seed(self.args.seed, number, position, prompt.prompt_id, index)
+                    for index in range(self.plan.num_generations)
+                ),
+                sampling=self.sampling,
+            )
+            for position, prompt in enumerate(prompts, start=first)
+        ]
+        scoring = None
+        if self.open_rewards is not None:
+            scoring = Scoring(
+                prompts,
+                [request.request_id for request in requests],
+                self.open_rewards,
+                Composition.from_flags(self.args),
+                {"global_step": step, "max_steps": self.plan.total_steps},
+                first_group=first,
+            )
+        self.recorder.phase("generating", count * self.plan.num_generations)
+        self.progress("generation")
+        with self.stopwatch.timed("generate"):
+            if scoring is None:
+                self.turns.generate(None, self.on_done, lambda _group: None)
+            else:
+                self.turns.generate(list(zip(prompts, requests, strict=True)), self.on_done, scoring.add)
+        self.recorder.phase_end()
+        if scoring is None:
+            return None
+        self.progress("the rewards")
+        with self.stopwatch.timed("reward"), self.ranks.busy():
+            return scoring.result()
+
+    def _without_signal(self, scored: ScoredRound | None) -> list[int]:
+        """Which of the round's groups teach nothing, by place; told to every rank, so that all continue alike."""
+        found = None
+        if scored is not None:
+            rewards = torch.tensor([item.objective for item in scored.trained])
+            found = [groups_without_signal(rewards, self.plan.num_generations).nonzero().flatten()]
+        places: list[int] = self.ranks.broadcast(found)[0].tolist()
+        return places
