@@ -192,20 +192,20 @@ def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardC
 def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
     """Lengths in tokens and the share that was cut off; with a scheduler also the number of turns, and the share of
     tokens that is trained."""
-    talks = [item.conversation for item in scored]
-    lengths = [len(talk.completion.token_ids) for talk in talks]
+    conversations = [item.conversation for item in scored]
+    lengths = [len(one.completion.token_ids) for one in conversations]
     several = {}
-    if talks[0].infos is not None:
-        turns = [len(talk.turns) for talk in talks]
+    if conversations[0].infos is not None:
+        turns = [len(one.turns) for one in conversations]
         several = {
             "multi_turn/mean_turns": mean(turns),
             "multi_turn/max_turns": float(max(turns)),
-            "multi_turn/trained_tokens": sum(sum(talk.loss_mask) for talk in talks) / sum(lengths),
+            "multi_turn/trained_tokens": sum(sum(one.loss_mask) for one in conversations) / sum(lengths),
         }
     return several | {
         "completions/mean_length": mean(lengths),
         "completions/max_length": float(max(lengths)),
-        "completions/clipped_ratio": mean([float(talk.completion.finish_reason == "length") for talk in talks]),
+        "completions/clipped_ratio": mean([float(one.completion.finish_reason == "length") for one in conversations]),
     }
 
 
@@ -223,14 +223,14 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
 
     `completion` is the text as the rewards saw it, a response prefix included, which is the end of `prompt` too.
     """
-    talk, completion = item.conversation, item.conversation.completion
+    conversation, completion = item.conversation, item.conversation.completion
     row: dict[str, Any] = {
         "step": step,
-        "prompt_id": talk.prompt.prompt_id,
-        "request_id": talk.request_id,
+        "prompt_id": conversation.prompt.prompt_id,
+        "request_id": conversation.request_id,
         "group": item.group,
-        "prompt": talk.prompt.text,
-        "completion": talk.text,
+        "prompt": conversation.prompt.text,
+        "completion": conversation.text,
         **{f"rewards/{name}": value for name, value in item.rewards.items()},
         "reward": item.reward,
         "advantage": advantage,
@@ -241,9 +241,11 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
         row["newest_weight_version"] = completion.newest_weight_version
         if completion.weight_versions:
             row["weight_versions"] = completion.weight_versions
-    if talk.infos is not None:
-        row |= {"turns": len(talk.turns), "messages": talk.messages}
+    if conversation.infos is not None:
+        row |= {"turns": len(conversation.turns), "messages": conversation.messages}
     if dropped:
         row["dropped"] = True
     # A column of the data may have the name of a field: both are kept.
-    return row | {f"columns/{name}" if name in row else name: value for name, value in talk.prompt.columns.items()}
+    return row | {
+        f"columns/{name}" if name in row else name: value for name, value in conversation.prompt.columns.items()
+    }

@@ -180,13 +180,13 @@ def _metrics(
 
 def _graded(item: ScoredCompletion, reward: str) -> Graded:
     """An invalid reward is none: it is not right."""
-    talk, value, rule = item.conversation, item.rewards[reward], RULES.get(reward)
+    conversation, value, rule = item.conversation, item.rewards[reward], RULES.get(reward)
     return Graded(
-        prompt_id=talk.prompt.prompt_id,
+        prompt_id=conversation.prompt.prompt_id,
         reward=None if value is None or math.isnan(value) else value,
-        answer=rule.read(talk.text) if rule is not None else None,
-        tokens=len(talk.completion.token_ids),
-        truncated=talk.completion.finish_reason == "length",
+        answer=rule.read(conversation.text) if rule is not None else None,
+        tokens=len(conversation.completion.token_ids),
+        truncated=conversation.completion.finish_reason == "length",
     )
 
 

@@ -48,14 +48,14 @@ def batch_of_round(scored: ScoredRound | None, ranks: Ranks) -> RoundBatch:
     """The round's completions, which rank 0 has, as tensors on every rank. Collective."""
     if scored is None:
         return RoundBatch(*ranks.broadcast(None))
-    talks = [item.conversation for item in scored.trained]
+    conversations = [item.conversation for item in scored.trained]
     batch = round_batch(
-        [talk.prompt.token_ids for talk in talks],
-        [talk.completion.token_ids for talk in talks],
-        [talk.completion.logprobs for talk in talks],
+        [one.prompt.token_ids for one in conversations],
+        [one.completion.token_ids for one in conversations],
+        [one.completion.logprobs for one in conversations],
         [item.objective for item in scored.trained],
-        [talk.completion.finish_reason == "length" for talk in talks],
-        [talk.loss_mask for talk in talks],
+        [one.completion.finish_reason == "length" for one in conversations],
+        [one.loss_mask for one in conversations],
     )
     if ranks.world_size > 1:
         ranks.broadcast(batch.tensors())
