@@ -10,15 +10,15 @@ from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
 from swift_r1.data.registry import DatasetMeta, SubsetDataset, datasets
-from swift_r1.plugins.reward_models import prms, rm_plugins
+from swift_r1.plugins.protocol import prms, rm_plugins
 from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
 from swift_r1.rewards import orms
 
-# Where version 4 has what version 3 has under other modules.
 _MODULES = (
     *("swift.rewards", "swift.rewards.rm_plugin", "swift.rewards.orm", "swift.dataset", "swift.rollout"),
     *("swift.infer_engine", "swift.infer_engine.protocol", "swift.template", "swift.utils"),
 )
+"""Where version 4 has what version 3 has under other modules."""
 # Its registries, in the modules that make them, and ours.
 _REGISTRIES = (
     ("swift.rewards.orm", "orms", orms),

@@ -67,7 +67,8 @@ class MultiTurnScheduler(RolloutScheduler):
         `step` may give, beside `infer_request`: `response_token_ids` and `response_loss_mask` (this turn's tokens where
         it changed them, and which are trained) and `rollout_infos` (collected, and given to the rewards).
         """
-        request, infos = infer_request, {}
+        request = infer_request
+        infos: dict[str, Any] = {}
         ids: list[list[int]] = []
         masks: list[list[int]] = []
         await self.on_trajectory_start([request])
@@ -79,7 +80,7 @@ class MultiTurnScheduler(RolloutScheduler):
             if turn > 1 and request.messages[-1] == {"role": "assistant", "content": None}:
                 request.messages.pop()  # it only asked for the turn to go on
             if not choice.token_ids:
-                messages = _up_to_the_models_turn(request.messages)
+                messages = _up_to_last_answer(request.messages)
                 return RolloutOutput(response, messages, ids, masks, infos | {"num_turns": turn - 1})
             if request.messages[-1]["role"] == "assistant":  # its turn goes on
                 request.messages[-1]["content"] += choice.message.content
@@ -118,8 +119,8 @@ class MultiTurnScheduler(RolloutScheduler):
         raise NotImplementedError(f"{type(self).__name__} overrides neither step nor run")
 
 
-def _up_to_the_models_turn(messages: Messages) -> Messages:
-    """Without what was asked behind the model's last turn and got no answer."""
+def _up_to_last_answer(messages: Messages) -> Messages:
+    """Without what was asked after the model's last turn and got no answer."""
     end = max((place for place, message in enumerate(messages, 1) if message["role"] == "assistant"), default=0)
     return messages[:end]
 
@@ -174,9 +175,8 @@ class GymScheduler(RolloutScheduler):
         """The episode: the environment's observations are the user's messages."""
         columns = infer_request.data_dict
         env = _made(envs, "environment", columns.get("env_config"), self.gym_env, "--gym_env")
-        manager = None
-        if self.context_manager or (columns.get("ctx_config") or {}).get("name"):
-            given = columns.get("ctx_config")
+        manager, given = None, columns.get("ctx_config")
+        if self.context_manager or (given or {}).get("name"):
             manager = _made(context_managers, "context manager", given, self.context_manager, "--context_manager")
         try:
             return await self._episode(env, manager, infer_request, request_config)
@@ -196,7 +196,7 @@ class GymScheduler(RolloutScheduler):
             response = await self.infer_engine.infer_async(request, config)
             choice = response.choices[0]
             if not choice.token_ids:  # no room: the environment gets no action that the model did not take
-                messages, over = _up_to_the_models_turn(messages), True
+                messages, over = _up_to_last_answer(messages), True
             else:
                 messages.append({"role": "assistant", "content": choice.message.content})
                 observation, reward, over, info = await env.step(deepcopy(messages))

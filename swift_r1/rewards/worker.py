@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import faulthandler
+import math
+import numbers
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from swift_r1.errors import UsageError
 from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, limit_memory
-from swift_r1.rewards.construct import Reward, build_reward, describe
-from swift_r1.rewards.output import Output
+from swift_r1.rewards.orm import Reward, build_reward, describe
 from swift_r1.rewards.remote import TOKEN_VARIABLE
-from swift_r1.rewards.types import InvalidReward
-from swift_r1.rewards.validate import WrongShape, checked
-from swift_r1.rewards.watchdog import put_under_watch
+from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome, RewardFlags
+from swift_r1.rewards.watchdog import WorkerOutput
 from swift_r1.runtime.processes import end_with_parent
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -32,48 +31,23 @@ _SELF_DESTRUCT_AFTER = 10.0  # seconds over its limit at which a worker ends its
 # This process's rewards by name; a text says why one could not be built.
 _rewards: dict[str, Reward | str] = {}
 _runner: asyncio.Runner | None = None
-_output: Output | None = None
+_output: WorkerOutput | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """The completions of one call and their columns (each as long as `completions`)."""
-
-    completions: Sequence[str]
-    columns: Mapping[str, Sequence[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one call gave: `values` and `invalid` as of `validate.checked`, or, where the call failed, why.
-
-    `isolate` tells that single completions may be to blame, so that it is worth looking for them; `kind` is the
-    failure's, as of `InvalidReward`.
-    """
-
-    values: tuple[float | None, ...] = ()
-    invalid: tuple[InvalidReward, ...] = ()
-    failure: str | None = None
-    isolate: bool = False
-    kind: str = "exception"
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """What a worker has after its start: why rewards could not be built, and which of them are coroutines."""
-
-    faults: tuple[str, ...]
-    asynchronous: frozenset[str]
+def load_nothing() -> None:
+    """Where there are no plugins."""
 
 
 def start_worker(
-    args: Any, names: Sequence[str], plugins: Sequence[str], mark: str, watchdog: str | None = None
+    args: RewardFlags, names: Sequence[str], load: Callable[[], object], mark: str, watchdog: str | None = None
 ) -> None:
-    """Loads the plugins and builds the rewards; what fails is kept and reported by `faults`.
+    """Builds the rewards; what fails is kept and reported by `faults`.
 
-    `mark` is the pool's: this process's children carry it in their environment, so that none can outlive the pool.
-    `watchdog` is the address of the process that ends this one with its parent; without one the kernel does, which
-    leaves its children alive.
+    Args:
+        load: registers what plugins have.
+        mark: the pool's; this process's children carry it in their environment, so that none can outlive the pool.
+        watchdog: address of the process that ends this one with its parent; without one the kernel does, which leaves
+            its children alive.
 
     Raises:
         OSError: the watchdog is gone.
@@ -82,7 +56,7 @@ def start_worker(
     if watchdog is None:
         end_with_parent(signal.SIGKILL)
     else:
-        _output = put_under_watch(watchdog)
+        _output = WorkerOutput(watchdog)
     for variable in _THREAD_VARIABLES:
         os.environ[variable] = "1"
     _end_noticeably()
@@ -90,19 +64,17 @@ def start_worker(
     # Ctrl-C and the launcher's SIGTERM reach the whole process group; the trainer decides when its workers end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    load_rewards(args, names, plugins)
+    load_rewards(args, names, load)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     limit_memory(args.reward_memory_limit)
 
 
-def load_rewards(args: Any, names: Sequence[str], plugins: Sequence[str]) -> None:
+def load_rewards(args: RewardFlags, names: Sequence[str], load: Callable[[], object]) -> None:
     """Builds the rewards of this process; what fails is kept and reported by `faults`."""
     _rewards.clear()
     try:
-        from swift_r1.plugins import load_plugins
-
-        load_plugins(list(plugins))
+        load()
     except UsageError as error:
         _rewards.update(dict.fromkeys(names, str(error)))
         return
@@ -118,35 +90,31 @@ def faults() -> list[str]:
     return list(dict.fromkeys(reward for reward in _rewards.values() if isinstance(reward, str)))
 
 
-def readiness() -> Readiness:
+def asynchronous_rewards() -> tuple[list[str], frozenset[str]]:
+    """What `faults` says, and the names of the rewards that are coroutines."""
     rewards = [reward for reward in _rewards.values() if isinstance(reward, Reward)]
-    return Readiness(tuple(faults()), frozenset(reward.name for reward in rewards if reward.is_async))
+    return faults(), frozenset(reward.name for reward in rewards if reward.is_async)
 
 
 def call_reward(
     name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float
-) -> tuple[list[Outcome], float]:
-    """Calls one reward for each item, one after the other (coroutines together, in one event loop for all calls).
+) -> tuple[list[ItemOutcome], float]:
+    """Calls one reward for each item in a worker process.
 
     Args:
         limit: seconds after which the parent kills this process; where the parent is gone, it ends itself.
 
     Returns:
-        One outcome an item, and the seconds that the calls took.
+        One outcome per item, and the seconds that the calls took.
     """
-    reward = _rewards[name]
-    if isinstance(reward, str):
-        return [Outcome(failure=reward)] * len(items), 0.0
-    state = {"trainer_state": SimpleNamespace(**trainer_state)}
+    if isinstance(reward := _rewards[name], str):
+        return [ItemOutcome(failure=reward)] * len(items), 0.0
     started = time.perf_counter()
     with open(os.devnull, "w") as nowhere, contained():
         # A C thread that needs no GIL: it ends even a process that spins inside a C function.
         faulthandler.dump_traceback_later(limit + _SELF_DESTRUCT_AFTER, exit=True, file=nowhere)
         try:
-            if reward.is_async:
-                outcomes = _runner_of_this_process().run(_call_together(reward, items, state, limit))
-            else:
-                outcomes = [_call(reward, item, state) for item in items]
+            outcomes = _call_all(reward, items, trainer_state, limit)
         except MemoryError:
             # What is left of its memory may be too little for anything; a new worker starts afresh.
             os._exit(MEMORY_EXIT)
@@ -161,37 +129,40 @@ def call_reward(
     return outcomes, seconds
 
 
-def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float) -> list[Outcome]:
+def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float) -> list[ItemOutcome]:
     """Calls one reward in this very process; only a coroutine can be stopped after `limit` seconds."""
-    reward = _rewards[name]
-    if isinstance(reward, str):
-        return [Outcome(failure=reward)] * len(items)
-    state = {"trainer_state": SimpleNamespace(**trainer_state)}
+    if isinstance(reward := _rewards[name], str):
+        return [ItemOutcome(failure=reward)] * len(items)
     try:
-        if reward.is_async:
-            return _runner_of_this_process().run(_call_together(reward, items, state, limit))
-        return [_call(reward, item, state) for item in items]
+        return _call_all(reward, items, trainer_state, limit)
     except MemoryError as error:
-        return [Outcome(failure=describe(error), isolate=True, kind="memory")] * len(items)
+        return [ItemOutcome(failure=describe(error), isolate=True, kind="memory")] * len(items)
 
 
-def _call(reward: Reward, item: Item, state: Mapping[str, Any]) -> Outcome:
+def _call_all(
+    reward: Reward, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float
+) -> list[ItemOutcome]:
+    """One item after the other; coroutines together.
+
+    All coroutines of this process share one event loop, so that what a reward keeps (an HTTP client with its
+    connections, a lock) is still good at its next call. Between two calls the loop stands still.
+    """
+    global _runner
+    state = {"trainer_state": SimpleNamespace(**trainer_state)}
+    if not reward.is_async:
+        return [_call(reward, item, state) for item in items]
+    _runner = _runner or asyncio.Runner()
+    return _runner.run(_call_together(reward, items, state, limit))
+
+
+def _call(reward: Reward, item: Item, state: Mapping[str, Any]) -> ItemOutcome:
     try:
         returned = reward.call(item.completions, {**item.columns, **state})
         return _outcome(returned, item)
     except (MemoryError, KeyboardInterrupt):
         raise
     except BaseException as error:  # noqa: BLE001  a user's reward may raise anything, SystemExit too
-        return Outcome(failure=describe(error), isolate=True)
-
-
-def _runner_of_this_process() -> asyncio.Runner:
-    """All coroutines of this process share one event loop, so that what a reward keeps (an HTTP client with its
-    connections, a lock) is still good at its next call. Between two calls the loop stands still."""
-    global _runner
-    if _runner is None:
-        _runner = asyncio.Runner()
-    return _runner
+        return ItemOutcome(failure=describe(error), isolate=True)
 
 
 def end_loop() -> None:
@@ -204,11 +175,11 @@ def end_loop() -> None:
 
 async def _call_together(
     reward: Reward, items: Sequence[Item], state: Mapping[str, Any], limit: float
-) -> list[Outcome]:
+) -> list[ItemOutcome]:
     """Awaits the items' coroutines side by side; each has its share of `limit` (its completions' time) for itself."""
     size = sum(len(item.completions) for item in items)
 
-    async def one(item: Item) -> Outcome:
+    async def one(item: Item) -> ItemOutcome:
         own = limit * len(item.completions) / size
         late = asyncio.timeout(own)
         try:
@@ -219,20 +190,20 @@ async def _call_together(
             raise
         except TimeoutError as error:
             if not late.expired():  # the reward's own
-                return Outcome(failure=describe(error), isolate=True)
-            return Outcome(failure=f"no answer within {own:g} s", isolate=True, kind="timeout")
+                return ItemOutcome(failure=describe(error), isolate=True)
+            return ItemOutcome(failure=f"no answer within {own:g} s", isolate=True, kind="timeout")
         except Exception as error:  # noqa: BLE001  a user's reward may raise anything
-            return Outcome(failure=describe(error), isolate=True)
+            return ItemOutcome(failure=describe(error), isolate=True)
 
     return list(await asyncio.gather(*map(one, items)))
 
 
-def _outcome(returned: Any, item: Item) -> Outcome:
+def _outcome(returned: Any, item: Item) -> ItemOutcome:
     try:
         values, invalid = checked(returned, len(item.completions))
     except WrongShape as error:
-        return Outcome(failure=str(error), kind="shape")
-    return Outcome(values, invalid)
+        return ItemOutcome(failure=str(error), kind="shape")
+    return ItemOutcome(values, invalid)
 
 
 def _end_noticeably() -> None:
@@ -243,3 +214,61 @@ def _end_noticeably() -> None:
         leave(status or 1)
 
     os._exit = noticed  # type: ignore[assignment]
+
+
+class WrongShape(ValueError):
+    """The function did not return one value for each completion; none of its values can be trusted."""
+
+
+def checked(returned: Any, count: int) -> tuple[tuple[float | None, ...], tuple[InvalidReward, ...]]:
+    """Checks what a call with `count` completions returned: a sequence (list, tuple, array) of `count` values.
+
+    Numbers and booleans are taken as floats and None is kept ("no opinion"); NaN, infinity and anything else are
+    invalid. Nothing is ever broadcast.
+
+    Returns:
+        `count` values (NaN where invalid), and the invalid ones with their cause.
+
+    Raises:
+        WrongShape: one value for the whole batch, a wrong number of values, or no sequence at all.
+    """
+    if hasattr(returned, "tolist"):  # numpy arrays and torch tensors, whichever library the plugin uses
+        returned = returned.tolist()
+    if isinstance(returned, numbers.Real):
+        raise WrongShape(f"returned one value ({returned!r}) for {count} completions, not a list of {count}")
+    if not isinstance(returned, list | tuple):
+        raise WrongShape(f"returned a {type(returned).__name__}, not a list of {count} values")
+    if len(returned) != count:
+        raise WrongShape(f"returned {len(returned)} values for {count} completions")
+    values: list[float | None] = []
+    invalid: list[InvalidReward] = []
+    for index, item in enumerate(returned):
+        value, cause = _value(item)
+        values.append(value)
+        if cause is not None:
+            invalid.append(InvalidReward(index, cause))
+    return tuple(values), tuple(invalid)
+
+
+def _value(item: Any) -> tuple[float | None, str | None]:
+    if item is None:
+        return None, None
+    if hasattr(item, "item") and not isinstance(item, numbers.Real):  # a tensor of one element in a list
+        try:
+            item = item.item()
+        except (RuntimeError, ValueError, TypeError):
+            return math.nan, f"a {type(item).__name__} is not one number"
+    if not isinstance(item, numbers.Real):
+        return math.nan, f"{_short(item)} is a {type(item).__name__}, not a number"
+    try:
+        value = float(item)
+    except OverflowError:
+        return math.nan, "too large for a float"
+    if not math.isfinite(value):
+        return math.nan, f"{value} is not a finite number"
+    return value, None
+
+
+def _short(item: Any) -> str:
+    text = repr(item)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -12,7 +12,7 @@ from swift_r1.algorithms.rewards import Composition
 from swift_r1.data.types import Prompt
 from swift_r1.sampling.base import ignore_output
 from swift_r1.sampling.scoring import ScoredRound, Scores, Scoring, loss_mask
-from swift_r1.tracking.stopwatch import Stopwatch
+from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.training.batch.batching import RoundBatch, round_batch
 from swift_r1.training.context import Parts
 from swift_r1.wire.protocol import RolloutRequest

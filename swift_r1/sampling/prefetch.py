@@ -30,8 +30,8 @@ from swift_r1.sampling.prefetch_rollouts import AheadRollouts
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.sampling.staleness import ServedVersions, oldest_rounds, staleness_metrics
-from swift_r1.tracking.recorder import SilentRecorder
-from swift_r1.tracking.stopwatch import Stopwatch
+from swift_r1.tracking.metrics import Stopwatch
+from swift_r1.tracking.recorder import Recorder
 from swift_r1.training.batch.batching import RoundBatch
 from swift_r1.training.context import Parts
 
@@ -61,7 +61,7 @@ class Round:
 
 
 @dataclass(eq=False)
-class _Heard(SilentRecorder):
+class _Heard(Recorder):
     """What the collector of a round tells, to `Rounds`."""
 
     rounds: Rounds

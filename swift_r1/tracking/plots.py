@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,6 @@ _FILES: Mapping[str, tuple[str, ...]] = {
     ),
     "time": ("time/generate", "time/reward", "time/train", "time/sync", "time/step"),
 }
-
-
-def read_log(path: Path) -> list[dict[str, Any]]:
-    """The rows of a `logging.jsonl`."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def draw_curves(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:

@@ -6,39 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Self
 
 from swift_r1.tracking.console import RunConsole
-from swift_r1.tracking.jsonl import JsonLines
-from swift_r1.tracking.metrics import MetricWindow
-from swift_r1.tracking.plots import draw_curves, read_log
+from swift_r1.tracking.metrics import JsonLines, MetricWindow, read_json_lines
+from swift_r1.tracking.plots import draw_curves
 from swift_r1.tracking.reporters import Reporter
 
 _SHOWN_COMPLETIONS = 2
 
 
-class Recorder(Protocol):
-    def phase(self, name: str, total: int) -> None: ...
-
-    def phase_advance(self, count: int) -> None: ...
-
-    def phase_end(self) -> None: ...
-
-    def completions(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
-
-    def step(self, step: int, metrics: Mapping[str, float], last: bool) -> None: ...
-
-    def evaluation(self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None: ...
-
-    def window(self) -> dict[str, list[float]]: ...
-
-    def restore_window(self, state: Mapping[str, Sequence[float]]) -> None: ...
-
-    def finish(self, summary: Mapping[str, Any]) -> None: ...
-
-
-class SilentRecorder:
-    """For the ranks that are not the main one."""
+class Recorder:
+    """Is told what happened in a run, and forgets it: for the ranks that are not rank 0."""
 
     def phase(self, name: str, total: int) -> None: ...
 
@@ -46,13 +25,17 @@ class SilentRecorder:
 
     def phase_end(self) -> None: ...
 
-    def completions(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def completions(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A round's completions, as rows of `completions.jsonl`."""
 
-    def step(self, step: int, metrics: Mapping[str, float], last: bool) -> None: ...
+    def step(self, step: int, metrics: Mapping[str, float], last: bool) -> None:
+        """An optimizer step is done."""
 
-    def evaluation(self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def evaluation(self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None:
+        """An evaluation of the weights of `step` is done."""
 
     def window(self) -> dict[str, list[float]]:
+        """Metrics since the last logged line, for a checkpoint."""
         return {}
 
     def restore_window(self, state: Mapping[str, Sequence[float]]) -> None: ...
@@ -60,7 +43,7 @@ class SilentRecorder:
     def finish(self, summary: Mapping[str, Any]) -> None: ...
 
 
-class RunRecorder:
+class RunRecorder(Recorder):
     """Writes `logging.jsonl`, `completions.jsonl`, `eval_completions.jsonl`, `images/`, `summary.json`; feeds the
     console and the trackers. Use as a context manager: it closes them.
 
@@ -86,7 +69,7 @@ class RunRecorder:
         self._latest_rows: Sequence[Mapping[str, Any]] = ()
         self._step = 0
 
-    def __enter__(self) -> RunRecorder:
+    def __enter__(self) -> Self:
         self.console.__enter__()
         return self
 
@@ -109,13 +92,11 @@ class RunRecorder:
         self.console.phase_end()
 
     def completions(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A round's completions, as rows of `completions.jsonl`."""
         for row in rows:
             self._completions.write(row)
         self._latest_rows = rows
 
     def step(self, step: int, metrics: Mapping[str, float], last: bool) -> None:
-        """An optimizer step is done."""
         self._window.add(metrics)
         self._step = step
         self.console.step_done(step, metrics)
@@ -135,7 +116,6 @@ class RunRecorder:
                 reporter.log_completions(self._latest_rows, step)
 
     def evaluation(self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None:
-        """An evaluation of the weights of `step` is done; it gets a line of its own."""
         self._log.write({"step": step, **metrics})
         for row in rows:
             self._eval_completions.write(row)
@@ -144,7 +124,6 @@ class RunRecorder:
             reporter.log(metrics, step)
 
     def window(self) -> dict[str, list[float]]:
-        """Metrics since the last logged line, for a checkpoint."""
         return self._window.state()
 
     def restore_window(self, state: Mapping[str, Sequence[float]]) -> None:
@@ -154,6 +133,6 @@ class RunRecorder:
         """Logs what is left, draws the curves and writes `summary.json`, last of all."""
         if self._window.state():
             self._log_window()
-        draw_curves(read_log(self.run_dir / "logging.jsonl"), self.run_dir / "images")
+        draw_curves(read_json_lines(self.run_dir / "logging.jsonl"), self.run_dir / "images")
         (self.run_dir / "summary.json").write_text(json.dumps(dict(summary), indent=2) + "\n", encoding="utf-8")
         self.console.say(f"run folder: {self.run_dir}")

@@ -12,9 +12,8 @@ from typing import Any, Protocol
 
 from swift_r1.algorithms.rewards import Composition
 from swift_r1.data.types import Prompt
-from swift_r1.evaluation.answers import RULES
-from swift_r1.evaluation.engines.base import evaluation_seeds
-from swift_r1.evaluation.results import Graded, summarize
+from swift_r1.evaluation.engine import evaluation_seeds
+from swift_r1.evaluation.results import RULES, Graded, summarize
 from swift_r1.rewards.types import RewardColumn
 from swift_r1.sampling.base import OnDone, ignore_output
 from swift_r1.sampling.multi_turn import Turns

@@ -22,7 +22,7 @@ from swift_r1.sampling.scoring import (
     pooled_columns,
     reward_metrics,
 )
-from swift_r1.tracking.stopwatch import Stopwatch
+from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.training.algorithm import Algorithm, Targets, judged
 from swift_r1.training.batch.batching import RoundBatch
 from swift_r1.training.checkpoint.open_round import OpenRound, batch_of, with_saved, write_step

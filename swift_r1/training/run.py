@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ from swift_r1.data.sampler import PromptSampler
 from swift_r1.errors import UsageError
 from swift_r1.models.files import end_tokens, load_tokenizer
 from swift_r1.plugins import load_plugins
-from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.monitor import InvalidRewardMonitor
+from swift_r1.rewards.pool import rewards_for
 from swift_r1.runtime.quiet import quiet_libraries
 from swift_r1.runtime.ranks import join_ranks
 from swift_r1.runtime.run_lock import run_folder_held
@@ -37,8 +38,8 @@ from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Turns
 from swift_r1.sampling.prefetch import generates_ahead
 from swift_r1.sampling.prompts import Prompts, PromptStream, StreamedPrompts
 from swift_r1.tracking.console import RunConsole
-from swift_r1.tracking.jsonl import JsonLines
-from swift_r1.tracking.recorder import Recorder, RunRecorder, SilentRecorder
+from swift_r1.tracking.metrics import JsonLines
+from swift_r1.tracking.recorder import Recorder, RunRecorder
 from swift_r1.tracking.reporters import open_reporters
 from swift_r1.training.checkpoint.folder import set_aside_later
 from swift_r1.training.checkpoint.run_state import Fingerprint, RunState, truncate_logs
@@ -163,7 +164,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
                 run_id=run_id,
                 seed=args.seed,
             )
-        recorder: Recorder = SilentRecorder()
+        recorder = Recorder()
         if ranks.is_main:
             reporters = open_reporters(args.report_to, run_dir, args.run_name, args.to_dict())
             console = RunConsole(plan.total_steps)
@@ -241,7 +242,8 @@ def _main_rank(
         sampler.load_state_dict(sampler.state_dict() | {"drawn": number})
         prompts = PromptStream(rows, encoder, sampler, args.dataloader_num_workers)
     cleanup.callback(prompts.close)
-    pool = cleanup.enter_context(rewards_for(args, [*args.reward_funcs, *eval_rewards(args)], args.external_plugins))
+    names, load = [*args.reward_funcs, *eval_rewards(args)], partial(load_plugins, args.external_plugins)
+    pool = cleanup.enter_context(rewards_for(args, names, load))
     pool.wait_ready()
     invalid = cleanup.enter_context(JsonLines(start.run_dir / "invalid_rewards.jsonl"))
     monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio, invalid.write)

@@ -15,7 +15,7 @@ from collections.abc import Iterable
 import torch
 
 from swift_r1.sampling.remote import ServerRollouts
-from swift_r1.tracking.stopwatch import Stopwatch
+from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.training.backends.offload import Movable
 from swift_r1.training.context import Parts
 

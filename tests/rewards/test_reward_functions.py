@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rewards import ORM, AsyncORM, orms
 from swift_r1.rewards.builtin import is_formatted
-from swift_r1.rewards.construct import build_reward, check_rewards
 from swift_r1.rewards.monitor import InvalidRewardMonitor
+from swift_r1.rewards.orm import build_reward, check_rewards
 from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
-from swift_r1.rewards.validate import WrongShape, checked
+from swift_r1.rewards.worker import WrongShape, checked
 from swift_r1.sampling.scoring import reward_metrics
 
 ARGS = SimpleNamespace(temperature=0.7, max_completion_length=100)

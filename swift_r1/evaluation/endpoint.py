@@ -1,6 +1,6 @@
 """Completions from any endpoint of OpenAI's protocol: `/v1/models`, then chat completions, or completions of token ids.
 
-One request a completion, each with its own seed.
+One request per completion, each with its own seed.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import random
 import ssl
 import time
 from collections.abc import Mapping, Sequence
+from itertools import count
 from typing import Any
 
 import httpx
 
+from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
-from swift_r1.evaluation.engines.base import OnWritten, Question, Written, seeds_of
+from swift_r1.evaluation.engine import OnWritten, Question, Written, evaluation_seeds
 
 _logger = logging.getLogger("swift_r1.evaluation")
 
@@ -30,53 +32,37 @@ _SEEDS = 2**31  # what every endpoint takes
 
 
 class EndpointEngine:
-    """The `Engine` of an endpoint.
+    """The `EvalEngine` of an endpoint.
 
     Args:
-        base_url: without `/v1`.
-        served: which of its models; None for the only one.
-        concurrency: requests at once.
-        timeout_s: seconds without one answer after which a failure is no longer transient.
-        request_timeout_s: longest wait for one answer.
         tokenizer: renders the prompts, which are then sent as token ids (`/v1/completions`); None to send messages.
 
     Raises:
-        ServerUnreachable: it does not answer within `timeout_s`.
+        ServerUnreachable: it does not answer within `--vllm_server_timeout`.
         UsageError: another key is wanted, or the model must be named.
     """
 
     max_model_length: int | None = None
 
-    def __init__(
-        self,
-        base_url: str,
-        api_key: str | None,
-        served: str | None,
-        concurrency: int,
-        timeout_s: float,
-        request_timeout_s: float,
-        seed: int,
-        stop: Sequence[str],
-        tokenizer: Any = None,
-    ) -> None:
-        self.base_url, self._concurrency, self._timeout_s = base_url.rstrip("/"), concurrency, timeout_s
-        self._seed, self._stop, self.tokenizer = seed, list(stop), tokenizer
-        self._render = tokenizer is not None
+    def __init__(self, args: EvalArguments, tokenizer: Any = None) -> None:
+        self._args, self.tokenizer = args, tokenizer
+        self.base_url = args.base_url.rstrip("/")
+        self._path = "/v1/chat/completions" if tokenizer is None else "/v1/completions"
         self._options: dict[str, Any] = {
             "base_url": self.base_url,
-            "headers": {"Authorization": f"Bearer {api_key}"} if api_key else {},
-            "timeout": httpx.Timeout(request_timeout_s, connect=_CONNECT_S),
-            "limits": httpx.Limits(max_connections=concurrency),
+            "headers": {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {},
+            "timeout": httpx.Timeout(args.request_timeout, connect=_CONNECT_S),
+            "limits": httpx.Limits(max_connections=args.max_concurrent_requests),
             # Proxies of the environment are for the internet, not for a server beside us.
             "trust_env": httpx.URL(self.base_url).host not in LOOPBACK,
             "verify": ssl.create_default_context() if self.base_url.startswith("https:") else True,
         }
         self._limit = "max_tokens"
         self._stops_by_token = True
-        self._model = self._chosen(asyncio.run(self._models()), served)
+        self._model = self._chosen(asyncio.run(self._models()), args.served_model_name)
         self.facts: Mapping[str, Any] = {
             "engine": "openai",
-            "endpoint": "completions" if self._render else "chat/completions",
+            "endpoint": self._path.removeprefix("/v1/"),
             "served_model": self._model,
         }
 
@@ -85,11 +71,11 @@ class EndpointEngine:
     def close(self) -> None: ...
 
     def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
-        """All questions, `concurrency` requests at a time, in their order.
+        """All questions, `--max_concurrent_requests` at a time, in their order.
 
         Raises:
             RunFailed: the endpoint refuses a request, or answers with something else.
-            ServerUnreachable: nothing was answered for `timeout_s` seconds.
+            ServerUnreachable: nothing was answered for `--vllm_server_timeout` seconds.
         """
         try:
             asyncio.run(self._generate(questions, on_written))
@@ -100,8 +86,8 @@ class EndpointEngine:
             raise first from None
 
     async def _generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
-        patience = _Patience(self._timeout_s)
-        slots = asyncio.Semaphore(self._concurrency)
+        patience = _Patience(self._args.vllm_server_timeout)
+        slots = asyncio.Semaphore(self._args.max_concurrent_requests)
         async with httpx.AsyncClient(**self._options) as http, asyncio.TaskGroup() as group:
 
             async def one(question: Question, seed: int) -> Written:
@@ -109,7 +95,7 @@ class EndpointEngine:
                     return await self._complete(http, question, seed, patience)
 
             async def whole(question: Question) -> None:
-                seeds = seeds_of(self._seed, question)
+                seeds = evaluation_seeds(self._args.seed, question.prompt.prompt_id, question.task.num_generations)
                 on_written(question, await asyncio.gather(*(one(question, seed) for seed in seeds)))
 
             # A question's requests are queued together, so the first questions are done first.
@@ -117,17 +103,18 @@ class EndpointEngine:
                 group.create_task(whole(question))
 
     async def _complete(self, http: httpx.AsyncClient, question: Question, seed: int, patience: _Patience) -> Written:
-        path = "/v1/completions" if self._render else "/v1/chat/completions"
+        what = question.prompt.prompt_id
         while True:
-            answer = await self._post(http, path, self._body(question, seed), question.prompt.prompt_id, patience)
-            if answer is None:
-                continue
-            written = self._read(answer, question.prompt.prompt_id)
-            if written.finish_reason != "abort":
-                patience.answered()
-                return written
-            patience.failed(f"{self.base_url} does not finish {question.prompt.prompt_id}: aborted")
-            await asyncio.sleep(_pause(_FIRST_PAUSE_S, None))
+            body = self._body(question, seed)
+            response = await self._answer(http, self._path, what, patience, body)
+            if response.status_code == 200:
+                written = self._read(_json(response, self.base_url), what)
+                if written.finish_reason != "abort":
+                    patience.answered()
+                    return written
+                await patience.wait(f"{self.base_url} does not finish {what}: aborted", 0)
+            elif not self._adapts(body, response):
+                raise RunFailed(f"{self.base_url} refuses {what}: {response.status_code} {_sentence(response)}")
 
     def _body(self, question: Question, seed: int) -> dict[str, Any]:
         task, prompt = question.task, question.prompt
@@ -138,46 +125,47 @@ class EndpointEngine:
             "top_p": task.top_p,
             "seed": seed % _SEEDS,
         }
-        if self._stop:
-            body["stop"] = self._stop
+        if self._args.stop_words:
+            body["stop"] = list(self._args.stop_words)
         if self._stops_by_token and prompt.turn_end is not None and prompt.turn_end != self.tokenizer.eos_token_id:
             body[_STOP_TOKENS] = [prompt.turn_end]
-        if self._render:
-            return body | {"prompt": list(prompt.token_ids)}
-        return body | {"messages": list(map(dict, prompt.messages))}
+        if self.tokenizer is None:
+            return body | {"messages": list(map(dict, prompt.messages))}
+        return body | {"prompt": list(prompt.token_ids)}
 
-    async def _post(
-        self, http: httpx.AsyncClient, path: str, body: Mapping[str, Any], what: str, patience: _Patience
-    ) -> Any:
-        """The answer's JSON; None where the request is to be made anew in another form."""
-        pause = _FIRST_PAUSE_S
-        while True:
+    def _adapts(self, body: Mapping[str, Any], refused: httpx.Response) -> bool:
+        """Whether a refused request is worth making again in another form, which the next body has."""
+        said = _sentence(refused)
+        if self._limit == "max_tokens" and "max_completion_tokens" in said:
+            self._limit = "max_completion_tokens"  # OpenAI's newer models know only this name
+        if self._limit not in body and refused.status_code == 400:
+            return True
+        if _STOP_TOKENS not in body or _STOP_TOKENS not in said:
+            return False
+        _logger.warning("%s knows no %s: completions end at its own end tokens", self._path, _STOP_TOKENS)
+        self._stops_by_token = False
+        return True
+
+    async def _answer(
+        self, http: httpx.AsyncClient, path: str, what: str, patience: _Patience, body: Mapping[str, Any] | None = None
+    ) -> httpx.Response:
+        """The first answer that is not a transient failure."""
+        for attempt in count():
+            asked = None
             try:
-                response = await http.post(path, json=body)
-            except httpx.HTTPError as error:
-                cause, wait = f"{what}: {error or type(error).__name__}", None
-            else:
-                if response.status_code == 200:
-                    return _json(response, self.base_url)
-                cause, wait = f"{what}: {response.status_code} {_sentence(response)}", response.headers
+                response = await (http.get(path, timeout=_CONNECT_S) if body is None else http.post(path, json=body))
                 if response.status_code not in _TRANSIENT:
-                    if self._limit == "max_tokens" and "max_completion_tokens" in _sentence(response):
-                        self._limit = "max_completion_tokens"  # OpenAI's newer models know only this name
-                    if self._limit not in body and response.status_code == 400:
-                        return None
-                    if _STOP_TOKENS in body and _STOP_TOKENS in _sentence(response):
-                        _logger.warning("%s knows no %s: completions end at its own end tokens", path, _STOP_TOKENS)
-                        self._stops_by_token = False
-                        return None
-                    raise RunFailed(f"{self.base_url} refuses {cause}")
-            patience.failed(f"{self.base_url} does not answer {cause}")
-            await asyncio.sleep(_pause(pause, wait))
-            pause = min(2 * pause, _LONGEST_PAUSE_S)
+                    return response
+                cause, asked = f"{response.status_code} {_sentence(response)}", response.headers.get("retry-after")
+            except httpx.HTTPError as error:
+                cause = str(error) or type(error).__name__
+            await patience.wait(f"{self.base_url} does not answer {what}: {cause}", attempt, asked)
+        raise AssertionError("unreachable")
 
     def _read(self, answer: Any, what: str) -> Written:
         try:
             (choice,) = answer["choices"]
-            text = choice["text"] if self._render else choice["message"]["content"]
+            text = choice["message"]["content"] if self.tokenizer is None else choice["text"]
             reason = choice["finish_reason"]
         except (KeyError, TypeError, ValueError) as error:
             raise RunFailed(f"{self.base_url} answers {what} with no completion of OpenAI's form: {error!r}") from error
@@ -189,23 +177,17 @@ class EndpointEngine:
 
     async def _models(self) -> list[str]:
         """Names of its models."""
-        patience, pause = _Patience(self._timeout_s), _FIRST_PAUSE_S
         async with httpx.AsyncClient(**self._options) as http:
-            while True:
-                try:
-                    response = await http.get("/v1/models", timeout=_CONNECT_S)
-                    cause = f"{response.status_code} {_sentence(response)}"
-                    if response.status_code == 200:
-                        return _names(_json(response, self.base_url), self.base_url)
-                    if response.status_code in (401, 403):
-                        raise UsageError(f"{self.base_url} wants another API key (--api_key): {cause}")
-                    if response.status_code not in _TRANSIENT:
-                        raise UsageError(f"{self.base_url}/v1/models: {cause}: is it an endpoint of OpenAI's protocol?")
-                except httpx.HTTPError as error:
-                    cause = str(error) or type(error).__name__
-                patience.failed(f"no answer from {self.base_url}/v1/models: {cause}")
-                await asyncio.sleep(_pause(pause, None))
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
+            response = await self._answer(http, "/v1/models", "/v1/models", _Patience(self._args.vllm_server_timeout))
+        if response.status_code != 200:
+            cause = f"{response.status_code} {_sentence(response)}"
+            if response.status_code in (401, 403):
+                raise UsageError(f"{self.base_url} wants another API key (--api_key): {cause}")
+            raise UsageError(f"{self.base_url}/v1/models: {cause}: is it an endpoint of OpenAI's protocol?")
+        try:
+            return [str(one["id"]) for one in _json(response, self.base_url)["data"]]
+        except (KeyError, TypeError) as error:
+            raise UsageError(f"{self.base_url}/v1/models answers with no list of models") from error
 
     def _chosen(self, names: Sequence[str], served: str | None) -> str:
         if served is not None:
@@ -228,22 +210,23 @@ class _Patience:
     def answered(self) -> None:
         self._since = None
 
-    def failed(self, cause: str) -> None:
-        """Raises ServerUnreachable where it is over."""
+    async def wait(self, cause: str, attempt: int, asked: str | None = None) -> None:
+        """Waits as long as the endpoint asked for, and a growing time, spread, so that not all come back at once.
+
+        Raises:
+            ServerUnreachable: patience is over.
+        """
         if self._since is None:
             self._since = time.monotonic()
             _logger.warning("%s; trying again for up to %g s", cause, self._seconds)
         if time.monotonic() - self._since >= self._seconds:
             raise ServerUnreachable(f"{cause} (nothing was answered for {self._seconds:g} s)")
-
-
-def _pause(seconds: float, headers: Mapping[str, str] | None) -> float:
-    """What the endpoint asks for, else a growing time; spread, so that not all come back at once."""
-    try:
-        asked = float((headers or {}).get("retry-after", ""))
-    except ValueError:
-        asked = 0.0
-    return min(max(asked, 0.0), _LONGEST_ASKED_S) + seconds * random.uniform(0.5, 1.0)
+        try:
+            least = float(asked or "")
+        except ValueError:
+            least = 0.0
+        pause = min(_FIRST_PAUSE_S * 2 ** min(attempt, 10), _LONGEST_PAUSE_S)
+        await asyncio.sleep(min(max(least, 0.0), _LONGEST_ASKED_S) + pause * random.uniform(0.5, 1.0))
 
 
 def _json(response: httpx.Response, base_url: str) -> Any:
@@ -251,13 +234,6 @@ def _json(response: httpx.Response, base_url: str) -> Any:
         return response.json()
     except ValueError as error:
         raise RunFailed(f"{base_url} answers with no JSON: {response.text[:100]!r}") from error
-
-
-def _names(answer: Any, base_url: str) -> list[str]:
-    try:
-        return [str(one["id"]) for one in answer["data"]]
-    except (KeyError, TypeError) as error:
-        raise UsageError(f"{base_url}/v1/models answers with no list of models") from error
 
 
 def _sentence(response: httpx.Response) -> str:
