@@ -86,13 +86,13 @@ class EndpointEngine:
             raise first from None
 
     async def _generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
-        patience = _Patience(self._args.vllm_server_timeout)
+        retries = _Retries(self._args.vllm_server_timeout)
         slots = asyncio.Semaphore(self._args.max_concurrent_requests)
         async with httpx.AsyncClient(**self._options) as http, asyncio.TaskGroup() as group:
 
             async def one(question: Question, seed: int) -> Written:
                 async with slots:
-                    return await self._complete(http, question, seed, patience)
+                    return await self._complete(http, question, seed, retries)
 
             async def whole(question: Question) -> None:
                 seeds = evaluation_seeds(self._args.seed, question.prompt.prompt_id, question.task.num_generations)
@@ -102,17 +102,17 @@ class EndpointEngine:
             for question in questions:
                 group.create_task(whole(question))
 
-    async def _complete(self, http: httpx.AsyncClient, question: Question, seed: int, patience: _Patience) -> Written:
+    async def _complete(self, http: httpx.AsyncClient, question: Question, seed: int, retries: _Retries) -> Written:
         what = question.prompt.prompt_id
         while True:
             body = self._body(question, seed)
-            response = await self._answer(http, self._path, what, patience, body)
+            response = await self._answer(http, self._path, what, retries, body)
             if response.status_code == 200:
                 written = self._read(_json(response, self.base_url), what)
                 if written.finish_reason != "abort":
-                    patience.answered()
+                    retries.answered()
                     return written
-                await patience.wait(f"{self.base_url} does not finish {what}: aborted", 0)
+                await retries.wait(f"{self.base_url} does not finish {what}: aborted", 0)
             elif not self._adapts(body, response):
                 raise RunFailed(f"{self.base_url} refuses {what}: {response.status_code} {_sentence(response)}")
 
@@ -134,7 +134,7 @@ class EndpointEngine:
         return body | {"prompt": list(prompt.token_ids)}
 
     def _adapts(self, body: Mapping[str, Any], refused: httpx.Response) -> bool:
-        """Whether a refused request is worth making again in another form, which the next body has."""
+        """Whether to repeat a refused request in another form, which the next body has."""
         said = _sentence(refused)
         if self._limit == "max_tokens" and "max_completion_tokens" in said:
             self._limit = "max_completion_tokens"  # OpenAI's newer models know only this name
@@ -147,7 +147,7 @@ class EndpointEngine:
         return True
 
     async def _answer(
-        self, http: httpx.AsyncClient, path: str, what: str, patience: _Patience, body: Mapping[str, Any] | None = None
+        self, http: httpx.AsyncClient, path: str, what: str, retries: _Retries, body: Mapping[str, Any] | None = None
     ) -> httpx.Response:
         """The first answer that is not a transient failure."""
         for attempt in count():
@@ -159,7 +159,7 @@ class EndpointEngine:
                 cause, asked = f"{response.status_code} {_sentence(response)}", response.headers.get("retry-after")
             except httpx.HTTPError as error:
                 cause = str(error) or type(error).__name__
-            await patience.wait(f"{self.base_url} does not answer {what}: {cause}", attempt, asked)
+            await retries.wait(f"{self.base_url} does not answer {what}: {cause}", attempt, asked)
         raise AssertionError("unreachable")
 
     def _read(self, answer: Any, what: str) -> Written:
@@ -176,9 +176,8 @@ class EndpointEngine:
         return Written(text or "", tokens if isinstance(tokens, int) else None, reason or "stop")
 
     async def _models(self) -> list[str]:
-        """Names of its models."""
         async with httpx.AsyncClient(**self._options) as http:
-            response = await self._answer(http, "/v1/models", "/v1/models", _Patience(self._args.vllm_server_timeout))
+            response = await self._answer(http, "/v1/models", "/v1/models", _Retries(self._args.vllm_server_timeout))
         if response.status_code != 200:
             cause = f"{response.status_code} {_sentence(response)}"
             if response.status_code in (401, 403):
@@ -200,8 +199,8 @@ class EndpointEngine:
         raise UsageError(f"{self.base_url} has {len(names)} models ({shown}): name one with --served_model_name")
 
 
-class _Patience:
-    """How long failures are borne: until nothing was answered for `seconds`, counted from the first failure."""
+class _Retries:
+    """Failures are repeated until nothing was answered for `seconds`, counted from the first of them."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -214,7 +213,7 @@ class _Patience:
         """Waits as long as the endpoint asked for, and a growing time, spread, so that not all come back at once.
 
         Raises:
-            ServerUnreachable: patience is over.
+            ServerUnreachable: nothing was answered for too long.
         """
         if self._since is None:
             self._since = time.monotonic()
@@ -237,7 +236,7 @@ def _json(response: httpx.Response, base_url: str) -> Any:
 
 
 def _sentence(response: httpx.Response) -> str:
-    """The endpoint's own words in one line."""
+    """The endpoint's message in one line."""
     try:
         content = response.json()
         error = content.get("error", content.get("detail", content)) if isinstance(content, dict) else content

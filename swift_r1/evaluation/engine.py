@@ -53,7 +53,7 @@ class EvalEngine(Protocol):
     """Writes completions.
 
     Attributes:
-        facts: what the completions depend on, for the report: a folder goes on only with the same.
+        facts: what the completions depend on, for the report; a folder is continued only with the same.
         max_model_length: tokens of prompt and completion; None where it is not known.
         tokenizer: None where the other end renders the prompts.
     """
@@ -105,7 +105,6 @@ def request_of(
 
 
 def written_of(completions: Iterable[Completion], tokenizer: Any, with_version: bool) -> list[Written]:
-    """The completions of an engine that gives token ids."""
     return [
         Written(
             tokenizer.decode(one.token_ids, skip_special_tokens=True),
@@ -136,7 +135,6 @@ def model_sha256(model: str) -> str:
 
 
 def config_of(args: EvalArguments) -> tuple[str, int | None]:
-    """dtype and longest sequence of a model folder."""
     from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(base_of(args.model) or args.model)
@@ -176,7 +174,7 @@ class LocalEngine:
         check_engine(self._engine, self._engine.config.vocab_size)
 
     def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
-        """In the order given, so many questions at once as the batch size holds, of one task at a time."""
+        """In order, as many questions of one task at once as the batch size holds."""
         assert self._engine is not None
         for part in self._parts(questions):
             requests = [request_of(one, str(number), self._args, self._ends) for number, one in enumerate(part)]

@@ -1,4 +1,4 @@
-"""Completions to rows of `completions.jsonl`: the reward functions judge, in processes that can be killed."""
+"""Completions to rows of `completions.jsonl`: the reward functions grade them, in processes that can be killed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def grade(
 
 
 def _with_prefix(question: Question, written: Sequence[Written]) -> Sequence[Written]:
-    """With what the prompt had the model's turn begin with (`--response_prefix`), as rewards see it in training."""
+    """With `--response_prefix`, as rewards see completions in training."""
     prefix = question.prompt.response_prefix
     return [replace(one, text=prefix + one.text) for one in written] if prefix else written
 

@@ -98,7 +98,6 @@ def compare(first: Path, second: Path, seed: int) -> dict[str, Compared]:
 
 
 def comparison_json(first: Path, second: Path, seed: int, compared: Mapping[str, Compared]) -> dict[str, Any]:
-    """The content of `compare.json`."""
     return {
         "first": str(first),
         "second": str(second),
@@ -171,7 +170,7 @@ def _read(folder: Path) -> _Run:
 
 
 def _fault(name: str, runs: Sequence[_Run]) -> str | None:
-    """What is wrong where the two were not asked the same."""
+    """Why the two cannot be compared."""
     hashes = [run.settings["tasks"][name]["sha256"] for run in runs]
     if hashes[0] == hashes[1]:
         return None

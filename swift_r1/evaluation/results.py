@@ -25,7 +25,7 @@ def _number(completion: str) -> str | None:
 
 
 class AnswerRule(NamedTuple):
-    """How to read a completion's answer in one spelling (None without one), and whether two such are the same."""
+    """How to read a completion's answer in a normal form (None without one), and to compare two of these."""
 
     read: Callable[[str], str | None]
     same: Callable[[str, str], bool]

@@ -86,7 +86,7 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
 def _answer(
     args: EvalArguments, engine: EvalEngine, questions: Sequence[Question], store: Store, cleanup: ExitStack
 ) -> None:
-    """Asks what is missing."""
+    """Generates and grades what is missing."""
     total = sum(question.task.num_generations for question in questions)
     done = sum(len(rows) for rows in store.done.values())
     if done:
@@ -142,7 +142,7 @@ def _complete(
 
 
 def _taken(arrived: queue.SimpleQueue[_Answered | None]) -> list[_Answered | None]:
-    """Everything that is there, at least one; waits for it."""
+    """Waits for one, and takes all that have arrived."""
     items: list[_Answered | None] = []
     while not items:
         try:
@@ -155,7 +155,7 @@ def _taken(arrived: queue.SimpleQueue[_Answered | None]) -> list[_Answered | Non
 
 
 def _weight_versions(store: Store) -> list[int]:
-    """Of the server's weights that wrote completions; more than one is said."""
+    """Those that wrote completions; several are reported."""
     found = {row["weight_version"] for rows in store.done.values() for row in rows} - {None}
     if len(found) > 1:
         say(f"the server's weights changed meanwhile: completions are of versions {min(found)} to {max(found)}")
@@ -163,7 +163,7 @@ def _weight_versions(store: Store) -> list[int]:
 
 
 def _settings(args: EvalArguments, sets: Sequence[Questions], engine: EvalEngine) -> dict[str, Any]:
-    """What the completions depend on; a folder goes on only with the same."""
+    """What the completions depend on; a folder is continued only with the same."""
     return {
         "model": args.base_url if args.is_url else args.model,
         "model_sha256": None if args.is_url else model_sha256(args.model),
@@ -178,8 +178,7 @@ def _settings(args: EvalArguments, sets: Sequence[Questions], engine: EvalEngine
 
 
 class EvalProgress:
-    """Counts completions, `done` of `total` at the start: a bar on a terminal, a line now and then elsewhere. Use as a
-    context manager."""
+    """Counts completions: a bar on a terminal, a line every minute elsewhere. Use as a context manager."""
 
     def __init__(self, total: int, done: int) -> None:
         console = Console(stderr=True)
@@ -203,7 +202,6 @@ class EvalProgress:
         self._bar.stop()
 
     def advance(self, count: int) -> None:
-        """`count` more are written down."""
         self._done += count
         self._bar.advance(self._task, count)
         if self._bar.disable and time.monotonic() - self._said >= _LINE_EVERY_S:

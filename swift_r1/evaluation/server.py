@@ -220,7 +220,6 @@ def _vllm_version() -> str | None:
 
 
 def _engine_words(args: EvalArguments) -> list[str]:
-    """The engine's flags for `swift rollout`."""
     values = {
         "torch_dtype": args.torch_dtype,
         "max_model_len": args.max_model_len,
@@ -236,7 +235,7 @@ def _engine_words(args: EvalArguments) -> list[str]:
 
 
 def _free_port() -> int:
-    """Below the range that the system hands out itself, so that none is taken before the server binds it."""
+    """Below the range from which the system assigns ports, so that none is taken before the server binds it."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as probe:

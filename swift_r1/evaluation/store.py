@@ -49,7 +49,6 @@ class Store:
         self._file.close()
 
     def add(self, key: Key, rows: Sequence[Row]) -> None:
-        """Writes all completions of a question at once."""
         self._file.write("".join(json_line(row) for row in rows).encode())
         self._file.flush()
         self.done[key] = list(rows)
@@ -76,13 +75,13 @@ def open_settings(folder: Path, settings: Mapping[str, Any]) -> None:
         return
     if (folder / COMPLETIONS).exists():
         raise UsageError(
-            f"{folder} has {COMPLETIONS} but no {SETTINGS}: no evaluation's; give another folder"
+            f"{folder} has {COMPLETIONS} but no {SETTINGS}: it is no evaluation's folder; give another --output_dir"
         )
     write_whole(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Written beside and then renamed, so that a file that exists is whole."""
+    """Written to a temporary name and then renamed, so that a file that exists is whole."""
     beside = path.with_name(f"{path.name}.tmp")
     with beside.open("w", encoding="utf-8") as file:
         file.write(text)

@@ -109,7 +109,7 @@ class _Names(ModuleType):
 
 @cache
 def _names(fullname: str) -> _Names:
-    """One module object a name, however often it is imported."""
+    """One module object per name, however often it is imported."""
     module = _Names(fullname, "Names of ms-swift, served by swift-r1.")
     module.__spec__ = _spec(fullname)
     return module
@@ -140,11 +140,11 @@ def _is_plugin_code(filename: str) -> bool:
 
 
 class NotHere(NotImplementedError):
-    """A name of ms-swift was used that only ms-swift gives a meaning to."""
+    """A name was used that has a meaning only in ms-swift."""
 
 
 class _Meta(type):
-    """The class of stand-ins: they can be subclassed and annotated with, not called and not looked into."""
+    """The class of stand-ins, which can be subclassed and used in annotations; nothing else."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
         _missing(cls)

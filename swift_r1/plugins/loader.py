@@ -122,7 +122,7 @@ def _registered() -> dict[str, dict[str, Any]]:
 
 
 def _failure(text: str, path: Path, error: BaseException) -> str:
-    """One line with the line of the plugin that was running last, where the error came after its first."""
+    """One line, with the line of the plugin that was running last (none for a missing first line)."""
     line, traceback = None, error.__traceback__
     while traceback is not None:
         if traceback.tb_frame.f_code.co_filename == str(path):

@@ -37,7 +37,7 @@ class InferRequest:
 
     @staticmethod
     def remove_response(messages: Messages) -> str | None:
-        """Takes the model's turn off the end of `messages`, in place, and returns its text; None if there is none."""
+        """Removes the model's turn from the end of `messages`, in place; returns its text, None without one."""
         if not messages or messages[-1]["role"] != "assistant":
             return None
         content: str | None = messages.pop()["content"]
@@ -95,8 +95,6 @@ class Function:
 
 @dataclass
 class ChatCompletionMessageToolCall:
-    """A tool call in a message."""
-
     function: Function
     type: str = "function"
     id: str = field(default_factory=lambda: _random_id("toolcall"))
@@ -104,8 +102,6 @@ class ChatCompletionMessageToolCall:
 
 @dataclass
 class ChatMessage:
-    """One message of an answer."""
-
     role: str
     content: Any
     tool_calls: list[ChatCompletionMessageToolCall] | None = None
@@ -125,8 +121,6 @@ class ChatCompletionResponseChoice:
 
 @dataclass
 class UsageInfo:
-    """Tokens of one request."""
-
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int

@@ -36,7 +36,6 @@ class RolloutScheduler:
 
     @property
     def engine(self) -> Any:
-        """The same as `infer_engine`."""
         return self.infer_engine
 
     @staticmethod
@@ -45,7 +44,6 @@ class RolloutScheduler:
         return [token["logprob"] for token in (response_choice.logprobs or {}).get("content", ())]
 
     async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
-        """The whole trajectory of a request."""
         raise NotImplementedError(f"{type(self).__name__} does not override run")
 
 
@@ -140,19 +138,18 @@ class Env(ABC):
         """Next observation, reward, whether the episode is over, and info."""
 
     @abstractmethod
-    async def close(self) -> None:
-        """Frees what the episode holds."""
+    async def close(self) -> None: ...
 
 
 class ContextManager(ABC):
-    """Edits the history before each turn of an environment; it may add to its end, what the model saw stays."""
+    """Edits the history before each turn of an environment; it may only add to its end."""
 
     def __init__(self, ctx_config: Any) -> None:
         self.ctx_config = ctx_config
 
     @abstractmethod
     def manage_context(self, history: Messages, trajectory_id: str) -> Messages:
-        """The history that the model gets to see."""
+        """The history that the model sees."""
 
 
 multi_turns: dict[str, Callable[..., Any]] = {}

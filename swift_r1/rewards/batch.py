@@ -1,4 +1,4 @@
-"""A batch whose groups come one after the other and are scored as they come, and who makes the calls for it."""
+"""A batch whose groups are scored as they arrive, and the interface of what makes the calls for it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from itertools import chain
-from types import TracebackType
 from typing import Any, Self
 
 from pebble import ProcessFuture, ProcessPool
@@ -24,7 +23,7 @@ _SLACK_SECONDS = 60.0  # of the batch deadline: for killing and replacing worker
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A call that a worker will make, or makes; `limit` in seconds."""
+    """A call that was given to the workers; `limit` in seconds."""
 
     call: Call
     future: ProcessFuture[Any]
@@ -66,8 +65,7 @@ class RewardCaller(ABC):
     def start(self) -> None: ...
 
     @abstractmethod
-    def close(self) -> None:
-        """Ends whatever is under way."""
+    def close(self) -> None: ...
 
     @abstractmethod
     def wait_ready(self) -> None:
@@ -80,7 +78,7 @@ class RewardCaller(ABC):
 
     @abstractmethod
     def submit(self, calls: Sequence[Call], state: Mapping[str, int]) -> list[Submitted]:
-        """Begins calls without waiting; fewer than asked, or none, where they must wait for the end."""
+        """Starts calls without waiting; fewer than asked, or none, where they must wait for the end."""
 
     @abstractmethod
     def collect(self, submitted: Sequence[Submitted], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
@@ -94,24 +92,17 @@ class RewardCaller(ABC):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def score(self, batch: RewardBatch) -> list[RewardColumn]:
-        """All rewards of a batch, one column per function, in the order of the names; blocks as
-        `OpenRewardBatch.result` does.
-
-        Raises:
-            ValueError: the batch does not consist of whole groups.
-        """
+        """All rewards of a batch; blocks and raises as `OpenRewardBatch` does."""
         whole = self.open(batch.trainer_state)
         whole.add(0, batch)
         return whole.result()[1]
 
     def open(self, trainer_state: Mapping[str, int], names: Sequence[str] | None = None) -> OpenRewardBatch:
-        """A batch to which groups are added as they come, for all functions or those of some `names`."""
+        """A batch to which groups are added, for all functions or those of some `names`."""
         self.wait_ready()
         return OpenRewardBatch(self, self.names if names is None else names, trainer_state)
 

@@ -22,7 +22,7 @@ LONGEST_CALL = 32  # completions that a call's time limit counts at most
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One task for a worker: reward `name` on `items`; `key` is the caller's."""
+    """One task for a worker: reward `name` on `items`; `key` is for whoever makes the call."""
 
     key: Any
     name: str
@@ -127,7 +127,7 @@ def isolated(
     again = [
         Call(key, key[0], (_without(groups[key[1]], causes),))
         for key, causes in blamed.items()
-        # With none to blame it may have been the worker, and the group gets its chance.
+        # With none to blame it may have been the worker, and the group is tried again.
         if len(causes) < sizes[key]
     ]
     final = {answer.call.key: answer.outcomes[0] for answer in run(again)}

@@ -35,7 +35,6 @@ class InvalidRewardMonitor:
         self._warned: set[str] = set()
 
     def state(self) -> dict[str, Any]:
-        """What it remembers, as JSON."""
         return {
             "steps": {name: [list(pair) for pair in steps] for name, steps in self._steps.items()},
             "constant": {name: [value, sorted(steps)] for name, (value, steps) in self._constant.items()},
@@ -43,7 +42,6 @@ class InvalidRewardMonitor:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state` gave."""
         self._steps = {
             name: deque(((bad, count) for bad, count in steps), maxlen=WINDOW) for name, steps in state["steps"].items()
         }

@@ -1,4 +1,4 @@
-"""Reward functions in worker processes that can be killed, so that no reward can hang or end a run; or in this one.
+"""Reward functions in worker processes that can be killed, so that no reward can hang or end a run, or in this one.
 
 A call holds one whole group or more. Its time limit is `--reward_timeout` for each of its completions (at most 32 of
 them); the worker that is over it is killed and replaced. What a failed call does to its groups is in `calls.py`.
@@ -44,7 +44,7 @@ _DEADLY = frozenset(("timeout", "died", "memory"))  # kinds of failures that end
 
 class _Worker(SpawnProcess):
     def terminate(self) -> None:
-        """Ends the worker, which ignores SIGTERM, and whatever it has started."""
+        """The worker ignores SIGTERM; what it has started ends too."""
         if self.pid is not None and self.is_alive():
             end_whole([self.pid])
 
@@ -88,7 +88,6 @@ class RewardPool(RewardCaller):
         self._ready = self._pool.schedule(asynchronous_rewards)
 
     def close(self) -> None:
-        """Ends all workers, whatever they are doing."""
         with self._lock:
             if self._pool is not None:
                 self._worker_ids()
@@ -116,7 +115,7 @@ class RewardPool(RewardCaller):
         self._asynchronous = asynchronous
 
     def submit(self, calls: Sequence[Call], state: Mapping[str, int]) -> list[Submitted]:
-        """Gives calls to the workers without waiting; fewer than asked, or none, where the pool broke down."""
+        """Fewer than asked, or none, where the pool broke down."""
         submitted = []
         for call in calls:
             try:
@@ -153,7 +152,7 @@ class RewardPool(RewardCaller):
                 self._seen &= living
 
     def _worker_ids(self) -> frozenset[int]:
-        """Of the processes that are there now; all that were ever seen are remembered until they are cleaned up."""
+        """Of the processes that exist now; all that were ever seen are remembered until they are cleaned up."""
         with self._lock:
             living = frozenset(list(self._pool._pool_manager.worker_manager.workers)) if self._pool else frozenset()
             self._seen |= living
@@ -167,7 +166,7 @@ class RewardPool(RewardCaller):
             _logger.warning("ended %d processes that rewards left behind", len(strays))
 
     def _answer(self, one: Submitted, deadline: float) -> Answer | None:
-        """None for a call that the pool's breakdown ended, whether or not the call is to blame."""
+        """None for a call that ended with the pool's breakdown, whether or not the call is to blame."""
         call = one.call
         try:
             outcomes, seconds = one.result(deadline, self._worker_ids)
@@ -255,5 +254,5 @@ class InlineRewards(RewardCaller):
 
 
 def rewards_for(args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing) -> RewardCaller:
-    """The way of calling rewards that `--reward_isolation` asks for."""
+    """What `--reward_isolation` asks for."""
     return (InlineRewards if args.reward_isolation == "inline" else RewardPool)(args, names, load)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 
 class RewardFlags(Protocol):
-    """The flags that are read here; reward classes get the whole object."""
+    """The flags that are read here; reward classes get the whole object that has them."""
 
     @property
     def reward_timeout(self) -> float: ...

@@ -39,7 +39,7 @@ _CREDENTIALS = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 
 
 class WorkerWatchdog:
-    """The trainer's handle of the process, which starts at once; `mark` is the pool's."""
+    """The trainer's handle of the process; `mark` is the pool's."""
 
     def __init__(self, mark: str) -> None:
         self.address = f"\0swift-r1-rewards-{mark}-{os.getpid()}-{time.monotonic_ns()}"
@@ -63,7 +63,7 @@ class WorkerWatchdog:
         return self._process.pid
 
     def close(self) -> None:
-        """Ends it, after the workers: what they printed last is shown first."""
+        """Ends it, after the workers; what they printed last is shown before."""
         with contextlib.suppress(OSError):  # it was killed
             self._line.send(None)
         self._process.join(_END_SECONDS)
@@ -99,7 +99,7 @@ class WorkerOutput:
         sys.stdout, sys.stderr = self._texts
 
     def end_call(self) -> None:
-        """What follows is another call's; waits a second at most until what was printed before is passed on."""
+        """Further output is another call's; waits at most a second until what was printed is passed on."""
         for text in self._texts:
             text.flush()
         self._connection.settimeout(_PASS_ON_SECONDS)
@@ -216,7 +216,7 @@ def _received(connection: socket.socket) -> bool:
 
 
 def _copy(pipe: int, shown: dict[int, int], left: dict[int, int], selector: selectors.BaseSelector) -> None:
-    """Copies what is in a pipe now, as far as it is to be seen; an ended one leaves `shown`."""
+    """Copies what is in a pipe now, up to the limit; a pipe that has ended is taken out of `shown`."""
     for _ in range(64):  # more than fits into a pipe, and then the others have their turn
         try:
             data = os.read(pipe, 1 << 16)

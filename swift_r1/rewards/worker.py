@@ -1,6 +1,6 @@
 """What runs inside a reward worker process: loading the plugins once, then calls, group by group.
 
-Everything goes back as plain values and text, so nothing a user's code returns or raises has to be pickled.
+Results are plain values and text, so nothing that a user's code returns or raises has to be pickled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from swift_r1.errors import UsageError
 from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, limit_memory
@@ -34,8 +34,7 @@ _runner: asyncio.Runner | None = None
 _output: WorkerOutput | None = None
 
 
-def load_nothing() -> None:
-    """Where there are no plugins."""
+def load_nothing() -> None: ...
 
 
 def start_worker(
@@ -130,7 +129,7 @@ def call_reward(
 
 
 def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float) -> list[ItemOutcome]:
-    """Calls one reward in this very process; only a coroutine can be stopped after `limit` seconds."""
+    """Calls one reward in the trainer's process; only a coroutine can be stopped after `limit` seconds."""
     if isinstance(reward := _rewards[name], str):
         return [ItemOutcome(failure=reward)] * len(items)
     try:
@@ -157,8 +156,7 @@ def _call_all(
 
 def _call(reward: Reward, item: Item, state: Mapping[str, Any]) -> ItemOutcome:
     try:
-        returned = reward.call(item.completions, {**item.columns, **state})
-        return _outcome(returned, item)
+        return checked(reward.call(item.completions, {**item.columns, **state}), len(item.completions))
     except (MemoryError, KeyboardInterrupt):
         raise
     except BaseException as error:  # noqa: BLE001  a user's reward may raise anything, SystemExit too
@@ -185,7 +183,7 @@ async def _call_together(
         try:
             async with late:
                 returned = await reward.call(item.completions, {**item.columns, **state})
-            return _outcome(returned, item)
+            return checked(returned, len(item.completions))
         except MemoryError:
             raise
         except TimeoutError as error:
@@ -198,77 +196,59 @@ async def _call_together(
     return list(await asyncio.gather(*map(one, items)))
 
 
-def _outcome(returned: Any, item: Item) -> ItemOutcome:
-    try:
-        values, invalid = checked(returned, len(item.completions))
-    except WrongShape as error:
-        return ItemOutcome(failure=str(error), kind="shape")
-    return ItemOutcome(values, invalid)
-
-
 def _end_noticeably() -> None:
     """Makes `os._exit(0)` in a user's code end with code 1: the pool takes 0 for an orderly end and would wait on."""
     leave = os._exit
 
-    def noticed(status: int) -> None:
+    def noticed(status: int) -> NoReturn:
         leave(status or 1)
 
-    os._exit = noticed  # type: ignore[assignment]
+    os._exit = noticed
 
 
-class WrongShape(ValueError):
-    """The function did not return one value for each completion; none of its values can be trusted."""
-
-
-def checked(returned: Any, count: int) -> tuple[tuple[float | None, ...], tuple[InvalidReward, ...]]:
-    """Checks what a call with `count` completions returned: a sequence (list, tuple, array) of `count` values.
+def checked(returned: Any, count: int) -> ItemOutcome:
+    """What a call with `count` completions returned: a sequence (list, tuple, array) of `count` values, or a failure.
 
     Numbers and booleans are taken as floats and None is kept ("no opinion"); NaN, infinity and anything else are
     invalid. Nothing is ever broadcast.
-
-    Returns:
-        `count` values (NaN where invalid), and the invalid ones with their cause.
-
-    Raises:
-        WrongShape: one value for the whole batch, a wrong number of values, or no sequence at all.
     """
     if hasattr(returned, "tolist"):  # numpy arrays and torch tensors, whichever library the plugin uses
         returned = returned.tolist()
+    failure = None
     if isinstance(returned, numbers.Real):
-        raise WrongShape(f"returned one value ({returned!r}) for {count} completions, not a list of {count}")
-    if not isinstance(returned, list | tuple):
-        raise WrongShape(f"returned a {type(returned).__name__}, not a list of {count} values")
-    if len(returned) != count:
-        raise WrongShape(f"returned {len(returned)} values for {count} completions")
+        failure = f"returned one value ({returned!r}) for {count} completions, not a list of {count}"
+    elif not isinstance(returned, list | tuple):
+        failure = f"returned a {type(returned).__name__}, not a list of {count} values"
+    elif len(returned) != count:
+        failure = f"returned {len(returned)} values for {count} completions"
+    if failure is not None:
+        return ItemOutcome(failure=failure, kind="shape")
     values: list[float | None] = []
     invalid: list[InvalidReward] = []
     for index, item in enumerate(returned):
-        value, cause = _value(item)
-        values.append(value)
-        if cause is not None:
-            invalid.append(InvalidReward(index, cause))
-    return tuple(values), tuple(invalid)
+        try:
+            values.append(None if item is None else _number(item))
+        except ValueError as error:
+            values.append(math.nan)
+            invalid.append(InvalidReward(index, str(error)))
+    return ItemOutcome(tuple(values), tuple(invalid))
 
 
-def _value(item: Any) -> tuple[float | None, str | None]:
-    if item is None:
-        return None, None
+def _number(item: Any) -> float:
+    """Raises ValueError with the cause where it is not a finite number."""
     if hasattr(item, "item") and not isinstance(item, numbers.Real):  # a tensor of one element in a list
         try:
             item = item.item()
-        except (RuntimeError, ValueError, TypeError):
-            return math.nan, f"a {type(item).__name__} is not one number"
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ValueError(f"a {type(item).__name__} is not one number") from error
     if not isinstance(item, numbers.Real):
-        return math.nan, f"{_short(item)} is a {type(item).__name__}, not a number"
+        text = repr(item)
+        text = text if len(text) <= 60 else text[:57] + "..."
+        raise ValueError(f"{text} is a {type(item).__name__}, not a number")
     try:
         value = float(item)
-    except OverflowError:
-        return math.nan, "too large for a float"
+    except OverflowError as error:
+        raise ValueError("too large for a float") from error
     if not math.isfinite(value):
-        return math.nan, f"{value} is not a finite number"
-    return value, None
-
-
-def _short(item: Any) -> str:
-    text = repr(item)
-    return text if len(text) <= 60 else text[:57] + "..."
+        raise ValueError(f"{value} is not a finite number")
+    return value

@@ -5,19 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from swift_r1.tracking.console import RunConsole
 from swift_r1.tracking.metrics import JsonLines, MetricWindow, read_json_lines
-from swift_r1.tracking.plots import draw_curves
 from swift_r1.tracking.reporters import Reporter
 
 _SHOWN_COMPLETIONS = 2
 
+_CURVES: Mapping[str, tuple[str, ...]] = {
+    "reward": ("reward", "reward_std", "frac_reward_zero_std"),
+    "length": ("completions/mean_length", "completions/max_length", "completions/clipped_ratio"),
+    "loss": ("loss", "grad_norm", "learning_rate"),
+    "policy": ("kl", "entropy", "clip_ratio/low", "clip_ratio/high", "rollout/logp_diff"),
+    "critic": (
+        "value_loss",
+        "explained_variance",
+        "returns/mean",
+        "values/mean",
+        "critic/grad_norm",
+        "clip_ratio/value",
+    ),
+    "time": ("time/generate", "time/reward", "time/train", "time/sync", "time/step"),
+}
+"""PNG file -> its panels."""
+
 
 class Recorder:
-    """Is told what happened in a run, and forgets it: for the ranks that are not rank 0."""
+    """Is told what happened in a run; this one does nothing with it, for ranks other than 0."""
 
     def phase(self, name: str, total: int) -> None: ...
 
@@ -73,10 +88,8 @@ class RunRecorder(Recorder):
         self.console.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.console.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self.console.__exit__()
         for file in (self._log, self._completions, self._eval_completions):
             file.close()
         for reporter in self.reporters:
@@ -136,3 +149,38 @@ class RunRecorder(Recorder):
         draw_curves(read_json_lines(self.run_dir / "logging.jsonl"), self.run_dir / "images")
         (self.run_dir / "summary.json").write_text(json.dumps(dict(summary), indent=2) + "\n", encoding="utf-8")
         self.console.say(f"run folder: {self.run_dir}")
+
+
+def draw_curves(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """One PNG per family of metrics, with a panel for each that the rows hold; returns the files."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    folder.mkdir(parents=True, exist_ok=True)
+    names = sorted({name for row in rows for name in row})
+    families = dict(_CURVES)
+    families["rewards"] = tuple(name for name in names if name.startswith("rewards/") and name.endswith("/mean"))
+    families["eval"] = tuple(
+        name for name in names if name.startswith("eval/") and name.endswith(("/accuracy", "/reward"))
+    )
+    files = []
+    for family, wanted in families.items():
+        present = [name for name in wanted if name in names]
+        if present:
+            files.append(_draw(rows, present, folder / f"{family}.png"))
+    return files
+
+
+def _draw(rows: Sequence[Mapping[str, Any]], names: Sequence[str], path: Path) -> Path:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 2.4 * len(names)), layout="constrained")
+    panels = figure.subplots(len(names), 1, squeeze=False)[:, 0]
+    for panel, name in zip(panels, names, strict=True):
+        points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+        panel.plot(*zip(*points, strict=True) if points else ((), ()), marker="." if len(points) < 60 else "")
+        panel.set_title(name, fontsize=9, loc="left")
+        panel.grid(alpha=0.3)
+    panels[-1].set_xlabel("step")
+    figure.savefig(path, dpi=110)
+    return path

@@ -10,8 +10,7 @@ from rich.console import Console
 from swift_r1.errors import UsageError
 from swift_r1.tracking.console import RunConsole
 from swift_r1.tracking.metrics import JsonLines, MetricWindow, read_json_lines
-from swift_r1.tracking.plots import draw_curves
-from swift_r1.tracking.recorder import RunRecorder
+from swift_r1.tracking.recorder import RunRecorder, draw_curves
 from swift_r1.tracking.reporters import open_reporters
 
 

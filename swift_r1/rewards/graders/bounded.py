@@ -20,7 +20,7 @@ Value = Any  # a Fraction where exact, else an mpf or mpc of `mp`
 
 
 class Unreadable(ValueError):
-    """Not an expression that this reader knows, out of its bounds, or without a value (1/0)."""
+    """Not an expression that this reader knows, beyond its bounds, or without a value (1/0)."""
 
 
 def close(a: Value, b: Value) -> bool:

@@ -68,7 +68,7 @@ def _is_right(expression: str, nums: list[int], target: int) -> bool:
 
 
 def _whole(number: int | float | str) -> int:
-    """The number as an int, whatever the data file made of it."""
+    """The number as an int, whatever type the data file gave it."""
     value = Fraction(number)
     if value.denominator != 1:
         raise ValueError(f"not a whole number: {number}")
@@ -120,7 +120,7 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Parser:
-    """Recursive descent over the tokens, evaluating as it goes; one method a rule of the grammar."""
+    """Recursive descent over the tokens, evaluating as it goes; one method per rule of the grammar."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.numbers: list[int] = []

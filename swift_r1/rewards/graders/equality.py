@@ -173,7 +173,7 @@ def _same_list(given: list[str], right: list[str], budget: int) -> bool:
 
 
 def _same_set(given: list[str], right: list[str], budget: int) -> bool:
-    """Equal whatever the order; not too many members, for every pair may be looked at."""
+    """Equal in any order; members are limited, since every pair may be compared."""
     if len(given) != len(right) or len(right) > min(MAX_MEMBERS, budget):
         return False
     left = [text.strip() for text in right]

@@ -92,7 +92,7 @@ def _slot(completion: str) -> str | None:
 
 
 def _plain(text: str) -> str:
-    """LaTeX's spellings of signs, thousands and fractions as plain ones."""
+    """LaTeX's signs, thousands and fractions as plain text."""
     text = text.replace("\u2212", "-")
     if "\\" in text or "{" in text:
         text = _LATEX_FRACTION.sub(r"\1/\2", text)

@@ -13,7 +13,7 @@ MAX_TERMS = 1_000  # of a sum or a product that is written out
 
 
 def library_equal(found: str, given: str, right: str) -> bool:
-    """math_verify's verdict on an answer (as `found`, and tidied) and a tidied gold answer; what explodes is wrong."""
+    """math_verify's verdict on an answer (as found, and tidied) and a tidied gold answer; what explodes is wrong."""
     if len(given) > 400 or len(right) > 400 or not given:
         return False
     return verified(parsed(f"\\boxed{{{right}}}"), parsed(f"\\boxed{{{found}}}"))

@@ -39,21 +39,9 @@ _NAME = re.compile(
 )
 
 _FUNCTIONS: dict[str, Callable[[Value], Value]] = {
-    "\\sin": mp.sin,
-    "\\cos": mp.cos,
-    "\\tan": mp.tan,
-    "\\cot": mp.cot,
-    "\\sec": mp.sec,
-    "\\csc": mp.csc,
-    "\\arcsin": mp.asin,
-    "\\arccos": mp.acos,
-    "\\arctan": mp.atan,
-    "\\sinh": mp.sinh,
-    "\\cosh": mp.cosh,
-    "\\tanh": mp.tanh,
-    "\\ln": mp.log,
-    "\\log": mp.log,
-    "\\exp": mp.exp,
+    **{f"\\{name}": getattr(mp, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},
+    **{f"\\arc{name}": getattr(mp, f"a{name}") for name in ("sin", "cos", "tan")},
+    **{"\\ln": mp.log, "\\log": mp.log, "\\exp": mp.exp},
 }
 _GREEK = re.compile(
     r"\\(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau"
