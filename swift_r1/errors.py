@@ -1,8 +1,16 @@
 """The ways a command can end badly, each with its exit code.
 
-Every error that a user can cause is one of these; its message is one plain sentence (or one line a
+Every error that a user can cause is one of these; its message is one plain sentence (or one line per
 fault). Anything else that escapes is a defect of ours and keeps its traceback.
 """
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
 
 EXIT_OK = 0
 EXIT_USAGE = 2
@@ -47,3 +55,21 @@ class RunFailed(SwiftError):
     """Training or serving cannot go on (too many invalid rewards, engine dead, weights disagree)."""
 
     exit_code = EXIT_RUN_FAILED
+
+
+def for_each(items: Iterable[_Item], do: Callable[[_Item], _Result]) -> list[_Result]:
+    """`do` for each item.
+
+    Raises:
+        UsageError: the faults of all items together.
+    """
+    results: list[_Result] = []
+    faults: list[str] = []
+    for item in items:
+        try:
+            results.append(do(item))
+        except UsageError as error:
+            faults += error.faults
+    if faults:
+        raise UsageError(*faults)
+    return results

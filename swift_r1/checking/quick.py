@@ -13,14 +13,16 @@ import secrets
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.checking.completions import made_up_batch, ordinary
+from swift_r1.plugins import load_plugins
 from swift_r1.rewards.confine import end_strays, end_whole
-from swift_r1.rewards.types import RewardBatch
-from swift_r1.rewards.worker import Item, Outcome, call_reward, faults, start_worker
+from swift_r1.rewards.types import Item, ItemOutcome, RewardBatch
+from swift_r1.rewards.worker import call_reward, faults, start_worker
 
 SECONDS = 1.8
 """For all rewards, once their process can call them."""
@@ -80,7 +82,7 @@ def _send_faults(answers: Connection, args: RlhfArguments, batch: RewardBatch, m
     with open(os.devnull, "w") as nowhere:  # what plugins print when they load was printed once already
         os.dup2(nowhere.fileno(), 1)
         os.dup2(nowhere.fileno(), 2)
-    start_worker(args, args.reward_funcs, args.external_plugins, mark)
+    start_worker(args, args.reward_funcs, partial(load_plugins, args.external_plugins), mark)
     answers.send(("ready", ""))
     unbuilt = faults()
     for fault in unbuilt:
@@ -105,7 +107,7 @@ def _sure_cause(name: str, batch: RewardBatch) -> str | None:
     return outcome.invalid[0].cause if all_invalid else None
 
 
-def _outcome(name: str, batch: RewardBatch, picks: Sequence[int]) -> Outcome:
+def _outcome(name: str, batch: RewardBatch, picks: Sequence[int]) -> ItemOutcome:
     columns = {key: [column[index] for index in picks] for key, column in batch.columns.items()}
     item = Item([batch.completions[index] for index in picks], columns)
     return call_reward(name, [item], batch.trainer_state, SECONDS)[0][0]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.checking.completions import RIGHT, WRONG, MadeUp, hostile, made_up_batch, ordinary
+from swift_r1.plugins import load_plugins
 from swift_r1.rewards.pool import RewardPool
 from swift_r1.rewards.types import RewardColumn
 
@@ -55,7 +57,8 @@ def check_rewards(
     """
     groups = [ordinary(gold) for gold in golds]
     batch = made_up_batch(rows, groups, args.max_completion_length, prefix)
-    with RewardPool(args, names, args.external_plugins) as pool:
+    load = partial(load_plugins, args.external_plugins)
+    with RewardPool(args, names, load) as pool:
         first, second = pool.score(batch), pool.score(batch)
     danger = [hostile()]
     dangerous = made_up_batch(rows[:1], danger, args.max_completion_length, prefix)
@@ -64,7 +67,7 @@ def check_rewards(
         seconds = column.seconds / len(groups)
         limit = min(args.reward_timeout, max(_HOSTILE_SECONDS, 5 * seconds))
         limited = replace(args, reward_timeout=limit, reward_num_workers=1)
-        with RewardPool(limited, [column.name], args.external_plugins) as pool:
+        with RewardPool(limited, [column.name], load) as pool:
             (hurt,) = pool.score(dangerous)
         reports.append(_report(column, again, groups, hurt, danger))
     return reports

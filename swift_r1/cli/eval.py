@@ -15,8 +15,7 @@ from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import is_local, model_faults
 from swift_r1.cli.help import command_help, wants_help
 from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.evaluation import ADDED_VARIABLE
-from swift_r1.evaluation.model import base_of
+from swift_r1.evaluation import ADDED_VARIABLE, base_of
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
 from swift_r1.launch.run_folder import without_secrets
 from swift_r1.launch.start import replace_process
@@ -78,7 +77,7 @@ def _model_faults(args: EvalArguments) -> list[str]:
 def _compare(args: EvalArguments) -> int:
     from rich.console import Console
 
-    from swift_r1.evaluation.compare import compare, comparison_table, to_json
+    from swift_r1.evaluation.report import compare, comparison_json, comparison_table
     from swift_r1.evaluation.store import write_whole
 
     first, second = map(Path, args.compare)
@@ -86,7 +85,7 @@ def _compare(args: EvalArguments) -> int:
     if args.output_dir is not None:
         folder = Path(args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        content = to_json(first, second, args.seed, compared)
+        content = comparison_json(first, second, args.seed, compared)
         write_whole(folder / "compare.json", json.dumps(content, indent=2) + "\n")
     Console().print(comparison_table(first, second, compared))
     return EXIT_OK

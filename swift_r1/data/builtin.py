@@ -88,7 +88,7 @@ class WorkedPreprocessor(ProblemPreprocessor):
     r"""The answer is worked text that ends in `#### N`, or in a `\boxed{}`, or is the final answer itself."""
 
     def final(self, answer: Any) -> Any:
-        from swift_r1.rewards.graders.latex import last_boxed
+        from swift_r1.rewards.graders.answers import last_boxed
 
         text = super().final(answer)
         if not isinstance(text, str):

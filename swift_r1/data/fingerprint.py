@@ -52,7 +52,7 @@ def file_digest(path: str | Path) -> str:
 @functools.cache
 def _own_code() -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for path in sorted([*(_PACKAGE / "data").glob("*.py"), _PACKAGE / "rewards" / "graders" / "latex.py"]):
+    for path in sorted([*(_PACKAGE / "data").glob("*.py"), _PACKAGE / "rewards" / "graders" / "answers.py"]):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

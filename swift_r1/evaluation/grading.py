@@ -1,72 +1,57 @@
-"""Completions to rows of `completions.jsonl`: the reward functions judge, in processes that can be killed."""
+"""Completions to rows of `completions.jsonl`: the reward functions grade them, in processes that can be killed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from swift_r1.errors import RunFailed
-from swift_r1.evaluation.answers import RULES
-from swift_r1.evaluation.engines.base import Question, Written
-from swift_r1.evaluation.results import RIGHT, Graded
-from swift_r1.rewards.open_batch import OpenBatch
+from swift_r1.evaluation.engine import Question, Written
+from swift_r1.evaluation.results import RIGHT, RULES
+from swift_r1.evaluation.store import Row
+from swift_r1.rewards.batch import RewardCaller
 from swift_r1.rewards.types import RewardBatch
 
-Row = dict[str, Any]
-Answered = tuple[Question, Sequence[Written]]
 _STATE = {"global_step": 0, "max_steps": 0}
 
 
-class Grader:
-    """Judges questions.
+def grade(
+    rewards: RewardCaller, answered: Sequence[tuple[Question, Sequence[Written]]]
+) -> list[tuple[Question, list[Row]]]:
+    """The rows of all completions, question by question.
 
-    Args:
-        open_batch: the pool's: opens a batch for the reward functions of some names.
+    Raises:
+        RunFailed: a reward function could not judge a completion: without it the figures would not be those of all
+            completions.
     """
-
-    def __init__(self, open_batch: Callable[[Mapping[str, int], Sequence[str]], OpenBatch]) -> None:
-        self._open_batch = open_batch
-
-    def grade(self, answered: Sequence[Answered]) -> list[tuple[Question, list[Row]]]:
-        """The rows of all completions, question by question.
-
-        Raises:
-            RunFailed: a reward function could not judge a completion: without it the figures would not be those of
-                all completions.
-        """
-        answered = [(question, _with_prefix(question, written)) for question, written in answered]
-        graded: list[tuple[Question, list[Row]]] = []
-        tasks = dict.fromkeys(question.task for question, _ in answered)
-        for task in tasks:
-            own = [one for one in answered if one[0].task == task]
-            assert task.reward is not None
-            batch = self._open_batch(_STATE, (task.reward,))
-            for place, (question, written) in enumerate(own):
-                batch.add(place, _reward_batch(question, written))
-            _, (column,) = batch.result()
-            if column.invalid:
-                first = column.invalid[0]
-                question, _ = own[first.index // task.num_generations]
-                raise RunFailed(
-                    f"{task.name}: the reward {task.reward} cannot judge {len(column.invalid)} of "
-                    f"{len(column.values)} completions, the first of {question.prompt.prompt_id}: {first.cause}"
-                )
-            rewards = iter(column.values)
-            graded += [
-                (question, [_row(question, index, one, next(rewards)) for index, one in enumerate(written)])
-                for question, written in own
-            ]
-        return graded
-
-
-def graded_of(row: Mapping[str, Any]) -> Graded:
-    """What the figures need of a row."""
-    return Graded(row["prompt_id"], row["reward"], row["answer"], row["tokens"], row["finish_reason"] == "length")
+    answered = [(question, _with_prefix(question, written)) for question, written in answered]
+    graded: list[tuple[Question, list[Row]]] = []
+    tasks = dict.fromkeys(question.task for question, _ in answered)
+    for task in tasks:
+        own = [one for one in answered if one[0].task == task]
+        assert task.reward is not None
+        batch = rewards.open(_STATE, (task.reward,))
+        for place, (question, written) in enumerate(own):
+            batch.add(place, _reward_batch(question, written))
+        _, (column,) = batch.result()
+        if column.invalid:
+            first = column.invalid[0]
+            question, _ = own[first.index // task.num_generations]
+            raise RunFailed(
+                f"{task.name}: the reward {task.reward} cannot judge {len(column.invalid)} of "
+                f"{len(column.values)} completions, the first of {question.prompt.prompt_id}: {first.cause}"
+            )
+        values = iter(column.values)
+        graded += [
+            (question, [_row(question, index, one, next(values)) for index, one in enumerate(written)])
+            for question, written in own
+        ]
+    return graded
 
 
 def _with_prefix(question: Question, written: Sequence[Written]) -> Sequence[Written]:
-    """With what the prompt had the model's turn begin with (`--response_prefix`), as rewards see it in training."""
+    """With `--response_prefix`, as rewards see completions in training."""
     prefix = question.prompt.response_prefix
     return [replace(one, text=prefix + one.text) for one in written] if prefix else written
 

@@ -15,18 +15,17 @@ from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.registry import find_dataset
 from swift_r1.data.resolve import DATA_FOLDER, open_sources
 from swift_r1.data.rows import RESERVED, Drops, Row, preprocessed
-from swift_r1.data.sources import Source, Split
+from swift_r1.data.sources import Split
 from swift_r1.data.types import Prompt
 from swift_r1.errors import UsageError
-from swift_r1.rewards.construct import check_rewards
+from swift_r1.rewards.orm import check_rewards
 
 _logger = logging.getLogger("swift_r1.evaluation")
 
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """The rows of a task, each with `messages` and its columns; `sha256` is that of the data's questions and gold
-    answers, in order."""
+    """The rows of a task, each with `messages` and its columns; `sha256` is of questions and gold answers in order."""
 
     task: Task
     rows: Sequence[Row]
@@ -39,7 +38,12 @@ def load_questions(task: Task, seed: int = 42, use_hf: bool | None = None) -> Qu
     Raises:
         UsageError: unknown or unreadable data, a row that cannot be used, or no limit for data without an end.
     """
-    source = _source(task, use_hf)
+    (source,) = open_sources([task.dataset], use_hf=use_hf)
+    if task.benchmark is not None:
+        meta = find_dataset(task.benchmark)
+        assert meta is not None, task.benchmark
+        source = replace(source, preprocess=meta.preprocess_func)
+    source = replace(source, label=task.name)
     split: Split = "eval" if source.has_held_out else "train"
     if source.samples_itself and task.limit is None:
         raise UsageError(f"{task.name} makes as many questions as it is asked for: say how many, {task.dataset}#500")
@@ -61,25 +65,11 @@ def load_questions(task: Task, seed: int = 42, use_hf: bool | None = None) -> Qu
         _logger.info("%s: the preprocessor of its data leaves out %d rows", task.name, drops.filtered)
     if task.limit is not None and len(rows) < task.limit:
         _logger.info("%s has %d questions, %d were asked for", task.name, len(rows), task.limit)
-    return Questions(task, [_with_instruction(row, task.instruction) for row in rows], _sha256(rows))
-
-
-def load_all(tasks: Iterable[Task], seed: int, use_hf: bool | None) -> list[Questions]:
-    """The questions of all tasks.
-
-    Raises:
-        UsageError: what is wrong with any of them, one a line.
-    """
-    found: list[Questions] = []
-    faults: list[str] = []
-    for task in tasks:
-        try:
-            found.append(load_questions(task, seed, use_hf))
-        except UsageError as error:
-            faults += error.faults
-    if faults:
-        raise UsageError(*faults)
-    return found
+    digest = hashlib.sha256()
+    for row in rows:  # what it asks and what is right; where it came from does not count
+        content = {key: value for key, value in row.items() if key not in ("dataset", "prompt_id")}
+        digest.update(json.dumps(content, sort_keys=True, ensure_ascii=True, default=str).encode() + b"\n")
+    return Questions(task, [_with_instruction(row, task.instruction) for row in rows], digest.hexdigest())
 
 
 def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> list[Prompt]:
@@ -133,18 +123,9 @@ def reward_faults(questions: Questions, rewards: Sequence[str], args: Any) -> li
 
 
 def shared_questions(questions: Questions, training: Iterable[Row]) -> int:
-    """How many of the questions are among the training rows: the user's text, but for the instruction."""
+    """How many of the questions are among the training rows: the user's text, without the instruction."""
     known = {_asked(row, "") for row in training}
     return sum(_asked(row, questions.task.instruction) in known for row in questions.rows)
-
-
-def _source(task: Task, use_hf: bool | None) -> Source:
-    (source,) = open_sources([task.dataset], use_hf=use_hf)
-    if task.benchmark is not None:
-        meta = find_dataset(task.benchmark)
-        assert meta is not None, task.benchmark
-        source = replace(source, preprocess=meta.preprocess_func)
-    return replace(source, label=task.name)
 
 
 def _with_instruction(row: Row, instruction: str) -> Row:
@@ -157,15 +138,3 @@ def _with_instruction(row: Row, instruction: str) -> Row:
 def _asked(row: Row, instruction: str) -> str:
     text = row["messages"][-1]["content"]
     return " ".join(text.removesuffix(instruction).split())
-
-
-def _sha256(rows: Sequence[Row]) -> str:
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(json.dumps(_content(row), sort_keys=True, ensure_ascii=True, default=str).encode() + b"\n")
-    return digest.hexdigest()
-
-
-def _content(row: Row) -> dict[str, Any]:
-    """What a row asks and what is right; where it came from does not count."""
-    return {key: value for key, value in row.items() if key not in ("dataset", "prompt_id")}

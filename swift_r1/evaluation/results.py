@@ -1,17 +1,43 @@
-"""From graded completions to the figures of one benchmark; the same for an evaluation in training and one alone."""
+"""From graded completions to the figures of one benchmark; the same for an evaluation in training and one alone.
+
+Votes are on answers: those that a grader takes as the same are one. The gold answer is not seen by them.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from swift_r1.evaluation.answers import RULES, vote_classes
-from swift_r1.evaluation.statistics import MAX_VOTERS, Estimate, estimate, ks, majority_at_k, pass_at_k
+from swift_r1.evaluation.statistics import MAX_VOTERS, MeanEstimate, estimate, ks, majority_at_k, pass_at_k
+from swift_r1.rewards.graders.gsm8k import number_answer
+from swift_r1.rewards.graders.math import math_answer, same_answer
 
 RIGHT = 1.0
 """A completion is right where its reward is at least this."""
+
+
+def _number(completion: str) -> str | None:
+    number, _ = number_answer(completion)
+    return None if number is None else str(number)
+
+
+class AnswerRule(NamedTuple):
+    """How to read a completion's answer in a normal form (None without one), and to compare two of these."""
+
+    read: Callable[[str], str | None]
+    same: Callable[[str, str], bool]
+
+
+RULES: Mapping[str, AnswerRule] = {
+    "gsm8k": AnswerRule(_number, str.__eq__),
+    "math": AnswerRule(math_answer, same_answer),
+    "math_tag": AnswerRule(lambda completion: math_answer(completion, "tag"), same_answer),
+    "math_tag_strict": AnswerRule(lambda completion: math_answer(completion, "tag_strict"), same_answer),
+}
+"""By the reward function that judges the completions; without a rule there is no maj@k."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,9 +46,9 @@ class Graded:
 
     Attributes:
         reward: what the reward function said; None for no opinion, which is not right.
-        answer: by the rule of the reward (`answers.RULES`); None where there is no rule, or no answer.
+        answer: by the rule of the reward (`RULES`); None where there is no rule, or no answer.
         tokens: its length; None where the endpoint does not say.
-        truncated: whether it was cut off at its limit.
+        truncated: it was cut off at its limit.
     """
 
     prompt_id: str
@@ -36,22 +62,27 @@ class Graded:
         return self.reward is not None and self.reward >= RIGHT
 
 
+def graded_of(row: Mapping[str, Any]) -> Graded:
+    """What the figures need of a row of `completions.jsonl`."""
+    return Graded(row["prompt_id"], row["reward"], row["answer"], row["tokens"], row["finish_reason"] == "length")
+
+
 @dataclass(frozen=True, slots=True)
 class Result:
     """The figures of one benchmark.
 
     Attributes:
-        n: completions a question.
+        n: completions per question.
         estimates: `avg@n`, `pass@k`, and where answers can be compared `maj@k`, by name.
         mean_length: in tokens; None where the endpoint does not say.
         truncated, unanswered: shares of the completions; without a rule for answers the second is None.
         mean_reward: over the completions with one.
-        values: each question's value of each estimate, by `prompt_id`: what a comparison needs.
+        values: each question's value of each estimate, by `prompt_id`.
     """
 
     questions: int
     n: int
-    estimates: Mapping[str, Estimate]
+    estimates: Mapping[str, MeanEstimate]
     mean_length: float | None
     truncated: float
     unanswered: float | None
@@ -59,12 +90,11 @@ class Result:
     values: Mapping[str, Mapping[str, float]]
 
     @property
-    def average(self) -> Estimate:
+    def average(self) -> MeanEstimate:
         return self.estimates[f"avg@{self.n}"]
 
     @property
     def average_values(self) -> Mapping[str, float]:
-        """Each question's share of right completions."""
         return self.values[f"avg@{self.n}"]
 
     def to_json(self) -> dict[str, Any]:
@@ -107,8 +137,9 @@ def summarize(graded: Sequence[Graded], reward: str | None) -> Result:
             values.setdefault(f"pass@{k}", {})[prompt_id] = pass_at_k(n, sum(right), k)
         if rule is not None:
             classes, silent = vote_classes([one.answer for one in group], right, rule.same)
-            for k in _votes(n):
-                values.setdefault(f"maj@{k}", {})[prompt_id] = majority_at_k(classes, silent, k)
+            for k in ks(n):
+                if k > 2 and (k == n or k <= MAX_VOTERS):  # a vote of one or two is the average
+                    values.setdefault(f"maj@{k}", {})[prompt_id] = majority_at_k(classes, silent, k)
     lengths = [one.tokens for one in graded if one.tokens is not None]
     rewards = [one.reward for one in graded if one.reward is not None and not math.isnan(one.reward)]
     return Result(
@@ -123,9 +154,26 @@ def summarize(graded: Sequence[Graded], reward: str | None) -> Result:
     )
 
 
-def _votes(n: int) -> tuple[int, ...]:
-    """The k of maj@k: a vote of one or two is the average."""
-    return tuple(k for k in ks(n) if k > 2 and (k == n or k <= MAX_VOTERS))
+def vote_classes(
+    answers: Sequence[str | None], right: Sequence[bool], same: Callable[[str, str], bool]
+) -> tuple[list[tuple[int, bool]], int]:
+    """The different answers of one question: how many gave each, and whether it is right; and how many gave none.
+
+    A class is as right as its most frequent spelling (of equally frequent ones the first): the vote is on answers, the
+    gold answer comes after it.
+    """
+    counts = Counter(answer for answer in answers if answer is not None)
+    verdict = {answer: good for answer, good in zip(reversed(answers), reversed(right), strict=True)}
+    # Frequent spellings first; `Counter` keeps the order in which they came.
+    classes: list[tuple[str, int]] = []
+    for answer, count in counts.most_common():
+        place = next((at for at, (known, _) in enumerate(classes) if same(answer, known)), None)
+        if place is None:
+            classes.append((answer, count))
+        else:
+            known, before = classes[place]
+            classes[place] = known, before + count
+    return [(count, verdict[answer]) for answer, count in classes], len(answers) - sum(counts.values())
 
 
 def _draws(name: str, n: int) -> float:

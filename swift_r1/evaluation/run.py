@@ -1,31 +1,41 @@
-"""Builds the parts of `swift eval` from its flags, runs it, and says what came out."""
+"""The whole of `swift eval`: what is missing is generated in a thread, and graded and written down here."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.data.dataset_info import register_dataset_info
-from swift_r1.data.types import Prompt
-from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.evaluation.engines.base import Engine, Question
-from swift_r1.evaluation.engines.choose import open_engine
-from swift_r1.evaluation.grading import Grader
-from swift_r1.evaluation.model import model_sha256
-from swift_r1.evaluation.progress import EvalProgress
-from swift_r1.evaluation.questions import Questions, load_all, prompts_of, reward_faults
+from swift_r1.errors import EXIT_OK, UsageError, for_each
+from swift_r1.evaluation.choose import open_engine
+from swift_r1.evaluation.engine import EvalEngine, Question, Written, model_sha256
+from swift_r1.evaluation.grading import grade
+from swift_r1.evaluation.questions import Questions, load_questions, prompts_of, reward_faults
 from swift_r1.evaluation.report import report, results_table
-from swift_r1.evaluation.runner import complete, results_of
+from swift_r1.evaluation.results import graded_of, summarize
 from swift_r1.evaluation.store import REPORT, Store, open_settings, say, write_whole
 from swift_r1.plugins import load_plugins
-from swift_r1.rewards.inline import rewards_for
+from swift_r1.rewards.batch import RewardCaller
+from swift_r1.rewards.pool import rewards_for
 from swift_r1.runtime.quiet import quiet_libraries
 from swift_r1.runtime.run_lock import run_folder_held
 from swift_r1.runtime.versions import package_versions
+
+_LOOK_EVERY_S = 0.5  # so that Ctrl-C is heard while nothing comes
+_LINE_EVERY_S = 60.0
+
+_Answered = tuple[Question, Sequence[Written]]
 
 
 def run(args: EvalArguments, command: Sequence[str]) -> int:
@@ -37,44 +47,46 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
     quiet_libraries()
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
-    sets = load_all(args.tasks(), args.seed, args.use_hf)
+    sets = for_each(args.tasks(), lambda task: load_questions(task, args.seed, args.use_hf))
     faults = [fault for one in sets for fault in reward_faults(one, [str(one.task.reward)], args)]
     if faults:
         raise UsageError(*faults)
     folder = Path(str(args.output_dir))
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as cleanup:
-        _hold(folder, cleanup)
+        try:
+            cleanup.enter_context(run_folder_held(folder, 0.0))
+        except UsageError as error:
+            raise UsageError(f"another evaluation is at work in {folder}: give another --output_dir") from error
         engine = open_engine(args, folder)
         cleanup.callback(engine.close)
-        questions = [Question(one.task, prompt) for one in sets for prompt in _prompts(one, engine)]
-        settings = settings_of(args, sets, engine)
+        questions = [
+            Question(one.task, prompt)
+            for one in sets
+            for prompt in prompts_of(one, engine.tokenizer, engine.max_model_length)
+        ]
+        settings = _settings(args, sets, engine)
         open_settings(folder, settings)
         counts = {question.key: question.task.num_generations for question in questions}
         store = cleanup.enter_context(Store(folder, counts))
         _answer(args, engine, questions, store, cleanup)
-        results = results_of([one.task for one in sets], questions, store)
+        results = {}
+        for one in sets:
+            asked = [question for question in questions if question.task == one.task]
+            graded = [graded_of(row) for question in asked for row in store.done[question.key]]
+            results[one.task.name] = summarize(graded, one.task.reward)
         served = _weight_versions(store)
         content = report(settings, results, package_versions()) | {"weight_versions": served, "command": list(command)}
         write_whole(folder / REPORT, json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-    from rich.console import Console
-
     Console().print(results_table(results, args.model))
     print(f"folder: {folder}")
     return EXIT_OK
 
 
-def _hold(folder: Path, cleanup: ExitStack) -> None:
-    try:
-        cleanup.enter_context(run_folder_held(folder, 0.0))
-    except UsageError as error:
-        raise UsageError(f"another evaluation is at work in {folder}: give another --output_dir") from error
-
-
 def _answer(
-    args: EvalArguments, engine: Engine, questions: Sequence[Question], store: Store, cleanup: ExitStack
+    args: EvalArguments, engine: EvalEngine, questions: Sequence[Question], store: Store, cleanup: ExitStack
 ) -> None:
-    """Asks what is missing."""
+    """Generates and grades what is missing."""
     total = sum(question.task.num_generations for question in questions)
     done = sum(len(rows) for rows in store.done.values())
     if done:
@@ -82,26 +94,76 @@ def _answer(
     if done == total:
         return
     names = list(dict.fromkeys(str(question.task.reward) for question in questions))
-    pool = cleanup.enter_context(rewards_for(args, names, args.external_plugins))
+    pool = cleanup.enter_context(rewards_for(args, names, partial(load_plugins, args.external_plugins)))
     pool.wait_ready()
     progress = cleanup.enter_context(EvalProgress(total, done))
-    complete(questions, engine, Grader(pool.open), store, progress.advance)
+    _complete(questions, engine, pool, store, progress.advance)
 
 
-def _prompts(questions: Questions, engine: Engine) -> list[Prompt]:
-    return prompts_of(questions, engine.tokenizer, engine.max_model_length)
+def _complete(
+    questions: Sequence[Question],
+    engine: EvalEngine,
+    rewards: RewardCaller,
+    store: Store,
+    advance: Callable[[int], None],
+) -> None:
+    """Writes the completions of all questions that the store lacks; `advance` is told how many more there are.
+
+    Raises:
+        SwiftError: the engine or a reward function failed; what was there by then is written down.
+    """
+    missing = [question for question in questions if question.key not in store.done]
+    engine.start()
+    arrived: queue.SimpleQueue[_Answered | None] = queue.SimpleQueue()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            engine.generate(missing, lambda question, written: arrived.put((question, written)))
+        except BaseException as error:  # noqa: BLE001  raised again where it is waited for
+            failures.append(error)
+        arrived.put(None)  # the end
+
+    # A daemon: where grading fails, the completions that are still generated are of no use.
+    threading.Thread(target=work, name="generation", daemon=True).start()
+    over = False
+    while not over:
+        items = _taken(arrived)
+        over = None in items
+        batch = [item for item in items if item is not None]
+        for question, rows in grade(rewards, batch) if batch else ():
+            store.add(question.key, rows)
+            advance(len(rows))
+    if failures:
+        raise failures[0]
+    left = [question.prompt.prompt_id for question in questions if question.key not in store.done]
+    if left:
+        raise RuntimeError(f"the engine left {len(left)} questions out, the first is {left[0]}")
+
+
+def _taken(arrived: queue.SimpleQueue[_Answered | None]) -> list[_Answered | None]:
+    """Waits for one, and takes all that have arrived."""
+    items: list[_Answered | None] = []
+    while not items:
+        try:
+            items.append(arrived.get(timeout=_LOOK_EVERY_S))
+        except queue.Empty:
+            continue
+    while not arrived.empty():
+        items.append(arrived.get())
+    return items
 
 
 def _weight_versions(store: Store) -> list[int]:
-    """Of the server's weights that wrote completions; more than one is said."""
+    """Those that wrote completions; several are reported."""
     found = {row["weight_version"] for rows in store.done.values() for row in rows} - {None}
     if len(found) > 1:
         say(f"the server's weights changed meanwhile: completions are of versions {min(found)} to {max(found)}")
     return sorted(found)
 
 
-def settings_of(args: EvalArguments, sets: Sequence[Questions], engine: Engine) -> dict[str, Any]:
-    """What the completions depend on; a folder goes on only with the same."""
+def _settings(args: EvalArguments, sets: Sequence[Questions], engine: EvalEngine) -> dict[str, Any]:
+    """What the completions depend on; a folder is continued only with the same."""
     return {
         "model": args.base_url if args.is_url else args.model,
         "model_sha256": None if args.is_url else model_sha256(args.model),
@@ -113,3 +175,35 @@ def settings_of(args: EvalArguments, sets: Sequence[Questions], engine: Engine) 
             one.task.name: one.task.to_dict() | {"questions": len(one.rows), "sha256": one.sha256} for one in sets
         },
     }
+
+
+class EvalProgress:
+    """Counts completions: a bar on a terminal, a line every minute elsewhere. Use as a context manager."""
+
+    def __init__(self, total: int, done: int) -> None:
+        console = Console(stderr=True)
+        self._total, self._done, self._said = total, done, time.monotonic()
+        self._bar = Progress(
+            TextColumn("completions"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("completions", total=total, completed=done)
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def advance(self, count: int) -> None:
+        self._done += count
+        self._bar.advance(self._task, count)
+        if self._bar.disable and time.monotonic() - self._said >= _LINE_EVERY_S:
+            self._said = time.monotonic()
+            say(f"{self._done} of {self._total} completions")

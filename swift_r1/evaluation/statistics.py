@@ -1,7 +1,7 @@
-"""The figures of an evaluation, as pure functions: pass@k, maj@k, and intervals that know the questions.
+"""The figures of an evaluation, as pure functions: pass@k, maj@k, intervals that know the questions, and whether one
+run is better than another.
 
-A question is asked `n` times. Everything here is exact in what was drawn: pass@k and maj@k are means over all
-`k`-subsets of the `n` completions, so no figure depends on a random number or on the order of the completions.
+pass@k and maj@k are means over all `k`-subsets of a question's `n` completions, so nothing in them is random.
 """
 
 from __future__ import annotations
@@ -14,12 +14,16 @@ from fractions import Fraction
 from functools import lru_cache
 from math import comb
 
+import numpy as np
+
 Z_95 = 1.959963984540054  # the normal distribution's 97.5 % quantile
 MAX_VOTERS = 64  # the largest k below n that maj@k is computed for
+RESAMPLES = 10_000
+_ROWS = 256  # resamples at once, so that memory stays small
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class MeanEstimate:
     """A mean over questions, its standard error clustered by question, and its 95 % interval; all from 0 to 1."""
 
     value: float
@@ -75,27 +79,18 @@ def _wins(own: int, others: tuple[int, ...], silent: int, k: int) -> Fraction:
     ways = Fraction(0)
     for votes in range(1, min(own, k) + 1):
         # (drawn, tied): ways to draw so many from the classes so far, so many of which have `votes` votes too.
-        drawn: dict[tuple[int, int], int] = {(0, 0): 1}
-        for size, times in Counter(others).items():
-            choices = [(count, int(count == votes), comb(size, count)) for count in range(min(size, votes) + 1)]
-            for _ in range(times):
-                drawn = _extended(drawn, choices, k - votes)
+        drawn = Counter({(0, 0): 1})
+        for size in others:
+            more: Counter[tuple[int, int]] = Counter()
+            for (count, tied), number in drawn.items():
+                for added in range(min(size, votes, k - votes - count) + 1):
+                    more[count + added, tied + (added == votes)] += number * comb(size, added)
+            drawn = more
         for (count, tied), number in drawn.items():
             rest = k - votes - count
             if rest <= silent:
                 ways += Fraction(number * comb(silent, rest) * comb(own, votes), 1 + tied)
     return ways / comb(own + sum(others) + silent, k)
-
-
-def _extended(
-    drawn: dict[tuple[int, int], int], choices: Sequence[tuple[int, int, int]], room: int
-) -> dict[tuple[int, int], int]:
-    more: Counter[tuple[int, int]] = Counter()
-    for (count, tied), number in drawn.items():
-        for added, tie, ways in choices:
-            if count + added <= room:
-                more[count + added, tied + tie] += number * ways
-    return dict(more)
 
 
 def ks(n: int) -> tuple[int, ...]:
@@ -104,8 +99,8 @@ def ks(n: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, n}))
 
 
-def estimate(values: Sequence[float], draws: float = 1.0) -> Estimate:
-    """Mean of one value a question, with its uncertainty over questions.
+def estimate(values: Sequence[float], draws: float = 1.0) -> MeanEstimate:
+    """Mean of one value per question, with its uncertainty over questions.
 
     The standard error is clustered by question (Miller 2024, arXiv 2411.00640): completions of one question are not
     independent, so the spread of the questions' means is what counts. The interval is Wilson's score interval with the
@@ -114,7 +109,7 @@ def estimate(values: Sequence[float], draws: float = 1.0) -> Estimate:
     one completion a question it is Wilson's interval.
 
     Args:
-        values: from 0 to 1, one a question.
+        values: from 0 to 1, one per question.
         draws: independent outcomes that each value is a mean of; the effective number is at most `Q * draws`.
 
     Raises:
@@ -133,7 +128,7 @@ def estimate(values: Sequence[float], draws: float = 1.0) -> Estimate:
         effective = count * draws
     else:
         effective = min(max(spread / error**2, count), count * draws)
-    return Estimate(mean, error, *wilson(mean, effective))
+    return MeanEstimate(mean, error, *wilson(mean, effective))
 
 
 def wilson(share: float, count: float) -> tuple[float, float]:
@@ -145,11 +140,11 @@ def wilson(share: float, count: float) -> tuple[float, float]:
     return 0.0 if share == 0 else max(0.0, middle - half), 1.0 if share == 1 else min(1.0, middle + half)
 
 
-def mean_of(estimates: Sequence[Estimate]) -> Estimate:
+def mean_of(estimates: Sequence[MeanEstimate]) -> MeanEstimate:
     """The plain mean over benchmarks; each counts alike whatever its size, and their errors are independent.
 
-    The interval is put together from theirs (MOVER: Zou and Donner 2008, Statistics in Medicine 27), so that it too has
-    a width where all or none were right.
+    The interval is combined from theirs (MOVER: Zou and Donner 2008, Statistics in Medicine 27), so that it too has a
+    width where all or none were right.
     """
     count = len(estimates)
     value = math.fsum(one.value for one in estimates) / count
@@ -160,4 +155,52 @@ def mean_of(estimates: Sequence[Estimate]) -> Estimate:
     error = size([one.standard_error for one in estimates])
     low = value - size([one.value - one.low for one in estimates])
     high = value + size([one.high - one.value for one in estimates])
-    return Estimate(value, error, low, high)
+    return MeanEstimate(value, error, low, high)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Second minus first, from -1 to 1.
+
+    Attributes:
+        low, high: percentile interval, 95 %.
+        p_value: two-sided: twice the share of resamples on the other side of 0 (or on it), at most 1.
+        questions: that both answered.
+    """
+
+    value: float
+    low: float
+    high: float
+    p_value: float
+    questions: int
+
+
+def paired_bootstrap(pairs: Sequence[Sequence[tuple[float, float]]], seed: int) -> Difference:
+    """The difference of means and its uncertainty over questions (Efron and Tibshirani 1993, chapters 13 and 16; for
+    comparisons of systems Koehn 2004, EMNLP).
+
+    Both runs answered the same questions, so questions are drawn with replacement and each takes both its values along:
+    what makes a question hard for both cancels. Of several benchmarks each is drawn by itself and counts alike.
+
+    Args:
+        pairs: of each benchmark, of each question, the first and the second run's value.
+        seed: of the resampling.
+
+    Raises:
+        ValueError: no benchmark, or one without questions.
+    """
+    if not pairs or not all(pairs):
+        raise ValueError("nothing to compare")
+    rng = np.random.default_rng(seed)
+    gains = [np.array([second - first for first, second in one], dtype=np.float64) for one in pairs]
+    observed = float(np.mean([gain.mean() for gain in gains]))
+    drawn = np.zeros(RESAMPLES)
+    for gain in gains:
+        for start in range(0, RESAMPLES, _ROWS):
+            part = drawn[start : start + _ROWS]
+            picks = rng.integers(0, len(gain), size=(len(part), len(gain)))
+            part += gain[picks].mean(axis=1) / len(gains)
+    low, high = (float(value) for value in np.quantile(drawn, (0.025, 0.975)))
+    # Values of equal runs are exactly 0; rounding of the mean must not put them on one side.
+    below, above = float(np.mean(drawn <= 1e-12)), float(np.mean(drawn >= -1e-12))
+    return Difference(observed, low, high, min(1.0, 2 * min(below, above)), sum(map(len, pairs)))

@@ -1,7 +1,7 @@
-"""The folder of an evaluation: its settings, and every completion as it comes. A killed evaluation goes on here.
+"""The folder of an evaluation: its settings, and every completion as it comes. A killed evaluation continues here.
 
 A question's completions are written together, when all of them are there and graded; what a kill cut off in the middle
-is taken away again, and that question is asked anew.
+is removed, and that question is asked again.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from swift_r1.errors import UsageError
-from swift_r1.tracking.jsonl import json_line
+from swift_r1.tracking.metrics import json_line
 
 SETTINGS, COMPLETIONS, REPORT = "settings.json", "completions.jsonl", "report.json"
 
@@ -42,14 +42,13 @@ class Store:
         if self._file.tell() != end:
             self._file.truncate(end)
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def add(self, key: Key, rows: Sequence[Row]) -> None:
-        """Writes all completions of a question at once."""
         self._file.write("".join(json_line(row) for row in rows).encode())
         self._file.flush()
         self.done[key] = list(rows)
@@ -59,7 +58,7 @@ def open_settings(folder: Path, settings: Mapping[str, Any]) -> None:
     """Writes the settings of a new evaluation, or compares them with those that the folder has.
 
     Raises:
-        UsageError: they differ, with what does, one a line; or the folder holds something else.
+        UsageError: they differ, one difference per line; or the folder holds something else.
     """
     path = folder / SETTINGS
     if path.is_file():
@@ -75,12 +74,14 @@ def open_settings(folder: Path, settings: Mapping[str, Any]) -> None:
             )
         return
     if (folder / COMPLETIONS).exists():
-        raise UsageError(f"{folder} has {COMPLETIONS} but no {SETTINGS}: it is no evaluation's; give another folder")
+        raise UsageError(
+            f"{folder} has {COMPLETIONS} but no {SETTINGS}: it is no evaluation's folder; give another --output_dir"
+        )
     write_whole(path, json.dumps(settings, indent=2, ensure_ascii=False) + "\n")
 
 
 def write_whole(path: Path, text: str) -> None:
-    """A file that is there is whole: written beside, then renamed."""
+    """Written to a temporary name and then renamed, so that a file that exists is whole."""
     beside = path.with_name(f"{path.name}.tmp")
     with beside.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -90,7 +91,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """All completions of an evaluation that is over.
+    """All completions of a finished evaluation.
 
     Raises:
         UsageError: there are none, or a line cannot be read.
@@ -121,7 +122,7 @@ def _read(path: Path, counts: Mapping[Key, int]) -> tuple[dict[Key, list[Row]], 
             row = _row(line) if line.endswith(b"\n") else None
             if row is None:
                 if file.read(1):
-                    raise UsageError(f"{path}:{number}: a line that no evaluation wrote; take it out, or start anew")
+                    raise UsageError(f"{path}:{number}: a line that no evaluation wrote; remove it, or start again")
                 break  # cut off by a kill
             key = row["benchmark"], row["prompt_id"]
             if key != open_key:

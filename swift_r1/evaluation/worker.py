@@ -19,7 +19,7 @@ from swift_r1.runtime.processes import leave
 
 
 class _Terminated(BaseException):
-    """SIGTERM came."""
+    """SIGTERM arrived."""
 
 
 def main(argv: Sequence[str]) -> int:

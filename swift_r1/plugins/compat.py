@@ -3,6 +3,10 @@
 `from swift.rewards import ORM, orms` (v4) or `from swift.plugin import ORM, orms` (v3) in a plugin gives the classes
 and registries of `swift_r1`, so what the plugin registers is found here. `import_names` is the table of names.
 
+A name whose meaning we do not have is a stand-in, which says at its use what is missing. One plugin file often imports
+ten names and uses two, so importing, subclassing and annotating must work; only making an object, calling, or reading
+an attribute fails.
+
 Only plugin code is served: a plugin file or a file in its folder, while it loads and while it runs (an import inside
 `__call__`, a worker process). The same import in other code finds what is installed, or nothing. Where ms-swift
 itself is installed its own modules come first; those that its version lacks are served from here, with its classes.
@@ -15,15 +19,15 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType
-from typing import Any
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
 
 from swift_r1.errors import UsageError
 from swift_r1.plugins.import_names import IMPORT_NAMES, Missing
 from swift_r1.plugins.ms_swift import is_installed, its_own
-from swift_r1.plugins.stand_ins import stand_in
 
 _folders: set[Path] = set()  # of plugin files
 
@@ -52,7 +56,7 @@ def import_names_for(plugin: Path) -> Iterator[None]:
             del sys.modules[name]
 
 
-class _Finder:
+class _Finder(MetaPathFinder, Loader):
     """Finds and makes the modules of `IMPORT_NAMES`; both finder and loader of the import system."""
 
     def find_spec(
@@ -85,7 +89,7 @@ class _Names(ModuleType):
         if entry is not None and is_installed() and (real := its_own(name)) is not None:
             return real
         if isinstance(entry, Missing):
-            return _stand_in(f"{self.__name__}.{name}", entry.instead)
+            return stand_in(f"{self.__name__}.{name}", entry.instead)
         if entry is not None:
             return getattr(importlib.import_module(entry), name)
         submodule = f"{self.__name__}.{name}"
@@ -105,30 +109,25 @@ class _Names(ModuleType):
 
 @cache
 def _names(fullname: str) -> _Names:
-    """One module object a name, however often it is imported."""
+    """One module object per name, however often it is imported."""
     module = _Names(fullname, "Names of ms-swift, served by swift-r1.")
     module.__spec__ = _spec(fullname)
     return module
 
 
-@cache
-def _stand_in(name: str, instead: str) -> type:
-    return stand_in(name, instead)
-
-
 def _spec(fullname: str) -> ModuleSpec:
     is_package = any(name.startswith(f"{fullname}.") for name in IMPORT_NAMES)
-    return ModuleSpec(fullname, _Finder(), is_package=is_package)  # type: ignore[arg-type]
+    return ModuleSpec(fullname, _Finder(), is_package=is_package)
 
 
 def _importer() -> str:
     """The file whose code imports: the innermost frame that is not the import system's or this module's."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
-        if name != __file__ and name != importlib.__file__ and not name.startswith("<frozen importlib"):
+        if name not in (__file__, importlib.__file__) and not name.startswith("<frozen importlib"):
             return name
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return ""
 
 
@@ -138,3 +137,41 @@ def _is_plugin_code(filename: str) -> bool:
         if path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts:
             return True
     return False
+
+
+class NotHere(NotImplementedError):
+    """A name was used that has a meaning only in ms-swift."""
+
+
+class _Meta(type):
+    """The class of stand-ins, which can be subclassed and used in annotations; nothing else."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
+        _missing(cls)
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        if name.startswith("__"):  # what Python itself asks for: annotations, pickling, signatures
+            raise AttributeError(f"{cls.__name__} has no {name}")
+        _missing(cls)
+
+    def __iter__(cls) -> NoReturn:
+        _missing(cls)
+
+    def __getitem__(cls, key: Any) -> NoReturn:
+        _missing(cls)
+
+    def __setitem__(cls, key: Any, value: Any) -> NoReturn:
+        _missing(cls)
+
+
+@cache
+def stand_in(name: str, instead: str) -> type:
+    """A class named after `name` (`swift.template.Template`) that fails at its use; `instead` says what to do here."""
+    module, _, short = name.rpartition(".")
+    return _Meta(short, (), {"__module__": module, "_swift_name": name, "_instead": instead})
+
+
+def _missing(cls: type) -> NoReturn:
+    name, instead = type.__getattribute__(cls, "_swift_name"), type.__getattribute__(cls, "_instead")
+    own = "" if cls.__name__ == name.rpartition(".")[2] else f" (used through {cls.__name__})"
+    raise NotHere(f"{name}{own} only means something in ms-swift: {instead}")

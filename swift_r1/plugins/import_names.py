@@ -37,12 +37,10 @@ def _missing(instead: str, *names: str) -> dict[str, Entry]:
 
 
 _ORM = _of("swift_r1.rewards", "ORM", "AsyncORM", "orms")
-_BUILTIN = _of("swift_r1.rewards.builtin", "Format") | _of(
-    "swift_r1.rewards.shaping", "ReActFormat", "CosineReward", "RepetitionPenalty", "SoftOverlong"
-)
-_PRM = _of("swift_r1.plugins.reward_models", "PRM", "prms")
-_RM = _of("swift_r1.plugins.reward_models", "rm_plugins") | _missing(_REWARD_MODEL, "DefaultRMPlugin", "GenRMPlugin")
-_RM_PACKAGE = _of("swift_r1.plugins.reward_models", "rm_plugins")
+_BUILTIN = _of("swift_r1.rewards.builtin", "Format", "ReActFormat", "CosineReward", "RepetitionPenalty", "SoftOverlong")
+_PRM = _of("swift_r1.plugins.protocol", "PRM", "prms")
+_RM = _of("swift_r1.plugins.protocol", "rm_plugins") | _missing(_REWARD_MODEL, "DefaultRMPlugin", "GenRMPlugin")
+_RM_PACKAGE = _of("swift_r1.plugins.protocol", "rm_plugins")
 _TURNS = _of("swift_r1.plugins.rollouts", "RolloutScheduler", "MultiTurnScheduler", "multi_turns")
 _OWN_SCHEDULERS = _of("swift_r1.plugins.rollouts", "GYMScheduler") | _missing(
     "derive from MultiTurnScheduler instead", "MathTipsScheduler", "ThinkingModelTipsScheduler", "OpenEnvScheduler"
@@ -69,7 +67,7 @@ _ENGINES_V3 = _missing(_ENGINE, "InferEngine", "PtEngine", "VllmEngine", "InferC
 _ENGINES_V4 = _missing(
     _ENGINE, "InferEngine", "TransformersEngine", "VllmEngine", "GRPOVllmEngine", "SglangEngine", "InferClient"
 )
-_UTILS = _of("swift_r1.plugins.utilities", "get_logger", "remove_response", "to_device")
+_UTILS = _of("swift_r1.plugins.protocol", "get_logger", "remove_response", "to_device")
 
 # Module of ms-swift -> name in it -> where it is here.
 IMPORT_NAMES: Mapping[str, Mapping[str, Entry]] = {
@@ -97,10 +95,10 @@ IMPORT_NAMES: Mapping[str, Mapping[str, Entry]] = {
     "swift.plugin.multi_turn": _TURNS | _OWN_SCHEDULERS,
     "swift.plugin.env": _ENV,
     "swift.plugin.context_manager": _CONTEXT,
-    "swift.llm": _DATASETS | _REQUESTS | _TEMPLATES | _ENGINES_V3 | _of("swift_r1.plugins.utilities", "to_device"),
+    "swift.llm": _DATASETS | _REQUESTS | _TEMPLATES | _ENGINES_V3 | _of("swift_r1.plugins.protocol", "to_device"),
     "swift.llm.dataset": _DATASETS,
     "swift.llm.template": _TEMPLATES | _of("swift_r1.plugins.protocol", "InferRequest"),
     "swift.llm.infer": _REQUESTS | _ENGINES_V3,
     "swift.llm.infer.protocol": _PROTOCOL,
-    "swift.llm.utils": _of("swift_r1.plugins.utilities", "to_device") | _of("swift_r1.plugins.protocol", "Messages"),
+    "swift.llm.utils": _of("swift_r1.plugins.protocol", "to_device") | _of("swift_r1.plugins.protocol", "Messages"),
 }

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
 from swift_r1.data.registry import DatasetMeta, SubsetDataset, datasets
-from swift_r1.plugins.reward_models import prms, rm_plugins
+from swift_r1.plugins.protocol import prms, rm_plugins
 from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
 from swift_r1.rewards import orms
 
-# Where version 4 has what version 3 has under other modules.
 _MODULES = (
     *("swift.rewards", "swift.rewards.rm_plugin", "swift.rewards.orm", "swift.dataset", "swift.rollout"),
     *("swift.infer_engine", "swift.infer_engine.protocol", "swift.template", "swift.utils"),
 )
-# Its registries, in the modules that make them, and ours.
-_REGISTRIES = (
-    ("swift.rewards.orm", "orms", orms),
-    ("swift.rewards.prm", "prms", prms),
-    ("swift.rewards.rm_plugin", "rm_plugins", rm_plugins),
-    ("swift.rollout.multi_turn", "multi_turns", multi_turns),
-    ("swift.rollout.gym_env", "envs", envs),
-    ("swift.rollout.gym_env", "context_managers", context_managers),
-)
+"""Where version 4 has what version 3 has under other modules."""
+_REGISTRIES: Mapping[tuple[str, str], dict[str, Callable[..., Any]]] = {
+    ("swift.rewards.orm", "orms"): orms,
+    ("swift.rewards.prm", "prms"): prms,
+    ("swift.rewards.rm_plugin", "rm_plugins"): rm_plugins,
+    ("swift.rollout.multi_turn", "multi_turns"): multi_turns,
+    ("swift.rollout.gym_env", "envs"): envs,
+    ("swift.rollout.gym_env", "context_managers"): context_managers,
+}
+"""Its registries, by the module that makes them and their name there, and ours."""
+_DATASETS = ("swift.dataset", "DATASET_MAPPING")
 
 
 @cache
@@ -41,7 +42,7 @@ def is_installed() -> bool:
 
 
 def its_own(name: str) -> Any:
-    """What the installed ms-swift has under a name, wherever its version has it; None where it has nothing."""
+    """The installed ms-swift's object of a name, in whatever module its version has it; None without one."""
     for module in _MODULES:
         found = getattr(importlib.import_module(module), name, None)
         if found is not None:
@@ -57,29 +58,24 @@ class Registries:
     """
 
     def __init__(self) -> None:
-        self._before = [dict(theirs) for theirs, _ in _pairs()]
-        self._datasets = dict(_registry("swift.dataset", "DATASET_MAPPING"))
+        self._before = {place: dict(_registry(*place)) for place in (*_REGISTRIES, _DATASETS)}
 
     def adopt(self) -> None:
         """Registers here what is new there. What came with its import is left out."""
-        for before, (theirs, ours) in zip(self._before, _pairs(), strict=True):
-            new = {name: entry for name, entry in theirs.items() if before.get(name) is not entry}
-            ours.update({name: entry for name, entry in new.items() if not _is_its_own(entry)})
-        for key, meta in _registry("swift.dataset", "DATASET_MAPPING").items():
-            if self._datasets.get(key) is not meta and not _came_with_it(meta):
-                converted = _as_ours(meta)
-                datasets[converted.name] = converted
-
-
-def _pairs() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    for module, name, ours in _REGISTRIES:
-        yield _registry(module, name), ours
+        for place, before in self._before.items():
+            new = {name: entry for name, entry in _registry(*place).items() if before.get(name) is not entry}
+            if place != _DATASETS:
+                _REGISTRIES[place].update({name: entry for name, entry in new.items() if not _is_its_own(entry)})
+                continue
+            for meta in new.values():
+                if not _came_with_it(meta):
+                    converted = _as_ours(meta)
+                    datasets[converted.name] = converted
 
 
 def _registry(module: str, name: str) -> dict[Any, Any]:
-    if not is_installed():
-        return {}
-    return getattr(sys.modules.get(module), name, {})
+    found: dict[Any, Any] = getattr(sys.modules.get(module), name, {}) if is_installed() else {}
+    return found
 
 
 def _is_its_own(entry: Any) -> bool:
@@ -87,12 +83,12 @@ def _is_its_own(entry: Any) -> bool:
 
 
 def _came_with_it(meta: Any) -> bool:
-    """One of its hundreds of hub datasets. A plugin's has data or code of its own, or could not be used here."""
+    """One of its hundreds of hub datasets. A plugin's dataset has its own data or code."""
     return meta.dataset_path is None and _is_its_own(meta.loader) and _is_its_own(meta.preprocess_func)
 
 
 def _as_ours(meta: Any) -> DatasetMeta:
-    """Its `DatasetMeta` as ours. Preprocessors need no change: rows go through `columns` and `preprocess` alike."""
+    """Its `DatasetMeta` as ours. Preprocessors need no change: `columns` and `preprocess` are the same."""
     return DatasetMeta(
         dataset_name=meta.dataset_name,
         ms_dataset_id=meta.ms_dataset_id,

@@ -1,14 +1,17 @@
-"""Requests and answers as ms-swift's plugins know them: plain records with its names, fields and defaults.
+"""What ms-swift's plugins import beside base classes: records of requests and answers with its names, fields and
+defaults, small helpers, and registries that nothing here reads.
 
-They carry values between a plugin's own pieces (a scheduler, an environment, a client of a judge). Our own wire is
-`swift_r1.wire.protocol`.
+The records carry values between a plugin's own pieces (a scheduler, an environment, a client of a judge). Our own wire
+is `swift_r1.wire.protocol`.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import time
 import uuid
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,10 +37,11 @@ class InferRequest:
 
     @staticmethod
     def remove_response(messages: Messages) -> str | None:
-        """Takes the model's turn off the end of `messages`, in place, and returns its text; None if there is none."""
-        if messages and messages[-1]["role"] == "assistant":
-            return messages.pop()["content"]
-        return None
+        """Removes the model's turn from the end of `messages`, in place; returns its text, None without one."""
+        if not messages or messages[-1]["role"] != "assistant":
+            return None
+        content: str | None = messages.pop()["content"]
+        return content
 
 
 @dataclass
@@ -91,8 +95,6 @@ class Function:
 
 @dataclass
 class ChatCompletionMessageToolCall:
-    """A tool call in a message."""
-
     function: Function
     type: str = "function"
     id: str = field(default_factory=lambda: _random_id("toolcall"))
@@ -100,8 +102,6 @@ class ChatCompletionMessageToolCall:
 
 @dataclass
 class ChatMessage:
-    """One message of an answer."""
-
     role: str
     content: Any
     tool_calls: list[ChatCompletionMessageToolCall] | None = None
@@ -121,8 +121,6 @@ class ChatCompletionResponseChoice:
 
 @dataclass
 class UsageInfo:
-    """Tokens of one request."""
-
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -156,3 +154,34 @@ class RolloutOutput:
         for name in ("response_token_ids", "response_loss_mask", "rollout_logprobs"):
             rows = list(getattr(self, name) or ())
             setattr(self, name, [rows] if rows and not isinstance(rows[0], list | tuple) else rows)
+
+
+class PRM:
+    """A process reward model, which scores the steps of requests."""
+
+    def __call__(self, **kwargs: Any) -> list[Any]:
+        raise NotImplementedError(f"{type(self).__name__} has no __call__")
+
+
+prms: dict[str, Callable[..., Any]] = {}
+rm_plugins: dict[str, Callable[..., Any]] = {}
+"""Like `prms`: plugin files may fill it, nothing here reads it (`--reward_model` is refused)."""
+
+remove_response = InferRequest.remove_response
+
+
+def get_logger(*_: Any, **__: Any) -> logging.Logger:
+    """The logger of plugins. ms-swift's arguments (file, level) have no effect here."""
+    return logging.getLogger("swift_r1.plugin")
+
+
+def to_device(data: Any, device: Any, non_blocking: bool = False) -> Any:
+    """A copy of nested dicts, lists and tuples with every tensor in them on `device`; other values as they are."""
+    if isinstance(data, Mapping):
+        make: Callable[[Any], Any] = type(data)
+        return make({key: to_device(value, device, non_blocking) for key, value in data.items()})
+    if isinstance(data, list | tuple):
+        return type(data)(to_device(value, device, non_blocking) for value in data)
+    if hasattr(data, "to") and hasattr(data, "device"):
+        return data.to(device=device, non_blocking=non_blocking)
+    return data

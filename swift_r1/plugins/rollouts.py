@@ -36,7 +36,6 @@ class RolloutScheduler:
 
     @property
     def engine(self) -> Any:
-        """The same as `infer_engine`."""
         return self.infer_engine
 
     @staticmethod
@@ -45,7 +44,6 @@ class RolloutScheduler:
         return [token["logprob"] for token in (response_choice.logprobs or {}).get("content", ())]
 
     async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
-        """The whole trajectory of a request."""
         raise NotImplementedError(f"{type(self).__name__} does not override run")
 
 
@@ -67,7 +65,8 @@ class MultiTurnScheduler(RolloutScheduler):
         `step` may give, beside `infer_request`: `response_token_ids` and `response_loss_mask` (this turn's tokens where
         it changed them, and which are trained) and `rollout_infos` (collected, and given to the rewards).
         """
-        request, infos = infer_request, {}
+        request = infer_request
+        infos: dict[str, Any] = {}
         ids: list[list[int]] = []
         masks: list[list[int]] = []
         await self.on_trajectory_start([request])
@@ -79,7 +78,7 @@ class MultiTurnScheduler(RolloutScheduler):
             if turn > 1 and request.messages[-1] == {"role": "assistant", "content": None}:
                 request.messages.pop()  # it only asked for the turn to go on
             if not choice.token_ids:
-                messages = _up_to_the_models_turn(request.messages)
+                messages = _up_to_last_answer(request.messages)
                 return RolloutOutput(response, messages, ids, masks, infos | {"num_turns": turn - 1})
             if request.messages[-1]["role"] == "assistant":  # its turn goes on
                 request.messages[-1]["content"] += choice.message.content
@@ -118,8 +117,8 @@ class MultiTurnScheduler(RolloutScheduler):
         raise NotImplementedError(f"{type(self).__name__} overrides neither step nor run")
 
 
-def _up_to_the_models_turn(messages: Messages) -> Messages:
-    """Without what was asked behind the model's last turn and got no answer."""
+def _up_to_last_answer(messages: Messages) -> Messages:
+    """Without what was asked after the model's last turn and got no answer."""
     end = max((place for place, message in enumerate(messages, 1) if message["role"] == "assistant"), default=0)
     return messages[:end]
 
@@ -139,19 +138,18 @@ class Env(ABC):
         """Next observation, reward, whether the episode is over, and info."""
 
     @abstractmethod
-    async def close(self) -> None:
-        """Frees what the episode holds."""
+    async def close(self) -> None: ...
 
 
 class ContextManager(ABC):
-    """Edits the history before each turn of an environment; it may add to its end, what the model saw stays."""
+    """Edits the history before each turn of an environment; it may only add to its end."""
 
     def __init__(self, ctx_config: Any) -> None:
         self.ctx_config = ctx_config
 
     @abstractmethod
     def manage_context(self, history: Messages, trajectory_id: str) -> Messages:
-        """The history that the model gets to see."""
+        """The history that the model sees."""
 
 
 multi_turns: dict[str, Callable[..., Any]] = {}
@@ -174,9 +172,8 @@ class GymScheduler(RolloutScheduler):
         """The episode: the environment's observations are the user's messages."""
         columns = infer_request.data_dict
         env = _made(envs, "environment", columns.get("env_config"), self.gym_env, "--gym_env")
-        manager = None
-        if self.context_manager or (columns.get("ctx_config") or {}).get("name"):
-            given = columns.get("ctx_config")
+        manager, given = None, columns.get("ctx_config")
+        if self.context_manager or (given or {}).get("name"):
             manager = _made(context_managers, "context manager", given, self.context_manager, "--context_manager")
         try:
             return await self._episode(env, manager, infer_request, request_config)
@@ -196,7 +193,7 @@ class GymScheduler(RolloutScheduler):
             response = await self.infer_engine.infer_async(request, config)
             choice = response.choices[0]
             if not choice.token_ids:  # no room: the environment gets no action that the model did not take
-                messages, over = _up_to_the_models_turn(messages), True
+                messages, over = _up_to_last_answer(messages), True
             else:
                 messages.append({"role": "assistant", "content": choice.message.content})
                 observation, reward, over, info = await env.step(deepcopy(messages))

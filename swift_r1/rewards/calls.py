@@ -1,21 +1,28 @@
-"""Calls of reward functions as data: what is asked, what came back, and how groups are cut and put together."""
+"""Calls of reward functions: cutting a batch into calls, and finding the completion to blame where one fails.
+
+1. Each group of a failed call is called alone, so that one bad group costs no other;
+2. the completions of a failing group are called one by one, only to learn which are to blame;
+3. the group is called again, whole, with those to blame replaced by a copy of a completion that is not.
+
+So the values that count always come from a call with a whole group: a reward that compares the completions of a group
+stays right, and one that returns a wrong number of values is caught instead of repaired.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
-from swift_r1.rewards.worker import Item, Outcome
+from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome, RewardBatch, RewardColumn
 
 LONGEST_CALL = 32  # completions that a call's time limit counts at most
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One task for a worker: reward `name` on `items`; `key` is the caller's."""
+    """One task for a worker: reward `name` on `items`; `key` is for whoever makes the call."""
 
     key: Any
     name: str
@@ -28,15 +35,11 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One outcome an item of the call, and the seconds that it took."""
+    """One outcome for each item of the call, and the seconds that it took."""
 
     call: Call
-    outcomes: list[Outcome]
+    outcomes: list[ItemOutcome]
     seconds: float
-
-
-def failed(call: Call, reason: str, kind: str, seconds: float = 0.0) -> Answer:
-    return Answer(call, [Outcome(failure=reason, isolate=True, kind=kind)] * len(call.items), seconds)
 
 
 def cut(name: str, groups: Mapping[int, Item], wanted: int) -> list[Call]:
@@ -62,54 +65,8 @@ def groups_of(batch: RewardBatch) -> list[Item]:
     wrong = [name for name, column in batch.columns.items() if len(column) != count]
     if wrong:
         raise ValueError(f"column {wrong[0]} has {len(batch.columns[wrong[0]])} values for {count} completions")
-    return [
-        Item(
-            list(batch.completions[first : first + size]),
-            {name: list(column[first : first + size]) for name, column in batch.columns.items()},
-        )
-        for first in range(0, count, size)
-    ]
-
-
-def single(group: Item, index: int) -> Item:
-    return Item([group.completions[index]], {name: [column[index]] for name, column in group.columns.items()})
-
-
-def without(group: Item, blamed: Mapping[int, Outcome]) -> Item:
-    """The group with the completions to blame replaced by a copy of the first that is not."""
-    good = next(index for index in range(len(group.completions)) if index not in blamed)
-    picks = [good if index in blamed else index for index in range(len(group.completions))]
-    return Item(
-        [group.completions[pick] for pick in picks],
-        {name: [column[pick] for pick in picks] for name, column in group.columns.items()},
-    )
-
-
-def settled(outcome: Outcome, blamed: Mapping[int, Outcome], size: int) -> Outcome:
-    """The outcome of a group of `size`, with the completions to blame invalid; all are where the call failed."""
-    values = outcome.values if outcome.failure is None else (math.nan,) * size
-    invalid = {bad.index: bad for bad in outcome.invalid}
-    failures = dict(blamed)
-    if outcome.failure is not None:
-        failures = dict.fromkeys(range(size), outcome) | failures
-    for index, failure in failures.items():
-        invalid[index] = InvalidReward(index, failure.failure or "failed", failure.kind)
-    return Outcome(
-        values=tuple(math.nan if index in invalid else value for index, value in enumerate(values)),
-        invalid=tuple(invalid[index] for index in sorted(invalid)),
-    )
-
-
-def column(name: str, outcomes: Iterable[Outcome], size: int, seconds: float) -> RewardColumn:
-    """The column of a function from the outcomes of all groups (of `size` completions), in order."""
-    values: list[float | None] = []
-    invalid: list[InvalidReward] = []
-    for outcome in outcomes:
-        if outcome.failure is not None:
-            outcome = settled(outcome, {}, size)
-        invalid += [replace(bad, index=len(values) + bad.index) for bad in outcome.invalid]
-        values += outcome.values
-    return RewardColumn(name, tuple(values), tuple(invalid), seconds)
+    whole = Item(batch.completions, batch.columns)
+    return [_picked(whole, range(first, first + size)) for first in range(0, count, size)]
 
 
 def joined(parts: Sequence[RewardBatch], trainer_state: Mapping[str, int]) -> RewardBatch:
@@ -120,4 +77,89 @@ def joined(parts: Sequence[RewardBatch], trainer_state: Mapping[str, int]) -> Re
         {name: [value for part in parts for value in part.columns[name]] for name in first.columns},
         first.group_size,
         trainer_state,
+    )
+
+
+def column_of(name: str, outcomes: Iterable[ItemOutcome], size: int, seconds: float) -> RewardColumn:
+    """The column of a function from the outcomes of all groups (of `size` completions), in order."""
+    values: list[float | None] = []
+    invalid: list[InvalidReward] = []
+    for outcome in outcomes:
+        if outcome.failure is not None:
+            outcome = _settled(outcome, {}, size)
+        invalid += [replace(bad, index=len(values) + bad.index) for bad in outcome.invalid]
+        values += outcome.values
+    return RewardColumn(name, tuple(values), tuple(invalid), seconds)
+
+
+def isolated(
+    first: Iterable[Answer], groups: Sequence[Item], run: Callable[[Sequence[Call]], Iterator[Answer]]
+) -> dict[tuple[str, int], ItemOutcome]:
+    """The outcome of each group from each function, by the function's name and the group's number.
+
+    Args:
+        first: answers to calls whose keys are the numbers of their groups.
+        groups: all groups, by number.
+        run: makes further calls; each gets an answer, in any order.
+    """
+    results: dict[tuple[str, int], ItemOutcome] = {}
+    failed: list[tuple[str, int]] = []
+    for answer in first:
+        alone = len(answer.outcomes) == 1
+        for number, outcome in zip(answer.call.key, answer.outcomes, strict=True):
+            results[answer.call.name, number] = outcome
+            if outcome.failure is not None and outcome.isolate and not alone:
+                failed.append((answer.call.name, number))
+    for answer in run([Call(key, key[0], (groups[key[1]],)) for key in failed]):
+        results[answer.call.key] = answer.outcomes[0]
+
+    failed = [key for key, outcome in results.items() if outcome.failure is not None and outcome.isolate]
+    sizes = {key: len(groups[key[1]].completions) for key in failed}
+    probes = [
+        Call((key, index), key[0], (_picked(groups[key[1]], [index]),)) for key in failed for index in range(sizes[key])
+    ]
+    blamed: dict[tuple[str, int], dict[int, ItemOutcome]] = {key: {} for key in failed}
+    for answer in run(probes):
+        key, index = answer.call.key
+        if answer.outcomes[0].failure is not None:
+            blamed[key][index] = answer.outcomes[0]
+
+    again = [
+        Call(key, key[0], (_without(groups[key[1]], causes),))
+        for key, causes in blamed.items()
+        # With none to blame it may have been the worker, and the group is tried again.
+        if len(causes) < sizes[key]
+    ]
+    final = {answer.call.key: answer.outcomes[0] for answer in run(again)}
+    for key, causes in blamed.items():
+        results[key] = _settled(final.get(key, results[key]), causes, sizes[key])
+    return results
+
+
+def _picked(item: Item, picks: Sequence[int]) -> Item:
+    return Item(
+        [item.completions[pick] for pick in picks],
+        {name: [column[pick] for pick in picks] for name, column in item.columns.items()},
+    )
+
+
+def _without(group: Item, blamed: Mapping[int, ItemOutcome]) -> Item:
+    """The group with the completions to blame replaced by a copy of the first that is not."""
+    count = len(group.completions)
+    good = next(index for index in range(count) if index not in blamed)
+    return _picked(group, [good if index in blamed else index for index in range(count)])
+
+
+def _settled(outcome: ItemOutcome, blamed: Mapping[int, ItemOutcome], size: int) -> ItemOutcome:
+    """The outcome of a group of `size`, with the completions to blame invalid; all are where the call failed."""
+    values = outcome.values if outcome.failure is None else (math.nan,) * size
+    invalid = {bad.index: bad for bad in outcome.invalid}
+    failures = dict(blamed)
+    if outcome.failure is not None:
+        failures = dict.fromkeys(range(size), outcome) | failures
+    for index, failure in failures.items():
+        invalid[index] = InvalidReward(index, failure.failure or "failed", failure.kind)
+    return ItemOutcome(
+        values=tuple(math.nan if index in invalid else value for index, value in enumerate(values)),
+        invalid=tuple(invalid[index] for index in sorted(invalid)),
     )

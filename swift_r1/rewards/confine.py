@@ -1,4 +1,4 @@
-"""What a reward worker process may do to its surroundings: memory, environment, children. Linux."""
+"""Limits of a reward worker process: its memory, environment and children. Linux."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from swift_r1.runtime.processes import adopt_orphans
 MEMORY_EXIT = 77  # exit code of a worker that went over its memory limit
 MARK = "SWIFT_R1_REWARD_POOL"
 
-# Variables that a reward has no business with, unless --reward_env names them.
+# Variables that are hidden from rewards, unless --reward_env names them.
 _SECRET = re.compile(r"TOKEN(?!IZER)|SECRET|PASSWORD|PASSWD|CREDENTIAL|(API|ACCESS|PRIVATE)_?KEY|_PROXY", re.IGNORECASE)
 _END_SECONDS = 10.0  # for what was killed to be gone
 
@@ -53,7 +53,7 @@ def limit_memory(gib: float) -> None:
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """Around one call: the processes that it started end with it."""
+    """A context around one call: the processes that it started end with it."""
     before = _children()
     try:
         yield
@@ -73,8 +73,8 @@ def end_tree(pid: int) -> None:
 
 
 def end_whole(workers: Sequence[int]) -> None:
-    """Kills workers and all that is below them: it stops them first, so that they go on adopting what their
-    descendants leave, and nothing can slip away between two looks."""
+    """Kills workers and everything below them. They are stopped first, so that they still adopt what their descendants
+    leave, and nothing can escape between two looks."""
     for pid in workers:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
@@ -91,11 +91,7 @@ def end_whole(workers: Sequence[int]) -> None:
 
 
 def end_strays(mark: str, living: frozenset[int]) -> list[int]:
-    """Kills what workers of the pool `mark` started and left; those of `living` workers are left alone.
-
-    Returns:
-        The ids of what was killed.
-    """
+    """Kills what workers of the pool `mark` started and left, except `living` ones and theirs; returns the ids."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -117,7 +113,7 @@ def end_group(worker: int) -> None:
 
 
 def _below(workers: Sequence[int]) -> list[psutil.Process]:
-    """What runs below the workers; the dead, which a stopped worker does not collect, left out."""
+    """What runs below the workers, without zombies, which a stopped worker does not collect."""
     found: list[psutil.Process] = []
     for pid in workers:
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -28,14 +28,13 @@ class InvalidRewardMonitor:
         write: takes the row of each invalid reward, the line of `invalid_rewards.jsonl`.
     """
 
-    def __init__(self, max_ratio: float, write: Callable[[Mapping[str, Any]], None] | None = None) -> None:
+    def __init__(self, max_ratio: float, write: Callable[[Mapping[str, Any]], object] = lambda _row: None) -> None:
         self._max_ratio, self._write = max_ratio, write
         self._steps: dict[str, deque[tuple[int, int]]] = {}
         self._constant: dict[str, tuple[float, set[int]]] = {}
         self._warned: set[str] = set()
 
     def state(self) -> dict[str, Any]:
-        """What it remembers, as JSON."""
         return {
             "steps": {name: [list(pair) for pair in steps] for name, steps in self._steps.items()},
             "constant": {name: [value, sorted(steps)] for name, (value, steps) in self._constant.items()},
@@ -43,7 +42,6 @@ class InvalidRewardMonitor:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Goes on from what `state` gave."""
         self._steps = {
             name: deque(((bad, count) for bad, count in steps), maxlen=WINDOW) for name, steps in state["steps"].items()
         }
@@ -56,11 +54,9 @@ class InvalidRewardMonitor:
         Raises:
             RunFailed: a function is over the limit; the line has its name, the cause and an example.
         """
-        if self._write is not None:
-            for column in columns:
-                for bad in column.invalid:
-                    self._write(invalid_row(column.name, bad, batch))
-        for column in columns:
+        for column in columns:  # all rows of a step that ends the run are written
+            for bad in column.invalid:
+                self._write(_invalid_row(column.name, bad, batch))
             self._watch_constant(column, batch.trainer_state.get("global_step", 0))
         for column in columns:
             steps = self._steps.setdefault(column.name, deque(maxlen=WINDOW))
@@ -94,7 +90,7 @@ class InvalidRewardMonitor:
         )
 
 
-def invalid_row(name: str, bad: InvalidReward, batch: RewardBatch) -> dict[str, Any]:
+def _invalid_row(name: str, bad: InvalidReward, batch: RewardBatch) -> dict[str, Any]:
     """Which reward failed on what: the completion, and every column that the reward was given."""
     columns = {key: column[bad.index] for key, column in batch.columns.items() if key != "response_token_ids"}
     step = batch.trainer_state.get("global_step", -1) + 1

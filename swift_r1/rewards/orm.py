@@ -1,9 +1,26 @@
-"""The base classes of rewards and their registry, with ms-swift's names and call."""
+"""Base classes of rewards and their registry, with ms-swift's names; from a registered name to something to call."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+import importlib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from swift_r1.errors import UsageError, for_each
+
+_PLUGIN_MACHINERY = str(Path(__file__).resolve().parents[1] / "plugins")
+
+_GIVEN = frozenset(
+    (
+        *("completions", "messages", "prompt_id", "request_id", "finish_reason", "is_truncated"),
+        *("response_token_ids", "trainer_state", "dataset"),
+    )
+)
+"""What every reward call gets beside the dataset's columns."""
 
 
 class ORM:
@@ -20,7 +37,7 @@ class ORM:
     def __init__(self, args: Any = None, **kwargs: Any) -> None:
         self.args = args
 
-    def __call__(self, completions: list[str], **kwargs: Any) -> list[float | None]:
+    def __call__(self, completions: list[str], *args: Any, **kwargs: Any) -> list[float | None]:
         raise NotImplementedError
 
 
@@ -30,11 +47,122 @@ class AsyncORM:
     def __init__(self, args: Any = None, **kwargs: Any) -> None:
         self.args = args
 
-    async def __call__(self, completions: list[str], **kwargs: Any) -> list[float | None]:
+    async def __call__(self, completions: list[str], *args: Any, **kwargs: Any) -> list[float | None]:
         raise NotImplementedError
 
 
-# Name for `--reward_funcs` -> class, or plain function, or ready object. Plugins write into it.
 orms: dict[str, Callable[..., Any]] = {}
+"""Name for `--reward_funcs` -> class, or plain function, or ready object. Plugins write into it."""
 
-from swift_r1.rewards import builtin, remote, verifiable  # noqa: E402, F401  they register themselves; both need ORM
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """A reward function, ready to call.
+
+    Attributes:
+        function: the object that is called.
+        accepts: names of the keywords it takes; None where it takes any.
+        needs: dataset columns: the parameters of its call without a default, except those that every call gets.
+        is_async: its call is a coroutine.
+    """
+
+    name: str
+    function: Callable[..., Any]
+    accepts: frozenset[str] | None
+    needs: tuple[str, ...]
+    is_async: bool
+
+    def call(self, completions: Sequence[str], columns: Mapping[str, Any]) -> Any:
+        """Calls it with the completions and those columns that it takes; returns what it returns."""
+        taken = {key: value for key, value in columns.items() if self.accepts is None or key in self.accepts}
+        return self.function(list(completions), **taken)
+
+
+def build_reward(name: str, args: Any = None) -> Reward:
+    """Constructs the reward registered as `name`.
+
+    A class is called with those of its parameters that it names: `args` (ms-swift v4, also through `**kwargs`), and
+    attributes of `args` of the same name (v3). A function or any other callable object is used as it is.
+
+    Raises:
+        UsageError: unknown name, or its construction fails; one line with the cause.
+    """
+    if name not in orms:
+        near = difflib.get_close_matches(name, orms, n=2)
+        hint = f" did you mean {' or '.join(near)}?" if near else " is its file in --external_plugins?"
+        raise UsageError(f"unknown reward {name};{hint} Known: {', '.join(sorted(orms))}")
+    entry = orms[name]
+    if not callable(entry):
+        raise UsageError(f"reward {name} is a {type(entry).__name__}, not a class or a function")
+    if not inspect.isclass(entry):
+        return _reward(name, entry)
+    try:
+        function = entry(**_constructor_arguments(entry, args))
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"reward {name} cannot be constructed: {describe(error)}") from error
+    if not callable(function):
+        raise UsageError(f"reward {name}: {entry.__name__} has no __call__")
+    return _reward(name, function)
+
+
+def check_rewards(names: Sequence[str], columns: frozenset[str], args: Any = None) -> list[Reward]:
+    """Builds all rewards and checks that the data has the columns they need. Quick; loads no model.
+
+    Raises:
+        UsageError: one line for each reward that is unknown, cannot be built, or needs a column that the data lacks.
+    """
+
+    def checked(name: str) -> Reward:
+        reward = build_reward(name, args)
+        missing = [need for need in reward.needs if need not in columns]
+        if missing:
+            there = ", ".join(sorted(columns - _GIVEN)) or "no columns of its own"
+            raise UsageError(
+                f"reward {name} needs the column {', '.join(missing)}, and the data has {there}; "
+                f'rename one with --columns \'{{"...": "{missing[0]}"}}\''
+            )
+        return reward
+
+    return for_each(names, checked)
+
+
+def describe(error: BaseException) -> str:
+    """An exception in one line: type, message, and the file and line that raised it."""
+    message = " ".join(str(error).split())[:300]
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    place, trace = None, error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        # An import that fails inside a reward is the plugin's line, not that of the import system or of our finder.
+        if not name.startswith(("<frozen", _PLUGIN_MACHINERY)) and name != importlib.__file__:
+            place = f"{name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return f"{text} ({place})" if place else text
+
+
+def _constructor_arguments(cls: Callable[..., Any], args: Any) -> dict[str, Any]:
+    parameters = inspect.signature(cls).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    arguments = {
+        name: getattr(args, name)
+        for name, parameter in parameters.items()
+        if name != "args" and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+        if hasattr(args, name)
+    }
+    if "args" in parameters or takes_any:
+        arguments["args"] = args
+    return arguments
+
+
+def _reward(name: str, function: Callable[..., Any]) -> Reward:
+    called = function if inspect.isroutine(function) else type(function).__call__
+    parameters = list(inspect.signature(function).parameters.values())
+    named = [p for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)][1:]  # the first: completions
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return Reward(
+        name=name,
+        function=function,
+        accepts=None if takes_any else frozenset(p.name for p in named),
+        needs=tuple(p.name for p in named if p.default is p.empty and p.name not in _GIVEN),
+        is_async=inspect.iscoroutinefunction(called),
+    )

@@ -25,7 +25,7 @@ class RemoteReward(AsyncORM):
     """Posts `{"completions": [...], "columns": {...}, "trainer_state": {...}}` and takes `{"rewards": [...]}`.
 
     A reward is a number, or null for no opinion. Each attempt has `--reward_timeout` seconds; one that finds no
-    server, or gets 429 or 5xx, is made again after a pause. A token in the environment variable SWIFT_REWARD_API_TOKEN
+    server, or gets 429 or 5xx, is repeated after a pause. A token in the environment variable SWIFT_REWARD_API_TOKEN
     is sent as a bearer token. Proxies are not used.
 
     Raises:
@@ -48,13 +48,17 @@ class RemoteReward(AsyncORM):
             "trainer_state": {} if state is None else vars(state),
         }
         # A lone surrogate is no UTF-8: it goes as an escape.
-        answer = await self._post(json.dumps(body, default=str).encode())
+        response = await self._post(json.dumps(body, default=str).encode())
+        try:
+            answer = response.json()
+        except ValueError as error:
+            raise RemoteRewardError(f"{self.url} answered with something that is no JSON") from error
         rewards = answer.get("rewards") if isinstance(answer, dict) else None
         if not isinstance(rewards, list):
             raise RemoteRewardError(f"{self.url} did not answer with an object that has a list of rewards")
         return rewards
 
-    async def _post(self, body: bytes) -> Any:
+    async def _post(self, body: bytes) -> httpx.Response:
         import httpx  # only where it is used: everybody imports this module
 
         headers = {"Content-Type": "application/json"}
@@ -71,18 +75,11 @@ class RemoteReward(AsyncORM):
                     raise RemoteRewardError(f"no answer from {self.url}: {type(error).__name__} {error}") from error
             else:
                 if response.status_code == 200:
-                    return _json(response, self.url)
+                    return response
                 if last or (response.status_code != 429 and response.status_code < 500):
                     raise RemoteRewardError(f"{self.url} answered {response.status_code}: {response.text[:200]}")
             await asyncio.sleep(FIRST_PAUSE * 2**attempt)
         raise AssertionError("unreachable")
-
-
-def _json(response: httpx.Response, url: str) -> Any:
-    try:
-        return response.json()
-    except ValueError as error:
-        raise RemoteRewardError(f"{url} answered with something that is no JSON") from error
 
 
 orms["api"] = RemoteReward

@@ -1,10 +1,29 @@
-"""The typed ends of the rewards package: what goes into a reward call and what comes out."""
+"""What goes into a reward call and what comes out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
+
+
+class RewardFlags(Protocol):
+    """The flags that are read here; reward classes get the whole object that has them."""
+
+    @property
+    def reward_timeout(self) -> float: ...
+
+    @property
+    def reward_num_workers(self) -> int: ...
+
+    @property
+    def reward_memory_limit(self) -> float: ...
+
+    @property
+    def reward_env(self) -> Sequence[str]: ...
+
+    @property
+    def reward_isolation(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,10 +31,10 @@ class RewardBatch:
     """What every reward function is called with: `N` completions, whole groups, group by group.
 
     Attributes:
-        completions: `N` completion texts.
+        completions: `N` texts.
         columns: each `N` long: the dataset's columns and `messages`, `prompt_id`, `request_id`,
             `finish_reason`, `is_truncated`, `response_token_ids`, `dataset`.
-        group_size: completions a prompt; group `g` is the rows `[g * group_size, (g + 1) * group_size)`.
+        group_size: completions per prompt; group `g` is the rows `[g * group_size, (g + 1) * group_size)`.
         trainer_state: `global_step`, `max_steps`, given to the rewards as an object with attributes.
     """
 
@@ -32,7 +51,7 @@ class InvalidReward:
     Attributes:
         index: of the completion in the batch.
         cause: one line.
-        kind: what `rewards/<name>/invalid/<kind>` counts: `value` (not a finite number), `shape` (not one value a
+        kind: what `rewards/<name>/invalid/<kind>` counts: `value` (not a finite number), `shape` (not one value per
             completion), `exception`, `timeout`, `died` (its worker process), `memory` (over its limit).
     """
 
@@ -43,12 +62,12 @@ class InvalidReward:
 
 @dataclass(frozen=True, slots=True)
 class RewardColumn:
-    """One reward function's answer for a batch of `N` completions.
+    """One reward function's values for a batch of `N` completions.
 
     Attributes:
         name: the registered name, the key of all metrics.
-        values: `N` floats; NaN where invalid, `None` where the function had no opinion.
-        invalid: one entry for each invalid value, with its cause.
+        values: `N` floats; NaN where invalid, None where the function had no opinion.
+        invalid: one entry for each invalid value.
         seconds: time spent in the function, summed over the worker processes.
     """
 
@@ -56,3 +75,27 @@ class RewardColumn:
     values: tuple[float | None, ...]
     invalid: tuple[InvalidReward, ...]
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """The completions of one call, mostly a group, and their columns (each as long as `completions`)."""
+
+    completions: Sequence[str]
+    columns: Mapping[str, Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class ItemOutcome:
+    """What the call for one item gave: values and invalid rewards, or why it failed.
+
+    Attributes:
+        isolate: single completions may be to blame for the failure, so it is worth looking for them.
+        kind: of the failure, as in `InvalidReward`.
+    """
+
+    values: tuple[float | None, ...] = ()
+    invalid: tuple[InvalidReward, ...] = ()
+    failure: str | None = None
+    isolate: bool = False
+    kind: str = "exception"

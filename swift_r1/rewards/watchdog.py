@@ -1,4 +1,4 @@
-"""A process beside the reward workers that outlives the trainer. Linux.
+"""A process beside the reward workers that outlives the trainer and shows what workers print. Linux.
 
 A trainer that is killed with SIGKILL can clean up nothing, and its workers may be inside C code. So a process in a
 session of its own watches the trainer and the workers (by pidfd, which cannot be forgotten or inherited like a pipe):
@@ -8,7 +8,9 @@ session of its own watches the trainer and the workers (by pidfd, which cannot b
   its session or environment;
 - when a worker ends, so does its process group.
 
-It also passes on what workers print (`output.py`).
+All output of the workers goes through pipes to the watchdog, which shows so much of each call. So it does not matter
+who writes, Python, C code or a child process, nor whether the worker holds the GIL or dies: a gigabyte costs the time
+to write it and is not seen, and the last words of a process that crashes are.
 """
 
 from __future__ import annotations
@@ -23,17 +25,21 @@ import sys
 import threading
 import time
 from multiprocessing.connection import Connection
+from typing import TextIO
 
 from swift_r1.rewards.confine import end_group, end_strays, end_whole
-from swift_r1.rewards.output import Output, show
 
+OUTPUT_PER_CALL = 64 << 10  # bytes of each of the two streams that are shown; the rest is dropped
+_DROPPED = b"\n[more output of this reward call is dropped]\n"
+_STREAMS = (1, 2)
+_PASS_ON_SECONDS = 1.0
 _REGISTER_SECONDS = 60.0  # for the watchdog's own start, on a busy machine
 _END_SECONDS = 10.0  # for what was killed to be gone
 _CREDENTIALS = struct.Struct("3i")  # of SO_PEERCRED: process, user, group
 
 
-class Watchdog:
-    """The trainer's handle of the process, which starts at once; `mark` is the pool's."""
+class WorkerWatchdog:
+    """The trainer's handle of the process; `mark` is the pool's."""
 
     def __init__(self, mark: str) -> None:
         self.address = f"\0swift-r1-rewards-{mark}-{os.getpid()}-{time.monotonic_ns()}"
@@ -57,7 +63,7 @@ class Watchdog:
         return self._process.pid
 
     def close(self) -> None:
-        """Ends it, after the workers: what they printed last is shown first."""
+        """Ends it, after the workers; what they printed last is shown before."""
         with contextlib.suppress(OSError):  # it was killed
             self._line.send(None)
         self._process.join(_END_SECONDS)
@@ -66,18 +72,40 @@ class Watchdog:
         self._line.close()
 
 
-def put_under_watch(address: str) -> Output:
-    """In a worker, before any user's code: from here on this process and what it prints are the watchdog's.
+class WorkerOutput:
+    """In a worker: from its making on, before any user's code, this process and what it prints are the watchdog's.
 
     Raises:
         OSError: there is no watchdog, or it does not answer: nobody would end this process.
     """
-    connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(_REGISTER_SECONDS)
-    connection.connect(address)
-    output = Output(connection)
-    output.hand_over()
-    return output
+
+    def __init__(self, address: str) -> None:
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._connection.settimeout(_REGISTER_SECONDS)
+        self._connection.connect(address)
+        pipes = [os.pipe() for _ in _STREAMS]
+        socket.send_fds(self._connection, [b"."], [read for read, _ in pipes])
+        if self._connection.recv(1) != b".":
+            raise ConnectionError("the rewards' watchdog is gone")
+        for number, (read, write) in zip(_STREAMS, pipes, strict=True):
+            os.dup2(write, number)
+            os.close(read)
+            os.close(write)
+        # New ones: those of the start may be for a file, and would seek.
+        self._texts: list[TextIO] = [
+            open(number, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+            for number in _STREAMS
+        ]
+        sys.stdout, sys.stderr = self._texts
+
+    def end_call(self) -> None:
+        """Further output is another call's; waits at most a second until what was printed is passed on."""
+        for text in self._texts:
+            text.flush()
+        self._connection.settimeout(_PASS_ON_SECONDS)
+        with contextlib.suppress(TimeoutError):  # the trainer's terminal takes no more: then it is its reader's turn
+            self._connection.sendall(b".")
+            self._connection.recv(1 << 10)
 
 
 def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -> None:
@@ -102,24 +130,23 @@ def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -
                         shows = [*(thread for thread in shows if thread.is_alive()), shown]
                         selector.register(pidfd, selectors.EVENT_READ)
                 elif key.fileobj is line:
-                    if _asked_to_end(line):
-                        for thread in shows:
-                            thread.join(1.0)
-                        return
-                    selector.unregister(line)  # the trainer is dying
+                    try:
+                        line.recv()
+                    except (EOFError, OSError):  # the trainer is dying
+                        selector.unregister(line)
+                        continue
+                    for thread in shows:
+                        thread.join(1.0)
+                    return
                 elif key.fd in workers:
                     selector.unregister(key.fd)
                     end_group(workers.pop(key.fd))
                     os.close(key.fd)
-    _end_all(list(workers.values()), mark)
-
-
-def _asked_to_end(line: Connection) -> bool:
-    try:
-        line.recv()
-    except (EOFError, OSError):
-        return False
-    return True
+    # The workers with all that is below them; then what carries the mark and has no worker any more.
+    end_whole(list(workers.values()))
+    deadline = time.monotonic() + _END_SECONDS
+    while end_strays(mark, frozenset()) and time.monotonic() < deadline:
+        time.sleep(0.05)
 
 
 def _taken(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
@@ -132,7 +159,7 @@ def _taken(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
     try:
         connection.settimeout(5)
         pidfd = os.pidfd_open(pid)
-        thread = threading.Thread(target=show, args=(connection, *Output.taken_over(connection)), daemon=True)
+        thread = threading.Thread(target=_show, args=(connection, *_pipes_from(connection)), daemon=True)
     except OSError as error:  # it ended while it registered, or is no worker
         print(f"swift_r1.rewards: process {pid} did not register: {error}", file=sys.stderr)
         connection.close()
@@ -141,9 +168,75 @@ def _taken(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
     return pidfd, pid, thread
 
 
-def _end_all(workers: list[int], mark: str) -> None:
-    """Ends the workers with all that is below them, then what carries the pool's mark and has no worker any more."""
-    end_whole(workers)
-    deadline = time.monotonic() + _END_SECONDS
-    while end_strays(mark, frozenset()) and time.monotonic() < deadline:
-        time.sleep(0.05)
+def _pipes_from(connection: socket.socket) -> list[int]:
+    """The readable ends of the worker's two streams.
+
+    Raises:
+        OSError: what came is not what `WorkerOutput` sends.
+    """
+    _, found, _, _ = socket.recv_fds(connection, 1, len(_STREAMS))
+    if len(found) != len(_STREAMS):
+        raise ConnectionError("it sent no pipes")
+    for number in found:
+        os.set_blocking(number, False)
+    connection.sendall(b".")
+    return found
+
+
+def _show(connection: socket.socket, *pipes: int) -> None:
+    """Copies the pipes to this process's standard streams until the worker, and all that write to them, have ended."""
+    connection.setblocking(False)
+    shown = dict(zip(pipes, _STREAMS, strict=True))
+    left = dict.fromkeys(pipes, OUTPUT_PER_CALL)
+    with selectors.DefaultSelector() as selector:
+        selector.register(connection, selectors.EVENT_READ)
+        for pipe in pipes:
+            selector.register(pipe, selectors.EVENT_READ)
+        while shown:
+            for key, _ in selector.select():
+                if key.fileobj is connection:
+                    if not _received(connection):
+                        selector.unregister(connection)
+                        continue
+                    for pipe in tuple(shown):
+                        _copy(pipe, shown, left, selector)
+                    left = dict.fromkeys(pipes, OUTPUT_PER_CALL)
+                    with contextlib.suppress(OSError):  # the worker has ended
+                        connection.send(b".")
+                elif key.fd in shown:
+                    _copy(key.fd, shown, left, selector)
+    connection.close()
+
+
+def _received(connection: socket.socket) -> bool:
+    try:
+        return bool(connection.recv(1 << 10))
+    except OSError:
+        return False
+
+
+def _copy(pipe: int, shown: dict[int, int], left: dict[int, int], selector: selectors.BaseSelector) -> None:
+    """Copies what is in a pipe now, up to the limit; a pipe that has ended is taken out of `shown`."""
+    for _ in range(64):  # more than fits into a pipe, and then the others have their turn
+        try:
+            data = os.read(pipe, 1 << 16)
+        except BlockingIOError:
+            return
+        if not data:
+            selector.unregister(pipe)
+            os.close(pipe)
+            del shown[pipe]
+            return
+        if left[pipe] > 0:
+            _write(shown[pipe], data[: left[pipe]])
+            if len(data) >= left[pipe]:
+                _write(shown[pipe], _DROPPED)
+            left[pipe] -= len(data)
+
+
+def _write(stream: int, data: bytes) -> None:
+    while data:
+        try:
+            data = data[os.write(stream, data) :]
+        except OSError:  # nobody reads it any more: the workers' pipes are emptied all the same
+            return

@@ -1,29 +1,28 @@
 """What runs inside a reward worker process: loading the plugins once, then calls, group by group.
 
-Everything goes back as plain values and text, so nothing a user's code returns or raises has to be pickled.
+Results are plain values and text, so nothing that a user's code returns or raises has to be pickled.
 """
 
 from __future__ import annotations
 
 import asyncio
 import faulthandler
+import math
+import numbers
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 from swift_r1.errors import UsageError
 from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, limit_memory
-from swift_r1.rewards.construct import Reward, build_reward, describe
-from swift_r1.rewards.output import Output
+from swift_r1.rewards.orm import Reward, build_reward, describe
 from swift_r1.rewards.remote import TOKEN_VARIABLE
-from swift_r1.rewards.types import InvalidReward
-from swift_r1.rewards.validate import WrongShape, checked
-from swift_r1.rewards.watchdog import put_under_watch
+from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome, RewardFlags
+from swift_r1.rewards.watchdog import WorkerOutput
 from swift_r1.runtime.processes import end_with_parent
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
@@ -32,48 +31,22 @@ _SELF_DESTRUCT_AFTER = 10.0  # seconds over its limit at which a worker ends its
 # This process's rewards by name; a text says why one could not be built.
 _rewards: dict[str, Reward | str] = {}
 _runner: asyncio.Runner | None = None
-_output: Output | None = None
+_output: WorkerOutput | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """The completions of one call and their columns (each as long as `completions`)."""
-
-    completions: Sequence[str]
-    columns: Mapping[str, Sequence[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What one call gave: `values` and `invalid` as of `validate.checked`, or, where the call failed, why.
-
-    `isolate` tells that single completions may be to blame, so that it is worth looking for them; `kind` is the
-    failure's, as of `InvalidReward`.
-    """
-
-    values: tuple[float | None, ...] = ()
-    invalid: tuple[InvalidReward, ...] = ()
-    failure: str | None = None
-    isolate: bool = False
-    kind: str = "exception"
-
-
-@dataclass(frozen=True, slots=True)
-class Readiness:
-    """What a worker has after its start: why rewards could not be built, and which of them are coroutines."""
-
-    faults: tuple[str, ...]
-    asynchronous: frozenset[str]
+def load_nothing() -> None: ...
 
 
 def start_worker(
-    args: Any, names: Sequence[str], plugins: Sequence[str], mark: str, watchdog: str | None = None
+    args: RewardFlags, names: Sequence[str], load: Callable[[], object], mark: str, watchdog: str | None = None
 ) -> None:
-    """Loads the plugins and builds the rewards; what fails is kept and reported by `faults`.
+    """Builds the rewards; what fails is kept and reported by `faults`.
 
-    `mark` is the pool's: this process's children carry it in their environment, so that none can outlive the pool.
-    `watchdog` is the address of the process that ends this one with its parent; without one the kernel does, which
-    leaves its children alive.
+    Args:
+        load: registers what plugins have.
+        mark: the pool's; this process's children carry it in their environment, so that none can outlive the pool.
+        watchdog: address of the process that ends this one with its parent; without one the kernel does, which leaves
+            its children alive.
 
     Raises:
         OSError: the watchdog is gone.
@@ -82,7 +55,7 @@ def start_worker(
     if watchdog is None:
         end_with_parent(signal.SIGKILL)
     else:
-        _output = put_under_watch(watchdog)
+        _output = WorkerOutput(watchdog)
     for variable in _THREAD_VARIABLES:
         os.environ[variable] = "1"
     _end_noticeably()
@@ -90,19 +63,17 @@ def start_worker(
     # Ctrl-C and the launcher's SIGTERM reach the whole process group; the trainer decides when its workers end.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    load_rewards(args, names, plugins)
+    load_rewards(args, names, load)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
     limit_memory(args.reward_memory_limit)
 
 
-def load_rewards(args: Any, names: Sequence[str], plugins: Sequence[str]) -> None:
+def load_rewards(args: RewardFlags, names: Sequence[str], load: Callable[[], object]) -> None:
     """Builds the rewards of this process; what fails is kept and reported by `faults`."""
     _rewards.clear()
     try:
-        from swift_r1.plugins import load_plugins
-
-        load_plugins(list(plugins))
+        load()
     except UsageError as error:
         _rewards.update(dict.fromkeys(names, str(error)))
         return
@@ -118,35 +89,31 @@ def faults() -> list[str]:
     return list(dict.fromkeys(reward for reward in _rewards.values() if isinstance(reward, str)))
 
 
-def readiness() -> Readiness:
+def asynchronous_rewards() -> tuple[list[str], frozenset[str]]:
+    """What `faults` says, and the names of the rewards that are coroutines."""
     rewards = [reward for reward in _rewards.values() if isinstance(reward, Reward)]
-    return Readiness(tuple(faults()), frozenset(reward.name for reward in rewards if reward.is_async))
+    return faults(), frozenset(reward.name for reward in rewards if reward.is_async)
 
 
 def call_reward(
     name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float
-) -> tuple[list[Outcome], float]:
-    """Calls one reward for each item, one after the other (coroutines together, in one event loop for all calls).
+) -> tuple[list[ItemOutcome], float]:
+    """Calls one reward for each item in a worker process.
 
     Args:
         limit: seconds after which the parent kills this process; where the parent is gone, it ends itself.
 
     Returns:
-        One outcome an item, and the seconds that the calls took.
+        One outcome per item, and the seconds that the calls took.
     """
-    reward = _rewards[name]
-    if isinstance(reward, str):
-        return [Outcome(failure=reward)] * len(items), 0.0
-    state = {"trainer_state": SimpleNamespace(**trainer_state)}
+    if isinstance(reward := _rewards[name], str):
+        return [ItemOutcome(failure=reward)] * len(items), 0.0
     started = time.perf_counter()
     with open(os.devnull, "w") as nowhere, contained():
         # A C thread that needs no GIL: it ends even a process that spins inside a C function.
         faulthandler.dump_traceback_later(limit + _SELF_DESTRUCT_AFTER, exit=True, file=nowhere)
         try:
-            if reward.is_async:
-                outcomes = _runner_of_this_process().run(_call_together(reward, items, state, limit))
-            else:
-                outcomes = [_call(reward, item, state) for item in items]
+            outcomes = _call_all(reward, items, trainer_state, limit)
         except MemoryError:
             # What is left of its memory may be too little for anything; a new worker starts afresh.
             os._exit(MEMORY_EXIT)
@@ -161,37 +128,39 @@ def call_reward(
     return outcomes, seconds
 
 
-def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float) -> list[Outcome]:
-    """Calls one reward in this very process; only a coroutine can be stopped after `limit` seconds."""
-    reward = _rewards[name]
-    if isinstance(reward, str):
-        return [Outcome(failure=reward)] * len(items)
-    state = {"trainer_state": SimpleNamespace(**trainer_state)}
+def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float) -> list[ItemOutcome]:
+    """Calls one reward in the trainer's process; only a coroutine can be stopped after `limit` seconds."""
+    if isinstance(reward := _rewards[name], str):
+        return [ItemOutcome(failure=reward)] * len(items)
     try:
-        if reward.is_async:
-            return _runner_of_this_process().run(_call_together(reward, items, state, limit))
-        return [_call(reward, item, state) for item in items]
+        return _call_all(reward, items, trainer_state, limit)
     except MemoryError as error:
-        return [Outcome(failure=describe(error), isolate=True, kind="memory")] * len(items)
+        return [ItemOutcome(failure=describe(error), isolate=True, kind="memory")] * len(items)
 
 
-def _call(reward: Reward, item: Item, state: Mapping[str, Any]) -> Outcome:
+def _call_all(
+    reward: Reward, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float
+) -> list[ItemOutcome]:
+    """One item after the other; coroutines together.
+
+    All coroutines of this process share one event loop, so that what a reward keeps (an HTTP client with its
+    connections, a lock) is still good at its next call. Between two calls the loop stands still.
+    """
+    global _runner
+    state = {"trainer_state": SimpleNamespace(**trainer_state)}
+    if not reward.is_async:
+        return [_call(reward, item, state) for item in items]
+    _runner = _runner or asyncio.Runner()
+    return _runner.run(_call_together(reward, items, state, limit))
+
+
+def _call(reward: Reward, item: Item, state: Mapping[str, Any]) -> ItemOutcome:
     try:
-        returned = reward.call(item.completions, {**item.columns, **state})
-        return _outcome(returned, item)
+        return checked(reward.call(item.completions, {**item.columns, **state}), len(item.completions))
     except (MemoryError, KeyboardInterrupt):
         raise
     except BaseException as error:  # noqa: BLE001  a user's reward may raise anything, SystemExit too
-        return Outcome(failure=describe(error), isolate=True)
-
-
-def _runner_of_this_process() -> asyncio.Runner:
-    """All coroutines of this process share one event loop, so that what a reward keeps (an HTTP client with its
-    connections, a lock) is still good at its next call. Between two calls the loop stands still."""
-    global _runner
-    if _runner is None:
-        _runner = asyncio.Runner()
-    return _runner
+        return ItemOutcome(failure=describe(error), isolate=True)
 
 
 def end_loop() -> None:
@@ -204,42 +173,82 @@ def end_loop() -> None:
 
 async def _call_together(
     reward: Reward, items: Sequence[Item], state: Mapping[str, Any], limit: float
-) -> list[Outcome]:
+) -> list[ItemOutcome]:
     """Awaits the items' coroutines side by side; each has its share of `limit` (its completions' time) for itself."""
     size = sum(len(item.completions) for item in items)
 
-    async def one(item: Item) -> Outcome:
+    async def one(item: Item) -> ItemOutcome:
         own = limit * len(item.completions) / size
         late = asyncio.timeout(own)
         try:
             async with late:
                 returned = await reward.call(item.completions, {**item.columns, **state})
-            return _outcome(returned, item)
+            return checked(returned, len(item.completions))
         except MemoryError:
             raise
         except TimeoutError as error:
             if not late.expired():  # the reward's own
-                return Outcome(failure=describe(error), isolate=True)
-            return Outcome(failure=f"no answer within {own:g} s", isolate=True, kind="timeout")
+                return ItemOutcome(failure=describe(error), isolate=True)
+            return ItemOutcome(failure=f"no answer within {own:g} s", isolate=True, kind="timeout")
         except Exception as error:  # noqa: BLE001  a user's reward may raise anything
-            return Outcome(failure=describe(error), isolate=True)
+            return ItemOutcome(failure=describe(error), isolate=True)
 
     return list(await asyncio.gather(*map(one, items)))
-
-
-def _outcome(returned: Any, item: Item) -> Outcome:
-    try:
-        values, invalid = checked(returned, len(item.completions))
-    except WrongShape as error:
-        return Outcome(failure=str(error), kind="shape")
-    return Outcome(values, invalid)
 
 
 def _end_noticeably() -> None:
     """Makes `os._exit(0)` in a user's code end with code 1: the pool takes 0 for an orderly end and would wait on."""
     leave = os._exit
 
-    def noticed(status: int) -> None:
+    def noticed(status: int) -> NoReturn:
         leave(status or 1)
 
-    os._exit = noticed  # type: ignore[assignment]
+    os._exit = noticed
+
+
+def checked(returned: Any, count: int) -> ItemOutcome:
+    """What a call with `count` completions returned: a sequence (list, tuple, array) of `count` values, or a failure.
+
+    Numbers and booleans are taken as floats and None is kept ("no opinion"); NaN, infinity and anything else are
+    invalid. Nothing is ever broadcast.
+    """
+    if hasattr(returned, "tolist"):  # numpy arrays and torch tensors, whichever library the plugin uses
+        returned = returned.tolist()
+    failure = None
+    if isinstance(returned, numbers.Real):
+        failure = f"returned one value ({returned!r}) for {count} completions, not a list of {count}"
+    elif not isinstance(returned, list | tuple):
+        failure = f"returned a {type(returned).__name__}, not a list of {count} values"
+    elif len(returned) != count:
+        failure = f"returned {len(returned)} values for {count} completions"
+    if failure is not None:
+        return ItemOutcome(failure=failure, kind="shape")
+    values: list[float | None] = []
+    invalid: list[InvalidReward] = []
+    for index, item in enumerate(returned):
+        try:
+            values.append(None if item is None else _number(item))
+        except ValueError as error:
+            values.append(math.nan)
+            invalid.append(InvalidReward(index, str(error)))
+    return ItemOutcome(tuple(values), tuple(invalid))
+
+
+def _number(item: Any) -> float:
+    """Raises ValueError with the cause where it is not a finite number."""
+    if hasattr(item, "item") and not isinstance(item, numbers.Real):  # a tensor of one element in a list
+        try:
+            item = item.item()
+        except (RuntimeError, ValueError, TypeError) as error:
+            raise ValueError(f"a {type(item).__name__} is not one number") from error
+    if not isinstance(item, numbers.Real):
+        text = repr(item)
+        text = text if len(text) <= 60 else text[:57] + "..."
+        raise ValueError(f"{text} is a {type(item).__name__}, not a number")
+    try:
+        value = float(item)
+    except OverflowError as error:
+        raise ValueError("too large for a float") from error
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    return value

@@ -30,8 +30,8 @@ from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.sampling.staleness import ServedVersions, oldest_rounds, staleness_metrics
-from swift_r1.tracking.recorder import SilentRecorder
-from swift_r1.tracking.stopwatch import Stopwatch
+from swift_r1.tracking.metrics import Stopwatch
+from swift_r1.tracking.recorder import Recorder
 
 logger = logging.getLogger("swift_r1.training")
 
@@ -65,7 +65,7 @@ class _Round:
 
 
 @dataclass(eq=False)
-class _AskedRecorder(SilentRecorder):
+class _AskedRecorder(Recorder):
     """Hears how many completions a round asks for."""
 
     on_asked: Callable[[int], None]

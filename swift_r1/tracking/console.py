@@ -1,10 +1,9 @@
-"""What a person sees during a run: a progress bar on a terminal, a line a log step elsewhere."""
+"""What a person sees during a run: a progress bar on a terminal, a line per log step elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import (
@@ -49,22 +48,19 @@ class RunConsole:
         self._phase: TaskID | None = None
         self._notes: dict[str, str] = {}
 
-    def __enter__(self) -> RunConsole:
+    def __enter__(self) -> Self:
         self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._progress.stop()
 
     def say(self, text: str) -> None:
         self._progress.console.print(Text(text), soft_wrap=True)
 
     def phase(self, name: str, total: int) -> None:
-        """Shows a second bar for the work in hand (`generating`, `evaluating`)."""
-        if self._phase is not None:
-            self._progress.remove_task(self._phase)
+        """Shows a second bar for the current work (`generating`, `evaluating`)."""
+        self.phase_end()
         self._phase = self._progress.add_task(name, total=total, note="")
 
     def phase_advance(self, count: int) -> None:
@@ -83,27 +79,28 @@ class RunConsole:
         self._progress.update(self._steps, completed=step, note="  ".join(self._notes.values()))
 
     def logged(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A line a log step where there is no terminal to draw a bar on."""
+        """A line per log step where there is no terminal to draw a bar on."""
         if self._progress.disable:
             shown = [f"{label} {metrics[name]:{form}}" for name, label, form in _SHOWN if name in metrics]
             self.say(f"step {step}/{self._total}  " + "  ".join(shown))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
-            if name.endswith("/accuracy"):
-                prefix = name.removesuffix("accuracy")
-                dataset = prefix.removeprefix("eval/").rstrip("/")
-                self._notes[dataset] = f"held-out accuracy {value:.3f}"
-                own = {key.removeprefix(prefix): item for key, item in metrics.items() if key.startswith(prefix)}
-                bounds = [own[key] for key in sorted(own) if key.startswith("avg@") and key.endswith(("/high", "/low"))]
-                if "completions" not in own:  # the mean of several sets
-                    self.say(f"step {step}: held-out accuracy {value:.3f}, the mean of the data sets")
-                    continue
-                interval = f"95 %: {bounds[1]:.3f} to {bounds[0]:.3f}; " if bounds else ""
-                self.say(
-                    f"step {step}: held-out accuracy {value:.3f} on {dataset}"
-                    f" ({interval}{own['completions']:.0f} completions, mean reward {own['reward']:.3f})"
-                )
+            if not name.endswith("/accuracy"):
+                continue
+            prefix = name.removesuffix("accuracy")
+            dataset = prefix.removeprefix("eval/").rstrip("/")
+            self._notes[dataset] = f"held-out accuracy {value:.3f}"
+            own = {key.removeprefix(prefix): item for key, item in metrics.items() if key.startswith(prefix)}
+            if "completions" not in own:  # the mean of several sets
+                self.say(f"step {step}: held-out accuracy {value:.3f}, the mean of the data sets")
+                continue
+            bounds = [own[key] for key in sorted(own) if key.startswith("avg@") and key.endswith(("/high", "/low"))]
+            interval = f"95 %: {bounds[1]:.3f} to {bounds[0]:.3f}; " if bounds else ""
+            self.say(
+                f"step {step}: held-out accuracy {value:.3f} on {dataset}"
+                f" ({interval}{own['completions']:.0f} completions, mean reward {own['reward']:.3f})"
+            )
 
     def show_completions(self, rows: Sequence[Mapping[str, Any]]) -> None:
         table = Table(title="completions", title_justify="left", show_lines=True)

@@ -5,40 +5,34 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Self
 
 from swift_r1.tracking.console import RunConsole
-from swift_r1.tracking.jsonl import JsonLines
-from swift_r1.tracking.metrics import MetricWindow
-from swift_r1.tracking.plots import draw_curves, read_log
+from swift_r1.tracking.metrics import JsonLines, MetricWindow, read_json_lines
 from swift_r1.tracking.reporters import Reporter
 
 _SHOWN_COMPLETIONS = 2
 
-
-class Recorder(Protocol):
-    def phase(self, name: str, total: int) -> None: ...
-
-    def phase_advance(self, count: int) -> None: ...
-
-    def phase_end(self) -> None: ...
-
-    def completions(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
-
-    def step(self, step: int, metrics: Mapping[str, float], last: bool) -> None: ...
-
-    def evaluation(self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None: ...
-
-    def window(self) -> dict[str, list[float]]: ...
-
-    def restore_window(self, state: Mapping[str, Sequence[float]]) -> None: ...
-
-    def finish(self, summary: Mapping[str, Any]) -> None: ...
+_CURVES: Mapping[str, tuple[str, ...]] = {
+    "reward": ("reward", "reward_std", "frac_reward_zero_std"),
+    "length": ("completions/mean_length", "completions/max_length", "completions/clipped_ratio"),
+    "loss": ("loss", "grad_norm", "learning_rate"),
+    "policy": ("kl", "entropy", "clip_ratio/low", "clip_ratio/high", "rollout/logp_diff"),
+    "critic": (
+        "value_loss",
+        "explained_variance",
+        "returns/mean",
+        "values/mean",
+        "critic/grad_norm",
+        "clip_ratio/value",
+    ),
+    "time": ("time/generate", "time/reward", "time/train", "time/sync", "time/step"),
+}
+"""PNG file -> its panels."""
 
 
-class SilentRecorder:
-    """For the ranks that are not the main one."""
+class Recorder:
+    """Is told what happened in a run; this one does nothing with it, for ranks other than 0."""
 
     def phase(self, name: str, total: int) -> None: ...
 
@@ -46,13 +40,17 @@ class SilentRecorder:
 
     def phase_end(self) -> None: ...
 
-    def completions(self, rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def completions(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """A round's completions, as rows of `completions.jsonl`."""
 
-    def step(self, step: int, metrics: Mapping[str, float], last: bool) -> None: ...
+    def step(self, step: int, metrics: Mapping[str, float], last: bool) -> None:
+        """An optimizer step is done."""
 
-    def evaluation(self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None: ...
+    def evaluation(self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None:
+        """An evaluation of the weights of `step` is done."""
 
     def window(self) -> dict[str, list[float]]:
+        """Metrics since the last logged line, for a checkpoint."""
         return {}
 
     def restore_window(self, state: Mapping[str, Sequence[float]]) -> None: ...
@@ -60,7 +58,7 @@ class SilentRecorder:
     def finish(self, summary: Mapping[str, Any]) -> None: ...
 
 
-class RunRecorder:
+class RunRecorder(Recorder):
     """Writes `logging.jsonl`, `completions.jsonl`, `eval_completions.jsonl`, `images/`, `summary.json`; feeds the
     console and the trackers. Use as a context manager: it closes them.
 
@@ -86,14 +84,12 @@ class RunRecorder:
         self._latest_rows: Sequence[Mapping[str, Any]] = ()
         self._step = 0
 
-    def __enter__(self) -> RunRecorder:
+    def __enter__(self) -> Self:
         self.console.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.console.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self.console.__exit__()
         for file in (self._log, self._completions, self._eval_completions):
             file.close()
         for reporter in self.reporters:
@@ -109,13 +105,11 @@ class RunRecorder:
         self.console.phase_end()
 
     def completions(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """A round's completions, as rows of `completions.jsonl`."""
         for row in rows:
             self._completions.write(row)
         self._latest_rows = rows
 
     def step(self, step: int, metrics: Mapping[str, float], last: bool) -> None:
-        """An optimizer step is done."""
         self._window.add(metrics)
         self._step = step
         self.console.step_done(step, metrics)
@@ -135,7 +129,6 @@ class RunRecorder:
                 reporter.log_completions(self._latest_rows, step)
 
     def evaluation(self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None:
-        """An evaluation of the weights of `step` is done; it gets a line of its own."""
         self._log.write({"step": step, **metrics})
         for row in rows:
             self._eval_completions.write(row)
@@ -144,7 +137,6 @@ class RunRecorder:
             reporter.log(metrics, step)
 
     def window(self) -> dict[str, list[float]]:
-        """Metrics since the last logged line, for a checkpoint."""
         return self._window.state()
 
     def restore_window(self, state: Mapping[str, Sequence[float]]) -> None:
@@ -154,6 +146,41 @@ class RunRecorder:
         """Logs what is left, draws the curves and writes `summary.json`, last of all."""
         if self._window.state():
             self._log_window()
-        draw_curves(read_log(self.run_dir / "logging.jsonl"), self.run_dir / "images")
+        draw_curves(read_json_lines(self.run_dir / "logging.jsonl"), self.run_dir / "images")
         (self.run_dir / "summary.json").write_text(json.dumps(dict(summary), indent=2) + "\n", encoding="utf-8")
         self.console.say(f"run folder: {self.run_dir}")
+
+
+def draw_curves(rows: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """One PNG per family of metrics, with a panel for each that the rows hold; returns the files."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    folder.mkdir(parents=True, exist_ok=True)
+    names = sorted({name for row in rows for name in row})
+    families = dict(_CURVES)
+    families["rewards"] = tuple(name for name in names if name.startswith("rewards/") and name.endswith("/mean"))
+    families["eval"] = tuple(
+        name for name in names if name.startswith("eval/") and name.endswith(("/accuracy", "/reward"))
+    )
+    files = []
+    for family, wanted in families.items():
+        present = [name for name in wanted if name in names]
+        if present:
+            files.append(_draw(rows, present, folder / f"{family}.png"))
+    return files
+
+
+def _draw(rows: Sequence[Mapping[str, Any]], names: Sequence[str], path: Path) -> Path:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 2.4 * len(names)), layout="constrained")
+    panels = figure.subplots(len(names), 1, squeeze=False)[:, 0]
+    for panel, name in zip(panels, names, strict=True):
+        points = [(row["step"], row[name]) for row in rows if row.get(name) is not None]
+        panel.plot(*zip(*points, strict=True) if points else ((), ()), marker="." if len(points) < 60 else "")
+        panel.set_title(name, fontsize=9, loc="left")
+        panel.grid(alpha=0.3)
+    panels[-1].set_xlabel("step")
+    figure.savefig(path, dpi=110)
+    return path

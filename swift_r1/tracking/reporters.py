@@ -45,7 +45,7 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Online where a key is at hand; otherwise offline, and said so, never a prompt."""
+    """Online where there is a key, else offline with a warning; it never prompts."""
 
     def __init__(self, run_dir: Path, run_name: str, config: Mapping[str, Any]) -> None:
         import wandb

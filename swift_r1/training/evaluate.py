@@ -21,10 +21,9 @@ from swift_r1.arguments.eval_tasks import Task
 from swift_r1.data.rows import Row
 from swift_r1.data.types import Prompt
 from swift_r1.errors import UsageError
-from swift_r1.evaluation.answers import RULES
-from swift_r1.evaluation.engines.base import evaluation_seeds
+from swift_r1.evaluation.engine import evaluation_seeds
 from swift_r1.evaluation.questions import check_room, load_questions, prompts_of, shared_questions
-from swift_r1.evaluation.results import Graded, summarize
+from swift_r1.evaluation.results import RULES, Graded, summarize
 from swift_r1.rewards.types import RewardColumn
 from swift_r1.sampling.base import OnDone
 from swift_r1.sampling.multi_turn import Turns

@@ -24,8 +24,8 @@ from swift_r1.runtime.watchdog import Watchdog
 from swift_r1.sampling.prefetch import PrefetchedRounds
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import ScoredRound, completion_row, round_metrics
+from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.tracking.recorder import Recorder
-from swift_r1.tracking.stopwatch import Stopwatch
 from swift_r1.training.backends.base import Backend, ReferencePolicy, Training
 from swift_r1.training.batch.batching import Batching, RoundBatch
 from swift_r1.training.checkpoint.resume import Checkpoints, OpenRound, RunProgress, RunSummary, saved_round

@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,9 +28,9 @@ from swift_r1.data.types import Prompt
 from swift_r1.errors import UsageError
 from swift_r1.models.loading import load_tokenizer
 from swift_r1.plugins import load_plugins
-from swift_r1.rewards.inline import rewards_for
+from swift_r1.rewards.batch import RewardCaller
 from swift_r1.rewards.monitor import InvalidRewardMonitor
-from swift_r1.rewards.pool import RewardPool
+from swift_r1.rewards.pool import rewards_for
 from swift_r1.runtime.quiet import quiet_libraries
 from swift_r1.runtime.ranks import Ranks, join_ranks
 from swift_r1.runtime.run_lock import run_folder_held
@@ -42,10 +43,9 @@ from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import OpenRewards
 from swift_r1.tracking.console import RunConsole
-from swift_r1.tracking.jsonl import JsonLines
-from swift_r1.tracking.recorder import Recorder, RunRecorder, SilentRecorder
+from swift_r1.tracking.metrics import JsonLines, Stopwatch
+from swift_r1.tracking.recorder import Recorder, RunRecorder
 from swift_r1.tracking.reporters import open_reporters
-from swift_r1.tracking.stopwatch import Stopwatch
 from swift_r1.training.backends.base import Training
 from swift_r1.training.checkpoint.folder import set_aside_later
 from swift_r1.training.checkpoint.resume import Checkpoints
@@ -154,7 +154,7 @@ class _Data:
     num_rows: int
     prompts: Prompts
     eval_prompts: list[list[Prompt]]
-    rewards: RewardPool
+    rewards: RewardCaller
     monitor: InvalidRewardMonitor
 
 
@@ -186,7 +186,8 @@ def _open_data(
         sampler.load_state_dict(sampler.state_dict() | {"drawn": number})
         prompts = PromptStream(rows, encoder, sampler, args.dataloader_num_workers)
     cleanup.callback(prompts.close)
-    pool = cleanup.enter_context(rewards_for(args, [*args.reward_funcs, *eval_rewards(args)], args.external_plugins))
+    names, load = [*args.reward_funcs, *eval_rewards(args)], partial(load_plugins, args.external_plugins)
+    pool = cleanup.enter_context(rewards_for(args, names, load))
     pool.wait_ready()
     invalid = cleanup.enter_context(JsonLines(start.run_dir / "invalid_rewards.jsonl"))
     monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio, invalid.write)
@@ -234,7 +235,7 @@ def _build(
         stop_token_ids=ends,
     )
     turns, stopwatch, run_id = open_turns()(rollouts, ranks), Stopwatch(), _run_id(args, saved)
-    recorder: Recorder = SilentRecorder()
+    recorder: Recorder = Recorder()
     if ranks.is_main:
         reporters = open_reporters(args.report_to, start.run_dir, args.run_name, args.to_dict())
         outputs = (RunConsole(plan.total_steps), reporters, args.logging_steps, args.log_completions)

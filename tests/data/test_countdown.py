@@ -16,8 +16,8 @@ from swift_r1.data.countdown import (
 )
 from swift_r1.data.loading import columns_of, load_rows
 from swift_r1.plugins import load_plugins
-from swift_r1.rewards.construct import check_rewards
-from swift_r1.rewards.graders.arithmetic import evaluate
+from swift_r1.rewards.graders.countdown import evaluate
+from swift_r1.rewards.orm import check_rewards
 
 PLUGIN = str(Path(__file__).parents[2] / "plugins" / "countdown.py")
 SMALL = CountdownSpec(counts=(3,), numbers=(1, 9), operators="+-*", targets=(1, 99))

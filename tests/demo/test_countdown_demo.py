@@ -34,7 +34,7 @@ def test_work_shows_each_step(expression: str, worked: str) -> None:
 
 
 def test_candidate_values_agree_with_the_grader() -> None:
-    from swift_r1.rewards.graders.arithmetic import evaluate
+    from swift_r1.rewards.graders.countdown import evaluate
 
     for expression, value in task.candidates((3, 7, 8)).items():
         assert evaluate(expression).value == value

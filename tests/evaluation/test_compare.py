@@ -10,7 +10,7 @@ import pytest
 
 from swift_r1.cli.main import main
 from swift_r1.errors import UsageError
-from swift_r1.evaluation.compare import compare
+from swift_r1.evaluation.report import compare
 
 Evaluate = Callable[..., Path]
 

@@ -10,9 +10,8 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from swift_r1.evaluation.answers import RULES, vote_classes
-from swift_r1.evaluation.bootstrap import paired_bootstrap
-from swift_r1.evaluation.statistics import estimate, ks, majority_at_k, mean_of, pass_at_k, wilson
+from swift_r1.evaluation.results import RULES, vote_classes
+from swift_r1.evaluation.statistics import estimate, ks, majority_at_k, mean_of, paired_bootstrap, pass_at_k, wilson
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from swift_r1.data import registry
-from swift_r1.plugins import loader, reward_models, rollouts
+from swift_r1.plugins import loader, protocol, rollouts
 from swift_r1.rewards import orms
 
 
@@ -13,7 +13,7 @@ from swift_r1.rewards import orms
 def registries() -> Iterator[None]:
     """Gives every registry back as it was."""
     everything = (
-        *(orms, registry.datasets, registry._origins, loader._LOADED, reward_models.prms, reward_models.rm_plugins),
+        *(orms, registry.datasets, registry._origins, loader._LOADED, protocol.prms, protocol.rm_plugins),
         *(rollouts.multi_turns, rollouts.envs, rollouts.context_managers),
     )
     before = [dict(one) for one in everything]

@@ -41,7 +41,7 @@ from types import SimpleNamespace
 from swift_r1.plugins import load_plugins
 from swift_r1.data import load_dataset
 from swift_r1.rewards import orms
-from swift_r1.rewards.construct import build_reward
+from swift_r1.rewards.orm import build_reward
 format_before = orms["format"]
 (plugin,) = load_plugins([{str(countdown)!r}])
 assert plugin.orms == ("external_countdown",), plugin

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,10 +14,9 @@ import pytest
 from swift_r1.data.loading import load_dataset
 from swift_r1.errors import UsageError
 from swift_r1.plugins import LoadedPlugin, load_plugins
-from swift_r1.plugins.protocol import ChatCompletionResponseChoice, ChatMessage, RolloutInferRequest
-from swift_r1.plugins.reward_models import rm_plugins
+from swift_r1.plugins.compat import NotHere
+from swift_r1.plugins.protocol import ChatCompletionResponseChoice, ChatMessage, RolloutInferRequest, rm_plugins
 from swift_r1.plugins.rollouts import envs, multi_turns
-from swift_r1.plugins.stand_ins import NotHere
 from swift_r1.rewards.pool import RewardPool
 from swift_r1.rewards.types import RewardBatch, RewardColumn
 from swift_r1.sampling.scoring import reward_metrics
@@ -45,7 +45,7 @@ def score(
         "dataset": ["d"] * count,
     }
     batch = RewardBatch(completions, given | columns, group_size, {"global_step": 1, "max_steps": 2})
-    with RewardPool(ARGS, names, [str(FILES / f"{file}.py")]) as pool:
+    with RewardPool(ARGS, names, partial(load_plugins, [str(FILES / f"{file}.py")])) as pool:
         found = {column.name: column for column in pool.score(batch)}
     assert all(not column.invalid for column in found.values()), found
     assert list(found) == names

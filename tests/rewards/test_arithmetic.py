@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_r1.rewards.graders.arithmetic import ArithmeticFault, Evaluated, evaluate
+from swift_r1.rewards.graders.countdown import ArithmeticFault, Evaluated, evaluate
 
 Tree = int | tuple  # a number, ("-", tree), or (operator, left, right)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.rewards.construct import build_reward
 from swift_r1.rewards.graders import Grade, grade_gsm8k, grade_math, library
-from swift_r1.rewards.graders.latex import tidied
-from swift_r1.rewards.graders.size import bearable
-from swift_r1.rewards.graders.value import Unreadable, values
+from swift_r1.rewards.graders.answers import tidied
+from swift_r1.rewards.graders.bounded import Unreadable
+from swift_r1.rewards.graders.equality import values
+from swift_r1.rewards.graders.library import bearable
+from swift_r1.rewards.orm import build_reward
 
 DATA = Path(os.environ.get("SWIFT_R1_DATA", Path(__file__).parents[2] / ".." / "shared" / "data"))
 SETS = ("aime24", "amc23", "math500", "minerva", "olympiad_bench")

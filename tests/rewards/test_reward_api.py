@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from swift_r1.errors import UsageError
-from swift_r1.rewards.construct import build_reward
+from swift_r1.rewards.orm import build_reward
 from swift_r1.rewards.pool import RewardPool
 from swift_r1.rewards.types import RewardBatch, RewardColumn
 

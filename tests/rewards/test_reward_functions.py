@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rewards import ORM, AsyncORM, orms
 from swift_r1.rewards.builtin import is_formatted
-from swift_r1.rewards.construct import build_reward, check_rewards
 from swift_r1.rewards.monitor import InvalidRewardMonitor
-from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
-from swift_r1.rewards.validate import WrongShape, checked
+from swift_r1.rewards.orm import build_reward, check_rewards
+from swift_r1.rewards.types import InvalidReward, ItemOutcome, RewardBatch, RewardColumn
+from swift_r1.rewards.worker import checked
 from swift_r1.sampling.scoring import reward_metrics
 
 ARGS = SimpleNamespace(temperature=0.7, max_completion_length=100)
@@ -130,11 +130,12 @@ def test_faults_are_reported_together(registered: None) -> None:
     ],
 )
 def test_good_values(returned: object, expected: tuple) -> None:
-    assert checked(returned, 3) == (expected, ())
+    assert checked(returned, 3) == ItemOutcome(expected)
 
 
 def test_bad_values_are_invalid_one_by_one() -> None:
-    values, invalid = checked([math.nan, -math.inf, "1", [1], {}, 10**400, None, 1, torch.ones(2)], 9)
+    found = checked([math.nan, -math.inf, "1", [1], {}, 10**400, None, 1, torch.ones(2)], 9)
+    values, invalid = found.values, found.invalid
     assert [bad.index for bad in invalid] == [0, 1, 2, 3, 4, 5, 8]
     assert values[6:8] == (None, 1.0)
     assert all(math.isnan(values[bad.index]) for bad in invalid)
@@ -144,8 +145,8 @@ def test_bad_values_are_invalid_one_by_one() -> None:
     "returned", [1.0, 5, True, np.float64(1), torch.tensor(1.0), None, "abc", {}, [1, 2], [1] * 4, {1, 2, 3}]
 )
 def test_wrong_shapes(returned: object) -> None:
-    with pytest.raises(WrongShape):
-        checked(returned, 3)
+    outcome = checked(returned, 3)
+    assert outcome.failure is not None and (outcome.kind, outcome.values) == ("shape", ())
 
 
 MS_SWIFT = re.compile(r"^<think>.*?</think>\s*<answer>.*?</answer>(?![\s\S])", re.DOTALL | re.MULTILINE)

@@ -13,6 +13,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +21,8 @@ import psutil
 import pytest
 
 from swift_r1.errors import UsageError
-from swift_r1.rewards.inline import rewards_for
-from swift_r1.rewards.pool import RewardPool
+from swift_r1.plugins import load_plugins
+from swift_r1.rewards.pool import RewardPool, rewards_for
 from swift_r1.rewards.types import RewardBatch, RewardColumn
 
 PLUGIN = '''
@@ -212,6 +213,11 @@ def batch(completions: list[str], group_size: int) -> RewardBatch:
     return RewardBatch(completions, columns, group_size, {"global_step": 3, "max_steps": 10})
 
 
+def loading(plugin: Path) -> partial:
+    """What loads the plugin in a worker."""
+    return partial(load_plugins, [str(plugin)])
+
+
 def args(timeout: float = 1.0, workers: int = 2, **others: object) -> SimpleNamespace:
     limits = {"reward_memory_limit": 2.0, "reward_env": [], "reward_isolation": "process"}
     return SimpleNamespace(
@@ -232,7 +238,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def score(plugin: Path) -> Iterator:
     """Scores with one function of a pool that all tests share, so each fault also meets a pool that was hurt before."""
-    pools = {name: RewardPool(args(0.5), [name], [str(plugin)]) for name in NAMES}
+    pools = {name: RewardPool(args(0.5), [name], loading(plugin)) for name in NAMES}
     started: dict[str, RewardPool] = {}
 
     def with_one(name: str, completions: list[str], group_size: int) -> RewardColumn:
@@ -260,7 +266,7 @@ def causes(column: RewardColumn) -> dict[int, str]:
 
 def test_values_columns_and_order(plugin: Path) -> None:
     completions = ["a", "bbbb", "cc", "dd"]
-    with RewardPool(args(), ["seen", "length", "plain"], [str(plugin)]) as pool:
+    with RewardPool(args(), ["seen", "length", "plain"], loading(plugin)) as pool:
         columns = pool.score(batch(completions, 2))
     assert [column.name for column in columns] == ["seen", "length", "plain"]
     assert columns[0].values == (1.0, 1.0, 1.0, 1.0)
@@ -308,7 +314,7 @@ def test_slow_on_one_completion_in_a_hundred(score) -> None:
 @pytest.mark.parametrize("word", ["chatter", "raw", "rawchild", "rawgil"])
 def test_a_gigabyte_of_output_is_dropped(plugin: Path, capfd: pytest.CaptureFixture[str], word: str) -> None:
     """Whoever writes it: print, the file descriptor, a child process, C code that holds the GIL."""
-    with RewardPool(args(60.0, 1), ["moody"], [str(plugin)]) as pool:
+    with RewardPool(args(60.0, 1), ["moody"], loading(plugin)) as pool:
         assert pool.score(batch([word, "a"], 2))[0].invalid == ()
         assert pool.score(batch(["thread", "a"], 2))[0].invalid == ()
     captured = capfd.readouterr()
@@ -319,7 +325,7 @@ def test_a_gigabyte_of_output_is_dropped(plugin: Path, capfd: pytest.CaptureFixt
 
 def test_what_workers_print_is_shown_call_by_call(plugin: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """The share of a call is its own, and what a process says before it crashes is not lost."""
-    with RewardPool(args(60.0, 1), ["moody"], [str(plugin)]) as pool:
+    with RewardPool(args(60.0, 1), ["moody"], loading(plugin)) as pool:
         assert pool.score(batch(["chatter", "a"], 2))[0].invalid == ()
         assert causes(pool.score(batch(["crash", "a"], 2))[0]) == {0: "its worker process died (exit code -6)"}
     out = capfd.readouterr().out
@@ -329,7 +335,7 @@ def test_what_workers_print_is_shown_call_by_call(plugin: Path, capfd: pytest.Ca
 @pytest.mark.parametrize("word", ["child", "session", "fork", "childsleep"])
 def test_processes_that_a_reward_leaves_are_ended(plugin: Path, tmp_path: Path, word: str) -> None:
     note = tmp_path / "pid"
-    with RewardPool(args(1.0, 1), ["moody"], [str(plugin)]) as pool:
+    with RewardPool(args(1.0, 1), ["moody"], loading(plugin)) as pool:
         column = pool.score(batch([f"{word} {note}", "a"], 2))[0]
         assert bool(column.invalid) == (word == "childsleep")
         wait_gone(int(note.read_text()))
@@ -338,7 +344,7 @@ def test_processes_that_a_reward_leaves_are_ended(plugin: Path, tmp_path: Path, 
 
 def test_a_leak_costs_workers_and_no_rewards(plugin: Path) -> None:
     """Each worker lasts a few calls; then another takes its place, and the call is made again."""
-    with RewardPool(args(10.0, 1, reward_memory_limit=0.5), ["grows"], [str(plugin)]) as pool:
+    with RewardPool(args(10.0, 1, reward_memory_limit=0.5), ["grows"], loading(plugin)) as pool:
         seen = set()
         for _ in range(20):
             assert pool.score(batch(["a", "b"], 2))[0].values == (1.0, 1.0)
@@ -350,7 +356,7 @@ def test_secrets_and_proxies_are_not_to_be_seen(plugin: Path, monkeypatch: pytes
     names = ["HF_TOKEN", "WANDB_API_KEY", "https_proxy", "JUDGE_API_KEY", "PLAIN", "TOKENIZERS_PARALLELISM"]
     for name in names:
         monkeypatch.setenv(name, "x")
-    with RewardPool(args(reward_env=["JUDGE_API_KEY"]), ["environment"], [str(plugin)]) as pool:
+    with RewardPool(args(reward_env=["JUDGE_API_KEY"]), ["environment"], loading(plugin)) as pool:
         assert pool.score(batch(names, 2))[0].values == (0.0, 0.0, 0.0, 1.0, 1.0, 1.0)
 
 
@@ -358,7 +364,7 @@ def test_inline(plugin: Path) -> None:
     """The same values and faults, in this process; only what an exception can stop is stopped."""
     before = {process.pid for process in psutil.Process().children(recursive=True)}
     names = ["length", "moody", "strange", "scalar", "silent"]
-    with rewards_for(args(reward_isolation="inline"), names, [str(plugin)]) as rewards:
+    with rewards_for(args(reward_isolation="inline"), names, loading(plugin)) as rewards:
         rewards.wait_ready()
         length, moody, strange, scalar, silent = rewards.score(batch(["aa", "raise", "quit a", "a"], 4))
         assert {process.pid for process in psutil.Process().children(recursive=True)} == before
@@ -425,7 +431,7 @@ def test_coroutines_of_a_worker_share_one_loop_for_all_calls(plugin: Path) -> No
         port = str(server.server_address[1])
         for isolation in ("process", "inline"):
             connections.clear()
-            with rewards_for(args(20.0, 1, reward_isolation=isolation), ["keeps"], [str(plugin)]) as rewards:
+            with rewards_for(args(20.0, 1, reward_isolation=isolation), ["keeps"], loading(plugin)) as rewards:
                 calls = [rewards.score(batch([port, port] * 2, 2))[0] for _ in range(3)]
             assert [column.invalid for column in calls] == [()] * 3
             # Two groups a call, side by side, on one connection that the lock guards.
@@ -436,7 +442,7 @@ def test_coroutines_of_a_worker_share_one_loop_for_all_calls(plugin: Path) -> No
 
 def test_a_late_coroutine_ends_alone(plugin: Path) -> None:
     """It has a time-out of its own: its worker is not killed, and keeps what it has."""
-    with RewardPool(args(0.5, 1), ["waiting"], [str(plugin)]) as pool:
+    with RewardPool(args(0.5, 1), ["waiting"], loading(plugin)) as pool:
         assert pool.score(batch(["a", "bb"], 2))[0].values == (1.0, 2.0)
         before = pool._worker_ids()
         column = pool.score(batch(["a", "stuck", "b", "ccc"], 2))[0]
@@ -447,7 +453,7 @@ def test_a_late_coroutine_ends_alone(plugin: Path) -> None:
 
 def test_groups_added_while_the_pool_breaks_down_are_scored(plugin: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The only worker dies with no call running, which takes pebble's whole pool down between two groups."""
-    with RewardPool(args(workers=1), ["moody"], [str(plugin)]) as pool:
+    with RewardPool(args(workers=1), ["moody"], loading(plugin)) as pool:
         pool.wait_ready()
         (worker,) = pool._worker_ids()
         broken = pool._pool
@@ -472,7 +478,7 @@ def test_groups_added_while_the_pool_breaks_down_are_scored(plugin: Path, caplog
 
 
 def test_a_group_that_was_not_added_is_said(plugin: Path) -> None:
-    with rewards_for(args(reward_isolation="inline"), ["length"], [str(plugin)]) as rewards:
+    with rewards_for(args(reward_isolation="inline"), ["length"], loading(plugin)) as rewards:
         open_batch = rewards.open({})
         open_batch.add(1, batch(["a", "b"], 2))
         with pytest.raises(ValueError, match="group 0 of the batch was not added"):
@@ -488,7 +494,7 @@ def test_all_completions_bad(score) -> None:
 def test_a_worker_that_dies_between_two_batches(plugin: Path) -> None:
     """With no call running, the death of a worker takes pebble's whole pool down."""
     me = psutil.Process()
-    with RewardPool(args(workers=1), ["moody"], [str(plugin)]) as pool:
+    with RewardPool(args(workers=1), ["moody"], loading(plugin)) as pool:
         pool.wait_ready()
         (worker,) = (child for child in me.children() if child.pid in pool._pool._pool_manager.worker_manager.workers)
         assert pool.score(batch(["later", "a"], 2))[0].invalid == ()
@@ -500,7 +506,7 @@ def test_a_worker_that_dies_between_two_batches(plugin: Path) -> None:
 def test_no_process_is_left(plugin: Path) -> None:
     me = psutil.Process()
     before = {process.pid for process in me.children(recursive=True)}
-    with RewardPool(args(0.3), ["moody"], [str(plugin)]) as pool:
+    with RewardPool(args(0.3), ["moody"], loading(plugin)) as pool:
         pool.score(batch(["spin", "a"], 2))
     left = [process for process in me.children(recursive=True) if process.pid not in before]
     left = [process for process in left if "resource_tracker" not in " ".join(process.cmdline())]
@@ -510,14 +516,14 @@ def test_no_process_is_left(plugin: Path) -> None:
 def test_faults_in_the_worker_are_usage_errors(tmp_path: Path) -> None:
     broken = tmp_path / "broken.py"
     broken.write_text("import no_such_library\n")
-    with RewardPool(args(), ["x"], [str(broken)]) as pool, pytest.raises(UsageError, match="no_such_library"):
+    with RewardPool(args(), ["x"], loading(broken)) as pool, pytest.raises(UsageError, match="no_such_library"):
         pool.wait_ready()
-    with RewardPool(args(), ["fromat"], []) as pool, pytest.raises(UsageError, match="did you mean format"):
+    with RewardPool(args(), ["fromat"]) as pool, pytest.raises(UsageError, match="did you mean format"):
         pool.score(batch(["a"], 1))
 
 
 def test_batches_must_hold_whole_groups(plugin: Path) -> None:
-    with RewardPool(args(), ["length"], [str(plugin)]) as pool, pytest.raises(ValueError, match="whole groups"):
+    with RewardPool(args(), ["length"], loading(plugin)) as pool, pytest.raises(ValueError, match="whole groups"):
         pool.score(batch(["a", "b", "c"], 2))
 
 
@@ -529,12 +535,14 @@ def test_workers_end_when_the_parent_is_killed(plugin: Path, tmp_path: Path) -> 
             f"""
             import os, signal
             from types import SimpleNamespace
+            from functools import partial
+            from swift_r1.plugins import load_plugins
             from swift_r1.rewards.pool import RewardPool
             if __name__ == "__main__":
                 args = SimpleNamespace(
                     reward_timeout=5.0, reward_num_workers=1, reward_memory_limit=2.0, reward_env=[], scale=1.0
                 )
-                with RewardPool(args, ["length"], [{str(plugin)!r}]) as pool:
+                with RewardPool(args, ["length"], partial(load_plugins, [{str(plugin)!r}])) as pool:
                     pool.wait_ready()
                     (worker,) = pool._pool._pool_manager.worker_manager.workers
                     print(worker, flush=True)
@@ -587,13 +595,15 @@ def test_nothing_survives_a_trainer_that_is_killed(tmp_path: Path) -> None:
             f"""
             import json, os, signal, threading, time
             from types import SimpleNamespace
+            from functools import partial
+            from swift_r1.plugins import load_plugins
             from swift_r1.rewards.pool import RewardPool
             from swift_r1.rewards.types import RewardBatch
             if __name__ == "__main__":
                 args = SimpleNamespace(
                     reward_timeout=150.0, reward_num_workers=1, reward_memory_limit=2.0, reward_env=[]
                 )
-                pool = RewardPool(args, ["hides"], [{str(plugin)!r}]).__enter__()
+                pool = RewardPool(args, ["hides"], partial(load_plugins, [{str(plugin)!r}])).__enter__()
                 threading.Thread(target=pool.score, args=[RewardBatch([{str(folder)!r}], {{}}, 1)], daemon=True).start()
                 names = ["child", "session", "unmarked", "orphan"]
                 while not all(os.path.exists(os.path.join({str(folder)!r}, name)) for name in names):
@@ -618,7 +628,7 @@ def test_nothing_survives_a_call_that_is_late(tmp_path: Path) -> None:
     plugin, folder = tmp_path / "hides.py", tmp_path / "notes"
     folder.mkdir()
     plugin.write_text(HIDDEN)
-    with RewardPool(args(3.0, 1), ["hides"], [str(plugin)]) as pool:
+    with RewardPool(args(3.0, 1), ["hides"], loading(plugin)) as pool:
         column = pool.score(batch([str(folder)], 1))[0]
         assert [bad.kind for bad in column.invalid] == ["timeout"]
         for name in ("child", "session", "unmarked", "orphan"):
@@ -626,7 +636,7 @@ def test_nothing_survives_a_call_that_is_late(tmp_path: Path) -> None:
 
 
 def test_a_watchdog_that_was_killed_is_replaced(plugin: Path) -> None:
-    with RewardPool(args(workers=1), ["moody"], [str(plugin)]) as pool:
+    with RewardPool(args(workers=1), ["moody"], loading(plugin)) as pool:
         assert pool.score(batch(["aa", "a"], 2))[0].values == (2.0, 1.0)
         before = pool._watchdog.pid
         os.kill(before, signal.SIGKILL)
@@ -653,7 +663,7 @@ def test_soak(plugin: Path) -> None:
         "fork {note}",
     ]
     memory, processes = [], []
-    with RewardPool(args(1.0), ["moody", "strange"], [str(plugin)]) as pool:
+    with RewardPool(args(1.0), ["moody", "strange"], loading(plugin)) as pool:
         for number in range(2_000):
             texts = [f"{'a' * (index % 7 + 1)}" for index in range(16)]
             bad = number % 20 == 0

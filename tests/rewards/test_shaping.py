@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from swift_r1.arguments import RlhfArguments, parse_arguments
 from swift_r1.errors import UsageError
 from swift_r1.rewards import orms
-from swift_r1.rewards.construct import build_reward
-from swift_r1.rewards.shaping import CosineReward, is_react
+from swift_r1.rewards.builtin import CosineReward, is_react
+from swift_r1.rewards.orm import build_reward
 
 FLAGS = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d.jsonl", "--per_device_train_batch_size", "8"]
 

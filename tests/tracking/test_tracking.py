@@ -9,10 +9,8 @@ from rich.console import Console
 
 from swift_r1.errors import UsageError
 from swift_r1.tracking.console import RunConsole
-from swift_r1.tracking.jsonl import JsonLines
-from swift_r1.tracking.metrics import MetricWindow
-from swift_r1.tracking.plots import draw_curves, read_log
-from swift_r1.tracking.recorder import RunRecorder
+from swift_r1.tracking.metrics import JsonLines, MetricWindow, read_json_lines
+from swift_r1.tracking.recorder import RunRecorder, draw_curves
 from swift_r1.tracking.reporters import open_reporters
 
 
@@ -45,7 +43,7 @@ def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):
             recorder.step(step, {"loss": float(step), "reward": 1.0}, last=step == 5)
         recorder.evaluation(5, {"eval/d/accuracy": 0.5, "eval/d/completions": 4.0, "eval/d/reward": 0.5}, [{"step": 5}])
         recorder.finish({"steps": 5})
-    lines = read_log(tmp_path / "logging.jsonl")
+    lines = read_json_lines(tmp_path / "logging.jsonl")
     assert [(line["step"], line.get("loss")) for line in lines] == [(2, 1.5), (4, 3.5), (5, 5.0), (5, None)]
     assert len((tmp_path / "completions.jsonl").read_text().splitlines()) == 1
     assert json.loads((tmp_path / "summary.json").read_text()) == {"steps": 5}

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,8 +18,9 @@ import pytest
 
 from swift_r1.algorithms.rewards import Composition
 from swift_r1.data.types import Prompt
-from swift_r1.rewards.inline import rewards_for
+from swift_r1.plugins import load_plugins
 from swift_r1.rewards.orm import orms
+from swift_r1.rewards.pool import rewards_for
 from swift_r1.sampling.multi_turn import OneTurn
 from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.scoring import Scoring, reward_metrics
@@ -46,6 +48,11 @@ def moody(completions, **kwargs):
 orms["leaves_a_note"] = leaves_a_note
 orms["moody"] = moody
 """
+
+
+def loading(plugin: Path) -> partial:
+    """What loads the plugin in a worker."""
+    return partial(load_plugins, [str(plugin)])
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +146,7 @@ def test_the_embedded_engine_goes_on_while_rewards_are_computed(tiny_model: Path
             wait_for(note)
 
     model.base_model.register_forward_pre_hook(before_forward)
-    with rewards_for(args(), ["leaves_a_note"], [str(plugin)]) as rewards:
+    with rewards_for(args(), ["leaves_a_note"], loading(plugin)) as rewards:
         rewards.wait_ready()
         rows = prompts(2, note=str(note))
         running = scoring(rows, rewards)
@@ -194,7 +201,7 @@ def stub(tmp_path: Path) -> Iterator[Stub]:
 def test_requests_to_a_server_go_on_while_rewards_are_computed(stub: Stub, plugin: Path) -> None:
     sampling = SamplingParams(max_tokens=1)
     asked = [RolloutRequest(request_id=f"r{i}", prompt_token_ids=(1,), n=2, sampling=sampling) for i in (0, 1)]
-    with rewards_for(args(), ["leaves_a_note"], [str(plugin)]) as rewards:
+    with rewards_for(args(), ["leaves_a_note"], loading(plugin)) as rewards:
         rewards.wait_ready()
         rows = prompts(2, note=str(stub.note))
         running = scoring(rows, rewards)
@@ -212,7 +219,7 @@ def test_the_order_in_which_completions_come_does_not_matter(plugin: Path, isola
     outputs = [output(number, *(chance.randrange(9) for _ in range(4))) for number in range(12)]
     assert {token for one in outputs for completion in one.completions for token in completion.token_ids} >= {3, 5, 7}
     asked = prompts(12, note="/dev/null")
-    with rewards_for(args(reward_isolation=isolation), ["moody", "leaves_a_note"], [str(plugin)]) as rewards:
+    with rewards_for(args(reward_isolation=isolation), ["moody", "leaves_a_note"], loading(plugin)) as rewards:
         rewards.wait_ready()
         whole = scoring(asked, rewards, 2)
         play(asked, whole, Answered(*outputs))

@@ -20,7 +20,7 @@ Value = Any  # a Fraction where exact, else an mpf or mpc of `mp`
 
 
 class Unreadable(ValueError):
-    """Not an expression that this reader knows, out of its bounds, or without a value (1/0)."""
+    """Not an expression that this reader knows, beyond its bounds, or without a value (1/0)."""
 
 
 def close(a: Value, b: Value) -> bool:
@@ -94,6 +94,11 @@ def root(value: Value, index: Value) -> Value:
 
 
 def factorial(value: Value) -> Value:
-    if not isinstance(value, Fraction) or value.denominator != 1 or not 0 <= value <= MAX_FACTORIAL:
+    if not is_small_whole(value):
         raise Unreadable("factorial out of bounds")
     return Fraction(math.factorial(int(value)))
+
+
+def is_small_whole(value: Value) -> bool:
+    """From 0 to `MAX_FACTORIAL`."""
+    return isinstance(value, Fraction) and value.denominator == 1 and 0 <= value <= MAX_FACTORIAL

@@ -1,16 +1,32 @@
-"""Countdown: does the answer reach the target with every number used exactly once?"""
+"""Countdown: does the answer reach the target with every number used exactly once?
+
+Answers are in a small arithmetic language, evaluated exactly:
+
+    sum     = product (("+" | "-") product)*
+    product = factor (("*" | "/") factor)*
+    factor  = "-" factor | "(" sum ")" | integer
+
+Anything else (powers, floor division, names, decimals, numbers with leading zeros) is a syntax error. Length, depth
+and digits are bounded, so hostile text is refused at once.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
-from swift_r1.rewards.graders.arithmetic import ArithmeticFault, evaluate
-from swift_r1.rewards.graders.grade import Grade
-from swift_r1.rewards.graders.tags import first_answer, last_answer
+from swift_r1.rewards.graders.answers import Grade, first_answer, last_answer
 
 TAG_SCORE = 0.1  # oat's reward for an answer tag around a wrong answer
+MAX_LENGTH = 1000
+MAX_DEPTH = 50
+MAX_DIGITS = 15
+
+_TOKEN = re.compile(r"[0-9]+|[-+*/()]")
+_BLANKS = re.compile(r"\s+")
 
 
 def grade_countdown(
@@ -52,8 +68,104 @@ def _is_right(expression: str, nums: list[int], target: int) -> bool:
 
 
 def _whole(number: int | float | str) -> int:
-    """The number as an int, whatever the data file made of it."""
+    """The number as an int, whatever type the data file gave it."""
     value = Fraction(number)
     if value.denominator != 1:
         raise ValueError(f"not a whole number: {number}")
     return value.numerator
+
+
+class ArithmeticFault(ValueError):
+    """Not an expression of this language, too large, or a division by zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluated:
+    """The exact value of an expression, and the integers written in it, from left to right."""
+
+    value: Fraction
+    numbers: tuple[int, ...]
+
+
+def evaluate(text: str) -> Evaluated:
+    """Evaluates one expression.
+
+    >>> evaluate("(1 + 2) / 4")
+    Evaluated(value=Fraction(3, 4), numbers=(1, 2))
+
+    Raises:
+        ArithmeticFault: the text is not an expression, exceeds a bound, or divides by zero.
+    """
+    if len(text) > MAX_LENGTH:
+        raise ArithmeticFault(f"longer than {MAX_LENGTH} characters")
+    parser = _Parser(_tokens(text))
+    value = parser.sum(0)
+    if parser.token is not None:
+        raise ArithmeticFault(f"unexpected {parser.token!r}")
+    return Evaluated(value, tuple(parser.numbers))
+
+
+def _tokens(text: str) -> list[str]:
+    tokens, position = [], 0
+    while position < len(text):
+        if blanks := _BLANKS.match(text, position):
+            position = blanks.end()
+            continue
+        token = _TOKEN.match(text, position)
+        if token is None:
+            raise ArithmeticFault(f"unexpected {text[position]!r}")
+        tokens.append(token[0])
+        position = token.end()
+    return tokens
+
+
+class _Parser:
+    """Recursive descent over the tokens, evaluating as it goes; one method per rule of the grammar."""
+
+    def __init__(self, tokens: list[str]) -> None:
+        self.numbers: list[int] = []
+        self._rest = iter(tokens)
+        self.token = next(self._rest, None)
+
+    def sum(self, depth: int) -> Fraction:
+        value = self._product(depth)
+        while self.token in ("+", "-"):
+            operator = self._take()
+            right = self._product(depth)
+            value = value + right if operator == "+" else value - right
+        return value
+
+    def _product(self, depth: int) -> Fraction:
+        value = self._factor(depth)
+        while self.token in ("*", "/"):
+            operator = self._take()
+            right = self._factor(depth)
+            if operator == "*":
+                value *= right
+            elif right:
+                value /= right
+            else:
+                raise ArithmeticFault("division by zero")
+        return value
+
+    def _factor(self, depth: int) -> Fraction:
+        if depth > MAX_DEPTH:
+            raise ArithmeticFault(f"nested more than {MAX_DEPTH} deep")
+        token = self._take()
+        if token == "-":
+            return -self._factor(depth + 1)
+        if token == "(":
+            value = self.sum(depth + 1)
+            if self._take() != ")":
+                raise ArithmeticFault("a parenthesis is not closed")
+            return value
+        if token is None or not token.isdigit():
+            raise ArithmeticFault("unexpected end" if token is None else f"unexpected {token!r}")
+        if len(token) > MAX_DIGITS or (token[0] == "0" and len(token) > 1):
+            raise ArithmeticFault(f"not a number: {token[:MAX_DIGITS]}")
+        self.numbers.append(int(token))
+        return Fraction(int(token))
+
+    def _take(self) -> str | None:
+        token, self.token = self.token, next(self._rest, None)
+        return token

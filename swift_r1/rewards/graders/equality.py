@@ -2,6 +2,10 @@ r"""The rule `fast`: whether two tidied answers are equal. Strings first, then p
 
 It runs in bounded time and evaluates no code. It is stricter than `math_verify` (the library): a whole number must be
 written as one, a fraction in lowest terms, a list that is not written as a set in its order.
+
+In values, letters are variables and get fixed rational values, several sets of them: two expressions that agree in all
+of them are taken as equal (the identity test of Schwartz and Zippel, with fixed points). Nothing is expanded or
+simplified, so the work is linear in the text.
 """
 
 from __future__ import annotations
@@ -11,11 +15,16 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from swift_r1.rewards.graders.latex import closing, without_unit
-from swift_r1.rewards.graders.value import Unreadable, Value, same, values
+from mpmath.libmp.libhyper import NoConvergence
+
+from swift_r1.rewards.graders.answers import closing, without_unit
+from swift_r1.rewards.graders.bounded import Unreadable, Value, close
+from swift_r1.rewards.graders.reader import Reader, tokens
 
 MAX_PARTS = 64  # of a list
 MAX_MEMBERS = 24  # of a set
+POINTS = 3  # sets of values of the variables; the first has positive values only, the others both signs
+POINTS_ROUNDED = 32  # where something is rounded; the later ones are large
 
 _LITERAL = re.compile(
     r"([-+]?)\s*([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+\.?[0-9]*|\.[0-9]+)"
@@ -96,8 +105,9 @@ def _equal_values(given: str, right: str, budget: int) -> bool:
     if "\\cup" in right or "\\cup" in given:
         return _same_set(given.split("\\cup"), right.split("\\cup"), budget)
     fractions = _fraction(given), _fraction(right)
-    if fractions[0] and fractions[1] and _written(*fractions[0]) == _written(*fractions[1]):
-        return fractions[0] == fractions[1] or _in_lowest_terms(*fractions[0])
+    if fractions[0] and fractions[1] and Fraction(*fractions[0]) == Fraction(*fractions[1]):
+        in_lowest_terms = Fraction(*fractions[0]).denominator == fractions[0][1]
+        return fractions[0] == fractions[1] or in_lowest_terms
     matrices = _matrix(given), _matrix(right)
     if matrices[0] and matrices[1]:
         return matrices[0].form == matrices[1].form and _same_list(matrices[0].cells, matrices[1].cells, budget)
@@ -163,7 +173,7 @@ def _same_list(given: list[str], right: list[str], budget: int) -> bool:
 
 
 def _same_set(given: list[str], right: list[str], budget: int) -> bool:
-    """Equal whatever the order; not too many members, for every pair may be looked at."""
+    """Equal in any order; members are limited, since every pair may be compared."""
     if len(given) != len(right) or len(right) > min(MAX_MEMBERS, budget):
         return False
     left = [text.strip() for text in right]
@@ -177,14 +187,38 @@ def _same_set(given: list[str], right: list[str], budget: int) -> bool:
 
 def _same_value(given: str, right: str) -> bool:
     try:
-        return same(_values(given), _values(right))
+        return same_values(values(given), values(right))
     except Unreadable:
         return False
 
 
 @lru_cache(maxsize=4096)
-def _values(text: str) -> tuple[Value, ...]:
-    return values(text)
+def values(text: str) -> tuple[Value, ...]:
+    """The expression's value at each point; one value where it has no variables.
+
+    Raises:
+        Unreadable: the only error, whatever the text.
+    """
+    read = tokens(text)
+    found: list[Value] = []
+    wanted = 1
+    while len(found) < wanted:
+        reader = Reader(read, len(found) + 1)
+        try:
+            found.append(reader.whole())
+        except (ZeroDivisionError, OverflowError, NoConvergence, TypeError) as error:
+            raise Unreadable(str(error)) from error
+        if reader.variables:
+            wanted = POINTS_ROUNDED if reader.rounded else POINTS
+    return tuple(found)
+
+
+def same_values(first: tuple[Value, ...], second: tuple[Value, ...]) -> bool:
+    """Whether two expressions are equal: exactly where both are rational, else to 48 digits, at every point that
+    both have."""
+    longest = max(len(first), len(second))
+    first, second = (item * longest if len(item) == 1 else item for item in (first, second))
+    return all(map(close, first, second))
 
 
 def _is_whole(text: str) -> bool:
@@ -211,14 +245,6 @@ def _fraction(text: str) -> tuple[int, int] | None:
     if denominator == 0:
         return None
     return (numerator, denominator) if denominator > 0 else (-numerator, -denominator)
-
-
-def _written(numerator: int, denominator: int) -> Fraction:
-    return Fraction(numerator, denominator)
-
-
-def _in_lowest_terms(numerator: int, denominator: int) -> bool:
-    return Fraction(numerator, denominator).denominator == denominator
 
 
 def _inside(text: str) -> tuple[str, str] | None:
@@ -260,7 +286,7 @@ def _parts(text: str) -> list[str]:
 
 
 def same_text(given: str, right: str) -> bool:
-    """Equal but for spaces, and not empty; a space between two digits counts."""
+    """Equal except for spaces, and not empty; a space between two digits counts."""
     if given == right:
         return bool(given)
     return bool(given) and _FREE_SPACE.sub("", given) == _FREE_SPACE.sub("", right)

@@ -6,9 +6,7 @@ import re
 from fractions import Fraction
 from typing import Literal
 
-from swift_r1.rewards.graders.grade import Grade
-from swift_r1.rewards.graders.latex import last_boxed
-from swift_r1.rewards.graders.tags import first_answer, last_answer
+from swift_r1.rewards.graders.answers import Grade, first_answer, last_answer, last_boxed
 
 MAX_DIGITS = 60
 MAX_SLOT = 2_000  # characters of an answer tag that are read
@@ -85,18 +83,16 @@ def number_answer(completion: str) -> tuple[Fraction | None, bool]:
 
 def _slot(completion: str) -> str | None:
     answer = last_answer(completion)
-    if answer is not None:
-        boxed = last_boxed(answer) if "\\boxed" in answer else None
+    place = completion if answer is None else answer
+    boxed = last_boxed(place) if "\\boxed" in place else None
+    if boxed is not None or answer is not None:
         return answer if boxed is None else boxed
-    boxed = last_boxed(completion) if "\\boxed" in completion else None
-    if boxed is not None:
-        return boxed
     _, mark, after = completion.rpartition("####")
     return after.partition("\n")[0] if mark else None
 
 
 def _plain(text: str) -> str:
-    """LaTeX's spellings of signs, thousands and fractions as plain ones."""
+    """LaTeX's signs, thousands and fractions as plain text."""
     text = text.replace("\u2212", "-")
     if "\\" in text or "{" in text:
         text = _LATEX_FRACTION.sub(r"\1/\2", text)

@@ -1,18 +1,19 @@
-"""math_verify, kept from what it cannot bear: it computes exactly and without bounds."""
+"""math_verify, kept from what it cannot handle: it computes exactly and without bounds."""
 
 from __future__ import annotations
 
 import logging
 import threading
+from math import inf, log2
 from typing import Any
 
-from swift_r1.rewards.graders.size import bearable
-
-LIBRARY_SECONDS = 5  # of one call, where it runs in the main thread
+LIBRARY_SECONDS = 5  # per call, where it runs in the main thread
+MAX_BITS = 100_000  # of one exact number; a division of two such takes some ten milliseconds
+MAX_TERMS = 1_000  # of a sum or a product that is written out
 
 
 def library_equal(found: str, given: str, right: str) -> bool:
-    """math_verify's verdict on an answer (as `found`, and tidied) and a tidied gold answer; what explodes is wrong."""
+    """math_verify's verdict on an answer (as found, and tidied) and a tidied gold answer; what explodes is wrong."""
     if len(given) > 400 or len(right) > 400 or not given:
         return False
     return verified(parsed(f"\\boxed{{{right}}}"), parsed(f"\\boxed{{{found}}}"))
@@ -22,8 +23,11 @@ def parsed(text: str, **how: Any) -> list[Any]:
     """What the library reads in a text: sympy objects, not yet evaluated, and strings; empty where it reads nothing."""
     from math_verify import parse
 
-    _without_warnings()
-    return parse(text, parsing_timeout=_time_limit(), raise_on_error=False, **how)
+    # An answer that takes too long is wrong; a line on standard error for each would be noise.
+    logger = logging.getLogger("math_verify")
+    if logger.level == logging.NOTSET:
+        logger.setLevel(logging.ERROR)
+    return list(parse(text, parsing_timeout=_time_limit(), raise_on_error=False, **how))
 
 
 def verified(gold: list[Any], answer: list[Any]) -> bool:
@@ -35,13 +39,68 @@ def verified(gold: list[Any], answer: list[Any]) -> bool:
     return bool(verify(gold, answer, timeout_seconds=_time_limit(), raise_on_error=False))
 
 
-def _without_warnings() -> None:
-    """An answer that takes too long is wrong, which is no news: not a line on standard error for each."""
-    logger = logging.getLogger("math_verify")
-    if logger.level == logging.NOTSET:
-        logger.setLevel(logging.ERROR)
-
-
 def _time_limit() -> int | None:
-    """Of one call. The library's time-outs are alarm signals, which only the main thread can have."""
+    """The library's time-outs are alarm signals, which only the main thread can have."""
     return LIBRARY_SECONDS if threading.current_thread() is threading.main_thread() else None
+
+
+class TooLarge(ValueError):
+    """Evaluation would make a number of more than `MAX_BITS` bits."""
+
+
+def bearable(node: Any) -> bool:
+    """Whether exact evaluation of a sympy object (expression, set, relation or matrix) stays within the bounds.
+
+    Estimated before anything is evaluated, and only numbers count. What is merely slow, such as expanding
+    (x + y)^5000, can be interrupted; a power of whole numbers cannot, and takes all memory.
+    """
+    try:
+        _bits(node)
+    except (TooLarge, RecursionError):
+        return False
+    return True
+
+
+def _bits(node: Any) -> float:
+    """About log2 of an exact value, numerator and denominator together, where letters count as 2; at least 1."""
+    found = max(1.0, _estimate(node))
+    if found > MAX_BITS:
+        raise TooLarge
+    return found
+
+
+def _estimate(node: Any) -> float:
+    from sympy import Float, MatrixBase, Pow, Product, Rational, Sum, cosh, exp, gamma, sinh
+    from sympy.functions.combinatorial.factorials import CombinatorialFunction
+
+    if isinstance(node, MatrixBase):
+        return sum(map(_bits, node.flat()))
+    if isinstance(node, Rational):
+        return int(node.p).bit_length() + int(node.q).bit_length()
+    if isinstance(node, Float):
+        return int(abs(node.num.exp) + node.num.bc)
+    parts = sum(map(_bits, node.args))  # the parts first: what follows evaluates them
+    if isinstance(node, Pow):
+        return _bits(node.base) * max(1.0, _magnitude(node.exp))
+    if isinstance(node, exp | sinh | cosh):
+        return max(parts, 2 * _magnitude(node.args[0]))
+    if isinstance(node, CombinatorialFunction | gamma):
+        largest = max(map(_magnitude, node.args))
+        return max(parts, largest * log2(largest + 2))
+    if isinstance(node, Sum | Product):
+        for _, start, end in node.limits:
+            terms = 0.0 if end.is_infinite else _magnitude(start) + _magnitude(end)
+            if terms > MAX_TERMS:
+                raise TooLarge
+            parts *= max(1.0, terms)
+    return parts
+
+
+def _magnitude(node: Any) -> float:
+    """The absolute value of a number; 1 for what holds letters, infinity for what is no number."""
+    if node.free_symbols:
+        return 1.0
+    try:
+        return abs(complex(node.evalf(5)))
+    except (TypeError, ValueError, OverflowError):
+        return inf

@@ -8,11 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from swift_r1.rewards.graders.answers import CLOSE, OPEN, Grade, last_answer, last_boxed, tidied
 from swift_r1.rewards.graders.equality import equal, same_text
-from swift_r1.rewards.graders.grade import Grade
-from swift_r1.rewards.graders.latex import last_boxed, tidied, unboxed
 from swift_r1.rewards.graders.library import library_equal
-from swift_r1.rewards.graders.tags import CLOSE, OPEN, last_answer
 
 MAX_ANSWER = 2_000  # characters; more is wrong
 STRICT = "</think> <answer>"
@@ -41,18 +39,22 @@ def grade_math(
     """
     if verifier not in ("fast", "math_verify"):
         raise ValueError(f"unknown verifier {verifier!r}: fast or math_verify")
-    accepted = _gold_texts(gold)
+    golds = gold if isinstance(gold, list | tuple) else [gold]
+    if not golds:
+        raise ValueError("no gold answer")
+    accepted = [_gold_text(one) for one in golds]
     found = _answer(response, answer)
     if found is None:
         return Grade(0.0, False)
     if len(found) > MAX_ANSWER:
         return Grade(0.0, True)
     given = tidied(found)
-    if any(same_text(given, right) for right in accepted):
-        return Grade(1.0, True)
-    if verifier == "math_verify":
-        return Grade(float(any(library_equal(found, given, right) for right in accepted)), True)
-    return Grade(float(any(equal(given, right) for right in accepted)), True)
+    right = any(same_text(given, one) for one in accepted)
+    if not right and verifier == "math_verify":
+        right = any(library_equal(found, given, one) for one in accepted)
+    elif not right:
+        right = any(equal(given, one) for one in accepted)
+    return Grade(float(right), True)
 
 
 def math_answer(response: str, answer: Literal["boxed", "tag", "tag_strict"] = "boxed") -> str | None:
@@ -84,19 +86,13 @@ def _answer(response: str, template: str) -> str | None:
     return last_boxed(content)
 
 
-def _gold_texts(gold: Any) -> tuple[str, ...]:
-    items = gold if isinstance(gold, list | tuple) else [gold]
-    if not items:
-        raise ValueError("no gold answer")
-    return tuple(_gold_text(item) for item in items)
-
-
 def _gold_text(item: Any) -> str:
     if isinstance(item, bool) or not isinstance(item, str | int | float):
         raise ValueError(f"a gold answer is text or a number, not {item!r}")
     if isinstance(item, float) and item.is_integer():
         item = int(item)
-    text = tidied(unboxed(str(item)))
+    inner = last_boxed(str(item))
+    text = tidied(str(item) if inner is None else inner)
     if not text:
         raise ValueError("a gold answer is empty")
     return text

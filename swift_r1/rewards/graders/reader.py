@@ -1,4 +1,7 @@
-"""Reading an expression and computing its value in one go, by recursive descent. The depth is bounded."""
+r"""Reading an expression in LaTeX or plain text and computing its value in one go, by recursive descent.
+
+Length and depth are bounded.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from fractions import Fraction
 from math import comb
 
 from swift_r1.rewards.graders.bounded import (
-    MAX_FACTORIAL,
     Unreadable,
     Value,
     add,
     bounded,
     divide,
     factorial,
+    is_small_whole,
     mp,
     multiply,
     power,
@@ -23,30 +26,48 @@ from swift_r1.rewards.graders.bounded import (
     root,
 )
 
+MAX_LENGTH = 400  # characters
 MAX_DEPTH = 40
 
+_TOKEN = re.compile(
+    r"\s+|(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)|(?P<command>\\[A-Za-z]+|\\[{}|])|(?P<symbol>[-+*/^_!()\[\]{}|'])"
+    r"|(?P<letter>[A-Za-z])"
+)
+# Written without the backslash, as plain text has them.
+_NAME = re.compile(
+    r"(?<![A-Za-z\\])(sqrt|arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|exp|ln|log|pi)(?![A-Za-z])"
+)
+
 _FUNCTIONS: dict[str, Callable[[Value], Value]] = {
-    "\\sin": mp.sin,
-    "\\cos": mp.cos,
-    "\\tan": mp.tan,
-    "\\cot": mp.cot,
-    "\\sec": mp.sec,
-    "\\csc": mp.csc,
-    "\\arcsin": mp.asin,
-    "\\arccos": mp.acos,
-    "\\arctan": mp.atan,
-    "\\sinh": mp.sinh,
-    "\\cosh": mp.cosh,
-    "\\tanh": mp.tanh,
-    "\\ln": mp.log,
-    "\\log": mp.log,
-    "\\exp": mp.exp,
+    **{f"\\{name}": getattr(mp, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},
+    **{f"\\arc{name}": getattr(mp, f"a{name}") for name in ("sin", "cos", "tan")},
+    **{"\\ln": mp.log, "\\log": mp.log, "\\exp": mp.exp},
 }
 _GREEK = re.compile(
     r"\\(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau"
     r"|upsilon|(?:var)?phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega|hbar|ell)"
 )
 _ENDS = frozenset(("+", "-", ")", "]", "}", "\\}", "\\rfloor", "\\rceil", "|", "\\times", "*", "/", "\\div"))
+
+
+def tokens(text: str) -> list[str]:
+    r"""Numbers, commands such as `\frac` (also where they are written without the backslash), symbols and letters.
+
+    Raises:
+        Unreadable: too long, or a character that no expression has.
+    """
+    if len(text) > MAX_LENGTH:
+        raise Unreadable("too long")
+    text = _NAME.sub(r"\\\1 ", text)
+    found, position = [], 0
+    while position < len(text):
+        token = _TOKEN.match(text, position)
+        if token is None:
+            raise Unreadable(f"unexpected {text[position]!r}")
+        if token.lastgroup:
+            found.append(token[0])
+        position = token.end()
+    return found
 
 
 class Reader:
@@ -262,10 +283,7 @@ class Reader:
             return divide(numerator, self._argument())
         if token == "\\binom":
             upper, lower = self._argument(), self._argument()
-            whole = all(
-                isinstance(n, Fraction) and n.denominator == 1 and 0 <= n <= MAX_FACTORIAL for n in (upper, lower)
-            )
-            if not whole:
+            if not (is_small_whole(upper) and is_small_whole(lower)):
                 raise Unreadable("binomial out of bounds")
             return Fraction(comb(int(upper), int(lower)))
         if token == "\\sqrt":
@@ -292,5 +310,5 @@ class Reader:
 def _variable(name: str, point: int) -> Fraction:
     """A fixed rational that depends on the name alone: no two names are likely to be related by a simple law."""
     seed = zlib.crc32(f"{point}:{name}".encode())
-    value = Fraction(1009 + seed % 8009, 997 + (seed >> 16) % 3001) * 10 ** (point // 8)
+    value: Fraction = Fraction(1009 + seed % 8009, 997 + (seed >> 16) % 3001) * 10 ** (point // 8)
     return -value if point > 1 and seed >> 9 & 1 else value

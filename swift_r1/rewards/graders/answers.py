@@ -1,9 +1,15 @@
-r"""Finding and tidying answers written in LaTeX: `\boxed{}`, spacing, units. Linear in the text, no evaluation."""
+r"""Finding answers in a completion (`<answer>`, `\boxed{}`) and tidying their LaTeX: spacing, units.
+
+Linear in the text whatever it holds; nothing is evaluated.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 
+OPEN, CLOSE = "<answer>", "</answer>"
 _BOX = re.compile(r"\\f?boxed(?![A-Za-z])\s*")
 # A command, a line break with the room after it, or a backslash and one character.
 _COMMAND = re.compile(
@@ -64,6 +70,34 @@ _WORDS = (
 _PLAIN_UNIT = re.compile(rf"(?<=[0-9}}])\s*((?:square |cubic )?(?:{_WORDS}))(\^\s*\{{?[0-9]\}}?)?\.?$")
 
 
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """`score` is the reward; `formatted` says whether an answer was where it should be, right or wrong."""
+
+    score: float
+    formatted: bool
+
+
+def answers(text: str) -> Iterator[str]:
+    """The contents of the answer blocks from left to right, each up to the nearest closing tag; any lines."""
+    position = 0
+    while (start := text.find(OPEN, position)) >= 0:
+        start += len(OPEN)
+        end = text.find(CLOSE, start)
+        if end < 0:
+            return
+        yield text[start:end]
+        position = end + len(CLOSE)
+
+
+def first_answer(text: str) -> str | None:
+    return next(answers(text), None)
+
+
+def last_answer(text: str) -> str | None:
+    return next(iter([*answers(text)][-1:]), None)
+
+
 def last_boxed(text: str) -> str | None:
     r"""What the last `\boxed` holds, braces balanced; None where there is none or it is never closed."""
     found = None
@@ -91,16 +125,10 @@ def closing(text: str, start: int) -> int | None:
     return None
 
 
-def unboxed(text: str) -> str:
-    """The content of the last box where there is a whole one, else the text."""
-    inner = last_boxed(text)
-    return text if inner is None else inner
-
-
 def tidied(text: str) -> str:
     r"""One spelling for what is typeset alike: dollars, spacing, sizes, `\dfrac`, percent signs, a final full stop.
 
-    A space that is left between two digits parts two numbers, but for groups of three (12\,345).
+    A space that is left between two digits separates two numbers, except in groups of three (12\,345).
     """
     if not text.isascii():
         text = text.translate(_CHARACTERS)
