@@ -1,8 +1,8 @@
 r"""The datasets that are registered from the start: Countdown, mathematics to train on, and evaluation sets.
 
-Rows of the mathematical sets have a `solution`: the final answer alone, which is what the rewards `gsm8k`, `math` and
-`accuracy` need. Files of a folder named by SWIFT_R1_DATA come before any hub. All of this goes with the bare name: an
-id on a hub is what the hub has, prepared like any other.
+Rows of the mathematical sets have a `solution`: only the final answer, as the rewards `gsm8k`, `math` and `accuracy`
+need it. Files in the folder SWIFT_R1_DATA come before any hub. All of this applies to the bare name: an id on a hub is
+what the hub has, prepared like any other.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from swift_r1.data.countdown import countdown_problem, countdown_problems
-from swift_r1.data.preprocessors import AutoPreprocessor, ResponsePreprocessor, Row, RowPreprocessor
+from swift_r1.data.preprocessors import AutoPreprocessor, Preprocessed, ResponsePreprocessor, Row, RowPreprocessor
 from swift_r1.data.registry import DatasetMeta, SubsetDataset, builtin_datasets, hub_datasets
 
 COUNTDOWN_ROWS = 50_000  # of a `--dataset countdown` without #N
@@ -24,6 +24,7 @@ _COUNTDOWN_PROMPT = (
     "for example <answer> (1 + 2) / 3 * 4 = 4 </answer>."
 )
 _HASHES = re.compile(r"####\s*(.+)")
+_BOX = re.compile(r"\\f?boxed(?![A-Za-z])\s*")
 _UNIT = re.compile(r"\s*\([^()]*\)\s*$")
 
 
@@ -45,7 +46,7 @@ load_countdown.cacheable = True  # type: ignore[attr-defined]  # the same argume
 class CountdownPreprocessor(ResponsePreprocessor):
     """Rows with `nums` and `target` to the task's prompt; both stay as columns."""
 
-    def preprocess(self, row: Row) -> Row | list[Row] | None:
+    def preprocess(self, row: Row) -> Preprocessed:
         target = row.pop("response")  # the column `target`, renamed
         row["target"] = target
         row["query"] = _COUNTDOWN_PROMPT.format(numbers=row["nums"], target=target)
@@ -62,7 +63,7 @@ class ProblemPreprocessor(ResponsePreprocessor):
         super().__init__(**kwargs)
         self.columns = dict(self.origin_columns)  # the names here are known: no guessing
 
-    def preprocess(self, row: Row) -> Row | list[Row] | None:
+    def preprocess(self, row: Row) -> Preprocessed:
         lowered = {str(key).lower(): key for key in row}
         names = [lowered[name] for name in self.answers if name in lowered]
         question = next((lowered[name] for name in self.questions if name in lowered), None)
@@ -76,7 +77,7 @@ class ProblemPreprocessor(ResponsePreprocessor):
         return {**rest, "solution": solution, "messages": [{"role": "user", "content": problem}]}
 
     def final(self, answer: Any) -> Any:
-        """The final answer in what the row has as answer; None leaves the row out."""
+        """The final answer in the row's answer; None leaves the row out."""
         if isinstance(answer, float) and answer.is_integer():
             return str(int(answer))
         if isinstance(answer, list):
@@ -88,8 +89,6 @@ class WorkedPreprocessor(ProblemPreprocessor):
     r"""The answer is worked text that ends in `#### N`, or in a `\boxed{}`, or is the final answer itself."""
 
     def final(self, answer: Any) -> Any:
-        from swift_r1.rewards.graders.latex import last_boxed
-
         text = super().final(answer)
         if not isinstance(text, str):
             return text
@@ -98,10 +97,31 @@ class WorkedPreprocessor(ProblemPreprocessor):
         return last_boxed(text) or text
 
 
-class AsdivPreprocessor(ProblemPreprocessor):
-    """ASDiv: a story apart from its question, a unit behind the answer; rows with two answers are left out."""
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed`, braces balanced; None where there is none or it is never closed."""
+    found = None
+    for found in _BOX.finditer(text):  # noqa: B007  only the last counts
+        pass
+    if found is None or text[found.end() : found.end() + 1] != "{":
+        return None
+    end = closing(text, found.end())
+    return None if end is None else text[found.end() + 1 : end]
 
-    def preprocess(self, row: Row) -> Row | list[Row] | None:
+
+def closing(text: str, start: int) -> int | None:
+    r"""Where the brace at `start` is closed; `\{` and `\}` do not count."""
+    depth = 0
+    for token in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(token[0], 0)
+        if token[0] == "}" and depth == 0:
+            return start + token.start()
+    return None
+
+
+class AsdivPreprocessor(ProblemPreprocessor):
+    """ASDiv: a story and its question apart, a unit after the answer; rows with two answers are left out."""
+
+    def preprocess(self, row: Row) -> Preprocessed:
         if "body" in row:
             row = {**row, "question": f"{row['body'].strip()} {row['question'].strip()}"}
             del row["body"]
@@ -117,7 +137,7 @@ class DapoPreprocessor(ProblemPreprocessor):
 
     questions = ("prompt", "problem", "question")
 
-    def preprocess(self, row: Row) -> Row | list[Row] | None:
+    def preprocess(self, row: Row) -> Preprocessed:
         row = dict(row)
         about = row.pop("reward_model", None)
         if isinstance(about, dict) and "solution" not in row:
@@ -128,7 +148,7 @@ class DapoPreprocessor(ProblemPreprocessor):
 
 
 def _builtin(name: str, of_id: RowPreprocessor | None = None, **about: Any) -> None:
-    """Registers a set under its name alone; `of_id` prepares what its ids on the hubs name (default: automatic)."""
+    """Registers a set under its bare name; `of_id` prepares the sets of its ids on the hubs (default: automatic)."""
     builtin_datasets[name] = meta = DatasetMeta(dataset_name=name, **about)
     for hub_id in filter(None, (meta.ms_dataset_id, meta.hf_dataset_id)):
         hub_datasets[hub_id] = DatasetMeta(

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from swift_r1.data.syntax import FILE_SUFFIXES
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, one_line
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
+FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 MAX_LINE = 32 << 20  # bytes; a longer line is a damaged file, and would fill the memory
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -63,7 +63,7 @@ def read_file(path: str | Path) -> Iterator[RawRow]:
     try:
         yield from readers[path.suffix.lower()](path)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or _one_line(error)}") from error
+        raise UsageError(f"{path}: cannot be read: {error.strerror or one_line(error, 200)}") from error
 
 
 def check_file(path: Path) -> None:
@@ -176,7 +176,7 @@ def _json_row(index: int, where: str, line: bytes) -> RawRow:
             return RawRow(index, where, {}, "holds NUL bytes: the file is damaged, or no UTF-8 text")
         return RawRow(index, where, {}, f"not JSON: {error.msg} at column {error.colno}")
     except (RecursionError, ValueError) as error:  # ValueError: a doubled column, a number of thousands of digits
-        return RawRow(index, where, {}, f"not JSON that can be read: {_one_line(error)}")
+        return RawRow(index, where, {}, f"not JSON that can be read: {one_line(error, 200)}")
     return _checked(index, where, row)
 
 
@@ -201,7 +201,7 @@ def _read_json(path: Path) -> Iterator[RawRow]:
         damaged = "holds NUL bytes: the file is damaged, or no UTF-8 text" if b"\0" in content else error.msg
         raise UsageError(f"{path}:{error.lineno}: not JSON: {damaged}") from error
     except (RecursionError, ValueError) as error:  # ValueError: a doubled column, a number of thousands of digits
-        raise UsageError(f"{path}: not JSON that can be read: {_one_line(error)}") from error
+        raise UsageError(f"{path}: not JSON that can be read: {one_line(error, 200)}") from error
     if isinstance(rows, dict):
         rows = [rows]
     if not isinstance(rows, list):
@@ -230,8 +230,8 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
             parse_options=csv.ParseOptions(newlines_in_values=True, invalid_row_handler=set_aside),
         )
     except ArrowInvalid as error:
-        row = re.search(r"[Rr]ow #(\d+)", str(error))
-        raise UsageError(f"{path}:{row[1] if row else 1}: not a CSV table: {_one_line(error)}") from error
+        found = re.search(r"[Rr]ow #(\d+)", str(error))
+        raise UsageError(f"{path}:{found[1] if found else 1}: not a CSV table: {one_line(error, 200)}") from error
     _refuse_doubled(f"{path}:1", table.column_names)
     if any(types.is_binary(field.type) for field in table.schema):
         raise UsageError(f"{path}:{_first_line_of_no_text(path)}: not UTF-8")
@@ -262,7 +262,7 @@ def _python_rows(batch: RecordBatch) -> Iterator[tuple[dict[str, Any], str | Non
             try:
                 yield batch.slice(place, 1).to_pylist()[0], None
             except (ValueError, OverflowError) as error:
-                yield {}, f"holds a value that cannot be read: {_one_line(error)}"
+                yield {}, f"holds a value that cannot be read: {one_line(error, 200)}"
 
 
 def _first_line_of_no_text(path: Path) -> int:
@@ -287,8 +287,4 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
                     yield RawRow(index, f"{path} row {index + 1}", row, fault)
                     index += 1
     except (ArrowInvalid, OSError) as error:
-        raise UsageError(f"{path}: not a whole parquet file (read to row {index}): {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+        raise UsageError(f"{path}: not a whole parquet file (read to row {index}): {one_line(error, 200)}") from error

@@ -1,36 +1,37 @@
-"""From a source to a store of prepared rows: read, preprocess, keep. By several processes if asked."""
+"""From a source to a store of prepared rows: read, preprocess, keep. With several processes on request."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import multiprocessing
+import os
 import signal
 import sys
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from swift_r1.data.cache import RUN_ONLY, remove_old, touch, writable_cache
-from swift_r1.data.files import RawRow
 from swift_r1.data.fingerprint import fingerprint
-from swift_r1.data.progress import Progress
-from swift_r1.data.rows import Drops, Row, prompt_key, results
+from swift_r1.data.rows import Drops, content_bytes, prompt_key, results
 from swift_r1.data.sources import Source, Split, Task
-from swift_r1.data.store import Block, Store, StoreWriter, whole_store
+from swift_r1.data.store import RUN_ONLY, Block, Store, StoreWriter, cache_folder, remove_old, whole_store
 from swift_r1.errors import UsageError
 from swift_r1.runtime.processes import end_with_parent
 
 _logger = logging.getLogger("swift_r1.data")
 _CHUNK = 2_000  # rows that are handed to a process at once
+_BAR_AFTER_S = 1.0
+_LINE_EVERY_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,16 @@ class Options:
 
     Attributes:
         columns: dataset column -> name wanted.
+        seed: for a loader that samples itself.
         strict: a broken row is an error.
         processes: that preprocess.
-        use_cache: rows that were prepared before may be taken.
+        use_cache: rows that were prepared before may be used.
         prepared: stores that the launcher has made for this run, by request.
-        keep: rows that no later run can take are left on the disk for this run's other processes.
+        keep: rows that no later run can use are left on the disk for this run's other processes.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
+    seed: int = 42
     strict: bool = False
     processes: int = 1
     use_cache: bool = True
@@ -54,37 +57,38 @@ class Options:
     keep: bool = False
 
 
-def request_of(source: Source, split: Split, count: int | None, seed: int, columns: Mapping[str, str]) -> str:
-    """What tells one preparation of a run from the others, without a look at the data."""
-    return json.dumps([source.spec.raw, source.label, split, count, seed, dict(columns)])
+def request_of(source: Source, split: Split, count: int | None, options: Options) -> str:
+    """What tells one preparation of a run from the others, without looking at the data."""
+    return json.dumps([source.spec.raw, source.label, split, count, options.seed, dict(options.columns)])
 
 
-def prepare(source: Source, split: Split, count: int | None, seed: int, options: Options) -> Store:
-    """The prepared rows of a split; `count` and `seed` matter only to a loader that samples itself.
+def prepare(source: Source, split: Split, count: int | None, options: Options) -> Store:
+    """The prepared rows of a split; `count` matters only to a loader that samples itself.
 
     Raises:
-        UsageError: the source cannot be read, has no row or none that can be used, has a column with a name of ours;
-            with `strict`, a broken row.
+        UsageError: the source cannot be read, has no row or none that can be used, or has a column with a reserved
+            name; with `strict`, a broken row.
     """
-    request = request_of(source, split, count, seed, options.columns)
+    request = request_of(source, split, count, options)
     if (folder := options.prepared.get(request)) and (made := whole_store(Path(folder))):
         if made.folder.name.startswith(RUN_ONLY):
             made.remove()
         return made
-    cache = writable_cache()
-    key = _key(source, split, count, seed, options.columns)
+    cache = cache_folder()
+    key = _key(source, split, count, options)
     if key is not None and options.use_cache and (kept := whole_store(cache / key)):
         _logger.info(
-            "dataset %s: %s prepared rows from the cache, %s (--load_from_cache_file false prepares anew)",
+            "dataset %s: %s prepared rows from the cache, %s (--load_from_cache_file false prepares them again)",
             *(source.name, f"{len(kept):,}", kept.folder),
         )
-        touch(kept.folder)
+        with contextlib.suppress(OSError):  # a shared, read-only cache
+            os.utime(kept.folder)
         if options.strict and kept.drops.broken:
             raise UsageError(f"--strict true: dataset {source.name}: {kept.drops.examples[0]}")
         _report(source, kept.drops)
         return kept
     try:
-        return _made(source, split, count, seed, options, cache / (key or f"{RUN_ONLY}{uuid.uuid4().hex}"))
+        return _made(source, split, count, options, cache / (key or f"{RUN_ONLY}{uuid.uuid4().hex}"))
     except OSError as error:
         raise UsageError(
             f"dataset {source.name}: its rows cannot be kept in {cache}: {error.strerror or error} "
@@ -92,30 +96,31 @@ def prepare(source: Source, split: Split, count: int | None, seed: int, options:
         ) from error
 
 
-def _key(source: Source, split: Split, count: int | None, seed: int, columns: Mapping[str, str]) -> str | None:
-    """Under what prepared rows are kept; None where the source or its code cannot be told from others."""
-    identity = source.identity(split, count, seed)
+def _key(source: Source, split: Split, count: int | None, options: Options) -> str | None:
+    """Under what prepared rows are kept; None where the content of the source or its code cannot be determined."""
+    identity = source.identity(split, count, options.seed)
     code = fingerprint([source.preprocess, dict(source.of_subset)])
     if identity is None or code is None:
         return None
-    text = json.dumps([identity, code, sorted(columns.items()), source.name])
+    text = json.dumps([identity, code, sorted(options.columns.items()), source.name])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _made(source: Source, split: Split, count: int | None, seed: int, options: Options, folder: Path) -> Store:
+def _made(source: Source, split: Split, count: int | None, options: Options, folder: Path) -> Store:
     started = time.perf_counter()
     with StoreWriter(folder.parent) as writer:
         remove_old(folder.parent)
-        tasks = source.tasks(split, count, seed, _CHUNK)
+        tasks = source.tasks(split, count, options.seed, _CHUNK)
         processes = options.processes
         if processes > 1 and not may_fork():
-            _logger.info("dataset %s: this process has threads, so that it prepares the rows alone", source.name)
+            _logger.info("dataset %s: this process has threads, so it prepares the rows alone", source.name)
             processes = 1
-        blocks = _parallel(source, tasks, options, processes) if processes > 1 else _serial(source, tasks, options)
-        with Progress(f"preparing {source.name}", source.count(split, count)) as progress:
-            for block in blocks:
-                writer.add(block)
-                progress.advance(block.drops.seen)
+        if processes > 1:
+            blocks = _parallel(source, tasks, options, processes)
+        else:
+            blocks = (_block_of(source, task, options) for task in tasks)
+        for block in _with_progress(blocks, f"preparing {source.name}", count):
+            writer.add(block)
         require_rows(source, writer.count, writer.drops)
         seconds = time.perf_counter() - started
         if seconds > 2:
@@ -128,7 +133,7 @@ def _made(source: Source, split: Split, count: int | None, seed: int, options: O
 
 
 def may_fork() -> bool:
-    """A process that has threads must not fork. The launcher has none, and the trainer finds the launcher's rows."""
+    """A process that has threads must not fork. The launcher has none, and the trainer uses the launcher's rows."""
     return threading.active_count() == 1
 
 
@@ -152,20 +157,45 @@ def _report(source: Source, drops: Drops) -> None:
         _logger.info("dataset %s: its preprocessor filtered %d rows out", source.name, drops.filtered)
 
 
-def _serial(source: Source, tasks: Iterable[Task], options: Options) -> Iterator[Block]:
-    return (block_of(source, source.task_rows(task), options) for task in tasks)
+def _with_progress(blocks: Iterable[Block], what: str, total: int | None) -> Iterator[Block]:
+    """The blocks. A bar on standard error counts raw rows; where that is no terminal, a log line now and then."""
+    started = logged = time.monotonic()
+    done = 0
+    with contextlib.ExitStack() as stack:
+        show: Callable[[int], None] | None = None
+        for block in blocks:
+            yield block
+            done += block.drops.seen
+            now = time.monotonic()
+            if sys.stderr.isatty():
+                if show is None and now - started > _BAR_AFTER_S:
+                    show = stack.enter_context(_bar(what, total))
+                if show is not None:
+                    show(done)
+            elif now - logged > _LINE_EVERY_S:
+                logged = now
+                _logger.info("%s: %s%s rows", what, f"{done:,}", f" of {total:,}" if total else "")
 
 
-_job: tuple[Source, Options] | None = None  # of the worker processes, which are forked with it
+@contextlib.contextmanager
+def _bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
+
+
+_job: tuple[Source, Options] | None = None  # of a worker process
 
 
 def _parallel(source: Source, tasks: Iterable[Task], options: Options, processes: int) -> Iterator[Block]:
     """Blocks in order; a few more than the processes can work on are read ahead."""
-    global _job
-    _job = (source, options)
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("fork")  # plugins are loaded already
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_belong_to_the_parent)
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker, initargs=(source, options))
     done = False
     try:
         coming = iter(tasks)
@@ -185,11 +215,12 @@ def _parallel(source: Source, tasks: Iterable[Task], options: Options, processes
             for child in set(multiprocessing.active_children()) - before:
                 child.kill()
         pool.shutdown(cancel_futures=True)
-        _job = None
 
 
-def _belong_to_the_parent() -> None:
-    """Ctrl-C is the parent's to answer; and where it is killed, the kernel kills its processes."""
+def _start_worker(source: Source, options: Options) -> None:
+    """The parent answers Ctrl-C; where it is killed, the kernel kills its processes."""
+    global _job
+    _job = (source, options)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         end_with_parent(signal.SIGKILL)
@@ -198,27 +229,13 @@ def _belong_to_the_parent() -> None:
 def _work(task: Task) -> Block:
     assert _job is not None
     source, options = _job
-    return block_of(source, source.task_rows(task), options)
+    return _block_of(source, task, options)
 
 
-def block_of(source: Source, raws: Iterable[RawRow], options: Options) -> Block:
+def _block_of(source: Source, task: Task, options: Options) -> Block:
     """Prepared rows of raw ones."""
     block = Block()
-    numbers: dict[tuple[str, ...], int] = {}
-    for raw, part, row, line in results(source, raws, options.columns, block.drops, options.strict):
-        size = sum(len(message["content"].encode()) for message in row["messages"])
-        block.lines += line + b"\n"
-        block.ends.append(len(block.lines))
-        block.keys.append(prompt_hash(row))
-        block.raws.append(raw.index)
-        block.sizes.append(size)
-        block.turns.append(len(row["messages"]))
-        block.parts.append(part)
-        block.kinds.append(numbers.setdefault(tuple(row), len(numbers)))
-    block.columns = list(numbers)
+    for raw, part, row, line in results(source, source.task_rows(task), options.columns, block.drops, options.strict):
+        key = hashlib.blake2b(prompt_key(row).encode(), digest_size=8).digest()
+        block.add(row, line, int.from_bytes(key, "little"), raw.index, part, content_bytes(row))
     return block
-
-
-def prompt_hash(row: Row) -> int:
-    """64 bits of a hash of the row's messages."""
-    return int.from_bytes(hashlib.blake2b(prompt_key(row).encode(), digest_size=8).digest(), "little")

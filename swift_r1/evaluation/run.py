@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.arguments.evaluation import EvalArguments
-from swift_r1.data.dataset_info import register_dataset_info
-from swift_r1.data.types import Prompt
+from swift_r1.data.prompts import Prompt
+from swift_r1.data.registry import register_dataset_info
 from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.evaluation.engines.base import Engine, Question
 from swift_r1.evaluation.engines.choose import open_engine

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from swift_r1.algorithms import groups_without_signal
-from swift_r1.data.types import Prompt
+from swift_r1.data.prompts import Prompt
 from swift_r1.rewards.combine import Composition
 from swift_r1.sampling.base import ignore_output
 from swift_r1.sampling.scoring import ScoredRound, Scores, Scoring, loss_mask

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 import torch
 from pydantic import InstanceOf
 
-from swift_r1.data.types import Prompt
+from swift_r1.data.prompts import Prompt
 from swift_r1.errors import RunFailed
 from swift_r1.plugins.protocol import RequestConfig, RolloutInferRequest
 from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
-from swift_r1.data.types import Prompt
+from swift_r1.data.prompts import Prompt
 from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
 from swift_r1.sampling.multi_turn import Trajectory

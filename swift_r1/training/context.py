@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from swift_r1.arguments import Plan, RlhfArguments
-from swift_r1.data.types import Prompt
+from swift_r1.data.prompts import Prompt
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.stopping import StopRequest

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from swift_r1.data.types import Prompt
+from swift_r1.data.prompts import Prompt
 from swift_r1.evaluation.answers import RULES
 from swift_r1.evaluation.engines.base import evaluation_seeds
 from swift_r1.evaluation.results import Graded, summarize

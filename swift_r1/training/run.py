@@ -19,9 +19,9 @@ import torch
 
 from swift_r1.arguments import RlhfArguments, make_plan
 from swift_r1.arguments.checks import seconds_of
-from swift_r1.data.dataset_info import register_dataset_info
 from swift_r1.data.loading import load_rows, stream_of
 from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
+from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.errors import UsageError
 from swift_r1.models.files import end_tokens, load_tokenizer
@@ -228,7 +228,7 @@ def _main_rank(
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
     data = load_rows(args, start.prepared)
-    encoder = PromptEncoder(tokenizer, None, args.max_length, Wording.of(args), args.truncation_strategy)
+    encoder = PromptEncoder(tokenizer, Wording.of(args), args.max_length, args.truncation_strategy)
     rows = data.train if args.streaming else encoder.fitting(data.train)
     eval_prompts = [held_out_prompts(data.eval, encoder), *load_eval_prompts(args, tokenizer, data.train)]
     size = make_plan(args, world_size, len(rows)).prompts_per_round

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import psutil
 import pytest
 
+from swift_r1.data.prompts import Prompt
 from swift_r1.data.sampler import PromptSampler
-from swift_r1.data.types import Prompt
 from swift_r1.rewards.calls import joined
 from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.types import InvalidReward, RewardColumn

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from swift_r1.data.types import Prompt
+from swift_r1.data.prompts import Prompt
 from swift_r1.rewards.combine import Composition
 from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.orm import orms

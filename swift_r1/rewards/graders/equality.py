@@ -11,7 +11,8 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from swift_r1.rewards.graders.latex import closing, without_unit
+from swift_r1.data.builtin import closing
+from swift_r1.rewards.graders.latex import without_unit
 from swift_r1.rewards.graders.value import Unreadable, Value, same, values
 
 MAX_PARTS = 64  # of a list

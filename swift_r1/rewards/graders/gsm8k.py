@@ -6,8 +6,8 @@ import re
 from fractions import Fraction
 from typing import Literal
 
+from swift_r1.data.builtin import last_boxed
 from swift_r1.rewards.graders.grade import Grade
-from swift_r1.rewards.graders.latex import last_boxed
 from swift_r1.rewards.graders.tags import first_answer, last_answer
 
 MAX_DIGITS = 60

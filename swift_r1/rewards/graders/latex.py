@@ -1,10 +1,11 @@
-r"""Finding and tidying answers written in LaTeX: `\boxed{}`, spacing, units. Linear in the text, no evaluation."""
+r"""Tidying answers written in LaTeX: `\boxed{}`, spacing, units. Linear in the text, no evaluation."""
 
 from __future__ import annotations
 
 import re
 
-_BOX = re.compile(r"\\f?boxed(?![A-Za-z])\s*")
+from swift_r1.data.builtin import closing, last_boxed
+
 # A command, a line break with the room after it, or a backslash and one character.
 _COMMAND = re.compile(
     r"(?P<gone>\\(?:left|right)\s*\.|\\!\s*)|\\[A-Za-z]+|(?P<line>\\\\(?:\s*\[-?[0-9.]+\s*[a-z]{2}\])?)|\\.", re.DOTALL
@@ -62,33 +63,6 @@ _WORDS = (
     "|dollars?|cents?|grams?|kg|pounds?|lit(?:er|re)s?|degrees?|percent|units?|mph|people|students"
 )
 _PLAIN_UNIT = re.compile(rf"(?<=[0-9}}])\s*((?:square |cubic )?(?:{_WORDS}))(\^\s*\{{?[0-9]\}}?)?\.?$")
-
-
-def last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed` holds, braces balanced; None where there is none or it is never closed."""
-    found = None
-    for found in _BOX.finditer(text):  # noqa: B007  only the last counts
-        pass
-    if found is None:
-        return None
-    start = found.end()
-    if text[start : start + 1] != "{":
-        return None
-    end = closing(text, start)
-    return None if end is None else text[start + 1 : end]
-
-
-def closing(text: str, start: int) -> int | None:
-    r"""Where the brace at `start` is closed; `\{` and `\}` do not count."""
-    depth = 0
-    for token in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
-        if token[0] == "{":
-            depth += 1
-        elif token[0] == "}":
-            depth -= 1
-            if depth == 0:
-                return start + token.start()
-    return None
 
 
 def unboxed(text: str) -> str:

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from swift_r1.data.builtin import last_boxed
 from swift_r1.rewards.graders.equality import equal, same_text
 from swift_r1.rewards.graders.grade import Grade
-from swift_r1.rewards.graders.latex import last_boxed, tidied, unboxed
+from swift_r1.rewards.graders.latex import tidied, unboxed
 from swift_r1.rewards.graders.library import library_equal
 from swift_r1.rewards.graders.tags import CLOSE, OPEN, last_answer
 
