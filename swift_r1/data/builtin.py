@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
-from swift_r1.data.countdown import countdown_problem, countdown_problems
+from swift_r1.data.countdown import CountdownProblem, countdown_problem, countdown_problems
 from swift_r1.data.preprocessors import AutoPreprocessor, Preprocessed, ResponsePreprocessor, Row, RowPreprocessor
 from swift_r1.data.registry import DatasetMeta, SubsetDataset, builtin_datasets, hub_datasets
 
@@ -30,13 +32,11 @@ _UNIT = re.compile(r"\s*\([^()]*\)\s*$")
 
 def load_countdown(split: str = "train", count: int | None = None, seed: int = 42, start: int = 0) -> Iterator[Row]:
     """Generated problems `start` to `start + count` as rows; training and held-out problems are never the same."""
-    wanted = COUNTDOWN_ROWS if count is None else count
+    end = start + (COUNTDOWN_ROWS if count is None else count)
+    problems: Iterator[CountdownProblem] = (countdown_problem(index, seed) for index in range(start, end))
     if split == "eval":  # runs with different seeds are compared on the same problems
-        for problem in list(countdown_problems(start + wanted, 42, "eval"))[start:]:
-            yield {"nums": list(problem.nums), "target": problem.target}
-        return
-    for index in range(start, start + wanted):
-        problem = countdown_problem(index, seed)
+        problems = islice(countdown_problems(end, 42, "eval"), start, None)
+    for problem in problems:
         yield {"nums": list(problem.nums), "target": problem.target}
 
 
@@ -149,16 +149,17 @@ class DapoPreprocessor(ProblemPreprocessor):
 
 def _builtin(name: str, of_id: RowPreprocessor | None = None, **about: Any) -> None:
     """Registers a set under its bare name; `of_id` prepares the sets of its ids on the hubs (default: automatic)."""
-    builtin_datasets[name] = meta = DatasetMeta(dataset_name=name, **about)
+    given: dict[str, Any] = {"preprocess_func": WorkedPreprocessor(), "tags": ["math"]} | about
+    builtin_datasets[name] = meta = DatasetMeta(dataset_name=name, **given)
     for hub_id in filter(None, (meta.ms_dataset_id, meta.hf_dataset_id)):
-        hub_datasets[hub_id] = DatasetMeta(
-            dataset_name=hub_id,
-            subsets=meta.subsets,
-            split=meta.split,
-            ms_split=meta.ms_split,
-            eval_split=meta.eval_split,
-            preprocess_func=of_id or AutoPreprocessor(),
+        hub_datasets[hub_id] = replace(
+            meta, dataset_name=hub_id, loader=None, files={}, preprocess_func=of_id or AutoPreprocessor()
         )
+
+
+def _evaluation(name: str, **about: Any) -> None:
+    """Registers an evaluation set."""
+    _builtin(name, files={"train": f"math_eval/{name}.jsonl"}, tags=["math", "evaluation"], **about)
 
 
 _builtin(
@@ -168,7 +169,6 @@ _builtin(
     loader=load_countdown,
     preprocess_func=CountdownPreprocessor(),
     of_id=CountdownPreprocessor(),  # its rows hold numbers, and no question
-    tags=["math"],
     help="reach a target from 3 or 4 numbers, generated, always solvable; hf::countdown: the published problems",
 )
 _builtin(
@@ -178,8 +178,6 @@ _builtin(
     subsets=["main"],
     eval_split=["test"],
     files={"train": "gsm8k_train.jsonl", "eval": "gsm8k_test.jsonl"},
-    preprocess_func=WorkedPreprocessor(),
-    tags=["math"],
     help="grade-school word problems; the solution is a number",
 )
 _builtin(
@@ -189,7 +187,6 @@ _builtin(
     split=["validation"],
     files={"train": "asdiv.jsonl"},
     preprocess_func=AsdivPreprocessor(),
-    tags=["math"],
     help="short word problems; the solution is a number",
 )
 _builtin(
@@ -198,8 +195,6 @@ _builtin(
     hf_dataset_id="DigitalLearningGmbH/MATH-lighteval",
     eval_split=["test"],
     files={"train": "math_train.jsonl", "eval": "math_test.jsonl"},
-    preprocess_func=WorkedPreprocessor(),
-    tags=["math"],
     help="competition problems of five levels (MATH); the solution is LaTeX",
 )
 _builtin(
@@ -208,57 +203,44 @@ _builtin(
     hf_dataset_id="open-r1/DAPO-Math-17k-Processed",
     files={"train": "dapo_math.jsonl"},
     preprocess_func=DapoPreprocessor(),
-    tags=["math"],
     help="competition problems with integer answers (DAPO)",
 )
-_builtin(
+_evaluation(
     "math500",
     ms_dataset_id="AI-ModelScope/MATH-500",
     hf_dataset_id="HuggingFaceH4/MATH-500",
     split=["test"],
-    files={"train": "math_eval/math500.jsonl"},
-    preprocess_func=WorkedPreprocessor(),
-    tags=["math", "evaluation"],
     help="500 problems of MATH's test set",
 )
-_builtin(
+_evaluation(
     "aime24",
     ms_dataset_id="HuggingFaceH4/aime_2024",
     hf_dataset_id="HuggingFaceH4/aime_2024",
-    files={"train": "math_eval/aime24.jsonl"},
     preprocess_func=ProblemPreprocessor(),
-    tags=["math", "evaluation"],
     help="30 problems of AIME 2024",
 )
-_builtin(
+_evaluation(
     "amc23",
     ms_dataset_id="evalscope/amc_22-24",
     hf_dataset_id="math-ai/amc23",
     split=["test"],
     ms_split=["amc23"],
-    files={"train": "math_eval/amc23.jsonl"},
     preprocess_func=ProblemPreprocessor(),
-    tags=["math", "evaluation"],
     help="83 problems of AMC 12, 2022 and 2023",
 )
-_builtin(
+_evaluation(
     "minerva",
     ms_dataset_id="knoveleng/Minerva-Math",
     hf_dataset_id="math-ai/minervamath",
     split=["test"],
     ms_split=["train"],
-    files={"train": "math_eval/minerva.jsonl"},
-    preprocess_func=WorkedPreprocessor(),
-    tags=["math", "evaluation"],
     help="272 problems of university courses",
 )
-_builtin(
+_evaluation(
     "olympiad_bench",
     ms_dataset_id="AI-ModelScope/OlympiadBench",
     hf_dataset_id="Hothan/OlympiadBench",
     subsets=[SubsetDataset("default", "OE_TO_maths_en_COMP")],
-    files={"train": "math_eval/olympiad_bench.jsonl"},
     preprocess_func=ProblemPreprocessor(),
-    tags=["math", "evaluation"],
     help="open-ended Olympiad problems in English, text only",
 )

@@ -24,7 +24,7 @@ _COMPRESSED = {
     b"BZh": "bzip2",
     b"\xfd7zXZ": "xz",
 }
-_OTHER_UNICODE = (b"\xff\xfe", b"\xfe\xff")
+_NUL = "holds NUL bytes: the file is damaged, or not UTF-8 text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,23 +59,19 @@ def read_file(path: str | Path) -> Iterator[RawRow]:
     """
     path = Path(path)
     check_file(path)
-    readers = dict(zip(FILE_SUFFIXES, (_read_jsonl, _read_json, _read_csv, _read_parquet, _read_txt), strict=True))
+    readers = {".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
     try:
-        yield from readers[path.suffix.lower()](path)
+        yield from readers.get(path.suffix.lower(), _read_lines)(path)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or one_line(error, 200)}") from error
 
 
 def check_file(path: Path) -> None:
-    """Looks at the name and the first bytes.
-
-    Raises:
-        UsageError: as `read_file`, as far as these show it.
-    """
+    """Looks at the name and the first bytes; raises UsageError as `read_file`, as far as these show it."""
     if not path.exists():
         raise UsageError(f"data file not found: {path}")
     if not path.is_file():
-        raise UsageError(f"{path} is no file")
+        raise UsageError(f"{path} is not a file")
     suffix = path.suffix.lower()
     try:
         with path.open("rb") as file:
@@ -87,15 +83,14 @@ def check_file(path: Path) -> None:
         raise UsageError(f"{path}: is compressed ({kind}): unpack it first")
     if suffix not in FILE_SUFFIXES:
         raise UsageError(f"{path}: cannot read {suffix or 'such'} files, only {', '.join(FILE_SUFFIXES)}")
-    if suffix != ".parquet" and head.startswith(_OTHER_UNICODE):
+    if suffix != ".parquet" and head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise UsageError(f"{path}:1: is UTF-16 or UTF-32 text: convert it to UTF-8")
 
 
 def line_spans(path: str, rows: int) -> Iterator[Span]:
-    """A file of lines in parts of so many rows, for several processes to read. Lines without text are no rows."""
+    """A file of lines in parts of so many rows, for several processes to read. Lines without text are not rows."""
     start, first_line, first_index, count = 0, 1, 0, 0
     with open(path, "rb") as file:
-        number = 0
         for number, (line, end) in enumerate(_lines(file, 0, None), start=1):
             count += line is None or bool(line.strip())
             if count == rows:
@@ -137,11 +132,8 @@ def _lines(file: BinaryIO, start: int, end: int | None) -> Iterator[tuple[bytes 
         yield line, place
 
 
-def _read_jsonl(path: Path) -> Iterator[RawRow]:
+def _read_lines(path: Path) -> Iterator[RawRow]:
     return read_span(Span(str(path)))
-
-
-_read_txt = _read_jsonl
 
 
 def _text_row(index: int, where: str, line: bytes) -> RawRow:
@@ -151,15 +143,11 @@ def _text_row(index: int, where: str, line: bytes) -> RawRow:
         return RawRow(index, where, {}, f"not UTF-8 at byte {error.start} of the line")
 
 
-class _DoubledColumn(ValueError):
-    """An object has two columns of one name."""
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _value in pairs]
-        raise _DoubledColumn(f"{next(name for name in names if names.count(name) > 1)!r} is there twice in one object")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice in one object")
     return found
 
 
@@ -168,16 +156,14 @@ _parse = json.JSONDecoder(object_pairs_hook=_object).decode
 
 def _json_row(index: int, where: str, line: bytes) -> RawRow:
     try:
-        row = _parse(line.decode("utf-8-sig"))
+        return _checked(index, where, _parse(line.decode("utf-8-sig")))
     except UnicodeDecodeError as error:
-        return RawRow(index, where, {}, f"not UTF-8 at byte {error.start} of the line")
+        fault = f"not UTF-8 at byte {error.start} of the line"
     except json.JSONDecodeError as error:
-        if b"\0" in line:
-            return RawRow(index, where, {}, "holds NUL bytes: the file is damaged, or no UTF-8 text")
-        return RawRow(index, where, {}, f"not JSON: {error.msg} at column {error.colno}")
+        fault = _NUL if b"\0" in line else f"not JSON: {error.msg} at column {error.colno}"
     except (RecursionError, ValueError) as error:  # ValueError: a doubled column, a number of thousands of digits
-        return RawRow(index, where, {}, f"not JSON that can be read: {one_line(error, 200)}")
-    return _checked(index, where, row)
+        fault = f"not JSON that can be read: {one_line(error, 200)}"
+    return RawRow(index, where, {}, fault)
 
 
 def _checked(index: int, where: str, row: Any) -> RawRow:
@@ -193,14 +179,14 @@ def _read_json(path: Path) -> Iterator[RawRow]:
     try:
         rows = _parse(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}:{_line_of(content, error.start)}: not UTF-8 at byte {error.start}") from error
+        raise UsageError(f"{path}:{_line_of(error)}: not UTF-8 at byte {error.start}") from error
     except json.JSONDecodeError as error:
-        if error.msg == "Extra data":  # JSON lines under the name of .json are common
-            yield from _read_jsonl(path)
+        if error.msg == "Extra data":  # JSON lines in a file named .json are common
+            yield from _read_lines(path)
             return
-        damaged = "holds NUL bytes: the file is damaged, or no UTF-8 text" if b"\0" in content else error.msg
-        raise UsageError(f"{path}:{error.lineno}: not JSON: {damaged}") from error
-    except (RecursionError, ValueError) as error:  # ValueError: a doubled column, a number of thousands of digits
+        cause = _NUL if b"\0" in content else error.msg
+        raise UsageError(f"{path}:{error.lineno}: not JSON: {cause}") from error
+    except (RecursionError, ValueError) as error:
         raise UsageError(f"{path}: not JSON that can be read: {one_line(error, 200)}") from error
     if isinstance(rows, dict):
         rows = [rows]
@@ -210,8 +196,8 @@ def _read_json(path: Path) -> Iterator[RawRow]:
         yield _checked(index, f"{path} row {index + 1}", row)
 
 
-def _line_of(content: bytes, place: int) -> int:
-    return content.count(b"\n", 0, place) + 1
+def _line_of(error: UnicodeDecodeError) -> int:
+    return error.object.count(b"\n", 0, error.start) + 1
 
 
 def _read_csv(path: Path) -> Iterator[RawRow]:
@@ -234,7 +220,12 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
         raise UsageError(f"{path}:{found[1] if found else 1}: not a CSV table: {one_line(error, 200)}") from error
     _refuse_doubled(f"{path}:1", table.column_names)
     if any(types.is_binary(field.type) for field in table.schema):
-        raise UsageError(f"{path}:{_first_line_of_no_text(path)}: not UTF-8")
+        line = 1
+        try:
+            path.read_bytes().decode()
+        except UnicodeDecodeError as error:
+            line = _line_of(error)
+        raise UsageError(f"{path}:{line}: not UTF-8")
     numbers = [number for number, _cause in bad]
     index = 0
     for batch in table.to_batches():
@@ -254,7 +245,7 @@ def _refuse_doubled(where: Path | str, names: list[str]) -> None:
 
 
 def _python_rows(batch: RecordBatch) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """The rows of a batch as Python values, and why there are none: a text that is no UTF-8, a time out of range."""
+    """The rows of a batch as Python values, and why there are none: text that is not UTF-8, a time out of range."""
     try:
         yield from ((row, None) for row in batch.to_pylist())
     except (ValueError, OverflowError):  # some row's
@@ -263,16 +254,6 @@ def _python_rows(batch: RecordBatch) -> Iterator[tuple[dict[str, Any], str | Non
                 yield batch.slice(place, 1).to_pylist()[0], None
             except (ValueError, OverflowError) as error:
                 yield {}, f"holds a value that cannot be read: {one_line(error, 200)}"
-
-
-def _first_line_of_no_text(path: Path) -> int:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                return number
-    return 1
 
 
 def _read_parquet(path: Path) -> Iterator[RawRow]:

@@ -57,24 +57,11 @@ def split_rows(place: Place, subset: str, split: str, *, streaming: bool) -> Ite
         raise _failure(place, subset, split, error) from error
 
 
-def split_identity(place: Place, subset: str, split: str) -> str:
-    """A hash of the split's content as `datasets` computes it.
-
-    Raises:
-        UsageError: as `split_rows`.
-    """
-    return str(load_split(place, subset, split, streaming=False)._fingerprint)
-
-
 @functools.lru_cache(maxsize=16)  # memory-mapped tables, which are needed for the cache's key and for the rows
 def load_split(
     place: Place, subset: str, split: str, *, streaming: bool
 ) -> datasets.Dataset | datasets.IterableDataset:
-    """One split as `datasets` has it.
-
-    Raises:
-        UsageError: as `split_rows`.
-    """
+    """One split as `datasets` has it; raises as `split_rows`."""
     try:
         return _load(place, None if subset == "default" else subset, split, streaming)
     except UsageError:
@@ -94,10 +81,16 @@ def _load(place: Place, config: str | None, split: str, streaming: bool) -> Any:
 
     if place.hub == "ms":
         return load(_modelscope_folder(place))
-    if place.hub is None and _is_saved(Path(place.name)):
-        return _saved(place, split, streaming)
-    if place.hub is None:  # an absolute path is never taken for an id
-        return load(str(Path(place.name).absolute()))
+    if place.hub is None:
+        folder = Path(place.name).absolute()  # an absolute path is never taken for an id
+        if not any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+            return load(str(folder))
+        found = datasets.load_from_disk(folder)  # what `save_to_disk` wrote
+        if isinstance(found, datasets.DatasetDict):
+            if split not in found:
+                raise UsageError(f"dataset {place.name} has no split {split}: it has {', '.join(found)}")
+            found = found[split]
+        return found.to_iterable_dataset() if streaming else found
 
     def cached_folder() -> str:
         from huggingface_hub import snapshot_download
@@ -145,22 +138,6 @@ def _online_or_cached(
             *(place.name, _HUB_NAMES[place.hub], folder),
         )
         return found
-
-
-def _is_saved(folder: Path) -> bool:
-    """Whether `save_to_disk` of `datasets` wrote it."""
-    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
-
-
-def _saved(place: Place, split: str, streaming: bool) -> Any:
-    import datasets
-
-    found = datasets.load_from_disk(place.name)
-    if isinstance(found, datasets.DatasetDict):
-        if split not in found:
-            raise UsageError(f"dataset {place.name} has no split {split}: it has {', '.join(found)}")
-        found = found[split]
-    return found.to_iterable_dataset() if streaming else found
 
 
 def _failure(place: Place, subset: str, split: str, error: Exception) -> UsageError:

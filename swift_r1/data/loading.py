@@ -153,7 +153,6 @@ def load_rows(args: DataFlags, prepared: Mapping[str, str] | None = None, *, kee
     `--eval_limit` in all. The same flags give the same rows in every process.
 
     Args:
-        args: the flags.
         prepared: of the launcher's `LoadedData`, so that nothing is preprocessed twice.
         keep: this is the launcher.
 
@@ -224,11 +223,8 @@ def _held_out_of_stream(args: DataFlags, validation: _Collector, limit: int) -> 
 
 
 def first_rows(args: DataFlags, count: int = 4) -> list[Row]:
-    """The first good training rows of every dataset, for checks before any model loads. Reads no more than needed.
-
-    Raises:
-        UsageError: as `load_rows`, as far as the first rows show it.
-    """
+    """The first good training rows of every dataset, for checks before any model loads. Reads no more than needed, and
+    raises as `load_rows`."""
     options = _options(args)
     sources = open_sources(args.dataset, use_hf=args.use_hf, streaming=True)
     _check_column_names(sources, options)
@@ -243,11 +239,7 @@ def first_rows(args: DataFlags, count: int = 4) -> list[Row]:
 
 
 def stream_of(args: DataFlags, first: int, fits: Callable[[Row], bool]) -> RowStream:
-    """The training rows of `--streaming true`; `first` of them are there before more are read.
-
-    Raises:
-        UsageError: all faults of all `--dataset` values, one a line.
-    """
+    """The training rows of `--streaming true`; `first` of them are there before more are read."""
     return RowStream(
         sources=open_sources(args.dataset, use_hf=args.use_hf, streaming=True),
         options=_options(args),
@@ -272,10 +264,7 @@ def load_dataset(
 ) -> tuple[Sequence[Row], Sequence[Row]]:
     """ms-swift's call for scripts and plugins: the rows of `--dataset` values as (training, held out).
 
-    Without `shuffle`, `#N` takes the first rows. Rows stay in the order of the data.
-
-    Raises:
-        UsageError: as `load_rows`.
+    Without `shuffle`, `#N` takes the first rows. Rows stay in the order of the data. Raises as `load_rows`.
     """
     flags = SimpleNamespace(
         dataset=[datasets] if isinstance(datasets, str) else list(datasets),
@@ -337,7 +326,7 @@ def _take_out(rows: Rows, count: int, seed: int) -> tuple[Rows, Rows]:
 
 
 def _choice(among: int, count: int, seed: str) -> list[int]:
-    """`count` places, in their order."""
+    """`count` places, in rising order."""
     return sorted(random.Random(seed).sample(range(among), count))
 
 

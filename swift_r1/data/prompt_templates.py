@@ -66,16 +66,12 @@ def with_own_words(template: str, system: str | None, response_prefix: str) -> s
     A conversation's own system message comes before `system`; the prefix opens the model's turn.
     """
     # JSON strings are Jinja strings too. No dashes: they would strip a newline that the template ends with.
-    before = (
-        "{% if messages[0]['role'] != 'system' %}"
-        "{% set messages = [{'role': 'system', 'content': "
-        + json.dumps(system, ensure_ascii=False)
-        + "}] + messages %}{% endif %}"
-        if system
-        else ""
-    )
-    prefix = json.dumps(response_prefix, ensure_ascii=False)
-    after = f"{{% if add_generation_prompt %}}{{{{ {prefix} }}}}{{% endif %}}" if response_prefix else ""
+    before = after = ""
+    if system:
+        message = "{'role': 'system', 'content': " + json.dumps(system, ensure_ascii=False) + "}"
+        before = "{% if messages[0]['role'] != 'system' %}{% set messages = [" + message + "] + messages %}{% endif %}"
+    if response_prefix:
+        after = "{% if add_generation_prompt %}{{ " + json.dumps(response_prefix, ensure_ascii=False) + " }}{% endif %}"
     # Jinja drops one newline at the end of a template; here it would be in the middle.
     return before + template.removesuffix("\n") + after
 
@@ -83,8 +79,7 @@ def with_own_words(template: str, system: str | None, response_prefix: str) -> s
 def system_message(value: str | None) -> str | None:
     r"""The text of `--system`, as in ms-swift: a .txt file's content as it is, else the value with `\n` as newlines.
 
-    Raises:
-        UsageError: there is no such file, or it cannot be read.
+    Raises UsageError where the file cannot be read.
     """
     if value is None or not value.endswith(".txt"):
         return None if value is None else newlines(value)
@@ -92,7 +87,7 @@ def system_message(value: str | None) -> str | None:
         return Path(value).expanduser().read_text(encoding="utf-8-sig")
     except OSError as error:
         raise UsageError(
-            f"--system {value}: {error.strerror or error} (a value that ends in .txt is a path)"
+            f"--system {value}: {error.strerror or error} (a value that ends in .txt is the path of a file)"
         ) from error
     except UnicodeDecodeError as error:
         raise UsageError(f"--system {value}: not UTF-8 at byte {error.start}") from error
@@ -104,11 +99,7 @@ def newlines(value: str) -> str:
 
 
 def prompt_template(value: str) -> str:
-    """The Jinja text of a `--prompt_template`.
-
-    Raises:
-        UsageError: no such template, no such file, or one that is no Jinja template.
-    """
+    """The Jinja text of a `--prompt_template`; UsageError where there is no such template, or it is not Jinja."""
     if value in TEMPLATES:
         return TEMPLATES[value]
     path = Path(value).expanduser()
@@ -135,11 +126,7 @@ class Renderer(Protocol):
 
 
 def rendered(tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool, **given: Any) -> str:
-    """Messages in the tokenizer's chat template; `given` are further variables of it.
-
-    Raises:
-        UsageError: the template refuses the messages.
-    """
+    """Messages in the tokenizer's chat template, with its further variables; UsageError where it refuses them."""
     from jinja2 import TemplateError
 
     try:
@@ -155,11 +142,7 @@ def rendered(tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generati
 
 def opening_of(render: Renderer) -> str:
     r"""The reasoning tags with which the template begins the model's turn: `<think>\n` of QwQ and R1-Distill, an empty
-    block where thinking is switched off, and "" of most. They are in the prompt, and part of what the model says.
-
-    Raises:
-        UsageError: the template refuses a user's message.
-    """
+    block where thinking is switched off, and "" of most. They are in the prompt, and part of what the model says."""
     text = render([{"role": "user", "content": _MARKER}], True)
     # Only what follows the message: a question may end in such a tag too.
     found = _OPENING.search(text.rpartition(_MARKER)[2])
@@ -172,7 +155,7 @@ def turn_end(render: Renderer, tokenizer: Any) -> int | None:
     A base model's own end token is often another: the model would go on after its turn and write the user's. The last
     turn counts, since others may end differently (gpt-oss); where nothing ends it, the next turn's start does (GLM-4).
     """
-    special = special_tokens(tokenizer)
+    special = _special_tokens(tokenizer)
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARKER}]
     for messages in (turns, [*turns, turns[0]]):
         try:
@@ -186,7 +169,7 @@ def turn_end(render: Renderer, tokenizer: Any) -> int | None:
     return None
 
 
-def special_tokens(tokenizer: Any) -> frozenset[int]:
+def _special_tokens(tokenizer: Any) -> frozenset[int]:
     """Ids of tokens that are not text. The token of unknown text is not among them, unless it is the end token too."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     marked = {token for token, about in added.items() if about.special}

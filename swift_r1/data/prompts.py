@@ -92,7 +92,6 @@ class PromptEncoder:
 
     Args:
         tokenizer: a transformers tokenizer.
-        wording: how messages become text.
         max_length: longest prompt in tokens.
         truncation: of longer prompts: `delete` leaves them out, `left` cuts off their beginning.
 
@@ -136,11 +135,7 @@ class PromptEncoder:
         return turn_end(self._rendered, self.tokenizer)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt's text, up to and including the start of the model's turn.
-
-        Raises:
-            UsageError: the template refuses the messages.
-        """
+        """The prompt's text, including the start of the model's turn; UsageError where the template refuses it."""
         text = self._rendered(messages, True)
         # A template may open the turn by itself, as that of a checkpoint does.
         return text if text.endswith(self._wording.response_prefix) else text + self._wording.response_prefix
@@ -205,7 +200,7 @@ class PromptEncoder:
         return rows.chosen(kept) if isinstance(rows, Rows) else [rows[place] for place in kept]
 
     def fits(self, row: Row) -> bool:
-        """Whether a row's prompt is short enough, or is cut."""
+        """Whether the prompt is short enough, or is cut."""
         return self.truncation != "delete" or not self._is_too_long(row)
 
     def _is_too_long(self, row: Row) -> bool:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from swift_r1.data.preprocessors import AutoPreprocessor, MessagesPreprocessor, Preprocess
 from swift_r1.errors import UsageError, one_line
@@ -75,7 +75,7 @@ class DatasetMeta:
     load_function: Callable[..., Any] | None = None
     eval_split: list[str] | None = None
     ms_split: list[str] | None = None
-    files: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[Literal["train", "eval"], str] = field(default_factory=dict)
 
     @property
     def all_subsets(self) -> tuple[SubsetDataset, ...]:
@@ -147,9 +147,11 @@ def find_dataset(name: str) -> DatasetMeta | None:
 
 
 _TEXTS = ("ms_dataset_id", "hf_dataset_id", "dataset_path", "dataset_name", "ms_revision", "hf_revision", "help")
-_LISTS = ("split", "tags", "subsets")
-_KEYS = frozenset((*_TEXTS, *_LISTS, "columns", "messages", "huge_dataset"))
-_SUBSET_KEYS = frozenset(("name", "subset", "split", "columns", "messages", "is_weak_subset"))
+_SETTINGS = {"split": list, "columns": dict, "messages": dict}
+_OTHERS = {"tags": list, "subsets": list, "huge_dataset": object}
+_KEYS: Mapping[str, type] = {**dict.fromkeys(_TEXTS, str), **_SETTINGS, **_OTHERS}
+_SUBSET_KEYS: Mapping[str, type] = {"name": str, "subset": str, "is_weak_subset": object, **_SETTINGS}
+_KINDS: Mapping[type, str] = {str: "text", list: "a list", dict: "an object"}
 
 
 def register_dataset_info(paths: str | Sequence[str]) -> None:
@@ -209,9 +211,6 @@ def _subset(entry: Any, where: str) -> SubsetDataset | str:
 def _preprocessor(about: dict[str, Any], where: str) -> Preprocess | None:
     """Takes its settings out of an entry."""
     columns, messages = about.pop("columns", None), about.pop("messages", None)
-    for name, value in (("columns", columns), ("messages", messages)):
-        if value is not None and not isinstance(value, dict):
-            raise UsageError(f"{where}: {name} is a {type(value).__name__}, not an object")
     if columns and not all(isinstance(new, str) for new in columns.values()):
         raise UsageError(f"{where}: columns maps names to names")
     if messages is not None:
@@ -219,16 +218,13 @@ def _preprocessor(about: dict[str, Any], where: str) -> Preprocess | None:
     return AutoPreprocessor(columns=columns) if columns else None
 
 
-def _checked(entry: Any, known: frozenset[str], where: str) -> dict[str, Any]:
+def _checked(entry: Any, known: Mapping[str, type], where: str) -> dict[str, Any]:
     if not isinstance(entry, Mapping):
         raise UsageError(f"{where} is a {type(entry).__name__}, not an object")
-    unknown = sorted(set(entry) - known)
+    unknown = sorted(set(entry) - set(known))
     if unknown:
         raise UsageError(f"{where}: unknown key {unknown[0]}; there are {', '.join(sorted(known))}")
-    for name in (*_TEXTS, "name", "subset"):
-        if not isinstance(entry.get(name), str | None):
-            raise UsageError(f"{where}: {name} is a {type(entry[name]).__name__}, not text")
-    for name in _LISTS:
-        if name in entry and not isinstance(entry[name], list):
-            raise UsageError(f"{where}: {name} is a {type(entry[name]).__name__}, not a list")
+    for name, value in entry.items():
+        if not isinstance(value, known[name]) and (value is not None or known[name] is list):
+            raise UsageError(f"{where}: {name} is a {type(value).__name__}, not {_KINDS[known[name]]}")
     return dict(entry)

@@ -19,7 +19,7 @@ from swift_r1.data.registry import (
     find_dataset,
     hub_datasets,
 )
-from swift_r1.data.sources import DatasetSpec, Source, parse_dataset
+from swift_r1.data.sources import DatasetSpec, Source, Split, parse_dataset
 from swift_r1.errors import UsageError
 
 DATA_FOLDER = "SWIFT_R1_DATA"
@@ -84,7 +84,7 @@ def _open(spec: DatasetSpec, use_hf: bool | None) -> Source:
             raise UsageError(f"--dataset {spec.raw}: file not found: {meta.dataset_path} (its dataset_path)")
         return _local(spec, meta, meta.dataset_path)
     if "train" in (files := _data_files(meta)):
-        return Source(spec, meta.name, meta.preprocess_func, path=files["train"], held_out_path=files.get("eval"))
+        return Source(spec, meta.name, meta.preprocess_func, files=files)
     if meta.load_function is not None:
         raise UsageError(
             f"--dataset {spec.raw}: {meta.name} has a load_function of ms-swift v3, which needs ms-swift's own "
@@ -101,10 +101,10 @@ def _local(spec: DatasetSpec, meta: DatasetMeta | None, path: str) -> Source:
     if spec.subsets:
         raise UsageError(f"--dataset {spec.raw}: a file has no subsets")
     if meta is not None:
-        return Source(spec, meta.name, meta.preprocess_func, path=path)
+        return Source(spec, meta.name, meta.preprocess_func, files={"train": path})
     # A line of text is a prompt.
     preprocess = AutoPreprocessor(columns={"text": "query"} if path.lower().endswith(".txt") else None)
-    return Source(spec, Path(path).stem, preprocess, path=path)
+    return Source(spec, Path(path).stem, preprocess, files={"train": path})
 
 
 def _hub_source(spec: DatasetSpec, meta: DatasetMeta, place: Place) -> Source:
@@ -143,7 +143,7 @@ def _own(subsets: Sequence[SubsetDataset]) -> dict[str, Preprocess]:
     return {one.subset: one.preprocess_func for one in subsets if one.preprocess_func is not None}
 
 
-def _data_files(meta: DatasetMeta) -> dict[str, str]:
+def _data_files(meta: DatasetMeta) -> dict[Split, str]:
     """The dataset's files that are in the folder SWIFT_R1_DATA, by split."""
     folder = os.environ.get(DATA_FOLDER)
     if not folder:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime
 from datetime import time as time_of_day
@@ -71,7 +71,6 @@ def results(
     source: Source, raws: Iterable[RawRow], columns: Mapping[str, str], drops: Drops, strict: bool = False
 ) -> Iterator[tuple[RawRow, int, Row, bytes]]:
     """As `preprocessed`, without `dataset` and `prompt_id`: the raw row, which of its rows it is, the row, its JSON."""
-    checked: set[tuple[str, ...]] = set()
     for raw in raws:
         drops.seen += 1
         fault = raw.fault
@@ -98,10 +97,11 @@ def results(
             continue
         drops.filtered += not rows
         for number, (row, line) in enumerate(zip(rows, lines, strict=True)):
-            keys = tuple(row)
-            if keys not in checked:
-                _refuse_reserved(source, keys)
-                checked.add(keys)
+            if clashing := sorted(RESERVED.intersection(row)):
+                raise UsageError(
+                    f"dataset {source.name} has a column {clashing[0]}, a name that rewards get from us; "
+                    f'rename it: --columns \'{{"{clashing[0]}": "..."}}\''
+                )
             yield raw, number, row, line
 
 
@@ -124,15 +124,6 @@ def _as_list(result: Any) -> list[Row]:
         if not isinstance(one, dict):
             raise RowFault(f"the preprocessor returned a {type(one).__name__}, not a row (dict)")
     return [dict(one) for one in results]
-
-
-def _refuse_reserved(source: Source, keys: Sequence[str]) -> None:
-    clashing = sorted(RESERVED.intersection(keys))
-    if clashing:
-        raise UsageError(
-            f"dataset {source.name} has a column {clashing[0]}, a name that rewards get from us; "
-            f'rename it: --columns \'{{"{clashing[0]}": "..."}}\''
-        )
 
 
 def _refuse_unread(row: Mapping[str, Any]) -> None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from swift_r1.data.files import FILE_SUFFIXES, RawRow, Span, check_file, line_spans, read_file, read_span
 from swift_r1.data.fingerprint import file_digest, fingerprint
-from swift_r1.data.hubs import Hub, Place, split_identity, split_rows
+from swift_r1.data.hubs import Hub, Place, load_split, split_rows
 from swift_r1.data.preprocessors import Preprocess
 from swift_r1.data.registry import Loader
 from swift_r1.errors import UsageError, describe
@@ -83,12 +83,9 @@ class Source:
     """One `--dataset` value, resolved.
 
     Attributes:
-        spec: the parsed value.
         name: what rewards get as `dataset`: the registered name, or the file's stem.
-        preprocess: the preprocessor.
         label: like `name`, but unique among the sources of a run; prompt ids start with it.
-        path: the file to read, where there is one.
-        held_out_path: the file of its held-out rows, where there is one.
+        files: the files to read, by split.
         loader: the loader to call, where there is one.
         subsets: the subsets to load, one after the other; empty for the loader's default.
         of_subset: preprocessors of the subsets that have their own, by what the loader gets as `subset`.
@@ -101,8 +98,7 @@ class Source:
     name: str
     preprocess: Preprocess
     label: str = ""
-    path: str | None = None
-    held_out_path: str | None = None
+    files: Mapping[Split, str] = field(default_factory=dict)
     loader: Loader | None = None
     subsets: tuple[str, ...] = ()
     of_subset: Mapping[str, Preprocess] = field(default_factory=dict)
@@ -112,15 +108,13 @@ class Source:
     streaming: bool = False
 
     def preprocess_of(self, row: RawRow) -> Preprocess:
-        """The preprocessor of a row: its subset's own, else the dataset's."""
         return self.preprocess if row.subset is None else self.of_subset.get(row.subset, self.preprocess)
 
     @property
     def has_held_out(self) -> bool:
-        """It has a held-out split of its own."""
         if self.loader is not None:
             return "split" in _keywords(self.loader)
-        return self.held_out_path is not None or bool(self.held_out_split)
+        return "eval" in self.files or bool(self.held_out_split)
 
     @property
     def samples_itself(self) -> bool:
@@ -145,11 +139,7 @@ class Source:
             yield from read_file(self._file(split))
 
     def tasks(self, split: Split, count: int | None, seed: int, size: int) -> Iterator[Task]:
-        """The same in parts of about `size` rows, for `task_rows`: other processes read them where that is possible.
-
-        Raises:
-            UsageError: as `rows`.
-        """
+        """The same in parts of about `size` rows, for `task_rows`: other processes read them where that is possible."""
         if self.loader is not None and self.samples_itself and count and "start" in _keywords(self.loader):
             for start in range(0, count, size):
                 yield {"split": split, "count": min(size, count - start), "seed": seed, "start": start}
@@ -165,7 +155,6 @@ class Source:
             yield part
 
     def task_rows(self, task: Task) -> Iterator[RawRow]:
-        """The raw rows of a part."""
         if isinstance(task, Span):
             return read_span(task)
         return self._loaded(task) if isinstance(task, dict) else iter(task)
@@ -183,7 +172,8 @@ class Source:
             code = fingerprint(self.loader)
             return code and f"{code} {split} {count} {seed} {self.subsets}"
         if self.place is not None:
-            return " ".join(split_identity(self.place, subset, part) for subset, part in self._parts(split))
+            tables = (load_split(self.place, subset, part, streaming=False) for subset, part in self._parts(split))
+            return " ".join(table._fingerprint for table in tables)
         path = self._file(split)
         check_file(Path(path))
         try:
@@ -192,12 +182,9 @@ class Source:
             raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
 
     def _file(self, split: Split) -> str:
-        path = self.held_out_path if split == "eval" and self.held_out_path is not None else self.path
-        assert path is not None
-        return path
+        return self.files.get(split, self.files["train"])
 
     def _parts(self, split: Split) -> Iterator[tuple[str, str]]:
-        """Subsets of the hub or folder, and splits of these."""
         for subset, splits in self.parts:
             for part in self.held_out_split if split == "eval" and self.held_out_split else splits:
                 yield subset, part
