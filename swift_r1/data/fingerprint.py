@@ -22,6 +22,7 @@ from typing import Any
 
 _PACKAGE = Path(__file__).parents[1]
 _INSTALLED = tuple(Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "purelib", "platlib"))
+_NOT_THE_USERS = (*_INSTALLED, _PACKAGE)
 
 
 class _Unknown(Exception):
@@ -103,7 +104,7 @@ def _add_module(name: str, sources: dict[str, str]) -> None:
 
 def _add_file(path: Path, package: str, sources: dict[str, str]) -> None:
     path = path.resolve()
-    if str(path) in sources or path.suffix != ".py" or not _is_users(path):
+    if str(path) in sources or path.suffix != ".py" or any(path.is_relative_to(folder) for folder in _NOT_THE_USERS):
         return
     try:
         content = path.read_bytes()
@@ -146,8 +147,3 @@ def _found(name: str, folder: Path) -> ModuleSpec | None:
             return None
         places = list(spec.submodule_search_locations or ())
     return spec
-
-
-def _is_users(path: Path) -> bool:
-    """Not Python's, an installed package's or ours."""
-    return not any(path.is_relative_to(folder) for folder in (*_INSTALLED, _PACKAGE))

@@ -144,18 +144,12 @@ def _failure(place: Place, subset: str, split: str, error: Exception) -> UsageEr
     part, cause = f"(subset {subset}, split {split})", f"{type(error).__name__}: {one_line(error)}"
     if place.hub is None:
         return UsageError(f"dataset {place.name} {part}: the folder cannot be read: {cause}")
-    return UsageError(
-        f"dataset {place.name} {part} cannot be loaded from {_HUB_NAMES[place.hub]}: {cause}; "
-        f"looked in the cache {_cache_of(place.hub)} too. A local file or folder can be given instead: "
-        "--dataset path/to/rows.jsonl"
-    )
-
-
-def _cache_of(hub: Hub) -> str:
-    """The folder in which a hub's library keeps what it has downloaded."""
-    if hub == "hf":
+    cache = Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub").expanduser() / "datasets"
+    if place.hub == "hf":
         from huggingface_hub import constants
 
-        return str(constants.HF_HUB_CACHE)
-    named = os.environ.get("MODELSCOPE_CACHE")
-    return str(Path(named or "~/.cache/modelscope/hub").expanduser() / "datasets")
+        cache = Path(constants.HF_HUB_CACHE)
+    return UsageError(
+        f"dataset {place.name} {part} cannot be loaded from {_HUB_NAMES[place.hub]}: {cause}; looked in the cache "
+        f"{cache} too. A local file or folder can be given instead: --dataset path/to/rows.jsonl"
+    )

@@ -8,6 +8,7 @@ import json
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -72,7 +73,7 @@ def prepare(source: Source, split: Split, count: int | None, options: Options) -
     request = request_of(source, split, count, options)
     if (folder := options.prepared.get(request)) and (made := whole_store(Path(folder))):
         if made.folder.name.startswith(RUN_ONLY):
-            made.remove()
+            shutil.rmtree(folder, ignore_errors=True)  # who has it open can still read it
         return made
     cache = cache_folder()
     key = _key(source, split, count, options)
@@ -128,7 +129,7 @@ def _made(source: Source, split: Split, count: int | None, options: Options, fol
         _report(source, writer.drops)
         store = writer.finish(folder, replace=not options.use_cache)
     if folder.name.startswith(RUN_ONLY) and not options.keep:
-        store.remove()
+        shutil.rmtree(folder, ignore_errors=True)
     return store
 
 

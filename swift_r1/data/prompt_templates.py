@@ -155,7 +155,9 @@ def turn_end(render: Renderer, tokenizer: Any) -> int | None:
     A base model's own end token is often another: the model would go on after its turn and write the user's. The last
     turn counts, since others may end differently (gpt-oss); where nothing ends it, the next turn's start does (GLM-4).
     """
-    special = _special_tokens(tokenizer)
+    # Ids of tokens that are not text. That of unknown text is not among them, unless it is the end token too.
+    marked = {token for token, about in getattr(tokenizer, "added_tokens_decoder", {}).items() if about.special}
+    special = marked.union(tokenizer.all_special_ids) - ({tokenizer.unk_token_id} - {tokenizer.eos_token_id})
     turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARKER}]
     for messages in (turns, [*turns, turns[0]]):
         try:
@@ -167,11 +169,3 @@ def turn_end(render: Renderer, tokenizer: Any) -> int | None:
             if token in special:
                 return int(token)
     return None
-
-
-def _special_tokens(tokenizer: Any) -> frozenset[int]:
-    """Ids of tokens that are not text. The token of unknown text is not among them, unless it is the end token too."""
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    marked = {token for token, about in added.items() if about.special}
-    unknown = {tokenizer.unk_token_id} - {tokenizer.eos_token_id}
-    return frozenset({*tokenizer.all_special_ids, *marked} - unknown)

@@ -64,11 +64,6 @@ class PromptSampler:
         """Rounds that `epochs` epochs take, rounded up, at least one."""
         return max(1, math.ceil(epochs * self.num_rows / self.prompts_per_round - 1e-9))
 
-    @property
-    def epoch(self) -> float:
-        """Epochs drawn so far, with the fraction of the one under way."""
-        return self._drawn / self.num_rows
-
     def state_dict(self) -> dict[str, Any]:
         """The position and what it is a position in: a few numbers, whatever the size of the data."""
         return {"drawn": self._drawn, "num_rows": self.num_rows, "shuffle": self.shuffle, "seed": self.seed}

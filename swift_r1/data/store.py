@@ -114,10 +114,6 @@ class Store:
     def __len__(self) -> int:
         return self._count
 
-    def remove(self) -> None:
-        """Takes it off the disk; who has it open can still read it."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
     def row(self, place: int) -> Row:
         """The row at a place, without `dataset` and `prompt_id`."""
         ends = self.index["ends"]
