@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
-from swift_r1.data.prepare import Options, prepare, request_of, require_rows
+from swift_r1.data.prepare import DataFlags, prepare, request_of, require_rows, seed_of
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
@@ -28,45 +28,6 @@ _logger = logging.getLogger("swift_r1.data")
 _LOOKED_AT = 100  # rows of a dataset that show its columns
 
 
-class DataFlags(Protocol):
-    """The flags that name the rows."""
-
-    @property
-    def dataset(self) -> Sequence[str]: ...
-    @property
-    def val_dataset(self) -> Sequence[str]: ...
-    @property
-    def split_dataset_ratio(self) -> float: ...
-    @property
-    def use_hf(self) -> bool | None: ...
-    @property
-    def columns(self) -> Mapping[str, str] | None: ...
-    @property
-    def strict(self) -> bool: ...
-    @property
-    def dataset_num_proc(self) -> int: ...
-    @property
-    def load_from_cache_file(self) -> bool: ...
-    @property
-    def streaming(self) -> bool: ...
-    @property
-    def shuffle_buffer_size(self) -> int: ...
-    @property
-    def dataset_shuffle(self) -> bool: ...
-    @property
-    def data_seed(self) -> int | None: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def eval_steps(self) -> int | None: ...
-    @property
-    def eval_on_start(self) -> bool: ...
-    @property
-    def eval_limit(self) -> int | None: ...
-    @property
-    def eval_datasets(self) -> Sequence[str]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedData:
     """The rows of a run. A row is a dict: `messages`, the dataset's columns, `dataset`, `prompt_id`.
@@ -75,7 +36,7 @@ class LoadedData:
         train: in the order of the data (the sampler shuffles).
         eval: held out; empty where the run does not evaluate.
         broken: rows left out because they could not be read or preprocessed.
-        prepared: where the rows are, for the run's other processes (`Options.prepared`).
+        prepared: where the rows are, for the run's other processes (`prepare`).
     """
 
     train: Sequence[Row]
@@ -88,8 +49,8 @@ class _Collector:
     """Takes the rows of sources, dataset after dataset. `#N` chooses as ms-swift does: with its default seed, the same
     rows."""
 
-    def __init__(self, options: Options, shuffle: bool) -> None:
-        self._options, self._shuffle = options, shuffle
+    def __init__(self, flags: DataFlags, made: Mapping[str, str] | None, keep: bool) -> None:
+        self._flags, self._made, self._keep = flags, made or {}, keep
         self._state: np.random.RandomState | None = None
         self._skipped = 0
         self.broken = 0
@@ -98,13 +59,13 @@ class _Collector:
     def collect(self, source: Source, split: Split, wanted: int | None, *, repeat: bool = True) -> Rows:
         """`wanted` good rows of a source (all, if None), reported and never empty; fewer only without `repeat`."""
         count = wanted if source.samples_itself else None
-        store = prepare(source, split, count, self._options)
-        self.prepared[request_of(source, split, count, self._options)] = str(store.folder)
+        store = prepare(source, split, count, self._flags, self._made, self._keep)
+        self.prepared[request_of(source, split, count, self._flags)] = str(store.folder)
         self.broken += store.drops.broken
         there = len(store)
         if wanted is None or (there < wanted and not repeat):
             wanted = there
-        if there < wanted and not self._options.prepared:
+        if there < wanted and not self._made:
             _logger.info("dataset %s has %d rows, repeated to make %d", source.name, there, wanted)
         tag = "/eval" if split == "eval" and source.has_held_out else ""
         return Rows([Part(store, source.name, source.label + tag, self._places(there, wanted))])
@@ -120,29 +81,17 @@ class _Collector:
         turns, rest = divmod(wanted, count)
         chosen = array("Q", range(turns * count))
         last: Sequence[int] = range(rest)
-        if self._shuffle and rest:
+        if self._flags.dataset_shuffle and rest:
             import numpy as np
 
             if self._state is None:
-                self._state = np.random.RandomState(self._options.seed % 2**32)
+                self._state = np.random.RandomState(seed_of(self._flags) % 2**32)
             for _ in range(self._skipped):
                 self._state.randint(0, 2**31 - 1)
             self._skipped = 0
             last = self._state.permutation(count)[:rest].tolist()
         chosen.extend(turns * count + place for place in last)
         return chosen
-
-
-def _options(args: DataFlags, prepared: Mapping[str, str] | None = None, keep: bool = False) -> Options:
-    return Options(
-        columns=dict(args.columns or {}),
-        seed=args.seed if args.data_seed is None else args.data_seed,
-        strict=args.strict,
-        processes=args.dataset_num_proc,
-        use_cache=args.load_from_cache_file,
-        prepared=prepared or {},
-        keep=keep,
-    )
 
 
 def load_rows(args: DataFlags, prepared: Mapping[str, str] | None = None, *, keep: bool = False) -> LoadedData:
@@ -160,9 +109,8 @@ def load_rows(args: DataFlags, prepared: Mapping[str, str] | None = None, *, kee
         UsageError: unknown dataset, unreadable file, a `--columns` name that no dataset has, a column with a reserved
             name, no row left.
     """
-    options = _options(args, prepared, keep)
-    collector, held_out = _Collector(options, args.dataset_shuffle), Rows()
-    validation = _Collector(options, args.dataset_shuffle)
+    seed, held_out = seed_of(args), Rows()
+    collector, validation = _Collector(args, prepared, keep), _Collector(args, prepared, keep)
     evaluates = args.eval_steps is not None or args.eval_on_start
     limit = sys.maxsize if args.eval_limit is None else args.eval_limit
     if args.streaming:
@@ -175,7 +123,7 @@ def load_rows(args: DataFlags, prepared: Mapping[str, str] | None = None, *, kee
     labels: set[str] = set()
     sources = open_sources(args.dataset, labels, args.use_hf)
     if not prepared:
-        _check_column_names(sources, options)
+        _check_column_names(sources, args)
     training = [collector.collect(source, "train", source.spec.sample) for source in sources]
     if args.val_dataset and evaluates:
         for source in open_sources(args.val_dataset, labels, args.use_hf):
@@ -187,18 +135,18 @@ def load_rows(args: DataFlags, prepared: Mapping[str, str] | None = None, *, kee
     elif args.split_dataset_ratio:
         for number, rows in enumerate(training):
             share = max(1, int(args.split_dataset_ratio * len(rows)))
-            training[number], out = _take_out(rows, min(share, len(rows) - 1), options.seed)
+            training[number], out = _take_out(rows, min(share, len(rows) - 1), seed)
             held_out += out
     elif evaluates and not args.eval_datasets:
         for number, (source, quota) in enumerate(zip(sources, _shares(limit, len(sources)), strict=True)):
             if quota and source.has_held_out:
                 held_out += validation.collect(source, "eval", quota, repeat=False)
             elif quota:
-                training[number], out = _take_out(training[number], quota, options.seed)
+                training[number], out = _take_out(training[number], quota, seed)
                 held_out += out
     if len(held_out) > limit:
         _logger.info("evaluating on %d of %d held-out rows (--eval_limit)", limit, len(held_out))
-        held_out = held_out.chosen(_choice(len(held_out), limit, f"{options.seed}:eval"))
+        held_out = held_out.chosen(_choice(len(held_out), limit, f"{seed}:eval"))
     train = Rows(part for rows in training for part in rows.parts)
     if not train:
         raise UsageError("no training row is left; see the causes above")
@@ -225,14 +173,13 @@ def _held_out_of_stream(args: DataFlags, validation: _Collector, limit: int) -> 
 def first_rows(args: DataFlags, count: int = 4) -> list[Row]:
     """The first good training rows of every dataset, for checks before any model loads. Reads no more than needed, and
     raises as `load_rows`."""
-    options = _options(args)
     sources = open_sources(args.dataset, use_hf=args.use_hf, streaming=True)
-    _check_column_names(sources, options)
+    _check_column_names(sources, args)
     found: list[Row] = []
     for source in sources:
         drops = Drops()
-        raws = source.rows("train", count if source.samples_itself else None, options.seed)
-        rows = list(islice(preprocessed(source, raws, options.columns, drops, strict=options.strict), count))
+        raws = source.rows("train", count if source.samples_itself else None, seed_of(args))
+        rows = list(islice(preprocessed(source, raws, args.columns, drops, args.strict), count))
         require_rows(source, len(rows), drops)
         found += rows
     return found
@@ -240,14 +187,7 @@ def first_rows(args: DataFlags, count: int = 4) -> list[Row]:
 
 def stream_of(args: DataFlags, first: int, fits: Callable[[Row], bool]) -> RowStream:
     """The training rows of `--streaming true`; `first` of them are there before more are read."""
-    return RowStream(
-        sources=open_sources(args.dataset, use_hf=args.use_hf, streaming=True),
-        options=_options(args),
-        shuffle=args.dataset_shuffle,
-        buffer=args.shuffle_buffer_size,
-        first=first,
-        fits=fits,
-    )
+    return RowStream(open_sources(args.dataset, use_hf=args.use_hf, streaming=True), args, first, fits)
 
 
 def load_dataset(
@@ -270,7 +210,7 @@ def load_dataset(
         dataset=[datasets] if isinstance(datasets, str) else list(datasets),
         val_dataset=[],
         split_dataset_ratio=split_dataset_ratio,
-        columns=columns,
+        columns=columns or {},
         data_seed=seed,
         eval_steps=None,
         eval_on_start=False,
@@ -296,13 +236,13 @@ def columns_of(data: LoadedData) -> frozenset[str]:
     return frozenset.intersection(*sets) if sets else frozenset()
 
 
-def _check_column_names(sources: Sequence[Source], options: Options) -> None:
+def _check_column_names(sources: Sequence[Source], args: DataFlags) -> None:
     """Every column that `--columns` renames is in the first rows of some dataset."""
-    if not options.columns:
+    if not args.columns:
         return
-    firsts = (raw for source in sources for raw in islice(source.rows("train", _LOOKED_AT, options.seed), _LOOKED_AT))
+    firsts = (raw for source in sources for raw in islice(source.rows("train", _LOOKED_AT, seed_of(args)), _LOOKED_AT))
     there = sorted({name for raw in firsts for name in raw.row})
-    missing = [name for name in options.columns if name.lower() not in {known.lower() for known in there}]
+    missing = [name for name in args.columns if name.lower() not in {known.lower() for known in there}]
     if missing:
         raise UsageError(f"--columns: no dataset has a column {missing[0]}; there are {', '.join(there)}")
 

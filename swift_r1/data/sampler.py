@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from swift_r1.data.prepare import Options
+from swift_r1.data.prepare import DataFlags, seed_of
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Source
@@ -99,17 +99,13 @@ class RowStream:
 
     Attributes:
         sources: where they come from; `#N` takes the first N good rows.
-        options: how they are prepared; their seed is that of the order too.
-        shuffle: rows leave in a random order among `buffer` rows; else as they come.
-        buffer: how many rows are held at most.
+        flags: how they are prepared, and whether they leave in a random order among `shuffle_buffer_size` rows.
         first: rows that the run begins with; no more are read before that many have left.
         fits: False for rows that are left out (too long prompts).
     """
 
     sources: Sequence[Source]
-    options: Options
-    shuffle: bool
-    buffer: int
+    flags: DataFlags
     first: int
     fits: Callable[[Row], bool]
 
@@ -121,8 +117,8 @@ class RowStream:
         """
         for epoch in count():
             rows: Iterator[Row] = (row for source in self.sources for row in self._once(source, log=epoch == 0))
-            if self.shuffle:
-                rows = shuffled(rows, self.first, self.buffer, f"{self.options.seed}:{epoch}")
+            if self.flags.dataset_shuffle:
+                rows = shuffled(rows, self.first, self.flags.shuffle_buffer_size, f"{seed_of(self.flags)}:{epoch}")
             found = 0
             for found, row in enumerate(rows, start=1):  # noqa: B007
                 yield row if epoch == 0 else {**row, "prompt_id": f"{row['prompt_id']}@{epoch}"}
@@ -137,8 +133,8 @@ class RowStream:
         too_long = found = shown = 0
         for turn in count():
             before = found
-            raws = source.rows("train", wanted if source.samples_itself else None, self.options.seed)
-            for row in preprocessed(source, raws, self.options.columns, drops, strict=self.options.strict):
+            raws = source.rows("train", wanted if source.samples_itself else None, seed_of(self.flags))
+            for row in preprocessed(source, raws, self.flags.columns, drops, self.flags.strict):
                 if log and turn == 0:
                     for example in drops.examples[shown:]:
                         _logger.warning("dataset %s: a row is left out: %s", source.name, example)
