@@ -7,8 +7,9 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 from swift_r1.errors import UsageError, one_line
 
@@ -39,16 +40,13 @@ class RawRow:
     subset: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A part of a file of lines: bytes `start` to `end` (None: to its end), beginning with line `line` and the row of
-    number `index`."""
+class Lines(NamedTuple):
+    """Some lines of a jsonl or txt file, with their numbers; None stands for one that is too long. `first` is the index
+    of the first row."""
 
     path: str
-    start: int = 0
-    end: int | None = None
-    line: int = 1
-    index: int = 0
+    first: int
+    lines: list[tuple[int, bytes | None]]
 
 
 def read_file(path: str | Path) -> Iterator[RawRow]:
@@ -87,53 +85,41 @@ def check_file(path: Path) -> None:
         raise UsageError(f"{path}:1: is UTF-16 or UTF-32 text: convert it to UTF-8")
 
 
-def line_spans(path: str, rows: int) -> Iterator[Span]:
-    """A file of lines in parts of so many rows, for several processes to read. Lines without text are not rows."""
-    start, first_line, first_index, count = 0, 1, 0, 0
+def line_batches(path: str, rows: int) -> Iterator[Lines]:
+    """A file of lines in parts of so many rows, for several processes to parse. Lines without text are not rows."""
     with open(path, "rb") as file:
-        for number, (line, end) in enumerate(_lines(file, 0, None), start=1):
-            count += line is None or bool(line.strip())
-            if count == rows:
-                yield Span(path, start, end, first_line, first_index)
-                start, first_line, first_index, count = end, number + 1, first_index + rows, 0
-        if count:
-            yield Span(path, start, None, first_line, first_index)
+        coming, index = _lines(file), 0
+        while part := list(islice(coming, rows)):
+            yield Lines(path, index, part)
+            index += len(part)
 
 
-def read_span(span: Span) -> Iterator[RawRow]:
+def parsed_lines(batch: Lines) -> Iterator[RawRow]:
     """The rows of a part of a jsonl or txt file."""
-    as_row = _text_row if span.path.lower().endswith(".txt") else _json_row
-    index = span.index
-    with open(span.path, "rb") as file:
-        for number, (line, _end) in enumerate(_lines(file, span.start, span.end), start=span.line):
-            where = f"{span.path}:{number}"
-            if line is None:
-                yield RawRow(index, where, {}, f"the line is longer than {MAX_LINE >> 20} MiB")
-            elif line.strip():
-                yield as_row(index, where, line.rstrip())
-            else:
-                continue
-            index += 1
+    as_row = _text_row if batch.path.lower().endswith(".txt") else _json_row
+    for index, (number, line) in enumerate(batch.lines, start=batch.first):
+        where = f"{batch.path}:{number}"
+        if line is None:
+            yield RawRow(index, where, {}, f"the line is longer than {MAX_LINE >> 20} MiB")
+        else:
+            yield as_row(index, where, line.rstrip())
 
 
-def _lines(file: BinaryIO, start: int, end: int | None) -> Iterator[tuple[bytes | None, int]]:
-    """Lines and where they end; None for one that is too long."""
-    place = start
-    file.seek(start)
-    while end is None or place < end:
-        line: bytes | None = file.readline(MAX_LINE + 1)
-        if not line:
-            return
-        place += len(line)
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    number = 0
+    while line := file.readline(MAX_LINE + 1):
+        number += 1
         if len(line) > MAX_LINE:
             while not line.endswith(b"\n") and (line := file.readline(MAX_LINE)):
-                place += len(line)
-            line = None
-        yield line, place
+                pass
+            yield number, None
+        elif line.strip():
+            yield number, line
 
 
 def _read_lines(path: Path) -> Iterator[RawRow]:
-    return read_span(Span(str(path)))
+    for batch in line_batches(str(path), 1):
+        yield from parsed_lines(batch)
 
 
 def _text_row(index: int, where: str, line: bytes) -> RawRow:
@@ -248,7 +234,7 @@ def _python_rows(batch: RecordBatch) -> Iterator[tuple[dict[str, Any], str | Non
     """The rows of a batch as Python values, and why there are none: text that is not UTF-8, a time out of range."""
     try:
         yield from ((row, None) for row in batch.to_pylist())
-    except (ValueError, OverflowError):  # some row's
+    except (ValueError, OverflowError):  # of some row
         for place in range(batch.num_rows):
             try:
                 yield batch.slice(place, 1).to_pylist()[0], None

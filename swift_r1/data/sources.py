@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from swift_r1.data.files import FILE_SUFFIXES, RawRow, Span, check_file, line_spans, read_file, read_span
+from swift_r1.data.files import FILE_SUFFIXES, Lines, RawRow, check_file, line_batches, parsed_lines, read_file
 from swift_r1.data.fingerprint import file_digest, fingerprint
 from swift_r1.data.hubs import Hub, Place, load_split, split_rows
 from swift_r1.data.preprocessors import Preprocess
@@ -60,7 +60,7 @@ def parse_dataset(value: str) -> DatasetSpec:
     prefix, separator, rest = text.partition("::")
     if separator:
         if prefix.lower() not in _HUBS:
-            raise UsageError(f"--dataset {value}: {prefix}:: is no hub, use hf:: or ms::")
+            raise UsageError(f"--dataset {value}: {prefix}:: is not a hub, use hf:: or ms::")
         hub, text = _HUBS[prefix.lower()], rest
     head, separator, count = text.rpartition("#")
     if separator:
@@ -74,8 +74,8 @@ def parse_dataset(value: str) -> DatasetSpec:
     return DatasetSpec(value, name.strip(), parts, sample, hub)
 
 
-Task = Span | dict[str, Any] | list[RawRow]
-"""Some rows of a source: a part of a file, keywords for the loader, or the rows themselves."""
+Task = Lines | dict[str, Any] | list[RawRow]
+"""Some rows of a source: lines of a file, keywords for the loader, or the rows themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +148,15 @@ class Source:
             path = self._file(split)
             if path.lower().endswith((".jsonl", ".txt")):
                 check_file(Path(path))
-                yield from line_spans(path, size)
+                yield from line_batches(path, size)
                 return
         rows = self.rows(split, count, seed)
         while part := list(islice(rows, size)):
             yield part
 
     def task_rows(self, task: Task) -> Iterator[RawRow]:
-        if isinstance(task, Span):
-            return read_span(task)
+        if isinstance(task, Lines):
+            return parsed_lines(task)
         return self._loaded(task) if isinstance(task, dict) else iter(task)
 
     def identity(self, split: Split, count: int | None, seed: int) -> str | None:

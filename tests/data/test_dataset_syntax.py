@@ -42,7 +42,7 @@ def test_forms(value: str, name: str, subsets: tuple[str, ...], sample: int | No
         ("set#1.5", "number of rows"),
         ("set#ten", "number of rows"),
         ("set#²", "number of rows"),
-        ("kaggle::set", "kaggle:: is no hub"),
+        ("kaggle::set", "kaggle:: is not a hub"),
     ],
 )
 def test_malformed(value: str, message: str) -> None:
