@@ -11,7 +11,7 @@ from pathlib import PurePath
 from typing import Any
 
 from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_message
-from swift_r1.data.syntax import parse_dataset
+from swift_r1.data.sources import parse_dataset
 from swift_r1.errors import UsageError
 
 BOXED = "Please reason step by step, and put your final answer within \\boxed{}."

@@ -28,8 +28,9 @@ def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) 
         UsageError: every fault that could be found, one a line. Faults of plugins come alone: names depend on them.
     """
     from swift_r1.checking.quick import quick_faults
-    from swift_r1.data.dataset_info import register_dataset_info
-    from swift_r1.data.loading import columns_of, load_rows, sources_of
+    from swift_r1.data.loading import columns_of, load_rows
+    from swift_r1.data.registry import register_dataset_info
+    from swift_r1.data.resolve import open_sources
 
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
@@ -41,7 +42,7 @@ def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) 
     ]
     data: LoadedData | None = None
     try:
-        sources_of(args, [*args.dataset, *args.val_dataset])
+        open_sources([*args.dataset, *args.val_dataset], use_hf=args.use_hf)
         data = load_rows(args, keep=True)
     except UsageError as error:
         faults += error.faults

@@ -12,12 +12,14 @@ from swift_r1.arguments.check import CheckArguments
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.preflight import column_faults, reward_name_faults, scheduler_name_faults
 from swift_r1.checking.rewards import RewardReport, check_rewards
-from swift_r1.data.dataset_info import register_dataset_info
-from swift_r1.data.loading import LoadedData, columns_of, sources_of
+from swift_r1.data.loading import LoadedData, columns_of
+from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import PromptEncoder, Wording
-from swift_r1.data.rows import Drops, Row, preprocessed
-from swift_r1.data.sources import Source, describe
-from swift_r1.errors import UsageError
+from swift_r1.data.registry import register_dataset_info
+from swift_r1.data.resolve import open_sources
+from swift_r1.data.rows import Drops, preprocessed
+from swift_r1.data.sources import Source
+from swift_r1.errors import UsageError, describe
 from swift_r1.plugins import LoadedPlugin, load_plugins
 
 _MADE_UP_ROW: Row = {"messages": [{"role": "user", "content": "made up"}], "dataset": "made up", "prompt_id": "check:0"}
@@ -99,8 +101,12 @@ def run_checks(args: CheckArguments) -> CheckReport:
         encoder = None
         if args.model:
             wording = Wording.of(args)
-            encoder = PromptEncoder(_tokenizer(args.model), None, args.max_length, wording, args.truncation_strategy)
-        rows = [row for source in sources_of(args, args.dataset) for row in _rows(args, source, encoder, report)]
+            encoder = PromptEncoder(_tokenizer(args.model), wording, args.max_length, args.truncation_strategy)
+        rows = [
+            row
+            for source in open_sources(args.dataset, use_hf=args.use_hf)
+            for row in _rows(args, source, encoder, report)
+        ]
         rows = rows if args.dataset else [_MADE_UP_ROW]
         if rows and names:
             report.faults += column_faults(args, columns_of(LoadedData(rows, [])))

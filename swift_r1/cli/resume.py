@@ -12,7 +12,7 @@ from typing import Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
-from swift_r1.data.view import Rows
+from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
 from swift_r1.launch.run_folder import holds_run, newest_version
 

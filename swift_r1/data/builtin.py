@@ -1,18 +1,20 @@
 r"""The datasets that are registered from the start: Countdown, mathematics to train on, and evaluation sets.
 
-Rows of the mathematical sets have a `solution`: the final answer alone, which is what the rewards `gsm8k`, `math` and
-`accuracy` need. Files of a folder named by SWIFT_R1_DATA come before any hub. All of this goes with the bare name: an
-id on a hub is what the hub has, prepared like any other.
+Rows of the mathematical sets have a `solution`: only the final answer, as the rewards `gsm8k`, `math` and `accuracy`
+need it. Files in the folder SWIFT_R1_DATA come before any hub. All of this applies to the bare name: an id on a hub is
+what the hub has, prepared like any other.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
 from typing import Any
 
-from swift_r1.data.countdown import countdown_problem, countdown_problems
-from swift_r1.data.preprocessors import AutoPreprocessor, ResponsePreprocessor, Row, RowPreprocessor
+from swift_r1.data.countdown import CountdownProblem, countdown_problem, countdown_problems
+from swift_r1.data.preprocessors import AutoPreprocessor, Preprocessed, ResponsePreprocessor, Row, RowPreprocessor
 from swift_r1.data.registry import DatasetMeta, SubsetDataset, builtin_datasets, hub_datasets
 
 COUNTDOWN_ROWS = 50_000  # of a `--dataset countdown` without #N
@@ -24,18 +26,17 @@ _COUNTDOWN_PROMPT = (
     "for example <answer> (1 + 2) / 3 * 4 = 4 </answer>."
 )
 _HASHES = re.compile(r"####\s*(.+)")
+_BOX = re.compile(r"\\f?boxed(?![A-Za-z])\s*")
 _UNIT = re.compile(r"\s*\([^()]*\)\s*$")
 
 
 def load_countdown(split: str = "train", count: int | None = None, seed: int = 42, start: int = 0) -> Iterator[Row]:
     """Generated problems `start` to `start + count` as rows; training and held-out problems are never the same."""
-    wanted = COUNTDOWN_ROWS if count is None else count
+    end = start + (COUNTDOWN_ROWS if count is None else count)
+    problems: Iterator[CountdownProblem] = (countdown_problem(index, seed) for index in range(start, end))
     if split == "eval":  # runs with different seeds are compared on the same problems
-        for problem in list(countdown_problems(start + wanted, 42, "eval"))[start:]:
-            yield {"nums": list(problem.nums), "target": problem.target}
-        return
-    for index in range(start, start + wanted):
-        problem = countdown_problem(index, seed)
+        problems = islice(countdown_problems(end, 42, "eval"), start, None)
+    for problem in problems:
         yield {"nums": list(problem.nums), "target": problem.target}
 
 
@@ -45,7 +46,7 @@ load_countdown.cacheable = True  # type: ignore[attr-defined]  # the same argume
 class CountdownPreprocessor(ResponsePreprocessor):
     """Rows with `nums` and `target` to the task's prompt; both stay as columns."""
 
-    def preprocess(self, row: Row) -> Row | list[Row] | None:
+    def preprocess(self, row: Row) -> Preprocessed:
         target = row.pop("response")  # the column `target`, renamed
         row["target"] = target
         row["query"] = _COUNTDOWN_PROMPT.format(numbers=row["nums"], target=target)
@@ -62,7 +63,7 @@ class ProblemPreprocessor(ResponsePreprocessor):
         super().__init__(**kwargs)
         self.columns = dict(self.origin_columns)  # the names here are known: no guessing
 
-    def preprocess(self, row: Row) -> Row | list[Row] | None:
+    def preprocess(self, row: Row) -> Preprocessed:
         lowered = {str(key).lower(): key for key in row}
         names = [lowered[name] for name in self.answers if name in lowered]
         question = next((lowered[name] for name in self.questions if name in lowered), None)
@@ -76,7 +77,7 @@ class ProblemPreprocessor(ResponsePreprocessor):
         return {**rest, "solution": solution, "messages": [{"role": "user", "content": problem}]}
 
     def final(self, answer: Any) -> Any:
-        """The final answer in what the row has as answer; None leaves the row out."""
+        """The final answer in the row's answer; None leaves the row out."""
         if isinstance(answer, float) and answer.is_integer():
             return str(int(answer))
         if isinstance(answer, list):
@@ -88,8 +89,6 @@ class WorkedPreprocessor(ProblemPreprocessor):
     r"""The answer is worked text that ends in `#### N`, or in a `\boxed{}`, or is the final answer itself."""
 
     def final(self, answer: Any) -> Any:
-        from swift_r1.rewards.graders.answers import last_boxed
-
         text = super().final(answer)
         if not isinstance(text, str):
             return text
@@ -98,10 +97,31 @@ class WorkedPreprocessor(ProblemPreprocessor):
         return last_boxed(text) or text
 
 
-class AsdivPreprocessor(ProblemPreprocessor):
-    """ASDiv: a story apart from its question, a unit behind the answer; rows with two answers are left out."""
+def last_boxed(text: str) -> str | None:
+    r"""The content of the last `\boxed`, braces balanced; None where there is none or it is never closed."""
+    found = None
+    for found in _BOX.finditer(text):  # noqa: B007  only the last counts
+        pass
+    if found is None or text[found.end() : found.end() + 1] != "{":
+        return None
+    end = closing(text, found.end())
+    return None if end is None else text[found.end() + 1 : end]
 
-    def preprocess(self, row: Row) -> Row | list[Row] | None:
+
+def closing(text: str, start: int) -> int | None:
+    r"""Where the brace at `start` is closed; `\{` and `\}` do not count."""
+    depth = 0
+    for token in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(token[0], 0)
+        if token[0] == "}" and depth == 0:
+            return start + token.start()
+    return None
+
+
+class AsdivPreprocessor(ProblemPreprocessor):
+    """ASDiv: a story and its question apart, a unit after the answer; rows with two answers are left out."""
+
+    def preprocess(self, row: Row) -> Preprocessed:
         if "body" in row:
             row = {**row, "question": f"{row['body'].strip()} {row['question'].strip()}"}
             del row["body"]
@@ -117,7 +137,7 @@ class DapoPreprocessor(ProblemPreprocessor):
 
     questions = ("prompt", "problem", "question")
 
-    def preprocess(self, row: Row) -> Row | list[Row] | None:
+    def preprocess(self, row: Row) -> Preprocessed:
         row = dict(row)
         about = row.pop("reward_model", None)
         if isinstance(about, dict) and "solution" not in row:
@@ -128,17 +148,18 @@ class DapoPreprocessor(ProblemPreprocessor):
 
 
 def _builtin(name: str, of_id: RowPreprocessor | None = None, **about: Any) -> None:
-    """Registers a set under its name alone; `of_id` prepares what its ids on the hubs name (default: automatic)."""
-    builtin_datasets[name] = meta = DatasetMeta(dataset_name=name, **about)
+    """Registers a set under its bare name; `of_id` prepares the sets of its ids on the hubs (default: automatic)."""
+    given: dict[str, Any] = {"preprocess_func": WorkedPreprocessor(), "tags": ["math"]} | about
+    builtin_datasets[name] = meta = DatasetMeta(dataset_name=name, **given)
     for hub_id in filter(None, (meta.ms_dataset_id, meta.hf_dataset_id)):
-        hub_datasets[hub_id] = DatasetMeta(
-            dataset_name=hub_id,
-            subsets=meta.subsets,
-            split=meta.split,
-            ms_split=meta.ms_split,
-            eval_split=meta.eval_split,
-            preprocess_func=of_id or AutoPreprocessor(),
+        hub_datasets[hub_id] = replace(
+            meta, dataset_name=hub_id, loader=None, files={}, preprocess_func=of_id or AutoPreprocessor()
         )
+
+
+def _evaluation(name: str, **about: Any) -> None:
+    """Registers an evaluation set."""
+    _builtin(name, files={"train": f"math_eval/{name}.jsonl"}, tags=["math", "evaluation"], **about)
 
 
 _builtin(
@@ -148,7 +169,6 @@ _builtin(
     loader=load_countdown,
     preprocess_func=CountdownPreprocessor(),
     of_id=CountdownPreprocessor(),  # its rows hold numbers, and no question
-    tags=["math"],
     help="reach a target from 3 or 4 numbers, generated, always solvable; hf::countdown: the published problems",
 )
 _builtin(
@@ -158,8 +178,6 @@ _builtin(
     subsets=["main"],
     eval_split=["test"],
     files={"train": "gsm8k_train.jsonl", "eval": "gsm8k_test.jsonl"},
-    preprocess_func=WorkedPreprocessor(),
-    tags=["math"],
     help="grade-school word problems; the solution is a number",
 )
 _builtin(
@@ -169,7 +187,6 @@ _builtin(
     split=["validation"],
     files={"train": "asdiv.jsonl"},
     preprocess_func=AsdivPreprocessor(),
-    tags=["math"],
     help="short word problems; the solution is a number",
 )
 _builtin(
@@ -178,8 +195,6 @@ _builtin(
     hf_dataset_id="DigitalLearningGmbH/MATH-lighteval",
     eval_split=["test"],
     files={"train": "math_train.jsonl", "eval": "math_test.jsonl"},
-    preprocess_func=WorkedPreprocessor(),
-    tags=["math"],
     help="competition problems of five levels (MATH); the solution is LaTeX",
 )
 _builtin(
@@ -188,57 +203,44 @@ _builtin(
     hf_dataset_id="open-r1/DAPO-Math-17k-Processed",
     files={"train": "dapo_math.jsonl"},
     preprocess_func=DapoPreprocessor(),
-    tags=["math"],
     help="competition problems with integer answers (DAPO)",
 )
-_builtin(
+_evaluation(
     "math500",
     ms_dataset_id="AI-ModelScope/MATH-500",
     hf_dataset_id="HuggingFaceH4/MATH-500",
     split=["test"],
-    files={"train": "math_eval/math500.jsonl"},
-    preprocess_func=WorkedPreprocessor(),
-    tags=["math", "evaluation"],
     help="500 problems of MATH's test set",
 )
-_builtin(
+_evaluation(
     "aime24",
     ms_dataset_id="HuggingFaceH4/aime_2024",
     hf_dataset_id="HuggingFaceH4/aime_2024",
-    files={"train": "math_eval/aime24.jsonl"},
     preprocess_func=ProblemPreprocessor(),
-    tags=["math", "evaluation"],
     help="30 problems of AIME 2024",
 )
-_builtin(
+_evaluation(
     "amc23",
     ms_dataset_id="evalscope/amc_22-24",
     hf_dataset_id="math-ai/amc23",
     split=["test"],
     ms_split=["amc23"],
-    files={"train": "math_eval/amc23.jsonl"},
     preprocess_func=ProblemPreprocessor(),
-    tags=["math", "evaluation"],
     help="83 problems of AMC 12, 2022 and 2023",
 )
-_builtin(
+_evaluation(
     "minerva",
     ms_dataset_id="knoveleng/Minerva-Math",
     hf_dataset_id="math-ai/minervamath",
     split=["test"],
     ms_split=["train"],
-    files={"train": "math_eval/minerva.jsonl"},
-    preprocess_func=WorkedPreprocessor(),
-    tags=["math", "evaluation"],
     help="272 problems of university courses",
 )
-_builtin(
+_evaluation(
     "olympiad_bench",
     ms_dataset_id="AI-ModelScope/OlympiadBench",
     hf_dataset_id="Hothan/OlympiadBench",
     subsets=[SubsetDataset("default", "OE_TO_maths_en_COMP")],
-    files={"train": "math_eval/olympiad_bench.jsonl"},
     preprocess_func=ProblemPreprocessor(),
-    tags=["math", "evaluation"],
     help="open-ended Olympiad problems in English, text only",
 )

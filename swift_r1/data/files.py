@@ -7,15 +7,16 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from swift_r1.data.syntax import FILE_SUFFIXES
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, one_line
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
+FILE_SUFFIXES = (".jsonl", ".json", ".csv", ".parquet", ".txt")
 MAX_LINE = 32 << 20  # bytes; a longer line is a damaged file, and would fill the memory
 _COMPRESSED = {
     b"\x1f\x8b": "gzip",
@@ -24,7 +25,7 @@ _COMPRESSED = {
     b"BZh": "bzip2",
     b"\xfd7zXZ": "xz",
 }
-_OTHER_UNICODE = (b"\xff\xfe", b"\xfe\xff")
+_NUL = "holds NUL bytes: the file is damaged, or not UTF-8 text"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +40,13 @@ class RawRow:
     subset: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A part of a file of lines: bytes `start` to `end` (None: to its end), beginning with line `line` and the row of
-    number `index`."""
+class Lines(NamedTuple):
+    """Some lines of a jsonl or txt file, with their numbers; None stands for one that is too long. `first` is the index
+    of the first row."""
 
     path: str
-    start: int = 0
-    end: int | None = None
-    line: int = 1
-    index: int = 0
+    first: int
+    lines: list[tuple[int, bytes | None]]
 
 
 def read_file(path: str | Path) -> Iterator[RawRow]:
@@ -59,23 +57,19 @@ def read_file(path: str | Path) -> Iterator[RawRow]:
     """
     path = Path(path)
     check_file(path)
-    readers = dict(zip(FILE_SUFFIXES, (_read_jsonl, _read_json, _read_csv, _read_parquet, _read_txt), strict=True))
+    readers = {".json": _read_json, ".csv": _read_csv, ".parquet": _read_parquet}
     try:
-        yield from readers[path.suffix.lower()](path)
+        yield from readers.get(path.suffix.lower(), _read_lines)(path)
     except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or _one_line(error)}") from error
+        raise UsageError(f"{path}: cannot be read: {error.strerror or one_line(error, 200)}") from error
 
 
 def check_file(path: Path) -> None:
-    """Looks at the name and the first bytes.
-
-    Raises:
-        UsageError: as `read_file`, as far as these show it.
-    """
+    """Looks at the name and the first bytes; raises UsageError as `read_file`, as far as these show it."""
     if not path.exists():
         raise UsageError(f"data file not found: {path}")
     if not path.is_file():
-        raise UsageError(f"{path} is no file")
+        raise UsageError(f"{path} is not a file")
     suffix = path.suffix.lower()
     try:
         with path.open("rb") as file:
@@ -87,61 +81,45 @@ def check_file(path: Path) -> None:
         raise UsageError(f"{path}: is compressed ({kind}): unpack it first")
     if suffix not in FILE_SUFFIXES:
         raise UsageError(f"{path}: cannot read {suffix or 'such'} files, only {', '.join(FILE_SUFFIXES)}")
-    if suffix != ".parquet" and head.startswith(_OTHER_UNICODE):
+    if suffix != ".parquet" and head.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise UsageError(f"{path}:1: is UTF-16 or UTF-32 text: convert it to UTF-8")
 
 
-def line_spans(path: str, rows: int) -> Iterator[Span]:
-    """A file of lines in parts of so many rows, for several processes to read. Lines without text are no rows."""
-    start, first_line, first_index, count = 0, 1, 0, 0
+def line_batches(path: str, rows: int) -> Iterator[Lines]:
+    """A file of lines in parts of so many rows, for several processes to parse. Lines without text are not rows."""
     with open(path, "rb") as file:
-        number = 0
-        for number, (line, end) in enumerate(_lines(file, 0, None), start=1):
-            count += line is None or bool(line.strip())
-            if count == rows:
-                yield Span(path, start, end, first_line, first_index)
-                start, first_line, first_index, count = end, number + 1, first_index + rows, 0
-        if count:
-            yield Span(path, start, None, first_line, first_index)
+        coming, index = _lines(file), 0
+        while part := list(islice(coming, rows)):
+            yield Lines(path, index, part)
+            index += len(part)
 
 
-def read_span(span: Span) -> Iterator[RawRow]:
+def parsed_lines(batch: Lines) -> Iterator[RawRow]:
     """The rows of a part of a jsonl or txt file."""
-    as_row = _text_row if span.path.lower().endswith(".txt") else _json_row
-    index = span.index
-    with open(span.path, "rb") as file:
-        for number, (line, _end) in enumerate(_lines(file, span.start, span.end), start=span.line):
-            where = f"{span.path}:{number}"
-            if line is None:
-                yield RawRow(index, where, {}, f"the line is longer than {MAX_LINE >> 20} MiB")
-            elif line.strip():
-                yield as_row(index, where, line.rstrip())
-            else:
-                continue
-            index += 1
+    as_row = _text_row if batch.path.lower().endswith(".txt") else _json_row
+    for index, (number, line) in enumerate(batch.lines, start=batch.first):
+        where = f"{batch.path}:{number}"
+        if line is None:
+            yield RawRow(index, where, {}, f"the line is longer than {MAX_LINE >> 20} MiB")
+        else:
+            yield as_row(index, where, line.rstrip())
 
 
-def _lines(file: BinaryIO, start: int, end: int | None) -> Iterator[tuple[bytes | None, int]]:
-    """Lines and where they end; None for one that is too long."""
-    place = start
-    file.seek(start)
-    while end is None or place < end:
-        line: bytes | None = file.readline(MAX_LINE + 1)
-        if not line:
-            return
-        place += len(line)
+def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
+    number = 0
+    while line := file.readline(MAX_LINE + 1):
+        number += 1
         if len(line) > MAX_LINE:
             while not line.endswith(b"\n") and (line := file.readline(MAX_LINE)):
-                place += len(line)
-            line = None
-        yield line, place
+                pass
+            yield number, None
+        elif line.strip():
+            yield number, line
 
 
-def _read_jsonl(path: Path) -> Iterator[RawRow]:
-    return read_span(Span(str(path)))
-
-
-_read_txt = _read_jsonl
+def _read_lines(path: Path) -> Iterator[RawRow]:
+    for batch in line_batches(str(path), 1):
+        yield from parsed_lines(batch)
 
 
 def _text_row(index: int, where: str, line: bytes) -> RawRow:
@@ -151,15 +129,11 @@ def _text_row(index: int, where: str, line: bytes) -> RawRow:
         return RawRow(index, where, {}, f"not UTF-8 at byte {error.start} of the line")
 
 
-class _DoubledColumn(ValueError):
-    """An object has two columns of one name."""
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _value in pairs]
-        raise _DoubledColumn(f"{next(name for name in names if names.count(name) > 1)!r} is there twice in one object")
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice in one object")
     return found
 
 
@@ -168,16 +142,14 @@ _parse = json.JSONDecoder(object_pairs_hook=_object).decode
 
 def _json_row(index: int, where: str, line: bytes) -> RawRow:
     try:
-        row = _parse(line.decode("utf-8-sig"))
+        return _checked(index, where, _parse(line.decode("utf-8-sig")))
     except UnicodeDecodeError as error:
-        return RawRow(index, where, {}, f"not UTF-8 at byte {error.start} of the line")
+        fault = f"not UTF-8 at byte {error.start} of the line"
     except json.JSONDecodeError as error:
-        if b"\0" in line:
-            return RawRow(index, where, {}, "holds NUL bytes: the file is damaged, or no UTF-8 text")
-        return RawRow(index, where, {}, f"not JSON: {error.msg} at column {error.colno}")
+        fault = _NUL if b"\0" in line else f"not JSON: {error.msg} at column {error.colno}"
     except (RecursionError, ValueError) as error:  # ValueError: a doubled column, a number of thousands of digits
-        return RawRow(index, where, {}, f"not JSON that can be read: {_one_line(error)}")
-    return _checked(index, where, row)
+        fault = f"not JSON that can be read: {one_line(error, 200)}"
+    return RawRow(index, where, {}, fault)
 
 
 def _checked(index: int, where: str, row: Any) -> RawRow:
@@ -193,15 +165,15 @@ def _read_json(path: Path) -> Iterator[RawRow]:
     try:
         rows = _parse(content.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}:{_line_of(content, error.start)}: not UTF-8 at byte {error.start}") from error
+        raise UsageError(f"{path}:{_line_of(error)}: not UTF-8 at byte {error.start}") from error
     except json.JSONDecodeError as error:
-        if error.msg == "Extra data":  # JSON lines under the name of .json are common
-            yield from _read_jsonl(path)
+        if error.msg == "Extra data":  # JSON lines in a file named .json are common
+            yield from _read_lines(path)
             return
-        damaged = "holds NUL bytes: the file is damaged, or no UTF-8 text" if b"\0" in content else error.msg
-        raise UsageError(f"{path}:{error.lineno}: not JSON: {damaged}") from error
-    except (RecursionError, ValueError) as error:  # ValueError: a doubled column, a number of thousands of digits
-        raise UsageError(f"{path}: not JSON that can be read: {_one_line(error)}") from error
+        cause = _NUL if b"\0" in content else error.msg
+        raise UsageError(f"{path}:{error.lineno}: not JSON: {cause}") from error
+    except (RecursionError, ValueError) as error:
+        raise UsageError(f"{path}: not JSON that can be read: {one_line(error, 200)}") from error
     if isinstance(rows, dict):
         rows = [rows]
     if not isinstance(rows, list):
@@ -210,8 +182,8 @@ def _read_json(path: Path) -> Iterator[RawRow]:
         yield _checked(index, f"{path} row {index + 1}", row)
 
 
-def _line_of(content: bytes, place: int) -> int:
-    return content.count(b"\n", 0, place) + 1
+def _line_of(error: UnicodeDecodeError) -> int:
+    return error.object.count(b"\n", 0, error.start) + 1
 
 
 def _read_csv(path: Path) -> Iterator[RawRow]:
@@ -230,11 +202,16 @@ def _read_csv(path: Path) -> Iterator[RawRow]:
             parse_options=csv.ParseOptions(newlines_in_values=True, invalid_row_handler=set_aside),
         )
     except ArrowInvalid as error:
-        row = re.search(r"[Rr]ow #(\d+)", str(error))
-        raise UsageError(f"{path}:{row[1] if row else 1}: not a CSV table: {_one_line(error)}") from error
+        found = re.search(r"[Rr]ow #(\d+)", str(error))
+        raise UsageError(f"{path}:{found[1] if found else 1}: not a CSV table: {one_line(error, 200)}") from error
     _refuse_doubled(f"{path}:1", table.column_names)
     if any(types.is_binary(field.type) for field in table.schema):
-        raise UsageError(f"{path}:{_first_line_of_no_text(path)}: not UTF-8")
+        line = 1
+        try:
+            path.read_bytes().decode()
+        except UnicodeDecodeError as error:
+            line = _line_of(error)
+        raise UsageError(f"{path}:{line}: not UTF-8")
     numbers = [number for number, _cause in bad]
     index = 0
     for batch in table.to_batches():
@@ -254,25 +231,15 @@ def _refuse_doubled(where: Path | str, names: list[str]) -> None:
 
 
 def _python_rows(batch: RecordBatch) -> Iterator[tuple[dict[str, Any], str | None]]:
-    """The rows of a batch as Python values, and why there are none: a text that is no UTF-8, a time out of range."""
+    """The rows of a batch as Python values, and why there are none: text that is not UTF-8, a time out of range."""
     try:
         yield from ((row, None) for row in batch.to_pylist())
-    except (ValueError, OverflowError):  # some row's
+    except (ValueError, OverflowError):  # of some row
         for place in range(batch.num_rows):
             try:
                 yield batch.slice(place, 1).to_pylist()[0], None
             except (ValueError, OverflowError) as error:
-                yield {}, f"holds a value that cannot be read: {_one_line(error)}"
-
-
-def _first_line_of_no_text(path: Path) -> int:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                return number
-    return 1
+                yield {}, f"holds a value that cannot be read: {one_line(error, 200)}"
 
 
 def _read_parquet(path: Path) -> Iterator[RawRow]:
@@ -287,8 +254,4 @@ def _read_parquet(path: Path) -> Iterator[RawRow]:
                     yield RawRow(index, f"{path} row {index + 1}", row, fault)
                     index += 1
     except (ArrowInvalid, OSError) as error:
-        raise UsageError(f"{path}: not a whole parquet file (read to row {index}): {_one_line(error)}") from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+        raise UsageError(f"{path}: not a whole parquet file (read to row {index}): {one_line(error, 200)}") from error

@@ -1,7 +1,7 @@
-"""What a preprocessor is, as a hash: its class, its settings, and the source of all the user's code it can reach.
+"""A preprocessor as a hash: its class, its settings, and the source of all the user's code it can reach.
 
-Prepared rows are kept under it, so a changed plugin never meets rows that it did not make. Installed packages count as
-they are; of this package, the modules that handle data do.
+Prepared rows are kept under it, so a changed plugin never gets rows that it did not make. Installed packages are taken
+as unchanging; of this package, the modules that handle data count.
 """
 
 from __future__ import annotations
@@ -17,19 +17,21 @@ import sysconfig
 from collections.abc import Iterator, Mapping
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path, PurePath
-from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 _PACKAGE = Path(__file__).parents[1]
 _INSTALLED = tuple(Path(sysconfig.get_paths()[name]).resolve() for name in ("stdlib", "purelib", "platlib"))
+_NOT_THE_USERS = (*_INSTALLED, _PACKAGE)
 
 
 class _Unknown(Exception):
-    """Something whose content cannot be told."""
+    """Something whose content cannot be determined."""
 
 
 def fingerprint(value: Any) -> str | None:
-    """A hash of a preprocessor or loader (or several, in lists and dicts); None where its content cannot be told."""
+    """A hash of a preprocessor or loader (or several, in lists and dicts); None where its content cannot be
+    determined."""
     sources: dict[str, str] = {}
     try:
         described = _described(value, sources, set())
@@ -40,11 +42,7 @@ def fingerprint(value: Any) -> str | None:
 
 
 def file_digest(path: str | Path) -> str:
-    """A hash of a file's content.
-
-    Raises:
-        OSError: it cannot be read.
-    """
+    """A hash of a file's content; OSError where it cannot be read."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "blake2b").hexdigest()[:32]
 
@@ -52,13 +50,13 @@ def file_digest(path: str | Path) -> str:
 @functools.cache
 def _own_code() -> str:
     digest = hashlib.blake2b(digest_size=16)
-    for path in sorted([*(_PACKAGE / "data").glob("*.py"), _PACKAGE / "rewards" / "graders" / "answers.py"]):
+    for path in sorted((_PACKAGE / "data").glob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
 def _described(value: Any, sources: dict[str, str], seen: set[int]) -> Any:
-    """JSON-able; adds the sources of the code that is met."""
+    """A value as JSON; adds the sources of the code that it uses to `sources`."""
     if value is None or isinstance(value, bool | int | float | str | bytes | PurePath):
         return [type(value).__name__, repr(value)]
     if id(value) in seen:
@@ -84,9 +82,9 @@ def _described(value: Any, sources: dict[str, str], seen: set[int]) -> Any:
         return ["named", getattr(value, "__module__", None), value.__name__]
     if isinstance(value, FunctionType):
         _add_module(value.__module__, sources)
-        cells = [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)]
-        made = [inner(value.__defaults__), inner(value.__kwdefaults__), inner(cells)]
-        return ["function", value.__module__, value.__qualname__, made]
+        cells = [cell.cell_contents for cell in value.__closure__ or () if cell != CellType()]  # set already
+        about = [inner(value.__defaults__), inner(value.__kwdefaults__), inner(cells)]
+        return ["function", value.__module__, value.__qualname__, about]
     if inspect.isclass(value):
         for base in value.__mro__:
             _add_module(base.__module__, sources)
@@ -94,14 +92,6 @@ def _described(value: Any, sources: dict[str, str], seen: set[int]) -> Any:
     if hasattr(value, "__dict__") and type(value).__module__ not in ("numpy.random.mtrand",):
         return ["object", inner(type(value)), inner(vars(value))]
     raise _Unknown(type(value).__name__)
-
-
-def _is_filled(cell: Any) -> bool:
-    try:
-        _ = cell.cell_contents
-    except ValueError:  # a variable that was not set yet
-        return False
-    return True
 
 
 def _add_module(name: str, sources: dict[str, str]) -> None:
@@ -114,7 +104,7 @@ def _add_module(name: str, sources: dict[str, str]) -> None:
 
 def _add_file(path: Path, package: str, sources: dict[str, str]) -> None:
     path = path.resolve()
-    if str(path) in sources or path.suffix != ".py" or not _is_users(path):
+    if str(path) in sources or path.suffix != ".py" or any(path.is_relative_to(folder) for folder in _NOT_THE_USERS):
         return
     try:
         content = path.read_bytes()
@@ -132,7 +122,7 @@ def _add_file(path: Path, package: str, sources: dict[str, str]) -> None:
 
 
 def _imported(tree: ast.AST, package: str) -> Iterator[str]:
-    """Names of modules that a source may import, with every parent's."""
+    """Names of modules that a source may import, and of all their parents."""
     for node in ast.walk(tree):
         names: list[str] = []
         if isinstance(node, ast.Import):
@@ -147,7 +137,7 @@ def _imported(tree: ast.AST, package: str) -> Iterator[str]:
 
 
 def _found(name: str, folder: Path) -> ModuleSpec | None:
-    """Where a module that is not loaded lies; nothing is imported for it."""
+    """The file of a module that is not loaded; imports nothing."""
     places = [*sys.path, str(folder)]
     spec = None
     parts = name.split(".")
@@ -157,8 +147,3 @@ def _found(name: str, folder: Path) -> ModuleSpec | None:
             return None
         places = list(spec.submodule_search_locations or ())
     return spec
-
-
-def _is_users(path: Path) -> bool:
-    """Neither Python's, nor an installed package's, nor ours."""
-    return not any(path.is_relative_to(folder) for folder in (*_INSTALLED, _PACKAGE))

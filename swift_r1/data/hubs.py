@@ -6,41 +6,35 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, one_line
 
 if TYPE_CHECKING:
     import datasets
 
+T = TypeVar("T")
 Hub = Literal["hf", "ms"]
-HUB_NAMES: Mapping[Hub, str] = {"hf": "Hugging Face", "ms": "ModelScope"}
-USE_HF = "USE_HF"
-_DEFAULT = "default"
+_HUB_NAMES: Mapping[Hub, str] = {"hf": "Hugging Face", "ms": "ModelScope"}
 _logger = logging.getLogger("swift_r1.data")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a set lies: an id on a hub (`revision` None: the newest), or a folder (`hub` None)."""
+    """Where a set is: an id on a hub (`revision` None: the newest), or a folder (`hub` None)."""
 
     name: str
     hub: Hub | None = None
     revision: str | None = None
 
-    @property
-    def text(self) -> str:
-        """For people."""
-        return f"{self.name} ({HUB_NAMES[self.hub]})" if self.hub else self.name
-
 
 def default_hub(use_hf: bool | None) -> Hub:
     """The hub of ids without a prefix: `--use_hf`, else the environment's USE_HF, else ModelScope, as in ms-swift."""
     if use_hf is None:
-        use_hf = os.environ.get(USE_HF, "").strip().lower() in ("1", "true", "yes", "on")
+        use_hf = os.environ.get("USE_HF", "").strip().lower() in ("1", "true", "yes", "on")
     return "hf" if use_hf else "ms"
 
 
@@ -54,7 +48,7 @@ def split_rows(place: Place, subset: str, split: str, *, streaming: bool) -> Ite
     """The rows of one split.
 
     Raises:
-        UsageError: it cannot be had; the message names the cache that was looked in, and how to give a local file.
+        UsageError: it cannot be loaded; the message names the cache that was searched, and how to give a local file.
     """
     data = load_split(place, subset, split, streaming=streaming)
     try:
@@ -63,61 +57,51 @@ def split_rows(place: Place, subset: str, split: str, *, streaming: bool) -> Ite
         raise _failure(place, subset, split, error) from error
 
 
-def split_identity(place: Place, subset: str, split: str) -> str:
-    """A hash of the split's content as `datasets` computes it.
-
-    Raises:
-        UsageError: as `split_rows`.
-    """
-    return load_split(place, subset, split, streaming=False)._fingerprint  # type: ignore[union-attr]
-
-
-@functools.lru_cache(maxsize=16)  # tables in memory maps: asked for by the key of the cache, and by the rows
+@functools.lru_cache(maxsize=16)  # memory-mapped tables, which are needed for the cache's key and for the rows
 def load_split(
     place: Place, subset: str, split: str, *, streaming: bool
 ) -> datasets.Dataset | datasets.IterableDataset:
-    """One split as `datasets` has it.
-
-    Raises:
-        UsageError: as `split_rows`.
-    """
+    """One split as `datasets` has it; raises as `split_rows`."""
     try:
-        return _load(place, subset, split, streaming)
+        return _load(place, None if subset == "default" else subset, split, streaming)
     except UsageError:
         raise
     except Exception as error:  # the libraries let through whatever their network and parsing raise
         raise _failure(place, subset, split, error) from error
 
 
-def _load(place: Place, subset: str, split: str, streaming: bool) -> Any:
+def _load(place: Place, config: str | None, split: str, streaming: bool) -> Any:
     import datasets
 
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    config = None if subset == _DEFAULT else subset
+
+    def load(what: str, revision: str | None = None) -> Any:
+        return datasets.load_dataset(what, config, split=split, revision=revision, streaming=streaming)
+
     if place.hub == "ms":
-        folder = _modelscope_folder(place)
-        return datasets.load_dataset(folder, config, split=split, streaming=streaming)
-    if place.hub is None and _is_saved(Path(place.name)):
-        return _saved(place, split, streaming)
-    if place.hub is None:  # an absolute path is never taken for an id
-        return datasets.load_dataset(str(Path(place.name).absolute()), config, split=split, streaming=streaming)
-    try:
-        return datasets.load_dataset(place.name, config, split=split, revision=place.revision, streaming=streaming)
-    except Exception as failure:  # noqa: BLE001  whatever their network raises, and several subsets in the cache
+        return load(_modelscope_folder(place))
+    if place.hub is None:
+        folder = Path(place.name).absolute()  # an absolute path is never taken for an id
+        if not any((folder / name).is_file() for name in ("state.json", "dataset_dict.json")):
+            return load(str(folder))
+        found = datasets.load_from_disk(folder)  # what `save_to_disk` wrote
+        if isinstance(found, datasets.DatasetDict):
+            if split not in found:
+                raise UsageError(f"dataset {place.name} has no split {split}: it has {', '.join(found)}")
+            found = found[split]
+        return found.to_iterable_dataset() if streaming else found
+
+    def cached_folder() -> str:
         from huggingface_hub import snapshot_download
 
-        try:
-            folder = snapshot_download(place.name, repo_type="dataset", revision=place.revision, local_files_only=True)
-            found = datasets.load_dataset(folder, config, split=split, streaming=streaming)
-        except Exception:  # noqa: BLE001  it is not there either: the first failure is to be told
-            raise failure from None
-        _as_in_the_cache(place, folder)
-        return found
+        return snapshot_download(place.name, repo_type="dataset", revision=place.revision, local_files_only=True)
+
+    return _online_or_cached(place, lambda: load(place.name, place.revision), cached_folder, load)
 
 
 def _modelscope_folder(place: Place) -> str:
-    """The set's files, downloaded or, where ModelScope cannot be reached, as they were when they last were."""
+    """The set's files, downloaded or, where ModelScope cannot be reached, as they were last time."""
     try:
         from modelscope.hub.snapshot_download import dataset_snapshot_download, snapshot_download
     except ImportError as error:
@@ -125,62 +109,47 @@ def _modelscope_folder(place: Place) -> str:
             f"dataset {place.name} is on ModelScope, whose library is not installed: pip install modelscope "
             "(or hf:: for Hugging Face)"
         ) from error
-    for name in ("modelscope", "modelscope_hub"):  # they tell every request
+    for name in ("modelscope", "modelscope_hub"):  # they log every request
         logging.getLogger(name).setLevel(logging.ERROR)
-    try:
-        return dataset_snapshot_download(place.name, revision=place.revision)
-    except Exception as failure:  # noqa: BLE001  whatever their network raises
-        try:
-            folder = snapshot_download(
-                repo_id=place.name, repo_type="dataset", revision=place.revision, local_files_only=True
-            )
-        except Exception:  # noqa: BLE001  it is not there either: what the network raised is to be told
-            raise failure from None
-        _as_in_the_cache(place, folder)
-        return folder
-
-
-def _as_in_the_cache(place: Place, folder: str) -> None:
-    assert place.hub is not None
-    _logger.warning(
-        "dataset %s cannot be asked for at %s, so it is as in the cache, %s",
-        *(place.name, HUB_NAMES[place.hub], folder),
+    name, revision = place.name, place.revision
+    return _online_or_cached(
+        place,
+        lambda: str(dataset_snapshot_download(name, revision=revision)),
+        lambda: str(snapshot_download(repo_id=name, repo_type="dataset", revision=revision, local_files_only=True)),
+        str,
     )
 
 
-def _is_saved(folder: Path) -> bool:
-    """What `save_to_disk` of `datasets` wrote."""
-    return (folder / "state.json").is_file() or (folder / "dataset_dict.json").is_file()
-
-
-def _saved(place: Place, split: str, streaming: bool) -> Any:
-    import datasets
-
-    found = datasets.load_from_disk(place.name)
-    if isinstance(found, datasets.DatasetDict):
-        if split not in found:
-            raise UsageError(f"dataset {place.name} has no split {split}: it has {', '.join(found)}")
-        found = found[split]
-    return found.to_iterable_dataset() if streaming else found
+def _online_or_cached(
+    place: Place, online: Callable[[], T], cached_folder: Callable[[], str], of_folder: Callable[[str], T]
+) -> T:
+    """What the hub gives; where it cannot be reached, the same of the folder in its cache, with a warning."""
+    assert place.hub is not None
+    try:
+        return online()
+    except Exception as failure:  # noqa: BLE001  whatever their network raises, and several subsets in the cache
+        try:
+            folder = cached_folder()
+            found = of_folder(folder)
+        except Exception:  # noqa: BLE001  it is not in the cache either: the first failure is the one to report
+            raise failure from None
+        _logger.warning(
+            "dataset %s: %s cannot be reached, so the copy in the cache is used: %s",
+            *(place.name, _HUB_NAMES[place.hub], folder),
+        )
+        return found
 
 
 def _failure(place: Place, subset: str, split: str, error: Exception) -> UsageError:
-    cause = " ".join(str(error).split())[:300]
-    part = f" (subset {subset}, split {split})"
+    part, cause = f"(subset {subset}, split {split})", f"{type(error).__name__}: {one_line(error)}"
     if place.hub is None:
-        return UsageError(f"dataset {place.name}{part}: the folder cannot be read: {type(error).__name__}: {cause}")
-    return UsageError(
-        f"dataset {place.name}{part} cannot be had from {HUB_NAMES[place.hub]}: {type(error).__name__}: {cause}; "
-        f"looked in the cache {cache_of(place.hub)} too. A local file or folder can be given instead: "
-        "--dataset path/to/rows.jsonl"
-    )
-
-
-def cache_of(hub: Hub) -> str:
-    """The folder in which a hub's library keeps what it has downloaded."""
-    if hub == "hf":
+        return UsageError(f"dataset {place.name} {part}: the folder cannot be read: {cause}")
+    cache = Path(os.environ.get("MODELSCOPE_CACHE") or "~/.cache/modelscope/hub").expanduser() / "datasets"
+    if place.hub == "hf":
         from huggingface_hub import constants
 
-        return str(constants.HF_HUB_CACHE)
-    named = os.environ.get("MODELSCOPE_CACHE")
-    return str(Path(named or "~/.cache/modelscope/hub").expanduser() / "datasets")
+        cache = Path(constants.HF_HUB_CACHE)
+    return UsageError(
+        f"dataset {place.name} {part} cannot be loaded from {_HUB_NAMES[place.hub]}: {cause}; looked in the cache "
+        f"{cache} too. A local file or folder can be given instead: --dataset path/to/rows.jsonl"
+    )

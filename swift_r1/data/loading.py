@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import logging
+import random
 import sys
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import chain, islice
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, cast
 
-from swift_r1.data.choosing import Sampler, choice, shares, take_out
-from swift_r1.data.prepare import Options, prepare, request_of, require_rows
+from swift_r1.data.prepare import DataFlags, prepare, request_of, require_rows, seed_of
+from swift_r1.data.preprocessors import Row
 from swift_r1.data.resolve import open_sources
-from swift_r1.data.rows import Drops, Row, preprocessed
+from swift_r1.data.rows import Drops, preprocessed
+from swift_r1.data.sampler import RowStream
 from swift_r1.data.sources import Source, Split
-from swift_r1.data.store import Part
-from swift_r1.data.streaming import RowStream
-from swift_r1.data.view import Rows
+from swift_r1.data.store import Part, Rows
 from swift_r1.errors import UsageError
 
+if TYPE_CHECKING:
+    import numpy as np
+
 _logger = logging.getLogger("swift_r1.data")
-_LOOKED_AT = 100  # rows of a dataset that tell its columns
+_LOOKED_AT = 100  # rows of a dataset that show its columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class LoadedData:
         train: in the order of the data (the sampler shuffles).
         eval: held out; empty where the run does not evaluate.
         broken: rows left out because they could not be read or preprocessed.
-        prepared: where the rows lie, for the run's other processes (`Options.prepared`).
+        prepared: where the rows are, for the run's other processes (`prepare`).
     """
 
     train: Sequence[Row]
@@ -41,154 +45,149 @@ class LoadedData:
     prepared: Mapping[str, str] = field(default_factory=dict, compare=False)
 
 
-class _Loading:
-    """Collects the rows of sources."""
+class _Collector:
+    """Takes the rows of sources, dataset after dataset. `#N` chooses as ms-swift does: with its default seed, the same
+    rows."""
 
-    def __init__(self, args: Any, prepared: Mapping[str, str] | None, keep: bool) -> None:
-        self.seed, self.options = _seed(args), options_of(args, prepared, keep)
-        self.shuffle = getattr(args, "dataset_shuffle", True)
-        self.drops: list[Drops] = []
-        self.made: dict[str, str] = {}
+    def __init__(self, flags: DataFlags, made: Mapping[str, str] | None, keep: bool) -> None:
+        self._flags, self._made, self._keep = flags, made or {}, keep
+        self._state: np.random.RandomState | None = None
+        self._skipped = 0
+        self.broken = 0
+        self.prepared: dict[str, str] = {}
 
-    def sampler(self) -> Sampler:
-        return Sampler(self.seed, self.shuffle)
-
-    def collect(
-        self, source: Source, split: Split, wanted: int | None, sampler: Sampler, *, repeat: bool = True
-    ) -> Rows:
-        """`wanted` good rows of a source (all, if None), reported and never empty."""
+    def collect(self, source: Source, split: Split, wanted: int | None, *, repeat: bool = True) -> Rows:
+        """`wanted` good rows of a source (all, if None), reported and never empty; fewer only without `repeat`."""
         count = wanted if source.samples_itself else None
-        store = prepare(source, split, count, self.seed, self.options)
-        self.made[request_of(source, split, count, self.seed, self.options.columns)] = str(store.folder)
-        self.drops.append(store.drops)
-        sampler.next_dataset()
+        store = prepare(source, split, count, self._flags, self._made, self._keep)
+        self.prepared[request_of(source, split, count, self._flags)] = str(store.folder)
+        self.broken += store.drops.broken
         there = len(store)
-        if wanted is not None and there < wanted and repeat and not self.options.prepared:
+        if wanted is None or (there < wanted and not repeat):
+            wanted = there
+        if there < wanted and not self._made:
             _logger.info("dataset %s has %d rows, repeated to make %d", source.name, there, wanted)
-        if wanted is None or (there < wanted and not repeat) or there == wanted:
-            places: Sequence[int] = range(there)
-        else:
-            places = sampler.places(there, wanted)
         tag = "/eval" if split == "eval" and source.has_held_out else ""
-        return Rows([Part(store, source.name, source.label + tag, places)])
+        return Rows([Part(store, source.name, source.label + tag, self._places(there, wanted))])
+
+    def _places(self, count: int, wanted: int) -> Sequence[int]:
+        """`wanted` places among `count` rows: all of them as often as they go into it, and a choice for the rest.
+
+        A place plus `n * count` stands for its `n`th repetition.
+        """
+        self._skipped += 1  # ms-swift draws a number for something else before it comes to a dataset's rows
+        if wanted == count:
+            return range(count)
+        turns, rest = divmod(wanted, count)
+        chosen = array("Q", range(turns * count))
+        last: Sequence[int] = range(rest)
+        if self._flags.dataset_shuffle and rest:
+            import numpy as np
+
+            if self._state is None:
+                self._state = np.random.RandomState(seed_of(self._flags) % 2**32)
+            for _ in range(self._skipped):
+                self._state.randint(0, 2**31 - 1)
+            self._skipped = 0
+            last = self._state.permutation(count)[:rest].tolist()
+        chosen.extend(turns * count + place for place in last)
+        return chosen
 
 
-def options_of(args: Any, prepared: Mapping[str, str] | None = None, keep: bool = False) -> Options:
-    """How the data flags of `args` say that rows are prepared."""
-    return Options(
-        columns=dict(args.columns or {}),
-        strict=getattr(args, "strict", False),
-        processes=getattr(args, "dataset_num_proc", 1),
-        use_cache=getattr(args, "load_from_cache_file", True),
-        prepared=prepared or {},
-        keep=keep,
-    )
-
-
-def sources_of(
-    args: Any, values: Sequence[str], labels: set[str] | None = None, *, streaming: bool = False
-) -> list[Source]:
-    """`--dataset` or `--val_dataset` resolved, as the other data flags say.
-
-    Raises:
-        UsageError: all faults of all values, one a line.
-    """
-    return open_sources(values, labels, getattr(args, "use_hf", None), streaming)
-
-
-def load_rows(args: Any, prepared: Mapping[str, str] | None = None, *, keep: bool = False) -> LoadedData:
-    """All rows that the data flags of `args` name, and those held out where the run evaluates.
+def load_rows(args: DataFlags, prepared: Mapping[str, str] | None = None, *, keep: bool = False) -> LoadedData:
+    """All rows that the data flags name, and those held out where the run evaluates.
 
     The held-out rows are those of `--val_dataset`; else the share `--split_dataset_ratio` of each dataset; else,
     where the run evaluates, each dataset's own held-out split or rows taken out of its training rows,
-    `--eval_limit` in all. The same arguments give the same rows in every process.
+    `--eval_limit` in all. The same flags give the same rows in every process.
 
     Args:
-        args: the flags.
         prepared: of the launcher's `LoadedData`, so that nothing is preprocessed twice.
         keep: this is the launcher.
 
     Raises:
-        UsageError: unknown dataset, unreadable file, a `--columns` name that no dataset has, a column with a name of
-            ours, no row left.
+        UsageError: unknown dataset, unreadable file, a `--columns` name that no dataset has, a column with a reserved
+            name, no row left.
     """
-    if getattr(args, "streaming", False):
-        return _load_streamed(args, prepared, keep)
+    seed, held_out = seed_of(args), Rows()
+    collector, validation = _Collector(args, prepared, keep), _Collector(args, prepared, keep)
+    evaluates = args.eval_steps is not None or args.eval_on_start
+    limit = sys.maxsize if args.eval_limit is None else args.eval_limit
+    if args.streaming:
+        train: Sequence[Row] = first_rows(args)
+        if evaluates:
+            held_out = _held_out_of_stream(args, validation, limit)
+        return LoadedData(train, held_out, validation.broken, validation.prepared)
     if args.val_dataset and args.split_dataset_ratio:
         raise UsageError("--val_dataset and --split_dataset_ratio both name held-out rows: give one")
     labels: set[str] = set()
-    sources = sources_of(args, args.dataset, labels)
-    loading = _Loading(args, prepared, keep)
-    seed = loading.seed
+    sources = open_sources(args.dataset, labels, args.use_hf)
     if not prepared:
-        _check_column_names(sources, loading.options.columns, seed)
-    sampler = loading.sampler()
-    training = [loading.collect(source, "train", source.spec.sample, sampler) for source in sources]
-
-    held_out = Rows()
-    evaluates = args.eval_steps is not None or args.eval_on_start
-    sampler = loading.sampler()
+        _check_column_names(sources, args)
+    training = [collector.collect(source, "train", source.spec.sample) for source in sources]
     if args.val_dataset and evaluates:
-        for source in sources_of(args, args.val_dataset, labels):
-            wanted = source.spec.sample or (args.eval_limit if source.samples_itself else None)
-            held_out += loading.collect(source, "eval", wanted, sampler)
-        _warn_overlap(training, held_out)
+        for source in open_sources(args.val_dataset, labels, args.use_hf):
+            wanted = source.spec.sample or (limit if source.samples_itself else None)
+            held_out += validation.collect(source, "eval", wanted)
+        shared = len(set(held_out.keys()).intersection(chain.from_iterable(rows.keys() for rows in training)))
+        if shared:
+            _logger.warning("%d prompts of --val_dataset are in the training rows too", shared)
     elif args.split_dataset_ratio:
         for number, rows in enumerate(training):
             share = max(1, int(args.split_dataset_ratio * len(rows)))
-            training[number], out = take_out(rows, min(share, len(rows) - 1), seed)
+            training[number], out = _take_out(rows, min(share, len(rows) - 1), seed)
             held_out += out
-    elif evaluates and not getattr(args, "eval_datasets", ()):
-        for number, (source, quota) in enumerate(zip(sources, shares(args.eval_limit, len(sources)), strict=True)):
+    elif evaluates and not args.eval_datasets:
+        for number, (source, quota) in enumerate(zip(sources, _shares(limit, len(sources)), strict=True)):
             if quota and source.has_held_out:
-                held_out += loading.collect(source, "eval", quota, sampler, repeat=False)
+                held_out += validation.collect(source, "eval", quota, repeat=False)
             elif quota:
-                training[number], out = take_out(training[number], quota, seed)
+                training[number], out = _take_out(training[number], quota, seed)
                 held_out += out
-    if len(held_out) > args.eval_limit:
-        _logger.info("evaluating on %d of %d held-out rows (--eval_limit)", args.eval_limit, len(held_out))
-        held_out = held_out.chosen(choice(len(held_out), args.eval_limit, f"{seed}:eval"))
+    if len(held_out) > limit:
+        _logger.info("evaluating on %d of %d held-out rows (--eval_limit)", limit, len(held_out))
+        held_out = held_out.chosen(_choice(len(held_out), limit, f"{seed}:eval"))
     train = Rows(part for rows in training for part in rows.parts)
     if not train:
         raise UsageError("no training row is left; see the causes above")
     if not keep:
         _logger.info("data: %d training rows, %d held out", len(train), len(held_out))
-    return LoadedData(train, held_out, sum(one.broken for one in loading.drops), loading.made)
+    broken = collector.broken + validation.broken
+    return LoadedData(train, held_out, broken, collector.prepared | validation.prepared)
 
 
-def _load_streamed(args: Any, prepared: Mapping[str, str] | None, keep: bool) -> LoadedData:
-    """The first training rows of every dataset, for checks, and the held-out rows."""
-    train = preview_rows(args, held_out=False).train
-    loading = _Loading(args, prepared, keep)
-    held_out, sampler = Rows(), loading.sampler()
-    if args.eval_steps is not None or args.eval_on_start:
-        sources = sources_of(args, args.val_dataset or args.dataset, set())
-        for source, quota in zip(sources, shares(args.eval_limit, len(sources)), strict=True):
-            if not args.val_dataset and not source.has_held_out:
-                raise UsageError(
-                    f"--streaming true takes no held-out rows out of the training rows: give --val_dataset "
-                    f"({source.name} has no held-out split)"
-                )
-            wanted = source.spec.sample if args.val_dataset else None
-            held_out += loading.collect(source, "eval", wanted or quota, sampler, repeat=False)
-    return LoadedData(train, held_out, sum(one.broken for one in loading.drops), loading.made)
+def _held_out_of_stream(args: DataFlags, validation: _Collector, limit: int) -> Rows:
+    held_out = Rows()
+    sources = open_sources(args.val_dataset or args.dataset, use_hf=args.use_hf)
+    for source, quota in zip(sources, _shares(limit, len(sources)), strict=True):
+        if not args.val_dataset and not source.has_held_out:
+            raise UsageError(
+                f"--streaming true takes no held-out rows out of the training rows: give --val_dataset "
+                f"({source.name} has no held-out split)"
+            )
+        wanted = source.spec.sample if args.val_dataset else None
+        held_out += validation.collect(source, "eval", wanted or quota, repeat=False)
+    return held_out
 
 
-def stream_of(args: Any, first: int, fits: Callable[[Row], bool]) -> RowStream:
-    """The training rows of `--streaming true`; `first` of them are there before more are read.
+def first_rows(args: DataFlags, count: int = 4) -> list[Row]:
+    """The first good training rows of every dataset, for checks before any model loads. Reads no more than needed, and
+    raises as `load_rows`."""
+    sources = open_sources(args.dataset, use_hf=args.use_hf, streaming=True)
+    _check_column_names(sources, args)
+    found: list[Row] = []
+    for source in sources:
+        drops = Drops()
+        raws = source.rows("train", count if source.samples_itself else None, seed_of(args))
+        rows = list(islice(preprocessed(source, raws, args.columns, drops, args.strict), count))
+        require_rows(source, len(rows), drops)
+        found += rows
+    return found
 
-    Raises:
-        UsageError: all faults of all `--dataset` values, one a line.
-    """
-    return RowStream(
-        sources=sources_of(args, args.dataset, streaming=True),
-        options=options_of(args),
-        seed=_seed(args),
-        shuffle=args.dataset_shuffle,
-        buffer=args.shuffle_buffer_size,
-        first=first,
-        fits=fits,
-    )
+
+def stream_of(args: DataFlags, first: int, fits: Callable[[Row], bool]) -> RowStream:
+    """The training rows of `--streaming true`; `first` of them are there before more are read."""
+    return RowStream(open_sources(args.dataset, use_hf=args.use_hf, streaming=True), args, first, fits)
 
 
 def load_dataset(
@@ -205,80 +204,72 @@ def load_dataset(
 ) -> tuple[Sequence[Row], Sequence[Row]]:
     """ms-swift's call for scripts and plugins: the rows of `--dataset` values as (training, held out).
 
-    Without `shuffle`, `#N` takes the first rows. Rows stay in the order of the data.
-
-    Raises:
-        UsageError: as `load_rows`.
+    Without `shuffle`, `#N` takes the first rows. Rows stay in the order of the data. Raises as `load_rows`.
     """
-    values = [datasets] if isinstance(datasets, str) else list(datasets)
-    data = load_rows(
-        SimpleNamespace(
-            dataset=values,
-            val_dataset=[],
-            split_dataset_ratio=split_dataset_ratio,
-            columns=columns,
-            data_seed=seed,
-            eval_steps=None,
-            eval_on_start=False,
-            eval_limit=sys.maxsize,
-            dataset_num_proc=num_proc,
-            load_from_cache_file=load_from_cache_file,
-            dataset_shuffle=shuffle,
-            use_hf=use_hf,
-            strict=strict,
-        )
+    flags = SimpleNamespace(
+        dataset=[datasets] if isinstance(datasets, str) else list(datasets),
+        val_dataset=[],
+        split_dataset_ratio=split_dataset_ratio,
+        columns=columns or {},
+        data_seed=seed,
+        eval_steps=None,
+        eval_on_start=False,
+        eval_limit=None,
+        dataset_num_proc=num_proc,
+        load_from_cache_file=load_from_cache_file,
+        dataset_shuffle=shuffle,
+        streaming=False,
+        use_hf=use_hf,
+        strict=strict,
     )
+    data = load_rows(cast(DataFlags, flags))
     return data.train, data.eval
-
-
-def preview_rows(args: Any, count: int = 4, held_out: bool = True) -> LoadedData:
-    """The first good rows of every dataset, for checks before any model loads. Reads no more than it must.
-
-    Raises:
-        UsageError: as `load_rows`, as far as the first rows show it.
-    """
-    seed, options = _seed(args), options_of(args)
-    labels: set[str] = set()
-    training = sources_of(args, args.dataset, labels, streaming=True)
-    validation = sources_of(args, args.val_dataset if held_out else [], labels, streaming=True)
-    _check_column_names(training, options.columns, seed)
-
-    def first(source: Source, split: Split) -> list[Row]:
-        drops = Drops()
-        raws = source.rows(split, count if source.samples_itself else None, seed)
-        rows = list(islice(preprocessed(source, raws, options.columns, drops, strict=options.strict), count))
-        require_rows(source, len(rows), drops)
-        return rows
-
-    train = [row for source in training for row in first(source, "train")]
-    return LoadedData(train, [row for source in validation for row in first(source, "eval")])
 
 
 def columns_of(data: LoadedData) -> frozenset[str]:
     """The columns that every row has, so that a reward can rely on them; `messages` and our own are among them."""
-    parts = [rows for rows in (data.train, data.eval) if len(rows)]
     sets = [
-        rows.columns() if isinstance(rows, Rows) else frozenset.intersection(*map(frozenset, rows)) for rows in parts
+        rows.columns() if isinstance(rows, Rows) else frozenset.intersection(*map(frozenset, rows))
+        for rows in (data.train, data.eval)
+        if len(rows)
     ]
     return frozenset.intersection(*sets) if sets else frozenset()
 
 
-def _check_column_names(sources: Sequence[Source], columns: Mapping[str, str], seed: int) -> None:
+def _check_column_names(sources: Sequence[Source], args: DataFlags) -> None:
     """Every column that `--columns` renames is in the first rows of some dataset."""
-    if not columns:
+    if not args.columns:
         return
-    firsts = (raw for source in sources for raw in islice(source.rows("train", _LOOKED_AT, seed), _LOOKED_AT))
+    firsts = (raw for source in sources for raw in islice(source.rows("train", _LOOKED_AT, seed_of(args)), _LOOKED_AT))
     there = sorted({name for raw in firsts for name in raw.row})
-    missing = [name for name in columns if name.lower() not in {known.lower() for known in there}]
+    missing = [name for name in args.columns if name.lower() not in {known.lower() for known in there}]
     if missing:
         raise UsageError(f"--columns: no dataset has a column {missing[0]}; there are {', '.join(there)}")
 
 
-def _warn_overlap(training: Sequence[Rows], held_out: Rows) -> None:
-    shared = len(set(held_out.keys()).intersection(key for rows in training for key in rows.keys()))  # noqa: SIM118
-    if shared:
-        _logger.warning("%d prompts of --val_dataset are in the training rows too", shared)
+def _take_out(rows: Rows, count: int, seed: int) -> tuple[Rows, Rows]:
+    """Splits rows into (kept, taken out): `count` different prompts, never more than half of them.
+
+    Rows with the same messages always end up on the same side, so no prompt is in both.
+    """
+    keys = list(rows.keys())
+    first: dict[int, int] = {}
+    for place, key in enumerate(keys):
+        first.setdefault(key, place)
+    most = len(first) // 2
+    if count > most:
+        _logger.warning("only %d of %d different prompts are held out: %d were asked for", most, len(first), count)
+    different = list(first)
+    chosen = {different[place] for place in _choice(len(different), min(count, most), f"{seed}:held out")}
+    kept = rows.chosen(place for place, key in enumerate(keys) if key not in chosen)
+    return kept, rows.chosen(place for key, place in first.items() if key in chosen)
 
 
-def _seed(args: Any) -> int:
-    return args.seed if args.data_seed is None else args.data_seed
+def _choice(among: int, count: int, seed: str) -> list[int]:
+    """`count` places, in rising order."""
+    return sorted(random.Random(seed).sample(range(among), count))
+
+
+def _shares(total: int, parts: int) -> list[int]:
+    """A total in so many parts that differ by one at most."""
+    return [total // parts + (number < total % parts) for number in range(parts)]

@@ -1,134 +1,167 @@
-"""From a source to a store of prepared rows: read, preprocess, keep. By several processes if asked."""
+"""From a source to a store of prepared rows: read, preprocess, keep. With several processes on request."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
 import multiprocessing
+import os
+import shutil
 import signal
 import sys
 import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
-from swift_r1.data.cache import RUN_ONLY, remove_old, touch, writable_cache
-from swift_r1.data.files import RawRow
 from swift_r1.data.fingerprint import fingerprint
-from swift_r1.data.progress import Progress
-from swift_r1.data.rows import Drops, Row, prompt_key, results
+from swift_r1.data.rows import Drops, content_bytes, prompt_key, results
 from swift_r1.data.sources import Source, Split, Task
-from swift_r1.data.store import Block, Store, StoreWriter, whole_store
+from swift_r1.data.store import RUN_ONLY, Block, Store, StoreWriter, cache_folder, remove_old, whole_store
 from swift_r1.errors import UsageError
 from swift_r1.runtime.processes import end_with_parent
 
 _logger = logging.getLogger("swift_r1.data")
 _CHUNK = 2_000  # rows that are handed to a process at once
+_BAR_AFTER_S = 1.0
+_LINE_EVERY_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """How rows are prepared.
+class DataFlags(Protocol):
+    """The flags that name the rows and say how they are prepared."""
 
-    Attributes:
-        columns: dataset column -> name wanted.
-        strict: a broken row is an error.
-        processes: that preprocess.
-        use_cache: rows that were prepared before may be taken.
+    @property
+    def dataset(self) -> Sequence[str]: ...
+    @property
+    def val_dataset(self) -> Sequence[str]: ...
+    @property
+    def split_dataset_ratio(self) -> float: ...
+    @property
+    def use_hf(self) -> bool | None: ...
+    @property
+    def columns(self) -> Mapping[str, str]: ...
+    @property
+    def strict(self) -> bool: ...
+    @property
+    def dataset_num_proc(self) -> int: ...
+    @property
+    def load_from_cache_file(self) -> bool: ...
+    @property
+    def streaming(self) -> bool: ...
+    @property
+    def shuffle_buffer_size(self) -> int: ...
+    @property
+    def dataset_shuffle(self) -> bool: ...
+    @property
+    def data_seed(self) -> int | None: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def eval_steps(self) -> int | None: ...
+    @property
+    def eval_on_start(self) -> bool: ...
+    @property
+    def eval_limit(self) -> int | None: ...
+    @property
+    def eval_datasets(self) -> Sequence[str]: ...
+
+
+def seed_of(flags: DataFlags) -> int:
+    """The seed of the data: `--data_seed`, else `--seed`."""
+    return flags.seed if flags.data_seed is None else flags.data_seed
+
+
+def request_of(source: Source, split: Split, count: int | None, flags: DataFlags) -> str:
+    """What tells one preparation of a run from the others, without looking at the data."""
+    return json.dumps([source.spec.raw, source.label, split, count, seed_of(flags), dict(flags.columns)])
+
+
+def prepare(
+    source: Source, split: Split, count: int | None, flags: DataFlags, prepared: Mapping[str, str], keep: bool
+) -> Store:
+    """The prepared rows of a split; `count` matters only to a loader that samples itself.
+
+    Args:
         prepared: stores that the launcher has made for this run, by request.
-        keep: rows that no later run can take are left on the disk for this run's other processes.
-    """
-
-    columns: Mapping[str, str] = field(default_factory=dict)
-    strict: bool = False
-    processes: int = 1
-    use_cache: bool = True
-    prepared: Mapping[str, str] = field(default_factory=dict)
-    keep: bool = False
-
-
-def request_of(source: Source, split: Split, count: int | None, seed: int, columns: Mapping[str, str]) -> str:
-    """What tells one preparation of a run from the others, without a look at the data."""
-    return json.dumps([source.spec.raw, source.label, split, count, seed, dict(columns)])
-
-
-def prepare(source: Source, split: Split, count: int | None, seed: int, options: Options) -> Store:
-    """The prepared rows of a split; `count` and `seed` matter only to a loader that samples itself.
+        keep: rows that no later run can use are left on the disk for this run's other processes.
 
     Raises:
-        UsageError: the source cannot be read, has no row or none that can be used, has a column with a name of ours;
-            with `strict`, a broken row.
+        UsageError: the source cannot be read, has no row or none that can be used, or has a column with a reserved
+            name; with `strict`, a broken row.
     """
-    request = request_of(source, split, count, seed, options.columns)
-    if (folder := options.prepared.get(request)) and (made := whole_store(Path(folder))):
+    request = request_of(source, split, count, flags)
+    if (folder := prepared.get(request)) and (made := whole_store(Path(folder))):
         if made.folder.name.startswith(RUN_ONLY):
-            made.remove()
+            shutil.rmtree(folder, ignore_errors=True)  # who has it open can still read it
         return made
-    cache = writable_cache()
-    key = _key(source, split, count, seed, options.columns)
-    if key is not None and options.use_cache and (kept := whole_store(cache / key)):
+    cache = cache_folder()
+    key = _key(source, split, count, flags)
+    if key is not None and flags.load_from_cache_file and (kept := whole_store(cache / key)):
         _logger.info(
-            "dataset %s: %s prepared rows from the cache, %s (--load_from_cache_file false prepares anew)",
+            "dataset %s: %s prepared rows from the cache, %s (--load_from_cache_file false prepares them again)",
             *(source.name, f"{len(kept):,}", kept.folder),
         )
-        touch(kept.folder)
-        if options.strict and kept.drops.broken:
+        with contextlib.suppress(OSError):  # a shared, read-only cache
+            os.utime(kept.folder)
+        if flags.strict and kept.drops.broken:
             raise UsageError(f"--strict true: dataset {source.name}: {kept.drops.examples[0]}")
         _report(source, kept.drops)
         return kept
     try:
-        return _made(source, split, count, seed, options, cache / (key or f"{RUN_ONLY}{uuid.uuid4().hex}"))
+        store = _made(source, split, count, flags, cache / (key or f"{RUN_ONLY}{uuid.uuid4().hex}"))
     except OSError as error:
         raise UsageError(
             f"dataset {source.name}: its rows cannot be kept in {cache}: {error.strerror or error} "
             "(SWIFT_R1_CACHE names another folder)"
         ) from error
+    if key is None and not keep:
+        shutil.rmtree(store.folder, ignore_errors=True)
+    return store
 
 
-def _key(source: Source, split: Split, count: int | None, seed: int, columns: Mapping[str, str]) -> str | None:
-    """Under what prepared rows are kept; None where the source or its code cannot be told from others."""
-    identity = source.identity(split, count, seed)
+def _key(source: Source, split: Split, count: int | None, flags: DataFlags) -> str | None:
+    """Under what prepared rows are kept; None where the content of the source or its code cannot be determined."""
+    identity = source.identity(split, count, seed_of(flags))
     code = fingerprint([source.preprocess, dict(source.of_subset)])
     if identity is None or code is None:
         return None
-    text = json.dumps([identity, code, sorted(columns.items()), source.name])
+    text = json.dumps([identity, code, sorted(flags.columns.items()), source.name])
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _made(source: Source, split: Split, count: int | None, seed: int, options: Options, folder: Path) -> Store:
+def _made(source: Source, split: Split, count: int | None, flags: DataFlags, folder: Path) -> Store:
     started = time.perf_counter()
     with StoreWriter(folder.parent) as writer:
         remove_old(folder.parent)
-        tasks = source.tasks(split, count, seed, _CHUNK)
-        processes = options.processes
+        tasks = source.tasks(split, count, seed_of(flags), _CHUNK)
+        processes = flags.dataset_num_proc
         if processes > 1 and not may_fork():
-            _logger.info("dataset %s: this process has threads, so that it prepares the rows alone", source.name)
+            _logger.info("dataset %s: this process has threads, so it prepares the rows alone", source.name)
             processes = 1
-        blocks = _parallel(source, tasks, options, processes) if processes > 1 else _serial(source, tasks, options)
-        with Progress(f"preparing {source.name}", source.count(split, count)) as progress:
-            for block in blocks:
-                writer.add(block)
-                progress.advance(block.drops.seen)
+        if processes > 1:
+            blocks = _parallel(source, tasks, flags, processes)
+        else:
+            blocks = (_block_of(source, task, flags) for task in tasks)
+        for block in _with_progress(blocks, f"preparing {source.name}", count):
+            writer.add(block)
         require_rows(source, writer.count, writer.drops)
         seconds = time.perf_counter() - started
         if seconds > 2:
             _logger.info("dataset %s: %s rows prepared in %.0f s", source.name, f"{writer.count:,}", seconds)
         _report(source, writer.drops)
-        store = writer.finish(folder, replace=not options.use_cache)
-    if folder.name.startswith(RUN_ONLY) and not options.keep:
-        store.remove()
-    return store
+        return writer.finish(folder, replace=not flags.load_from_cache_file)
 
 
 def may_fork() -> bool:
-    """A process that has threads must not fork. The launcher has none, and the trainer finds the launcher's rows."""
+    """A process that has threads must not fork. The launcher has none, and the trainer uses the launcher's rows."""
     return threading.active_count() == 1
 
 
@@ -152,20 +185,45 @@ def _report(source: Source, drops: Drops) -> None:
         _logger.info("dataset %s: its preprocessor filtered %d rows out", source.name, drops.filtered)
 
 
-def _serial(source: Source, tasks: Iterable[Task], options: Options) -> Iterator[Block]:
-    return (block_of(source, source.task_rows(task), options) for task in tasks)
+def _with_progress(blocks: Iterable[Block], what: str, total: int | None) -> Iterator[Block]:
+    """The blocks. A bar on standard error counts raw rows; where that is no terminal, a log line now and then."""
+    started = logged = time.monotonic()
+    done = 0
+    with contextlib.ExitStack() as stack:
+        show: Callable[[int], None] | None = None
+        for block in blocks:
+            yield block
+            done += block.drops.seen
+            now = time.monotonic()
+            if sys.stderr.isatty():
+                if show is None and now - started > _BAR_AFTER_S:
+                    show = stack.enter_context(_bar(what, total))
+                if show is not None:
+                    show(done)
+            elif now - logged > _LINE_EVERY_S:
+                logged = now
+                _logger.info("%s: %s%s rows", what, f"{done:,}", f" of {total:,}" if total else "")
 
 
-_job: tuple[Source, Options] | None = None  # of the worker processes, which are forked with it
+@contextlib.contextmanager
+def _bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda done: bar.update(task, completed=done)
 
 
-def _parallel(source: Source, tasks: Iterable[Task], options: Options, processes: int) -> Iterator[Block]:
+_job: tuple[Source, DataFlags] | None = None  # of a worker process
+
+
+def _parallel(source: Source, tasks: Iterable[Task], flags: DataFlags, processes: int) -> Iterator[Block]:
     """Blocks in order; a few more than the processes can work on are read ahead."""
-    global _job
-    _job = (source, options)
     before = set(multiprocessing.active_children())
     context = multiprocessing.get_context("fork")  # plugins are loaded already
-    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_belong_to_the_parent)
+    pool = ProcessPoolExecutor(processes, mp_context=context, initializer=_start_worker, initargs=(source, flags))
     done = False
     try:
         coming = iter(tasks)
@@ -185,11 +243,12 @@ def _parallel(source: Source, tasks: Iterable[Task], options: Options, processes
             for child in set(multiprocessing.active_children()) - before:
                 child.kill()
         pool.shutdown(cancel_futures=True)
-        _job = None
 
 
-def _belong_to_the_parent() -> None:
-    """Ctrl-C is the parent's to answer; and where it is killed, the kernel kills its processes."""
+def _start_worker(source: Source, flags: DataFlags) -> None:
+    """The parent answers Ctrl-C; where it is killed, the kernel kills its processes."""
+    global _job
+    _job = (source, flags)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         end_with_parent(signal.SIGKILL)
@@ -197,28 +256,13 @@ def _belong_to_the_parent() -> None:
 
 def _work(task: Task) -> Block:
     assert _job is not None
-    source, options = _job
-    return block_of(source, source.task_rows(task), options)
+    return _block_of(_job[0], task, _job[1])
 
 
-def block_of(source: Source, raws: Iterable[RawRow], options: Options) -> Block:
+def _block_of(source: Source, task: Task, flags: DataFlags) -> Block:
     """Prepared rows of raw ones."""
     block = Block()
-    numbers: dict[tuple[str, ...], int] = {}
-    for raw, part, row, line in results(source, raws, options.columns, block.drops, options.strict):
-        size = sum(len(message["content"].encode()) for message in row["messages"])
-        block.lines += line + b"\n"
-        block.ends.append(len(block.lines))
-        block.keys.append(prompt_hash(row))
-        block.raws.append(raw.index)
-        block.sizes.append(size)
-        block.turns.append(len(row["messages"]))
-        block.parts.append(part)
-        block.kinds.append(numbers.setdefault(tuple(row), len(numbers)))
-    block.columns = list(numbers)
+    for raw, part, row, line in results(source, source.task_rows(task), flags.columns, block.drops, flags.strict):
+        key = hashlib.blake2b(prompt_key(row).encode(), digest_size=8).digest()
+        block.add(row, line, int.from_bytes(key, "little"), raw.index, part, content_bytes(row))
     return block
-
-
-def prompt_hash(row: Row) -> int:
-    """64 bits of a hash of the row's messages."""
-    return int.from_bytes(hashlib.blake2b(prompt_key(row).encode(), digest_size=8).digest(), "little")

@@ -1,8 +1,8 @@
 """From a dataset's row to a row with `messages`: preprocessors with ms-swift's names and meaning.
 
-Before `preprocess(row)` runs, columns are renamed: what the user's `columns` say, then the class's own synonyms
+Before `preprocess(row)` runs, columns are renamed: first by the user's `columns`, then by the class's own synonyms
 (`question`, `problem`, `prompt`, ... become `query`; `answer`, `target`, `output`, ... become `response`). When two
-columns of a row would get the same name, neither is renamed, as in ms-swift. `solution` stays as a column even
+columns of a row would get the same name, neither is renamed, as in ms-swift. `solution` also stays as a column
 where it becomes `response`, because rewards ask for it.
 """
 
@@ -16,7 +16,8 @@ from functools import lru_cache
 from typing import Any
 
 Row = dict[str, Any]
-Message = dict[str, Any]
+Preprocessed = Row | list[Row] | None
+Preprocess = Callable[[Row], Preprocessed]
 
 SYSTEM_KEYS = ("system", "system_prompt")
 TOOL_CALL_KEYS = ("tool_calls", "function_call")
@@ -38,12 +39,11 @@ class RowPreprocessor:
         self.origin_columns: dict[str, str] = dict(columns or {})
         self.columns: dict[str, str] = dict(self.origin_columns)
 
-    def preprocess(self, row: Row) -> Row | list[Row] | None:
-        """One row with `messages` (OpenAI's chat form) beside its other columns; None drops it; a list is several."""
+    def preprocess(self, row: Row) -> Preprocessed:
+        """A row with `messages` (OpenAI's chat form) and its other columns, a list of such rows, or None to drop it."""
         return row
 
-    def __call__(self, row: Mapping[str, Any]) -> Row | list[Row] | None:
-        """Renames, then preprocesses one row."""
+    def __call__(self, row: Mapping[str, Any]) -> Preprocessed:
         return preprocess_row(self, row)
 
 
@@ -56,7 +56,7 @@ class ResponsePreprocessor(RowPreprocessor):
         self.columns.update(dict.fromkeys(QUERY_KEYS, "query"))
         self.columns.update(dict.fromkeys(RESPONSE_KEYS, "response"))
 
-    def preprocess(self, row: Row) -> Row | list[Row] | None:
+    def preprocess(self, row: Row) -> Preprocessed:
         response = row.pop("response", None)
         if isinstance(response, list | tuple):
             response = response[0] if response else None
@@ -87,7 +87,7 @@ class AlpacaPreprocessor(ResponsePreprocessor):
         """The instruction and its input on separate lines."""
         return f"{instruction}\n{input_}" if instruction and input_ else instruction or input_
 
-    def preprocess(self, row: Row) -> Row | list[Row] | None:
+    def preprocess(self, row: Row) -> Preprocessed:
         instruction, input_, output = (row.pop(key, None) for key in ("instruction", "input", "output"))
         if output is not None:
             row["response"] = output
@@ -96,7 +96,7 @@ class AlpacaPreprocessor(ResponsePreprocessor):
 
 
 def _parsed(value: Any) -> Any:
-    """Messages or a history, which a file may hold as text: JSON, else a Python literal (data only, nothing is run)."""
+    """Messages or a history, which a file may hold as text: JSON, else a Python literal (no code is run)."""
     if not isinstance(value, str):
         return value
     try:
@@ -135,7 +135,7 @@ class MessagesPreprocessor(RowPreprocessor):
         self.columns.update(dict.fromkeys(("messages", "conversation", "conversations"), "messages"))
         self.columns.update(dict.fromkeys((*SYSTEM_KEYS, system_role), "system"))
 
-    def preprocess(self, row: Row) -> Row | list[Row] | None:
+    def preprocess(self, row: Row) -> Preprocessed:
         messages = row["messages"]
         if self.inner_key is not None:
             messages = messages[self.inner_key]
@@ -149,18 +149,14 @@ class MessagesPreprocessor(RowPreprocessor):
         row["messages"] = standard
         return row
 
-    def _standard(self, message: Mapping[str, Any]) -> list[Message]:
+    def _standard(self, message: Mapping[str, Any]) -> list[Row]:
         role = _first(message, self.role_keys)
         if role is None:  # a pair of turns in one object
             user, assistant = _first(message, self.user_roles), _first(message, self.assistant_roles)
             return [{"role": "user", "content": user}, {"role": "assistant", "content": assistant}]
-        if role == self.system_role:
-            role = "system"
-        elif role in self.user_roles:
-            role = "user"
-        elif role in self.assistant_roles:
-            role = "assistant"
-        calls = {key: message[key] for key in TOOL_CALL_KEYS if message.get(key)}  # to be refused, not to be lost
+        own = {"system": [self.system_role], "user": self.user_roles, "assistant": self.assistant_roles}
+        role = next((standard for standard, names in own.items() if role in names), role)
+        calls = {key: message[key] for key in TOOL_CALL_KEYS if message.get(key)}  # to be refused, not lost
         return [{"role": role, "content": _first(message, self.content_keys), **calls}]
 
 
@@ -177,7 +173,7 @@ class AutoPreprocessor(RowPreprocessor):
         self._alpaca = AlpacaPreprocessor(**kwargs)
         self._response = ResponsePreprocessor(**kwargs)
 
-    def preprocess(self, row: Row) -> Row | list[Row] | None:
+    def preprocess(self, row: Row) -> Preprocessed:
         if not row.keys().isdisjoint(("conversation", "conversations", "messages")):
             return preprocess_row(self._messages, row)
         if "instruction" in row and "input" in row:
@@ -185,18 +181,19 @@ class AutoPreprocessor(RowPreprocessor):
         return preprocess_row(self._response, row)
 
 
-def preprocess_row(function: Any, row: Mapping[str, Any]) -> Row | list[Row] | None:
+def preprocess_row(function: Preprocess, row: Mapping[str, Any]) -> Preprocessed:
     """Renames the columns of one row as `function.columns` says, then calls it. Plain callables get the row as is.
 
     The row itself is not changed. Whatever the preprocessor raises is raised.
     """
-    if not hasattr(function, "preprocess"):
+    preprocess: Preprocess | None = getattr(function, "preprocess", None)
+    if preprocess is None:
         return function(dict(row))
     renamed = rename_columns(row, getattr(function, "origin_columns", {}))
     renamed = rename_columns(renamed, getattr(function, "columns", {}))
     if "solution" in row:
         renamed.setdefault("solution", row["solution"])
-    return function.preprocess(renamed)
+    return preprocess(renamed)
 
 
 def rename_columns(row: Mapping[str, Any], columns: Mapping[str, str]) -> Row:

@@ -1,14 +1,18 @@
-r"""The prompt formats of R1-Zero work, as chat templates (Jinja): `r1`, `qwen_math` and `no`; others come from a file.
+r"""Chat templates (Jinja): the prompt formats `r1`, `qwen_math` and `no`, files, and what a template puts around the
+model's turn.
 
 `r1` is the prompt of DeepSeek-R1-Zero (arXiv 2501.12948, table 1), `qwen_math` that of the Qwen2.5-Math models
 (arXiv 2409.12122) with `\boxed{}`, `no` the bare question; arXiv 2503.20783 compares the three. All render several
-turns too. A system message takes the place of the format's own instruction.
+turns too. A system message replaces the format's own instruction.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, Protocol
 
 from swift_r1.errors import UsageError
 
@@ -51,33 +55,31 @@ _NO = (
 )
 TEMPLATES = {"r1": _R1, "qwen_math": _QWEN_MATH, "no": _NO}
 
+_MARKER = "swift-r1-text-c41f0a"  # a message's text where only what the template puts after it is wanted
+_THINK = r"[\w:]*(?:think|thought|reason)[\w:]*"
+_OPENING = re.compile(rf"(?:<{_THINK}>\s*)?(?:</{_THINK}>\s*)?$")
+
 
 def with_own_words(template: str, system: str | None, response_prefix: str) -> str:
-    """A chat template that says by itself what `--system` and `--response_prefix` added to it.
+    """A chat template that itself adds what `--system` and `--response_prefix` added to it.
 
     A conversation's own system message comes before `system`; the prefix opens the model's turn.
     """
-    # Text of JSON is text of Jinja too. No dashes: they would take a newline away that the template ends with.
-    before = (
-        "{% if messages[0]['role'] != 'system' %}"
-        "{% set messages = [{'role': 'system', 'content': " + _text(system) + "}] + messages %}{% endif %}"
-        if system
-        else ""
-    )
-    after = "{% if add_generation_prompt %}{{ " + _text(response_prefix) + " }}{% endif %}" if response_prefix else ""
-    # Jinja leaves out one newline at the end of a template, which would be in the middle now.
+    # JSON strings are Jinja strings too. No dashes: they would strip a newline that the template ends with.
+    before = after = ""
+    if system:
+        message = "{'role': 'system', 'content': " + json.dumps(system, ensure_ascii=False) + "}"
+        before = "{% if messages[0]['role'] != 'system' %}{% set messages = [" + message + "] + messages %}{% endif %}"
+    if response_prefix:
+        after = "{% if add_generation_prompt %}{{ " + json.dumps(response_prefix, ensure_ascii=False) + " }}{% endif %}"
+    # Jinja drops one newline at the end of a template; here it would be in the middle.
     return before + template.removesuffix("\n") + after
 
 
-def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False)
-
-
 def system_message(value: str | None) -> str | None:
-    r"""What `--system` says, as in ms-swift: the text of a .txt file as it is, else the value with `\n` as newlines.
+    r"""The text of `--system`, as in ms-swift: a .txt file's content as it is, else the value with `\n` as newlines.
 
-    Raises:
-        UsageError: there is no such file, or it cannot be read.
+    Raises UsageError where the file cannot be read.
     """
     if value is None or not value.endswith(".txt"):
         return None if value is None else newlines(value)
@@ -97,11 +99,7 @@ def newlines(value: str) -> str:
 
 
 def prompt_template(value: str) -> str:
-    """The Jinja text of a `--prompt_template`.
-
-    Raises:
-        UsageError: no such template, no such file, or one that is no Jinja template.
-    """
+    """The Jinja text of a `--prompt_template`; UsageError where there is no such template, or it is not Jinja."""
     if value in TEMPLATES:
         return TEMPLATES[value]
     path = Path(value).expanduser()
@@ -119,3 +117,55 @@ def prompt_template(value: str) -> str:
     except TemplateSyntaxError as error:
         raise UsageError(f"--prompt_template {value}:{error.lineno}: {error.message}") from error
     return text
+
+
+class Renderer(Protocol):
+    """The chat template: messages to text, on request with the start of the model's next turn."""
+
+    def __call__(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str: ...
+
+
+def rendered(tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool, **given: Any) -> str:
+    """Messages in the tokenizer's chat template, with its further variables; UsageError where it refuses them."""
+    from jinja2 import TemplateError
+
+    try:
+        return str(
+            tokenizer.apply_chat_template(
+                messages, tokenize=False, add_generation_prompt=add_generation_prompt, **given
+            )
+        )
+    except TemplateError as error:
+        roles = ", ".join(message["role"] for message in messages)
+        raise UsageError(f"the chat template cannot render messages of {roles}: {error}") from error
+
+
+def opening_of(render: Renderer) -> str:
+    r"""The reasoning tags with which the template begins the model's turn: `<think>\n` of QwQ and R1-Distill, an empty
+    block where thinking is switched off, and "" of most. They are in the prompt, and part of what the model says."""
+    text = render([{"role": "user", "content": _MARKER}], True)
+    # Only what follows the message: a question may end in such a tag too.
+    found = _OPENING.search(text.rpartition(_MARKER)[2])
+    return found[0] if found else ""
+
+
+def turn_end(render: Renderer, tokenizer: Any) -> int | None:
+    """The first special token after an assistant's turn, as the template renders it; None where there is none.
+
+    A base model's own end token is often another: the model would go on after its turn and write the user's. The last
+    turn counts, since others may end differently (gpt-oss); where nothing ends it, the next turn's start does (GLM-4).
+    """
+    # Ids of tokens that are not text. That of unknown text is not among them, unless it is the end token too.
+    marked = {token for token, about in getattr(tokenizer, "added_tokens_decoder", {}).items() if about.special}
+    special = marked.union(tokenizer.all_special_ids) - ({tokenizer.unk_token_id} - {tokenizer.eos_token_id})
+    turns = [{"role": "user", "content": "x"}, {"role": "assistant", "content": _MARKER}]
+    for messages in (turns, [*turns, turns[0]]):
+        try:
+            _, found, after = render(messages, False).rpartition(_MARKER)
+        except UsageError:  # a template of one turn
+            return None
+        ids = tokenizer(after, add_special_tokens=False)["input_ids"] if found else []
+        for token in ids:
+            if token in special:
+                return int(token)
+    return None

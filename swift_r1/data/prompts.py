@@ -7,16 +7,53 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol
 
-from swift_r1.data.model_turn import opening_of, rendered, turn_end
-from swift_r1.data.prompt_templates import prompt_template, with_own_words
-from swift_r1.data.rows import RESERVED, Row
-from swift_r1.data.types import Prompt
-from swift_r1.data.view import Rows
+from swift_r1.data.preprocessors import Row
+from swift_r1.data.prompt_templates import opening_of, prompt_template, rendered, turn_end, with_own_words
+from swift_r1.data.rows import RESERVED, content_bytes
+from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
 
 _logger = logging.getLogger("swift_r1.data")
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One problem, exactly as the model will see it.
+
+    Attributes:
+        prompt_id: stable within a run: `"<dataset>:<row index>"`.
+        dataset: the registered dataset name or file stem the row came from.
+        messages: the chat messages given to the prompt template.
+        text: the rendered template; decoding `token_ids` gives the same text.
+        token_ids: the prompt tokens, the only thing the engine and the trainer ever use.
+        columns: every other column of the row, handed to the rewards (`nums`, `target`, ...).
+        response_prefix: the end of `text` with which the model's turn begins; the rewards see it before the completion.
+        turn_end: the token that ends the model's turn in the template, where one does.
+    """
+
+    prompt_id: str
+    dataset: str
+    messages: tuple[Mapping[str, str], ...]
+    text: str
+    token_ids: tuple[int, ...]
+    columns: Mapping[str, Any]
+    response_prefix: str = ""
+    turn_end: int | None = None
+
+
+class PromptFlags(Protocol):
+    """The flags that decide how messages become text."""
+
+    @property
+    def system(self) -> str | None: ...
+    @property
+    def prompt_template(self) -> str | None: ...
+    @property
+    def response_prefix(self) -> str: ...
+    @property
+    def enable_thinking(self) -> bool | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +63,8 @@ class Wording:
     Attributes:
         system: put first where a row has no system message.
         template: `--prompt_template`; None for the tokenizer's own chat template.
-        response_prefix: what the model's turn begins with; it goes on from there.
-        enable_thinking: handed to the template where it is not None.
+        response_prefix: what the model's turn begins with.
+        enable_thinking: passed to the template unless it is None.
     """
 
     system: str | None = None
@@ -36,8 +73,7 @@ class Wording:
     enable_thinking: bool | None = None
 
     @classmethod
-    def of(cls, args: Any) -> Wording:
-        """As the flags of that name say."""
+    def of(cls, args: PromptFlags) -> Wording:
         return cls(args.system, args.prompt_template, args.response_prefix, args.enable_thinking)
 
 
@@ -56,25 +92,18 @@ class PromptEncoder:
 
     Args:
         tokenizer: a transformers tokenizer.
-        system: as a wording's, where none is given.
         max_length: longest prompt in tokens.
-        wording: how messages become text.
-        truncation: of prompts that are longer: `delete` leaves them out, `left` cuts their beginning off.
+        truncation: of longer prompts: `delete` leaves them out, `left` cuts off their beginning.
 
     Raises:
         UsageError: there is no chat template, or `--prompt_template` is none.
     """
 
     def __init__(
-        self,
-        tokenizer: Any,
-        system: str | None = None,
-        max_length: int | None = None,
-        wording: Wording | None = None,
-        truncation: str = "delete",
+        self, tokenizer: Any, wording: Wording | None = None, max_length: int | None = None, truncation: str = "delete"
     ) -> None:
         self.tokenizer, self.truncation = tokenizer, truncation
-        self._wording = wording or Wording(system)
+        self._wording = wording or Wording()
         self._max_length = max_length
         self._given: dict[str, Any] = {}
         if self._wording.template is not None:
@@ -89,10 +118,10 @@ class PromptEncoder:
         prefix = self._wording.response_prefix
         if self._opening and not self._rendered([{"role": "user", "content": "x"}], True).endswith(prefix):
             raise UsageError(
-                f"--response_prefix {prefix!r}: the chat template begins the model's turn with {self._opening!r} "
-                "itself: leave the flag out, or write that"
+                f"--response_prefix {prefix!r}: the chat template already begins the model's turn with "
+                f"{self._opening!r}: leave the flag out, or set it to that"
             )
-        # Bytes that the template adds to a message, measured; what is short enough in bytes is so in tokens.
+        # Bytes that the template adds to a message, measured: a prompt is never longer in tokens than in bytes.
         self._overhead = len(self.render([{"role": "user", "content": "x"}]).encode()) if max_length else 0
 
     @property
@@ -106,11 +135,7 @@ class PromptEncoder:
         return turn_end(self._rendered, self.tokenizer)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The prompt's text, up to and with the start of the model's turn.
-
-        Raises:
-            UsageError: the template refuses the messages.
-        """
+        """The prompt's text, including the start of the model's turn; UsageError where the template refuses it."""
         text = self._rendered(messages, True)
         # A template may open the turn by itself, as that of a checkpoint does.
         return text if text.endswith(self._wording.response_prefix) else text + self._wording.response_prefix
@@ -119,12 +144,11 @@ class PromptEncoder:
         return rendered(self.tokenizer, self._with_system(messages), add_generation_prompt, **self._given)
 
     def tokenize(self, text: str) -> tuple[int, ...]:
-        """Token ids of rendered text; nothing is put before or behind them."""
+        """Token ids of rendered text; no special tokens are added."""
         return tuple(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def encode(self, row: Row) -> Prompt | None:
-        """The prompt of a row of `load_rows`; None when it is longer than `max_length` and not to be cut."""
-        messages = self._with_system(row["messages"])
+        """The prompt of a row of `load_rows`; None when it is longer than `max_length` and is not to be cut."""
         text = self.render(row["messages"])
         token_ids = self.tokenize(text)
         if self._max_length is not None and len(token_ids) > self._max_length:
@@ -132,14 +156,13 @@ class PromptEncoder:
                 return None
             token_ids = token_ids[-self._max_length :]
             text = self.tokenizer.decode(token_ids)
-        columns = {key: value for key, value in row.items() if key not in RESERVED and key != "messages"}
         return Prompt(
             prompt_id=row["prompt_id"],
             dataset=row["dataset"],
-            messages=tuple(messages),
+            messages=tuple(self._with_system(row["messages"])),
             text=text,
             token_ids=token_ids,
-            columns=columns,
+            columns={key: value for key, value in row.items() if key not in RESERVED and key != "messages"},
             response_prefix=self.response_prefix,
             turn_end=self.turn_end,
         )
@@ -154,7 +177,10 @@ class PromptEncoder:
         """
         if self._max_length is None or not len(rows):
             return rows
-        unsure = [place for place, surely in enumerate(self._surely_fit(rows)) if not surely]
+        sizes = rows.sizes() if isinstance(rows, Rows) else ((content_bytes(row), len(row["messages"])) for row in rows)
+        unsure = [
+            place for place, (size, turns) in enumerate(sizes) if size + (turns + 1) * self._overhead > self._max_length
+        ]
         too_long = {place for place in unsure if self._is_too_long(rows[place])}
         if not too_long:
             return rows
@@ -174,23 +200,11 @@ class PromptEncoder:
         return rows.chosen(kept) if isinstance(rows, Rows) else [rows[place] for place in kept]
 
     def fits(self, row: Row) -> bool:
-        """Whether a row's prompt is short enough, or is cut."""
-        return self.truncation != "delete" or self._max_length is None or not self._is_too_long(row)
+        """Whether the prompt is short enough, or is cut."""
+        return self.truncation != "delete" or not self._is_too_long(row)
 
     def _is_too_long(self, row: Row) -> bool:
-        assert self._max_length is not None
-        return len(self.tokenize(self.render(row["messages"]))) > self._max_length
-
-    def _surely_fit(self, rows: Sequence[Row]) -> list[bool]:
-        assert self._max_length is not None
-        if isinstance(rows, Rows):
-            sizes = rows.sizes()
-        else:
-            sizes = (
-                (sum(len(message["content"].encode()) for message in row["messages"]), len(row["messages"]))
-                for row in rows
-            )
-        return [size + (turns + 1) * self._overhead <= self._max_length for size, turns in sizes]
+        return self._max_length is not None and len(self.tokenize(self.render(row["messages"]))) > self._max_length
 
     def _with_system(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         own = [dict(message) for message in messages]

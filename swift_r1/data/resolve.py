@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
 
 from swift_r1.data import builtin as _builtin  # noqa: F401  its import registers
-from swift_r1.data.hubs import Place, default_hub, is_hub_id
-from swift_r1.data.preprocessors import AutoPreprocessor
+from swift_r1.data.hubs import Hub, Place, default_hub, is_hub_id
+from swift_r1.data.preprocessors import AutoPreprocessor, Preprocess
 from swift_r1.data.registry import (
     DatasetMeta,
     SubsetDataset,
@@ -20,8 +19,7 @@ from swift_r1.data.registry import (
     find_dataset,
     hub_datasets,
 )
-from swift_r1.data.sources import Source
-from swift_r1.data.syntax import DatasetSpec, parse_dataset
+from swift_r1.data.sources import DatasetSpec, Source, Split, parse_dataset
 from swift_r1.errors import UsageError
 
 DATA_FOLDER = "SWIFT_R1_DATA"
@@ -30,25 +28,28 @@ DATA_FOLDER = "SWIFT_R1_DATA"
 def open_sources(
     values: Sequence[str], labels: set[str] | None = None, use_hf: bool | None = None, streaming: bool = False
 ) -> list[Source]:
-    """Resolves `--dataset` values; opens nothing yet. `labels` are those taken already, and are added to.
+    """Resolves `--dataset` values; opens nothing yet. `labels` are those in use already; new ones are added.
 
     Raises:
         UsageError: all faults of all values, one a line.
     """
     taken = set() if labels is None else labels
-    sources, faults = [], []
+    sources: list[Source] = []
+    faults: list[str] = []
     for value in values:
         try:
-            sources.append(replace(_open(_spec(value), taken, use_hf), streaming=streaming))
+            source = _open(_spec(value), use_hf)
         except UsageError as error:
             faults.extend(error.faults)
+        else:
+            sources.append(replace(source, label=_unique(source.name, taken), streaming=streaming))
     if faults:
         raise UsageError(*faults)
     return sources
 
 
 def _spec(value: str) -> DatasetSpec:
-    """The parsed value; a path that exists is one, whatever signs it has in it."""
+    """The parsed value; a path that exists is one, whatever characters it has in it."""
     if os.path.exists(value):
         return DatasetSpec(value, value)
     head, _, count = value.rpartition("#")
@@ -59,75 +60,61 @@ def _spec(value: str) -> DatasetSpec:
     return replace(spec, name=home) if os.path.exists(home) else spec
 
 
-def _open(spec: DatasetSpec, taken: set[str], use_hf: bool | None) -> Source:
+def _open(spec: DatasetSpec, use_hf: bool | None) -> Source:
     meta = find_dataset(spec.name)
     exact = meta is not None and spec.name in meta.names
     if spec.hub is None and not exact and os.path.exists(spec.name):
-        return _local(spec, meta, taken)
+        return _local(spec, meta, spec.name)
     if not exact and is_hub_id(spec.name) and not spec.is_file:
-        # Another's copy of a registered set is preprocessed like that.
+        # A copy of a registered set is preprocessed like that set.
         about = meta or hub_datasets.get(spec.name) or DatasetMeta(dataset_name=spec.name)
-        return _hub_source(spec, about, Place(spec.name, spec.hub or default_hub(use_hf)), taken)
+        return _hub_source(spec, about, Place(spec.name, spec.hub or default_hub(use_hf)))
     if meta is None:
         if spec.is_file:
             raise UsageError(f"--dataset {spec.raw}: file not found: {spec.name}{_similar_files(spec.name)}")
         raise UsageError(_unknown(spec))
     if spec.hub is not None:
-        return _hub_source(spec, meta, _place(spec, meta, use_hf), taken)
+        return _hub_source(spec, meta, _place(spec, meta, use_hf))
     if meta.loader is not None:
         subsets = _subsets(spec, meta)
-        return Source(
-            spec,
-            meta.name,
-            _unique(meta.name, taken),
-            meta.preprocess_func,
-            loader=meta.loader,
-            subsets=tuple(one.subset for one in subsets),
-            of_subset=_own_preprocessors(subsets),
-        )
+        names = tuple(one.subset for one in subsets)
+        return Source(spec, meta.name, meta.preprocess_func, loader=meta.loader, subsets=names, of_subset=_own(subsets))
     if meta.dataset_path is not None:
         if not os.path.exists(meta.dataset_path):
             raise UsageError(f"--dataset {spec.raw}: file not found: {meta.dataset_path} (its dataset_path)")
-        return _local(spec, meta, taken, meta.dataset_path)
+        return _local(spec, meta, meta.dataset_path)
     if "train" in (files := _data_files(meta)):
-        label = _unique(meta.name, taken)
-        return Source(
-            spec, meta.name, label, meta.preprocess_func, path=files["train"], held_out_path=files.get("eval")
-        )
+        return Source(spec, meta.name, meta.preprocess_func, files=files)
     if meta.load_function is not None:
         raise UsageError(
             f"--dataset {spec.raw}: {meta.name} has a load_function of ms-swift v3, which needs ms-swift's own "
             "objects: give its DatasetMeta a loader= that yields rows, or dataset_path="
         )
-    return _hub_source(spec, meta, _place(spec, meta, use_hf), taken)
+    return _hub_source(spec, meta, _place(spec, meta, use_hf))
 
 
-def _local(spec: DatasetSpec, meta: DatasetMeta | None, taken: set[str], path: str | None = None) -> Source:
-    """A file or folder; `meta` is that of a registered set of that path or name, and preprocesses it."""
-    path = path or spec.name
+def _local(spec: DatasetSpec, meta: DatasetMeta | None, path: str) -> Source:
+    """A file or folder; a registered set of that path or name preprocesses it."""
     if Path(path).is_dir():
-        stem = Path(path).resolve().name
-        about = meta or DatasetMeta(dataset_name=stem)
-        return _hub_source(spec, about, Place(path), taken)
+        about = meta or DatasetMeta(dataset_name=Path(path).resolve().name)
+        return _hub_source(spec, about, Place(path))
     if spec.subsets:
         raise UsageError(f"--dataset {spec.raw}: a file has no subsets")
     if meta is not None:
-        return Source(spec, meta.name, _unique(meta.name, taken), meta.preprocess_func, path=path)
+        return Source(spec, meta.name, meta.preprocess_func, files={"train": path})
     # A line of text is a prompt.
     preprocess = AutoPreprocessor(columns={"text": "query"} if path.lower().endswith(".txt") else None)
-    stem = Path(path).stem
-    return Source(spec, stem, _unique(stem, taken), preprocess, path=path)
+    return Source(spec, Path(path).stem, preprocess, files={"train": path})
 
 
-def _hub_source(spec: DatasetSpec, meta: DatasetMeta, place: Place, taken: set[str]) -> Source:
-    subsets = _hub_subsets(spec, meta)
+def _hub_source(spec: DatasetSpec, meta: DatasetMeta, place: Place) -> Source:
+    subsets = _subsets(spec, meta, on_hub=True)
     splits = meta.ms_split if place.hub == "ms" and meta.ms_split else meta.split
     return Source(
         spec,
         meta.name,
-        _unique(meta.name, taken),
         meta.preprocess_func,
-        of_subset=_own_preprocessors(subsets),
+        of_subset=_own(subsets),
         place=place,
         parts=tuple((one.subset, tuple(one.split or splits)) for one in subsets),
         held_out_split=tuple(meta.eval_split or ()),
@@ -136,11 +123,14 @@ def _hub_source(spec: DatasetSpec, meta: DatasetMeta, place: Place, taken: set[s
 
 def _place(spec: DatasetSpec, meta: DatasetMeta, use_hf: bool | None) -> Place:
     """The hub that the value names; else the default one, or the only one that has the set."""
-    ids = {"hf": (meta.hf_dataset_id, meta.hf_revision), "ms": (meta.ms_dataset_id, meta.ms_revision)}
+    places: dict[Hub, tuple[str | None, str | None]] = {
+        "hf": (meta.hf_dataset_id, meta.hf_revision),
+        "ms": (meta.ms_dataset_id, meta.ms_revision),
+    }
     wanted = spec.hub or default_hub(use_hf)
-    other: Literal["hf", "ms"] = "ms" if wanted == "hf" else "hf"
+    other: Hub = "ms" if wanted == "hf" else "hf"
     for hub in (wanted,) if spec.hub else (wanted, other):
-        name, revision = ids[hub]
+        name, revision = places[hub]
         if name:
             return Place(name, hub, revision)
     if spec.hub and is_hub_id(spec.name):
@@ -148,12 +138,13 @@ def _place(spec: DatasetSpec, meta: DatasetMeta, use_hf: bool | None) -> Place:
     raise UsageError(f"--dataset {spec.raw}: {meta.name} has no {'' if not spec.hub else wanted + '_'}dataset_id")
 
 
-def _own_preprocessors(subsets: Sequence[SubsetDataset]) -> dict[str, Callable[..., Any]]:
+def _own(subsets: Sequence[SubsetDataset]) -> dict[str, Preprocess]:
+    """The preprocessors of the subsets that have their own."""
     return {one.subset: one.preprocess_func for one in subsets if one.preprocess_func is not None}
 
 
-def _data_files(meta: DatasetMeta) -> dict[str, str]:
-    """Those files of the dataset that the folder SWIFT_R1_DATA has, by split."""
+def _data_files(meta: DatasetMeta) -> dict[Split, str]:
+    """The dataset's files that are in the folder SWIFT_R1_DATA, by split."""
     folder = os.environ.get(DATA_FOLDER)
     if not folder:
         return {}
@@ -161,31 +152,26 @@ def _data_files(meta: DatasetMeta) -> dict[str, str]:
     return {split: str(path) for split, path in paths.items() if path.is_file()}
 
 
-def _subsets(spec: DatasetSpec, meta: DatasetMeta) -> tuple[SubsetDataset, ...]:
-    """The subsets that the value names; without names, the only one that is registered with a meaning of its own."""
+def _subsets(spec: DatasetSpec, meta: DatasetMeta, on_hub: bool = False) -> tuple[SubsetDataset, ...]:
+    """The subsets that the value names. A hub may have subsets that are not registered.
+
+    Without names, of a loader the only one that is registered by more than its name, else none; on a hub the only one,
+    else `default`.
+    """
     known = {str(one.name): one for one in meta.all_subsets}
     if not spec.subsets:
-        alone = len(known) == 1 and not isinstance(meta.subsets[0], str)
-        return tuple(known.values()) if alone else ()
-    if "all" in spec.subsets and "all" not in known:
-        return tuple(one for one in known.values() if not one.is_weak_subset)
-    unknown = [name for name in spec.subsets if name not in known]
-    if unknown:
-        raise UsageError(f"--dataset {spec.raw}: no subset {unknown[0]}; {meta.name} has {', '.join(known)}")
-    return tuple(known[name] for name in spec.subsets)
-
-
-def _hub_subsets(spec: DatasetSpec, meta: DatasetMeta) -> tuple[SubsetDataset, ...]:
-    """The same on a hub, which may have subsets that are not registered."""
-    known = {str(one.name): one for one in meta.all_subsets}
-    if not spec.subsets:
-        if len(known) == 1:
+        if len(known) == 1 and (on_hub or not isinstance(meta.subsets[0], str)):
             return tuple(known.values())
+        if not on_hub:
+            return ()
         if "default" in known:
             return (known["default"],)
         raise UsageError(f"--dataset {spec.raw}: name a subset, {meta.name}:SUBSET; there are {', '.join(known)}, all")
-    if spec.subsets == ("all",) and "all" not in known:
+    if "all" not in known and (spec.subsets == ("all",) if on_hub else "all" in spec.subsets):
         return tuple(one for one in known.values() if not one.is_weak_subset)
+    unknown = [name for name in spec.subsets if name not in known]
+    if unknown and not on_hub:
+        raise UsageError(f"--dataset {spec.raw}: no subset {unknown[0]}; {meta.name} has {', '.join(known)}")
     return tuple(known.get(name) or SubsetDataset(subset=name) for name in spec.subsets)
 
 
@@ -201,10 +187,8 @@ def _unique(name: str, taken: set[str]) -> str:
 def _unknown(spec: DatasetSpec) -> str:
     known = [*datasets, *(name for name in builtin_datasets if name not in datasets)]
     near = difflib.get_close_matches(spec.name, known, n=3)
-    message = f"unknown dataset {spec.raw}: no such file, and not registered"
-    if near:
-        message += f"; did you mean {' or '.join(near)}?"
-    return f"{message} Registered: {', '.join(known)}"
+    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    return f"unknown dataset {spec.raw}: no such file, and not registered{hint} Registered: {', '.join(known)}"
 
 
 def _similar_files(name: str) -> str:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from datetime import time as time_of_day
 from decimal import Decimal
 from typing import Any
 
 from swift_r1.data.files import RawRow
-from swift_r1.data.preprocessors import TOOL_CALL_KEYS, preprocess_row, rename_columns
-from swift_r1.data.sources import Source, describe
-from swift_r1.errors import UsageError
+from swift_r1.data.preprocessors import TOOL_CALL_KEYS, Row, preprocess_row, rename_columns
+from swift_r1.data.sources import Source
+from swift_r1.errors import UsageError, describe
 
-Row = dict[str, Any]
-
-# What rewards get beside the dataset's columns; a column of such a name would be overwritten in silence.
+# What rewards get beside the dataset's columns; a column of such a name would be overwritten silently.
 RESERVED = frozenset(
     ("completions", "dataset", "finish_reason", "is_truncated", "prompt_id", "request_id", "response_token_ids")
 ) | {"rollout_infos", "trainer_state"}
@@ -25,7 +23,7 @@ _ROLES = ("system", "user", "assistant", "tool")
 _CALL_ROLES = ("tool_call", "tool_response", "function_call", "function", "observation")  # ms-swift's, ShareGPT's
 # What ms-swift puts into the prompt, and no prompt here has.
 _MEDIA = ("images", "image", "videos", "video", "audios", "audio")
-_TOOL_CALLS = "tool calls are not rendered into prompts: let a preprocessor make text of them"
+_TOOL_CALLS = "tool calls are not rendered into prompts: let a preprocessor turn them into text"
 _SHOWN = 3
 
 
@@ -35,7 +33,7 @@ class RowFault(ValueError):
 
 @dataclass
 class Drops:
-    """Rows that were left out: how many, and the first three with where they are and what is wrong."""
+    """How many rows were left out, and where the first three are and what is wrong with them."""
 
     seen: int = 0
     broken: int = 0
@@ -43,50 +41,36 @@ class Drops:
     examples: list[str] = field(default_factory=list)
 
     def add_broken(self, where: str, cause: str) -> None:
-        """Counts a broken row and keeps the first few to show."""
         self.broken += 1
         if len(self.examples) < _SHOWN:
             self.examples.append(f"{where}: {cause}")
 
     def merge(self, other: Drops) -> None:
-        """Adds what came later."""
         self.seen += other.seen
         self.broken += other.broken
         self.filtered += other.filtered
         self.examples += other.examples[: _SHOWN - len(self.examples)]
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-able; the arguments of another like it."""
-        return asdict(self)
-
 
 def preprocessed(
-    source: Source,
-    raws: Iterable[RawRow],
-    columns: Mapping[str, str],
-    drops: Drops,
-    tag: str = "",
-    strict: bool = False,
+    source: Source, raws: Iterable[RawRow], columns: Mapping[str, str], drops: Drops, strict: bool = False
 ) -> Iterator[Row]:
     """Training rows of `source`: `messages` without the reference answer, all other columns, `dataset`, `prompt_id`.
 
-    Broken rows and rows whose preprocessor returns None are counted in `drops`. `prompt_id` is
-    `<label><tag>:<row index>`.
+    Broken rows and rows whose preprocessor returns None are counted in `drops`. `prompt_id` is `<label>:<row index>`.
 
     Raises:
-        UsageError: a column has a name of ours, or `columns` renames one onto another; with `strict`, a broken row.
+        UsageError: a column has a reserved name, or `columns` renames one onto another; with `strict`, a broken row.
     """
     for raw, number, row, _line in results(source, raws, columns, drops, strict):
         suffix = f".{number}" if number else ""
-        yield {**row, "dataset": source.name, "prompt_id": f"{source.label}{tag}:{raw.index}{suffix}"}
+        yield {**row, "dataset": source.name, "prompt_id": f"{source.label}:{raw.index}{suffix}"}
 
 
 def results(
     source: Source, raws: Iterable[RawRow], columns: Mapping[str, str], drops: Drops, strict: bool = False
 ) -> Iterator[tuple[RawRow, int, Row, bytes]]:
-    """What `preprocessed` gives without `dataset` and `prompt_id`: the raw row, which of its rows it is, that, and it
-    as JSON."""
-    checked: set[tuple[str, ...]] = set()
+    """As `preprocessed`, without `dataset` and `prompt_id`: the raw row, which of its rows it is, the row, its JSON."""
     for raw in raws:
         drops.seen += 1
         fault = raw.fault
@@ -98,8 +82,8 @@ def results(
                 rows = _as_list(preprocess_row(source.preprocess_of(raw), renamed))
                 for row in rows:
                     _refuse_unread(row)
-                    row["messages"] = prompt_messages(row)
-                    lines.append(as_json(row))
+                    row["messages"] = _prompt_messages(row)
+                    lines.append(_as_json(row))
             except UsageError:
                 raise
             except RowFault as error:
@@ -113,10 +97,11 @@ def results(
             continue
         drops.filtered += not rows
         for number, (row, line) in enumerate(zip(rows, lines, strict=True)):
-            keys = tuple(row)
-            if keys not in checked:
-                _refuse_reserved(source, keys)
-                checked.add(keys)
+            if clashing := sorted(RESERVED.intersection(row)):
+                raise UsageError(
+                    f"dataset {source.name} has a column {clashing[0]}, a name that rewards get from us; "
+                    f'rename it: --columns \'{{"{clashing[0]}": "..."}}\''
+                )
             yield raw, number, row, line
 
 
@@ -141,38 +126,29 @@ def _as_list(result: Any) -> list[Row]:
     return [dict(one) for one in results]
 
 
-def _refuse_reserved(source: Source, keys: Sequence[str]) -> None:
-    clashing = sorted(RESERVED.intersection(keys))
-    if clashing:
-        raise UsageError(
-            f"dataset {source.name} has a column {clashing[0]}, a name that rewards get from us; "
-            f'rename it: --columns \'{{"{clashing[0]}": "..."}}\''
-        )
-
-
 def _refuse_unread(row: Mapping[str, Any]) -> None:
-    """Raises RowFault where a column belongs into the prompt and would be left out of it."""
+    """Raises RowFault where a column belongs in the prompt but would be missing from it."""
     for name in _MEDIA:
         if not _is_empty(row.get(name)):
             raise RowFault(
-                f"the column {name} is for models that see or hear, this trains on text: leave such rows out, or "
-                f'rename the column to keep it for the rewards (--columns \'{{"{name}": "..."}}\')'
+                f"the column {name} is for multimodal models, this trains on text: leave such rows out, or rename the "
+                f'column to keep it for the rewards (--columns \'{{"{name}": "..."}}\')'
             )
     if not _is_empty(row.get("tools")):
         raise RowFault(f"the column tools describes tools: {_TOOL_CALLS}")
     if not _is_empty(row.get("chat_template_kwargs")):
-        raise RowFault("the column chat_template_kwargs is not read: --enable_thinking holds for all rows")
+        raise RowFault("the column chat_template_kwargs is not read: --enable_thinking applies to all rows")
 
 
 def _is_empty(value: Any) -> bool:
     return value is None or (isinstance(value, str) and value == "[]") or (hasattr(value, "__len__") and not len(value))
 
 
-def prompt_messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
+def _prompt_messages(row: Mapping[str, Any]) -> list[dict[str, str]]:
     """The messages of a preprocessed row that make its prompt: the trailing reference answer is cut off.
 
     Raises:
-        RowFault: no messages, an unknown role, content that is no text, or no user's turn with text at the end.
+        RowFault: no messages, an unknown role, content that is not text, or no user's turn with text at the end.
     """
     messages = row.get("messages")
 
@@ -210,12 +186,8 @@ def _message(message: Any) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def as_json(row: Row) -> bytes:
-    """A row as it is kept and written down.
-
-    Raises:
-        RowFault: a value has no form in JSON, or a text is none.
-    """
+def _as_json(row: Row) -> bytes:
+    """A row as it is stored; RowFault where a value cannot be written as JSON."""
     try:
         return _ENCODER.encode(row).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -223,7 +195,7 @@ def as_json(row: Row) -> bytes:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has no form for, as what is nearest to it."""
+    """Values that JSON has no form for, as the nearest ones that it has."""
     if isinstance(value, datetime | date | time_of_day):
         return value.isoformat()
     if isinstance(value, Decimal):
@@ -244,10 +216,15 @@ def _why_not_kept(row: Row, error: Exception) -> str:
             where = "a message" if name == "messages" else f"the column {name.encode('utf-8', 'replace').decode()}"
             return f"{where} has half a character (a lone surrogate) in it"
         except (TypeError, ValueError, RecursionError):
-            return f"the column {name} holds what JSON cannot: {type(value).__name__} ({error})"
+            return f"the column {name} holds a value that JSON cannot: {type(value).__name__} ({error})"
     return f"it cannot be written as JSON: {error}"
 
 
 def prompt_key(row: Mapping[str, Any]) -> str:
     """What makes two rows the same prompt."""
     return json.dumps([[message["role"], message["content"]] for message in row["messages"]])
+
+
+def content_bytes(row: Mapping[str, Any]) -> int:
+    """Bytes of the contents of a row's messages."""
+    return sum(len(message["content"].encode()) for message in row["messages"])

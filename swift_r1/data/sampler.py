@@ -1,25 +1,40 @@
-"""The order in which prompts are trained on: a pure function of seed and position, so resuming is exact."""
+"""The order in which prompts are trained on, a function of the data, seed and position alone, so resuming is exact.
+
+Of loaded rows, a permutation per epoch; with `--streaming true`, a shuffle buffer over rows that are read while the run
+trains.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import logging
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
+from swift_r1.data.prepare import DataFlags, seed_of
+from swift_r1.data.preprocessors import Row
+from swift_r1.data.rows import Drops, preprocessed
+from swift_r1.data.sources import Source
 from swift_r1.errors import UsageError
+
+_logger = logging.getLogger("swift_r1.data")
 
 
 class PromptSampler:
     """An endless, deterministic sequence of rounds of row indices.
 
-    Epochs follow each other without a gap: every row comes once an epoch, each epoch in a new permutation made
-    from (seed, epoch) alone, and a round at an epoch's end takes its last prompts from the next epoch.
-    `len(sampler)` is the rounds that one epoch takes (rounded up).
+    Epochs follow each other without a gap: every row comes once per epoch, each epoch in a new permutation made from
+    (seed, epoch) alone, and a round at an epoch's end takes its last prompts from the next epoch. `len(sampler)` is
+    the number of rounds of one epoch (rounded up).
 
     Args:
         num_rows: rows of the training set, > 0.
-        prompts_per_round: prompts a round, > 0 (over all ranks).
+        prompts_per_round: prompts per round over all ranks, > 0.
         shuffle: False gives the rows in file order every epoch.
         seed: of the permutations.
     """
@@ -49,19 +64,9 @@ class PromptSampler:
         """Rounds that `epochs` epochs take, rounded up, at least one."""
         return max(1, math.ceil(epochs * self.num_rows / self.prompts_per_round - 1e-9))
 
-    @property
-    def epoch(self) -> float:
-        """Epochs drawn so far, with the fraction of the one under way."""
-        return self._drawn / self.num_rows
-
     def state_dict(self) -> dict[str, Any]:
         """The position and what it is a position in: a few numbers, whatever the size of the data."""
-        return {
-            "drawn": self._drawn,
-            "num_rows": self.num_rows,
-            "shuffle": self.shuffle,
-            "seed": self.seed,
-        }
+        return {"drawn": self._drawn, "num_rows": self.num_rows, "shuffle": self.shuffle, "seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes to a saved position. `prompts_per_round` may differ from the saved run's.
@@ -69,10 +74,10 @@ class PromptSampler:
         Raises:
             UsageError: the state is of other data, another seed or another order.
         """
-        mine = self.state_dict()
-        differing = [key for key in ("num_rows", "shuffle", "seed") if state[key] != mine[key]]
+        own = self.state_dict()
+        differing = [key for key in ("num_rows", "shuffle", "seed") if state[key] != own[key]]
         if differing:
-            faults = ", ".join(f"{key} {state[key]} became {mine[key]}" for key in differing)
+            faults = ", ".join(f"{key} {state[key]} became {own[key]}" for key in differing)
             raise UsageError(f"cannot resume the order of the data: {faults}; give the flags of the saved run")
         self._drawn = int(state["drawn"])
 
@@ -85,3 +90,94 @@ class PromptSampler:
             self._order_epoch = epoch
         self._drawn += 1
         return self._order[position]
+
+
+@dataclass(frozen=True)
+class RowStream:
+    """Rows of several sources, one source after the other, again and again. Going back to a position is reading up to
+    it again.
+
+    Attributes:
+        sources: where they come from; `#N` takes the first N good rows.
+        flags: how they are prepared, and whether they leave in a random order among `shuffle_buffer_size` rows.
+        first: rows that the run begins with; no more are read before that many have left.
+        fits: False for rows that are left out (too long prompts).
+    """
+
+    sources: Sequence[Source]
+    flags: DataFlags
+    first: int
+    fits: Callable[[Row], bool]
+
+    def __iter__(self) -> Iterator[Row]:
+        """Rows without an end; those of a later epoch have its number in their `prompt_id`.
+
+        Raises:
+            UsageError: a source cannot be read, or no row is left; with `strict`, a row is broken.
+        """
+        for epoch in count():
+            rows: Iterator[Row] = (row for source in self.sources for row in self._once(source, log=epoch == 0))
+            if self.flags.dataset_shuffle:
+                rows = shuffled(rows, self.first, self.flags.shuffle_buffer_size, f"{seed_of(self.flags)}:{epoch}")
+            found = 0
+            for found, row in enumerate(rows, start=1):  # noqa: B007
+                yield row if epoch == 0 else {**row, "prompt_id": f"{row['prompt_id']}@{epoch}"}
+            if not found:
+                raise UsageError("no training row is left; see the causes above")
+            _logger.info("--streaming true: %s rows were one epoch, the next begins", f"{found:,}")
+
+    def _once(self, source: Source, log: bool) -> Iterator[Row]:
+        """A source's rows of one epoch: all that fit, or `#N` of them, repeated where there are fewer."""
+        wanted = source.spec.sample
+        drops = Drops()
+        too_long = found = shown = 0
+        for turn in count():
+            before = found
+            raws = source.rows("train", wanted if source.samples_itself else None, seed_of(self.flags))
+            for row in preprocessed(source, raws, self.flags.columns, drops, self.flags.strict):
+                if log and turn == 0:
+                    for example in drops.examples[shown:]:
+                        _logger.warning("dataset %s: a row is left out: %s", source.name, example)
+                    shown = len(drops.examples)
+                if not self.fits(row):
+                    too_long += 1
+                    continue
+                found += 1
+                yield row if not turn else {**row, "prompt_id": f"{row['prompt_id']}+{turn}"}
+                if found == wanted:
+                    break
+            if wanted is None or found in (before, wanted):
+                break
+            if log and turn == 0:
+                _logger.info("dataset %s has %d rows, repeated to make %d", source.name, found, wanted)
+        if log and too_long:
+            _logger.warning("dataset %s: %d prompts left out: longer than --max_length", source.name, too_long)
+        if log and drops.broken:
+            _logger.warning("dataset %s: %d of %d rows left out", source.name, drops.broken, drops.seen)
+
+
+def shuffled(rows: Iterable[Row], first: int, size: int, seed: str) -> Iterator[Row]:
+    """The rows in an order that the seed gives: each is drawn from a buffer, which grows to `size` as rows leave.
+
+    The first `first` rows to leave are the first `first` to come, so that nothing waits for more.
+    """
+    rng = random.Random(seed)
+    coming = iter(rows)
+    buffer: list[Row] = []
+    read = 0
+    for drawn in count():
+        wanted = first if drawn < first else drawn + min(size, drawn)
+        while read < wanted and (row := next(coming, None)) is not None:
+            buffer.append(row)
+            read += 1
+        if not buffer:
+            return
+        place = rng.randrange(len(buffer))
+        buffer[place], buffer[-1] = buffer[-1], buffer[place]
+        yield buffer.pop()
+
+
+def chained(digest: str, row: Row) -> str:
+    """A hash of all rows so far: of the previous hash and a row."""
+    text = json.dumps([digest, row["prompt_id"], row], sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,4 +1,5 @@
-"""Where rows come from: a loader, a file, a folder or a hub."""
+"""`--dataset` values, `id[:subset/...|all][#N]` with `hf::` or `ms::` in front, and where their rows come from: a
+loader, a file, a folder or a hub."""
 
 from __future__ import annotations
 
@@ -9,29 +10,72 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-from swift_r1.data.files import RawRow, Span, check_file, line_spans, read_file, read_span
+from swift_r1.data.files import FILE_SUFFIXES, Lines, RawRow, check_file, line_batches, parsed_lines, read_file
 from swift_r1.data.fingerprint import file_digest, fingerprint
-from swift_r1.data.hubs import Place, split_identity, split_rows
+from swift_r1.data.hubs import Hub, Place, load_split, split_rows
+from swift_r1.data.preprocessors import Preprocess
 from swift_r1.data.registry import Loader
-from swift_r1.data.syntax import DatasetSpec
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, describe
 
 Split = Literal["train", "eval"]
-_LINES = (".jsonl", ".txt")
 
 
 @dataclass(frozen=True, slots=True)
-class LoaderPart:
-    """Rows `start` to `start + count` of a loader."""
+class DatasetSpec:
+    """One `--dataset` value.
 
-    split: Split
-    start: int
-    count: int
-    seed: int
+    Attributes:
+        raw: the value as written.
+        name: registered name, hub id or path.
+        subsets: the subsets named (`all` included), in order; empty when none was.
+        sample: rows wanted; None for all.
+        hub: the hub, where the value says so.
+    """
+
+    raw: str
+    name: str
+    subsets: tuple[str, ...] = ()
+    sample: int | None = None
+    hub: Hub | None = None
+
+    @property
+    def is_file(self) -> bool:
+        """The name is written like a data file's."""
+        return self.hub is None and self.name.lower().endswith(FILE_SUFFIXES)
 
 
-Task = Span | LoaderPart | list[RawRow]
-"""Some rows of a source: where to read them, or themselves."""
+_HUBS: Mapping[str, Hub] = {"hf": "hf", "ms": "ms"}
+
+
+def parse_dataset(value: str) -> DatasetSpec:
+    """Parses one `--dataset` value; looks at nothing but the text.
+
+    >>> parse_dataset("ms::org/set:main/socratic#100")
+    DatasetSpec(raw='ms::org/set:main/socratic#100', name='org/set', subsets=('main', 'socratic'), sample=100, hub='ms')
+
+    Raises:
+        UsageError: no name, an unknown prefix, or a `#N` that is not a positive whole number.
+    """
+    text, hub, sample = value.strip(), None, None
+    prefix, separator, rest = text.partition("::")
+    if separator:
+        if prefix.lower() not in _HUBS:
+            raise UsageError(f"--dataset {value}: {prefix}:: is not a hub, use hf:: or ms::")
+        hub, text = _HUBS[prefix.lower()], rest
+    head, separator, count = text.rpartition("#")
+    if separator:
+        if not (count.isascii() and count.isdigit()) or int(count) == 0:
+            raise UsageError(f"--dataset {value}: after # comes the number of rows, not {count!r}")
+        text, sample = head, int(count)
+    name, _, subsets = text.partition(":")
+    parts = tuple(part.strip() for part in subsets.split("/")) if subsets else ()
+    if not name.strip() or not all(parts):
+        raise UsageError(f"--dataset {value!r}: write id[:subset/...|all][#N]")
+    return DatasetSpec(value, name.strip(), parts, sample, hub)
+
+
+Task = Lines | dict[str, Any] | list[RawRow]
+"""Some rows of a source: lines of a file, keywords for the loader, or the rows themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +83,11 @@ class Source:
     """One `--dataset` value, resolved.
 
     Attributes:
-        spec: the parsed value.
         name: what rewards get as `dataset`: the registered name, or the file's stem.
-        label: like `name`, but no two sources of a run share one; prompt ids start with it.
-        preprocess: the preprocessor.
-        path: the file to read, where there is one.
-        held_out_path: the file of its held-out rows, where there is one.
+        label: like `name`, but unique among the sources of a run; prompt ids start with it.
+        files: the files to read, by split.
         loader: the loader to call, where there is one.
-        subsets: the subsets to load, one after the other; empty for "as the loader likes".
+        subsets: the subsets to load, one after the other; empty for the loader's default.
         of_subset: preprocessors of the subsets that have their own, by what the loader gets as `subset`.
         place: the hub or folder, where it is one; `parts` are its subsets with their splits.
         held_out_split: splits of `place` that are held out.
@@ -55,28 +96,25 @@ class Source:
 
     spec: DatasetSpec
     name: str
-    label: str
-    preprocess: Callable[..., Any]
-    path: str | None = None
-    held_out_path: str | None = None
+    preprocess: Preprocess
+    label: str = ""
+    files: Mapping[Split, str] = field(default_factory=dict)
     loader: Loader | None = None
     subsets: tuple[str, ...] = ()
-    of_subset: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    of_subset: Mapping[str, Preprocess] = field(default_factory=dict)
     place: Place | None = None
     parts: tuple[tuple[str, tuple[str, ...]], ...] = ()
     held_out_split: tuple[str, ...] = ()
     streaming: bool = False
 
-    def preprocess_of(self, row: RawRow) -> Callable[..., Any]:
-        """The preprocessor of a row: its subset's own, else the dataset's."""
+    def preprocess_of(self, row: RawRow) -> Preprocess:
         return self.preprocess if row.subset is None else self.of_subset.get(row.subset, self.preprocess)
 
     @property
     def has_held_out(self) -> bool:
-        """It has a held-out split of its own."""
         if self.loader is not None:
             return "split" in _keywords(self.loader)
-        return self.held_out_path is not None or bool(self.held_out_split)
+        return "eval" in self.files or bool(self.held_out_split)
 
     @property
     def samples_itself(self) -> bool:
@@ -90,48 +128,40 @@ class Source:
             UsageError: the file or hub cannot be read, or the loader raises.
         """
         if self.loader is not None:
-            yield from self._loaded({"split": split, "count": count, "seed": seed}, 0)
+            yield from self._loaded({"split": split, "count": count, "seed": seed})
         elif self.place is not None:
-            yield from self._placed(split)
+            index = 0
+            for subset, part in self._parts(split):
+                for number, row in enumerate(split_rows(self.place, subset, part, streaming=self.streaming)):
+                    yield RawRow(index, f"{self.place.name}:{subset} {part} row {number}", dict(row), subset=subset)
+                    index += 1
         else:
             yield from read_file(self._file(split))
 
     def tasks(self, split: Split, count: int | None, seed: int, size: int) -> Iterator[Task]:
-        """The same in parts of about `size` rows, which `task_rows` reads: in other processes where they can be read
-        apart from each other.
-
-        Raises:
-            UsageError: as `rows`.
-        """
+        """The same in parts of about `size` rows, for `task_rows`: other processes read them where that is possible."""
         if self.loader is not None and self.samples_itself and count and "start" in _keywords(self.loader):
             for start in range(0, count, size):
-                yield LoaderPart(split, start, min(size, count - start), seed)
+                yield {"split": split, "count": min(size, count - start), "seed": seed, "start": start}
             return
-        if self.loader is None and self.place is None and self._file(split).lower().endswith(_LINES):
+        if self.loader is None and self.place is None:
             path = self._file(split)
-            check_file(Path(path))
-            yield from line_spans(path, size)
-            return
+            if path.lower().endswith((".jsonl", ".txt")):
+                check_file(Path(path))
+                yield from line_batches(path, size)
+                return
         rows = self.rows(split, count, seed)
         while part := list(islice(rows, size)):
             yield part
 
     def task_rows(self, task: Task) -> Iterator[RawRow]:
-        """The raw rows of a part."""
-        if isinstance(task, Span):
-            return read_span(task)
-        if isinstance(task, LoaderPart):
-            known = {"split": task.split, "count": task.count, "seed": task.seed, "start": task.start}
-            return self._loaded(known, task.start)
-        return iter(task)
-
-    def count(self, split: Split, count: int | None) -> int | None:
-        """How many raw rows there are, where that is known without reading them."""
-        return count if self.samples_itself else None
+        if isinstance(task, Lines):
+            return parsed_lines(task)
+        return self._loaded(task) if isinstance(task, dict) else iter(task)
 
     def identity(self, split: Split, count: int | None, seed: int) -> str | None:
-        """A hash of the raw rows; None for a loader that may give others each time (one that never does has an
-        attribute `cacheable` that is true).
+        """A hash of the raw rows; None for a loader that may give different rows each time (one that never does has
+        an attribute `cacheable` that is true).
 
         Raises:
             UsageError: the file or hub cannot be read.
@@ -142,8 +172,8 @@ class Source:
             code = fingerprint(self.loader)
             return code and f"{code} {split} {count} {seed} {self.subsets}"
         if self.place is not None:
-            parts = self._parts(split)
-            return " ".join(split_identity(self.place, subset, one) for subset, splits in parts for one in splits)
+            tables = (load_split(self.place, subset, part, streaming=False) for subset, part in self._parts(split))
+            return " ".join(table._fingerprint for table in tables)
         path = self._file(split)
         check_file(Path(path))
         try:
@@ -152,32 +182,21 @@ class Source:
             raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
 
     def _file(self, split: Split) -> str:
-        path = self.held_out_path if split == "eval" and self.held_out_path is not None else self.path
-        assert path is not None
-        return path
+        return self.files.get(split, self.files["train"])
 
-    def _parts(self, split: Split) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        if split == "eval" and self.held_out_split:
-            return tuple((subset, self.held_out_split) for subset, _splits in self.parts)
-        return self.parts
+    def _parts(self, split: Split) -> Iterator[tuple[str, str]]:
+        for subset, splits in self.parts:
+            for part in self.held_out_split if split == "eval" and self.held_out_split else splits:
+                yield subset, part
 
-    def _placed(self, split: Split) -> Iterator[RawRow]:
-        assert self.place is not None
-        index = 0
-        for subset, splits in self._parts(split):
-            for one in splits:
-                for number, row in enumerate(split_rows(self.place, subset, one, streaming=self.streaming)):
-                    yield RawRow(index, f"{self.place.name}:{subset} {one} row {number}", dict(row), subset=subset)
-                    index += 1
-
-    def _loaded(self, known: dict[str, Any], first: int) -> Iterator[RawRow]:
+    def _loaded(self, given: dict[str, Any]) -> Iterator[RawRow]:
         assert self.loader is not None
         wanted = _keywords(self.loader)
-        index = first
+        index = given.get("start", 0)
         for subset in self.subsets or (None,):
-            given = {key: value for key, value in (known | {"subset": subset}).items() if key in wanted}
+            known = given | {"subset": subset}
             try:
-                for row in self.loader(**given):
+                for row in self.loader(**{name: value for name, value in known.items() if name in wanted}):
                     yield RawRow(index, f"{self.name} row {index}", dict(row), subset=subset)
                     index += 1
             except UsageError:
@@ -187,18 +206,8 @@ class Source:
 
 
 def _keywords(function: Callable[..., Any]) -> frozenset[str]:
-    """Of the keywords a loader may name, those it names (all but `start`, where it takes `**kwargs`)."""
+    """Of the keywords a loader may name, those it names (all except `start`, where it takes `**kwargs`)."""
     parameters = inspect.signature(function).parameters.values()
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
         return frozenset(("split", "count", "seed", "subset"))
     return frozenset(parameter.name for parameter in parameters)
-
-
-def describe(error: BaseException) -> str:
-    """An exception in one line: type, message, and the line of code that raised it."""
-    message = " ".join(str(error).split())[:300]
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    frame = error.__traceback__
-    while frame is not None and frame.tb_next is not None:
-        frame = frame.tb_next
-    return text if frame is None else f"{text} ({frame.tb_frame.f_code.co_filename}:{frame.tb_lineno})"

@@ -1,11 +1,13 @@
 """Prepared rows on disk: written once, read one by one through memory maps, so that a million rows take little memory.
 
 A store is a folder: `rows.jsonl` (the preprocessed rows, without `dataset` and `prompt_id`, which depend on the run),
-`index.bin` (fixed-size facts of each row) and `header.json`. It appears under its name only when it is whole.
+`index.bin` (fixed-size facts of each row) and `header.json`. It appears under its name only when it is complete. The
+cache keeps stores under a hash of the data, the preprocessor and the settings that made them.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -13,20 +15,41 @@ import mmap
 import os
 import shutil
 import tempfile
+import time
 from array import array
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any
+from typing import overload
 
+from swift_r1.data.preprocessors import Row
 from swift_r1.data.rows import Drops
 
-FORMAT = 1
-MAKING = ".making-"  # begins the names of folders that are no store yet, or no longer
+RUN_ONLY = "run-"  # begins the names of stores that no later run may take
+_MAKING = ".making-"  # begins the names of folders that are no store yet, or no longer
+_FORMAT = 1
 _ROWS, _INDEX, _HEADER = "rows.jsonl", "index.bin", "header.json"
+_KEPT_S = 30 * 86_400  # since a store was last used
+_LEFT_OVER_S = 2 * 86_400  # of what only one run was to use
 _logger = logging.getLogger("swift_r1.data")
-_FIELDS = (("ends", "Q"), ("keys", "Q"), ("raws", "Q"), ("sizes", "I"), ("turns", "H"), ("parts", "H"), ("kinds", "H"))
-"""Columns of the index and their types, one value a row."""
+
+_FIELDS = {"ends": "Q", "keys": "Q", "raws": "Q", "sizes": "I", "turns": "H", "parts": "H", "kinds": "H"}
+"""The index: types of its columns, which hold one value per row.
+
+    ends: where the row's line ends.
+    keys: 64 bits of a hash of the messages: rows with equal ones are the same prompt.
+    raws: number of the raw row that it was made from.
+    sizes: bytes of the messages' contents.
+    turns: number of messages.
+    parts: which of the rows it is that were made from the raw row.
+    kinds: which of the sets of columns it has.
+"""
+
+
+def _empty_index() -> dict[str, array[int]]:
+    return {name: array(kind) for name, kind in _FIELDS.items()}
 
 
 @dataclass(slots=True)
@@ -34,34 +57,31 @@ class Block:
     """Some prepared rows, in order.
 
     Attributes:
-        lines: their JSON, one a line.
-        ends: where each line ends in `lines`.
-        keys: 64 bits of a hash of the prompt's messages.
-        raws: numbers of the rows that they came from.
-        sizes: bytes of the messages' contents.
-        turns: numbers of messages.
-        parts: which of the rows it is that one raw row gave.
-        kinds: which of `columns` a row has.
-        columns: sets of columns.
+        lines: their JSON, one per line.
+        index: facts of each row; `ends` counts from the start of `lines`.
+        columns: sets of columns, which the index counts.
         drops: what was left out.
     """
 
     lines: bytearray = field(default_factory=bytearray)
-    ends: array[int] = field(default_factory=lambda: array("Q"))
-    keys: array[int] = field(default_factory=lambda: array("Q"))
-    raws: array[int] = field(default_factory=lambda: array("Q"))
-    sizes: array[int] = field(default_factory=lambda: array("I"))
-    turns: array[int] = field(default_factory=lambda: array("H"))
-    parts: array[int] = field(default_factory=lambda: array("H"))
-    kinds: array[int] = field(default_factory=lambda: array("H"))
-    columns: list[tuple[str, ...]] = field(default_factory=list)
+    index: dict[str, array[int]] = field(default_factory=_empty_index)
+    columns: dict[tuple[str, ...], int] = field(default_factory=dict)
     drops: Drops = field(default_factory=Drops)
+
+    def add(self, row: Row, line: bytes, key: int, raw: int, part: int, size: int) -> None:
+        """Appends a row and its JSON; the other arguments are values of the index."""
+        self.lines += line + b"\n"
+        kind = self.columns.setdefault(tuple(row), len(self.columns))
+        values = (len(self.lines), key, raw, size, len(row["messages"]), part, kind)
+        for column, value in zip(self.index.values(), values, strict=True):
+            column.append(value)
 
 
 class Store:
     """An open store.
 
     Attributes:
+        index: facts of each row, by name.
         columns: the sets of columns that rows have.
         drops: what was left out when it was made.
         digest: a hash of all rows in order.
@@ -71,64 +91,39 @@ class Store:
         """Opens it.
 
         Raises:
-            OSError, ValueError: it is not whole, or of another version.
+            OSError, ValueError: it is not complete, or of another version.
         """
         header = json.loads((folder / _HEADER).read_text(encoding="utf-8"))
-        if header.get("format") != FORMAT:
+        if header.get("format") != _FORMAT:
             raise ValueError(f"{folder} is of another version")
         self.folder, self._count = folder, int(header["rows"])
         self.columns = [tuple(names) for names in header["columns"]]
         self.drops = Drops(**header["drops"])
         self.digest: str = header["digest"]
-        content = (folder / _INDEX).read_bytes()
-        place = 0
-        for name, kind in _FIELDS:
-            values = array(kind)
+        self.index = _empty_index()
+        content, place = (folder / _INDEX).read_bytes(), 0
+        for values in self.index.values():
             size = self._count * values.itemsize
             values.frombytes(content[place : place + size])
-            setattr(self, f"_{name}", values)
             place += size
         with (folder / _ROWS).open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        if place != len(content) or self._ends[-1] != len(self._map):  # type: ignore[attr-defined]
-            raise ValueError(f"{folder} is not whole")
-
-    _ends: array[int]
-    _raws: array[int]
-    _parts: array[int]
-    _kinds: array[int]
-    _keys: array[int]
-    _sizes: array[int]
-    _turns: array[int]
+        if place != len(content) or self.index["ends"][-1] != len(self._map):
+            raise ValueError(f"{folder} is not complete")
 
     def __len__(self) -> int:
         return self._count
 
-    def remove(self) -> None:
-        """Takes it off the disk; what has it open reads on."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def row(self, place: int) -> dict[str, Any]:
+    def row(self, place: int) -> Row:
         """The row at a place, without `dataset` and `prompt_id`."""
-        start = self._ends[place - 1] if place else 0
-        return json.loads(self._map[start : self._ends[place]])
+        ends = self.index["ends"]
+        row: Row = json.loads(self._map[ends[place - 1] if place else 0 : ends[place]])
+        return row
 
     def name(self, place: int) -> str:
         """What tells it from the dataset's others: the number of its raw row, and which of several it is."""
-        part = self._parts[place]
-        return f"{self._raws[place]}.{part}" if part else str(self._raws[place])
-
-    def key(self, place: int) -> int:
-        """64 bits of a hash of its messages: rows with equal ones are the same prompt."""
-        return self._keys[place]
-
-    def size(self, place: int) -> tuple[int, int]:
-        """Bytes of its messages' contents, and how many messages there are."""
-        return self._sizes[place], self._turns[place]
-
-    def kind(self, place: int) -> int:
-        """Its number in `columns`."""
-        return self._kinds[place]
+        part = self.index["parts"][place]
+        return f"{self.index['raws'][place]}.{part}" if part else str(self.index["raws"][place])
 
 
 def whole_store(folder: Path) -> Store | None:
@@ -138,7 +133,7 @@ def whole_store(folder: Path) -> Store | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        _logger.warning("prepared rows in %s cannot be used, and are made anew: %s", folder, error)
+        _logger.warning("prepared rows in %s cannot be used, and are prepared again: %s", folder, error)
         return None
 
 
@@ -148,9 +143,9 @@ class StoreWriter:
     def __init__(self, parent: Path) -> None:
         """Raises OSError where nothing can be written."""
         parent.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix=MAKING, dir=parent))
+        self._folder = Path(tempfile.mkdtemp(prefix=_MAKING, dir=parent))
         self._file = (self._folder / _ROWS).open("wb")
-        self._index = {name: array(kind) for name, kind in _FIELDS}
+        self._index = _empty_index()
         self._columns: dict[tuple[str, ...], int] = {}
         self._hash = hashlib.blake2b(digest_size=16)
         self.drops = Drops()
@@ -172,28 +167,28 @@ class StoreWriter:
         before = self._index["ends"][-1] if self.count else 0
         self._file.write(block.lines)
         self._hash.update(block.lines)
-        numbers = [self._columns.setdefault(names, len(self._columns)) for names in block.columns]
-        for name, values in self._index.items():
+        kinds = [self._columns.setdefault(names, len(self._columns)) for names in block.columns]
+        for name, values in block.index.items():
             if name == "ends":
-                values.extend(before + end for end in block.ends)
+                self._index[name].extend(before + end for end in values)
             elif name == "kinds":
-                values.extend(numbers[kind] for kind in block.kinds)
+                self._index[name].extend(kinds[kind] for kind in values)
             else:
-                values.extend(getattr(block, name))
+                self._index[name].extend(values)
         self.drops.merge(block.drops)
 
     def finish(self, folder: Path, *, replace: bool = False) -> Store:
-        """Gives the store its name. Where one of that name is there and whole, that is taken, or replaced."""
+        """Gives the store its name. A complete one of that name is returned instead, or replaced."""
         self._file.close()
         with (self._folder / _INDEX).open("wb") as file:
             for values in self._index.values():
                 values.tofile(file)
         header = {
-            "format": FORMAT,
+            "format": _FORMAT,
             "rows": self.count,
             "columns": [list(names) for names in self._columns],
             "digest": self._hash.hexdigest(),
-            "drops": self.drops.to_dict(),
+            "drops": asdict(self.drops),
         }
         (self._folder / _HEADER).write_text(json.dumps(header), encoding="utf-8")
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -204,16 +199,42 @@ class StoreWriter:
                 raise
             if not replace and (there := whole_store(folder)):
                 return there
-            aside = Path(tempfile.mkdtemp(prefix=MAKING, dir=folder.parent))  # what has it open reads on
+            aside = Path(tempfile.mkdtemp(prefix=_MAKING, dir=folder.parent))  # who has it open can still read it
             os.rename(folder, aside / folder.name)
             os.rename(self._folder, folder)
             shutil.rmtree(aside, ignore_errors=True)
         return Store(folder)
 
 
+def cache_folder() -> Path:
+    """Where stores are kept: in SWIFT_R1_CACHE, else in the user's cache folder; in the system's folder for temporary
+    files where that cannot be written to."""
+    named = os.environ.get("SWIFT_R1_CACHE")
+    own = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "swift-r1"
+    folder = Path(named or own) / "data"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        pass
+    else:
+        if os.access(folder, os.W_OK | os.X_OK):
+            return folder
+    return Path(tempfile.gettempdir()) / f"swift-r1-data-{os.getuid()}"
+
+
+def remove_old(cache: Path) -> None:
+    """Removes stores that were not used for long. What another process removes meanwhile is no fault."""
+    now = time.time()
+    for entry in cache.iterdir():
+        kept = _LEFT_OVER_S if entry.name.startswith((_MAKING, RUN_ONLY)) else _KEPT_S
+        with contextlib.suppress(OSError):
+            if now - entry.stat().st_mtime > kept:
+                shutil.rmtree(entry, ignore_errors=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of one store in an order of choice.
+    """Chosen rows of one store, in order.
 
     Attributes:
         store: where they are.
@@ -227,15 +248,77 @@ class Part:
     label: str
     places: Sequence[int]
 
-    def row(self, number: int) -> dict[str, Any]:
+    def row(self, number: int) -> Row:
         turn, place = divmod(self.places[number], len(self.store))
-        again = f"+{turn}" if turn else ""
-        return {
-            **self.store.row(place),
-            "dataset": self.dataset,
-            "prompt_id": f"{self.label}:{self.store.name(place)}{again}",
-        }
+        prompt_id = f"{self.label}:{self.store.name(place)}{f'+{turn}' if turn else ''}"
+        return {**self.store.row(place), "dataset": self.dataset, "prompt_id": prompt_id}
 
-    def chosen(self, numbers: Iterable[int]) -> Part:
-        """Those of its rows."""
-        return Part(self.store, self.dataset, self.label, array("Q", [self.places[number] for number in numbers]))
+    def facts(self, name: str) -> Iterator[int]:
+        """A column of the store's index, for each of these rows."""
+        values, count = self.store.index[name], len(self.store)
+        return (values[place % count] for place in self.places)
+
+
+class Rows(Sequence[Row]):
+    """The rows of a run: parts of one or several stores, one after the other. A row is read when it is asked for."""
+
+    def __init__(self, parts: Iterable[Part] = ()) -> None:
+        self.parts = tuple(part for part in parts if len(part.places))
+        self._ends = list(accumulate(len(part.places) for part in self.parts))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+    @overload
+    def __getitem__(self, index: slice) -> Rows: ...
+    def __getitem__(self, index: int | slice) -> Row | Rows:
+        if isinstance(index, slice):
+            return self.chosen(range(*index.indices(len(self))))
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        part, number = self._place(index % len(self))
+        return self.parts[part].row(number)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as of a list
+
+    def __add__(self, other: Rows) -> Rows:
+        return Rows((*self.parts, *other.parts))
+
+    def chosen(self, indices: Iterable[int]) -> Rows:
+        """The rows at these places, in rising order."""
+        by_part: dict[int, array[int]] = {}
+        for index in indices:
+            part, number = self._place(index)
+            by_part.setdefault(part, array("Q")).append(self.parts[part].places[number])
+        return Rows(replace(self.parts[part], places=places) for part, places in sorted(by_part.items()))
+
+    def keys(self) -> Iterator[int]:
+        """For each row, 64 bits of a hash of its messages: those of equal prompts are equal."""
+        return chain.from_iterable(part.facts("keys") for part in self.parts)
+
+    def sizes(self) -> Iterator[tuple[int, int]]:
+        """For each row, the bytes of its messages' contents, and how many messages there are."""
+        return chain.from_iterable(zip(part.facts("sizes"), part.facts("turns"), strict=True) for part in self.parts)
+
+    def columns(self) -> frozenset[str]:
+        """The columns that every row has."""
+        kinds = {frozenset(part.store.columns[kind]) for part in self.parts for kind in set(part.facts("kinds"))}
+        return frozenset.intersection(*kinds) | {"dataset", "prompt_id"} if kinds else frozenset()
+
+    def digest(self) -> str:
+        """A hash of all rows in their order: 128 bits as hexadecimal digits."""
+        digest = hashlib.blake2b(digest_size=16)
+        for part in self.parts:
+            digest.update(f"{part.store.digest} {part.dataset} {part.label} {len(part.places)}\n".encode())
+            for place in part.places:
+                digest.update(place.to_bytes(8, "little"))
+        return digest.hexdigest()
+
+    def _place(self, index: int) -> tuple[int, int]:
+        part = bisect_right(self._ends, index)
+        return part, index - (self._ends[part - 1] if part else 0)

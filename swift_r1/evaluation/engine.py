@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from swift_r1.arguments.eval_tasks import Task
 from swift_r1.arguments.evaluation import EvalArguments
-from swift_r1.data.types import Prompt
+from swift_r1.data.prompts import Prompt
 from swift_r1.evaluation import base_of
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 from swift_r1.wire.seeds import completion_seed

@@ -11,12 +11,12 @@ from itertools import islice
 from typing import Any
 
 from swift_r1.arguments.eval_tasks import Task
-from swift_r1.data.prompts import PromptEncoder, Wording
+from swift_r1.data.preprocessors import Row
+from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.data.registry import find_dataset
 from swift_r1.data.resolve import DATA_FOLDER, open_sources
-from swift_r1.data.rows import RESERVED, Drops, Row, preprocessed
+from swift_r1.data.rows import RESERVED, Drops, preprocessed
 from swift_r1.data.sources import Split
-from swift_r1.data.types import Prompt
 from swift_r1.errors import UsageError
 from swift_r1.rewards.orm import check_rewards
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from swift_r1.arguments.evaluation import EvalArguments
-from swift_r1.data.dataset_info import register_dataset_info
+from swift_r1.data.registry import register_dataset_info
 from swift_r1.errors import EXIT_OK, UsageError, for_each
 from swift_r1.evaluation.choose import open_engine
 from swift_r1.evaluation.engine import EvalEngine, Question, Written, model_sha256

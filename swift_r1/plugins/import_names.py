@@ -51,7 +51,7 @@ _DATASETS = _of(
     "swift_r1.data",
     *("AlpacaPreprocessor", "AutoPreprocessor", "DatasetMeta", "MessagesPreprocessor", "ResponsePreprocessor"),
     *("RowPreprocessor", "SubsetDataset", "load_dataset", "register_dataset"),
-) | {"DATASET_MAPPING": "swift_r1.data.registry", "register_dataset_info": "swift_r1.data.dataset_info"}
+) | {"DATASET_MAPPING": "swift_r1.data.registry", "register_dataset_info": "swift_r1.data.registry"}
 _REQUESTS = _of("swift_r1.plugins.protocol", "InferRequest", "RequestConfig")
 _PROTOCOL = _REQUESTS | _of(
     "swift_r1.plugins.protocol",

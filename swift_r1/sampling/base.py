@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from swift_r1.data.types import Prompt
+from swift_r1.data.prompts import Prompt
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.logprobs import TokenLogprobs
 from swift_r1.models.policy import ModelInputs

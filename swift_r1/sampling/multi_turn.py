@@ -17,8 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from swift_r1.data.prompts import PromptEncoder
-from swift_r1.data.types import Prompt
+from swift_r1.data.prompts import Prompt, PromptEncoder
 from swift_r1.errors import RunFailed
 from swift_r1.plugins.protocol import RequestConfig, RolloutInferRequest
 from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler

@@ -11,11 +11,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from swift_r1.data.prompts import PromptEncoder
-from swift_r1.data.rows import Row
-from swift_r1.data.sampler import PromptSampler
-from swift_r1.data.streaming import RowStream, chained
-from swift_r1.data.types import Prompt
+from swift_r1.data.preprocessors import Row
+from swift_r1.data.prompts import Prompt, PromptEncoder
+from swift_r1.data.sampler import PromptSampler, RowStream, chained
 from swift_r1.errors import RunFailed, UsageError
 
 logger = logging.getLogger("swift_r1.training")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from swift_r1.algorithms.rewards import Composition, group_statistics, mean, sample_std
-from swift_r1.data.types import Prompt
+from swift_r1.data.prompts import Prompt
 from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
 from swift_r1.sampling.base import Conversation
 

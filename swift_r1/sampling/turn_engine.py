@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
-from swift_r1.data.prompts import PromptEncoder
-from swift_r1.data.types import Prompt
+from swift_r1.data.prompts import Prompt, PromptEncoder
 from swift_r1.plugins.protocol import (
     ChatCompletionResponse,
     ChatCompletionResponseChoice,

@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerBase
 from swift_r1.algorithms.rewards import Composition
 from swift_r1.arguments import RlhfArguments
 from swift_r1.arguments.eval_tasks import Task
-from swift_r1.data.rows import Row
-from swift_r1.data.types import Prompt
+from swift_r1.data.preprocessors import Row
+from swift_r1.data.prompts import Prompt
 from swift_r1.errors import UsageError
 from swift_r1.evaluation.engine import evaluation_seeds
 from swift_r1.evaluation.questions import check_room, load_questions, prompts_of, shared_questions

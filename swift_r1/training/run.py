@@ -20,11 +20,10 @@ from transformers import PreTrainedTokenizerBase
 
 from swift_r1.arguments import Plan, RlhfArguments, make_plan
 from swift_r1.arguments.checks import seconds_of
-from swift_r1.data.dataset_info import register_dataset_info
 from swift_r1.data.loading import load_rows, stream_of
-from swift_r1.data.prompts import PromptEncoder, Wording, tokenizer_of_run
+from swift_r1.data.prompts import Prompt, PromptEncoder, Wording, tokenizer_of_run
+from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.sampler import PromptSampler
-from swift_r1.data.types import Prompt
 from swift_r1.errors import UsageError
 from swift_r1.models.loading import load_tokenizer
 from swift_r1.plugins import load_plugins
@@ -170,7 +169,7 @@ def _open_data(
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
     data = load_rows(args, start.prepared)
-    encoder = PromptEncoder(tokenizer, None, args.max_length, Wording.of(args), args.truncation_strategy)
+    encoder = PromptEncoder(tokenizer, Wording.of(args), args.max_length, args.truncation_strategy)
     rows = data.train if args.streaming else encoder.fitting(data.train)
     held_out = [prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))]
     eval_prompts = [held_out, *load_eval_prompts(args, tokenizer, data.train)]

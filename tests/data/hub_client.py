@@ -8,7 +8,6 @@ import os
 import sys
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from hub_stand_in import Hub
@@ -33,6 +32,7 @@ def main(repos: str, cache: str) -> None:
     from swift_r1.data.loading import load_rows
     from swift_r1.errors import UsageError
     from swift_r1.evaluation.questions import load_questions
+    from tests.data.test_builtin import arguments
 
     register_dataset(
         DatasetMeta(
@@ -47,10 +47,8 @@ def main(repos: str, cache: str) -> None:
 
     def load(dataset: str, **flags: Any) -> Any:
         hub.requests.clear()
-        given = {"val_dataset": [], "split_dataset_ratio": 0.0, "columns": {}, "data_seed": None, "seed": 42}
-        given |= {"eval_limit": 64, "eval_steps": None, "eval_on_start": False, "dataset": [dataset], **flags}
         try:
-            data = load_rows(SimpleNamespace(**given))
+            data = load_rows(arguments(dataset=[dataset], **flags))
         except UsageError as error:
             return {"fault": str(error)}
         return {

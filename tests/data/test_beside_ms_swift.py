@@ -60,7 +60,7 @@ def shown(rows):
 
 from swift.dataset import load_dataset as theirs, register_dataset_info as their_info
 from swift_r1.data import load_dataset as ours
-from swift_r1.data.dataset_info import register_dataset_info as our_info
+from swift_r1.data.registry import register_dataset_info as our_info
 their_info("info.json")
 our_info(["info.json"])
 result = {{}}

@@ -9,6 +9,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from functools import partial
@@ -19,10 +20,9 @@ import pytest
 
 from swift_r1.data import DatasetMeta, ResponsePreprocessor, register_dataset
 from swift_r1.data import registry as registry_module
-from swift_r1.data.cache import data_cache, remove_old, writable_cache
 from swift_r1.data.fingerprint import fingerprint
 from swift_r1.data.loading import load_dataset, load_rows
-from swift_r1.data.store import Store, StoreWriter
+from swift_r1.data.store import Store, StoreWriter, cache_folder, remove_old
 from swift_r1.errors import UsageError
 from tests.data.test_builtin import arguments
 
@@ -266,7 +266,7 @@ def test_a_broken_store_is_made_anew(tmp_path: Path, own_cache: Path, caplog: py
     rows = own_cache / name / "rows.jsonl"
     rows.write_bytes(rows.read_bytes()[:-10])
     assert len(load_rows(arguments(dataset=[file])).train) == 30
-    assert "cannot be used, and are made anew" in caplog.text
+    assert "cannot be used, and are prepared again" in caplog.text
     assert len(Store(own_cache / name)) == 30
 
 
@@ -284,10 +284,10 @@ def test_what_is_old_goes(tmp_path: Path, own_cache: Path) -> None:
 def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SWIFT_R1_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert data_cache() == writable_cache() == tmp_path / "xdg" / "swift-r1" / "data"
+    assert cache_folder() == tmp_path / "xdg" / "swift-r1" / "data"
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("SWIFT_R1_CACHE", str(tmp_path / "file"))
-    assert writable_cache() != data_cache()
+    assert cache_folder().parent == Path(tempfile.gettempdir())
 
 
 def test_an_unfinished_store_leaves_nothing(tmp_path: Path) -> None:
@@ -306,5 +306,5 @@ def test_values_that_json_has_no_form_for(tmp_path: Path) -> None:
     )
     assert [row["value"] for row in load_dataset("odd")[0]] == [[1, 2], "2025-01-02", "1.50", float("inf")]
     register_dataset(DatasetMeta(dataset_name="bytes", loader=lambda: [{"question": "q", "blob": b"x"}]))
-    with pytest.raises(UsageError, match="bytes row 0: the column blob holds what JSON cannot: bytes"):
+    with pytest.raises(UsageError, match="bytes row 0: the column blob holds a value that JSON cannot: bytes"):
         load_dataset("bytes")

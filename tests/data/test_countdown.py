@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -18,14 +17,10 @@ from swift_r1.data.loading import columns_of, load_rows
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.graders.countdown import evaluate
 from swift_r1.rewards.orm import check_rewards
+from tests.data.test_builtin import arguments
 
 PLUGIN = str(Path(__file__).parents[2] / "plugins" / "countdown.py")
 SMALL = CountdownSpec(counts=(3,), numbers=(1, 9), operators="+-*", targets=(1, 99))
-
-
-def arguments(**given: object) -> SimpleNamespace:
-    defaults = {"val_dataset": [], "split_dataset_ratio": 0.0, "columns": {}, "data_seed": None, "seed": 42}
-    return SimpleNamespace(**{**defaults, "eval_limit": 64, "eval_steps": 10, "eval_on_start": False, **given})
 
 
 @pytest.mark.parametrize("spec", [CountdownSpec(), SMALL])
@@ -64,9 +59,9 @@ def test_too_small_a_space_is_told() -> None:
 
 def test_the_plugin_end_to_end() -> None:
     load_plugins([PLUGIN])
-    data = load_rows(arguments(dataset=["countdown#2000"]))
-    again = load_rows(arguments(dataset=["countdown#2000"]))
-    other = load_rows(arguments(dataset=["countdown#2000"], seed=1))
+    data = load_rows(arguments(dataset=["countdown#2000"], eval_steps=10))
+    again = load_rows(arguments(dataset=["countdown#2000"], eval_steps=10))
+    other = load_rows(arguments(dataset=["countdown#2000"], eval_steps=10, seed=1))
     assert (len(data.train), len(data.eval)) == (2000, 64)
     assert data == again
     assert data.train != other.train

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swift_r1.data.syntax import DatasetSpec, parse_dataset
+from swift_r1.data.sources import DatasetSpec, parse_dataset
 from swift_r1.errors import UsageError
 
 
@@ -42,7 +42,7 @@ def test_forms(value: str, name: str, subsets: tuple[str, ...], sample: int | No
         ("set#1.5", "number of rows"),
         ("set#ten", "number of rows"),
         ("set#²", "number of rows"),
-        ("kaggle::set", "kaggle:: is no hub"),
+        ("kaggle::set", "kaggle:: is not a hub"),
     ],
 )
 def test_malformed(value: str, message: str) -> None:
@@ -52,6 +52,4 @@ def test_malformed(value: str, message: str) -> None:
 
 def test_files_are_told_by_their_suffix() -> None:
     assert parse_dataset("a/b.JSONL#3").is_file
-    assert parse_dataset("a/b.jsonl").label == "b"
     assert not parse_dataset("hf::a/b.json").is_file
-    assert parse_dataset("org/set").label == "org/set"

@@ -8,24 +8,19 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from swift_r1.data import DatasetMeta, ResponsePreprocessor, RowPreprocessor, load_dataset, register_dataset
 from swift_r1.data import registry as registry_module
-from swift_r1.data.loading import columns_of, load_rows, preview_rows
+from swift_r1.data.loading import LoadedData, columns_of, first_rows, load_rows
 from swift_r1.data.rows import prompt_key
 from swift_r1.errors import UsageError
+from tests.data.test_builtin import arguments
 
 REPO = Path(__file__).parents[2]
 DATA = Path(os.environ.get("SWIFT_R1_DATA", REPO / ".." / "shared" / "data"))
-
-
-def arguments(**given: Any) -> SimpleNamespace:
-    defaults = {"val_dataset": [], "split_dataset_ratio": 0.0, "columns": {}, "data_seed": None, "seed": 42}
-    return SimpleNamespace(**{**defaults, "eval_limit": 64, "eval_steps": None, "eval_on_start": False, **given})
 
 
 def jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -205,7 +200,7 @@ def test_columns_flag(tmp_path: Path) -> None:
     renamed = arguments(dataset=[file], columns={"stem": "query", "answer": "solution"})
     assert load_rows(renamed).train[0]["solution"] == "1"
     with pytest.raises(UsageError, match="no dataset has a column stm; there are Stem, answer, extra"):
-        preview_rows(arguments(dataset=[file], columns={"stm": "query"}))
+        first_rows(arguments(dataset=[file], columns={"stm": "query"}))
     with pytest.raises(UsageError, match="has a column of the new name already"):
         load_rows(arguments(dataset=[file], columns={"answer": "extra"}))
 
@@ -252,10 +247,10 @@ def test_preview_reads_no_more_than_it_must(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"wrong": 1}, *questions(1000)]
     file = jsonl(tmp_path / "a.jsonl", rows)
     register_dataset(DatasetMeta(dataset_name="counted", dataset_path=file, preprocess_func=Counting()))
-    preview = preview_rows(arguments(dataset=["counted#500"], val_dataset=["counted"]), 3)
-    assert (len(preview.train), len(preview.eval)) == (3, 3)
-    assert columns_of(preview) == {"messages", "solution", "dataset", "prompt_id"}
-    assert len(seen) == 8
+    rows = first_rows(arguments(dataset=["counted#500"]), 3)
+    assert len(rows) == 3
+    assert columns_of(LoadedData(rows, [])) == {"messages", "solution", "dataset", "prompt_id"}
+    assert len(seen) == 4
 
 
 def test_columns_are_those_that_every_row_has(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ UNUSABLE = [
     ("blank.jsonl", b"\n  \n\n", "dataset {} has no rows"),
     ("list.jsonl", b'["question"]\n', "{}:1: a row is an object of columns, this is a list"),
     ("doubled.jsonl", b'{"question": "a", "question": "b"}\n', "{}:1: not JSON that can be read: 'question' is there"),
-    ("nul.jsonl", b'{"question": "a\0b"}\n', "{}:1: holds NUL bytes: the file is damaged, or no UTF-8 text"),
+    ("nul.jsonl", b'{"question": "a\0b"}\n', "{}:1: holds NUL bytes: the file is damaged, or not UTF-8 text"),
     ("escaped.jsonl", b'{"question": "a\\u0000b"}\n', "{}:1: the content of the user message has a NUL character"),
     ("half.jsonl", b'{"question": "a\\ud800b"}\n', "{}:1: a message has half a character"),
     ("column.jsonl", b'{"question": "q", "gold": ["\\udfff"]}\n', "{}:1: the column gold has half a character"),
@@ -89,8 +89,8 @@ def test_nothing_can_be_used(tmp_path: Path, name: str, content: bytes, line: st
 
 
 LOST = [
-    ({"question": "q", "images": ["a.png"]}, "the column images is for models that see or hear, this trains on text"),
-    ({"question": "q", "image": {"path": "a.png"}}, "the column image is for models that see"),
+    ({"question": "q", "images": ["a.png"]}, "the column images is for multimodal models, this trains on text"),
+    ({"question": "q", "image": {"path": "a.png"}}, "the column image is for multimodal models"),
     ({"question": "q", "tools": [{"name": "add"}]}, "the column tools describes tools: tool calls are not rendered"),
     ({"question": "q", "tools": '[{"name": "add"}]'}, "the column tools describes tools"),
     ({"question": "q", "chat_template_kwargs": {"x": 1}}, "the column chat_template_kwargs is not read"),

@@ -32,7 +32,7 @@ def tokenizer(tiny_model: Path) -> Any:
 
 
 def encoder(tokenizer: Any, max_length: int | None = None, truncation: str = "delete", **wording: Any) -> PromptEncoder:
-    return PromptEncoder(tokenizer, None, max_length, Wording(**wording), truncation)
+    return PromptEncoder(tokenizer, Wording(**wording), max_length, truncation)
 
 
 @pytest.mark.parametrize(("name", "text"), [("r1", R1), ("qwen_math", QWEN_MATH), ("no", "What is {1} + 1?")])

@@ -9,7 +9,7 @@ import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from swift_r1.data.prompts import PromptEncoder
+from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import UsageError
 
 TEMPLATE = (
@@ -48,7 +48,7 @@ def row(content: str = "hello", **columns: Any) -> dict[str, Any]:
 
 
 def test_the_template_is_rendered_and_tokenised_once(tokenizer: Any) -> None:
-    prompt = PromptEncoder(tokenizer, system="be kind").encode(row(target=5))
+    prompt = PromptEncoder(tokenizer, Wording("be kind")).encode(row(target=5))
     assert prompt is not None
     assert prompt.text == "<|system|>be kind<|end|>\n<|user|>hello<|end|>\n<|assistant|>"
     assert tokenizer.decode(list(prompt.token_ids)) == prompt.text
@@ -60,7 +60,7 @@ def test_the_template_is_rendered_and_tokenised_once(tokenizer: Any) -> None:
 def test_a_rows_own_system_message_stays(tokenizer: Any) -> None:
     own = row()
     own["messages"].insert(0, {"role": "system", "content": "own"})
-    prompt = PromptEncoder(tokenizer, system="flag").encode(own)
+    prompt = PromptEncoder(tokenizer, Wording("flag")).encode(own)
     assert prompt is not None and prompt.text.startswith("<|system|>own<|end|>\n<|user|>")
     bare = PromptEncoder(tokenizer).encode(row())
     assert bare is not None and bare.text.startswith("<|user|>")
@@ -68,10 +68,10 @@ def test_a_rows_own_system_message_stays(tokenizer: Any) -> None:
 
 
 def test_prompts_over_max_length_are_left_out(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
-    unlimited = PromptEncoder(tokenizer, system="s")
+    unlimited = PromptEncoder(tokenizer, Wording("s"))
     exact = unlimited.encode(row("x" * 100))
     assert exact is not None
-    encoder = PromptEncoder(tokenizer, system="s", max_length=len(exact.token_ids))
+    encoder = PromptEncoder(tokenizer, Wording("s"), max_length=len(exact.token_ids))
     assert encoder.encode(row("x" * 100)) == exact
     assert encoder.encode(row("x" * 101)) is None
     rows = [row("x" * length) for length in (1, 50, 99, 100, 101, 500)]

@@ -12,8 +12,8 @@ import pytest
 
 from swift_r1.data import DatasetMeta, SubsetDataset, register_dataset, registry
 from swift_r1.data.builtin import WorkedPreprocessor
-from swift_r1.data.dataset_info import register_dataset_info
 from swift_r1.data.loading import load_rows
+from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.errors import UsageError
 from tests.data.test_builtin import arguments

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from swift_r1.algorithms.rewards import Composition
+from swift_r1.data.prompts import Prompt
 from swift_r1.data.sampler import PromptSampler
-from swift_r1.data.types import Prompt
 from swift_r1.rewards.calls import joined
 from swift_r1.rewards.types import InvalidReward, RewardColumn
 from swift_r1.sampling.base import Conversation
@@ -81,6 +81,7 @@ def test_prompts_come_in_order_whatever_is_taken(workers):
 
 def test_python_ends_though_nobody_closed_the_stream():
     script = """
+from swift_r1.data.prompts import Prompt
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.sampling.prompts import PromptStream
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from swift_r1.algorithms.rewards import Composition
-from swift_r1.data.types import Prompt
+from swift_r1.data.prompts import Prompt
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.orm import orms
 from swift_r1.rewards.pool import rewards_for

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from swift_r1.data.model_turn import rendered, turn_end
+from swift_r1.data.prompt_templates import rendered, turn_end
 from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, TokenLogprob
 from swift_r1.weights.adapter import write_adapter
 from swift_r1.wire.http_errors import EngineDead, Refused

@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from swift_r1.data.builtin import closing
+
 OPEN, CLOSE = "<answer>", "</answer>"
-_BOX = re.compile(r"\\f?boxed(?![A-Za-z])\s*")
 # A command, a line break with the room after it, or a backslash and one character.
 _COMMAND = re.compile(
     r"(?P<gone>\\(?:left|right)\s*\.|\\!\s*)|\\[A-Za-z]+|(?P<line>\\\\(?:\s*\[-?[0-9.]+\s*[a-z]{2}\])?)|\\.", re.DOTALL
@@ -96,33 +97,6 @@ def first_answer(text: str) -> str | None:
 
 def last_answer(text: str) -> str | None:
     return next(iter([*answers(text)][-1:]), None)
-
-
-def last_boxed(text: str) -> str | None:
-    r"""What the last `\boxed` holds, braces balanced; None where there is none or it is never closed."""
-    found = None
-    for found in _BOX.finditer(text):  # noqa: B007  only the last counts
-        pass
-    if found is None:
-        return None
-    start = found.end()
-    if text[start : start + 1] != "{":
-        return None
-    end = closing(text, start)
-    return None if end is None else text[start + 1 : end]
-
-
-def closing(text: str, start: int) -> int | None:
-    r"""Where the brace at `start` is closed; `\{` and `\}` do not count."""
-    depth = 0
-    for token in re.finditer(r"\\.|[{}]", text[start:], re.DOTALL):
-        if token[0] == "{":
-            depth += 1
-        elif token[0] == "}":
-            depth -= 1
-            if depth == 0:
-                return start + token.start()
-    return None
 
 
 def tidied(text: str) -> str:

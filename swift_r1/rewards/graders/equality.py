@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 from mpmath.libmp.libhyper import NoConvergence
 
-from swift_r1.rewards.graders.answers import closing, without_unit
+from swift_r1.data.builtin import closing
+from swift_r1.rewards.graders.answers import without_unit
 from swift_r1.rewards.graders.bounded import Unreadable, Value, close
 from swift_r1.rewards.graders.reader import Reader, tokens
 

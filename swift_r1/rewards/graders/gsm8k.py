@@ -6,7 +6,8 @@ import re
 from fractions import Fraction
 from typing import Literal
 
-from swift_r1.rewards.graders.answers import Grade, first_answer, last_answer, last_boxed
+from swift_r1.data.builtin import last_boxed
+from swift_r1.rewards.graders.answers import Grade, first_answer, last_answer
 
 MAX_DIGITS = 60
 MAX_SLOT = 2_000  # characters of an answer tag that are read

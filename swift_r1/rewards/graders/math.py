@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from swift_r1.rewards.graders.answers import CLOSE, OPEN, Grade, last_answer, last_boxed, tidied
+from swift_r1.data.builtin import last_boxed
+from swift_r1.rewards.graders.answers import CLOSE, OPEN, Grade, last_answer, tidied
 from swift_r1.rewards.graders.equality import equal, same_text
 from swift_r1.rewards.graders.library import library_equal
 
