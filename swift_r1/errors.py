@@ -47,3 +47,29 @@ class RunFailed(SwiftError):
     """Training or serving cannot go on (too many invalid rewards, engine dead, weights disagree)."""
 
     exit_code = EXIT_RUN_FAILED
+
+
+def one_line(error: BaseException, longest: int = 300) -> str:
+    """The message of an exception in one line; for pydantic's each fault with its place; else the type's name."""
+    faults = getattr(error, "errors", None)
+    if type(error).__name__ == "ValidationError" and callable(faults):
+        parts = [": ".join(filter(None, (".".join(map(str, one["loc"])), str(one["msg"])))) for one in faults()]
+        return "; ".join(parts)[:longest]
+    return " ".join(str(error).split())[:longest] or type(error).__name__
+
+
+def describe(error: BaseException, skip: tuple[str, ...] = ()) -> str:
+    """An exception in one line: type, message, and the file and line that raised it.
+
+    Args:
+        skip: beginnings of the names of files whose frames do not count.
+    """
+    message = " ".join(str(error).split())[:300]
+    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
+    place, trace = None, error.__traceback__
+    while trace is not None:
+        name = trace.tb_frame.f_code.co_filename
+        if not name.startswith(skip):
+            place = f"{name}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return f"{text} ({place})" if place else text

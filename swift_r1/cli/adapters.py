@@ -49,7 +49,7 @@ def merged_folder(adapters: Path, base: str, environ: Mapping[str, str]) -> Path
         UsageError: the adapters are not of this model, or there is no room for it.
     """
     from swift_r1.models.merging import merge
-    from swift_r1.runtime.quiet import quiet_libraries
+    from swift_r1.runtime.libraries import quiet_libraries
 
     quiet_libraries()
     room = Path(environ.get("TMPDIR") or tempfile.gettempdir())

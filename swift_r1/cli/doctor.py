@@ -20,7 +20,7 @@ from pathlib import Path
 from swift_r1.cli.help import wants_help
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, UsageError
 from swift_r1.launch.environment import find_allocator, has_gpu, usable_cpus
-from swift_r1.runtime.versions import package_versions
+from swift_r1.runtime.libraries import package_versions
 
 IMPORT_SECONDS = 180
 PORTS = (8000, 29500)

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_help())
         return EXIT_OK if words else EXIT_USAGE
     if words[0] in ("--version", "-V", "version"):
-        from swift_r1.runtime.versions import own_version
+        from swift_r1.runtime.libraries import own_version
 
         print(f"swift-r1 {own_version()}")
         return EXIT_OK
@@ -75,7 +75,7 @@ def _run(command: str, words: list[str]) -> int:
 
 
 def _help() -> str:
-    from swift_r1.runtime.versions import own_version
+    from swift_r1.runtime.libraries import own_version
 
     ours = "\n".join(f"  swift {name:<10} {text}" for name, text in COMMANDS.items())
     return f"""swift-r1 {own_version()}: R1-Zero style reinforcement learning, driven by plugins

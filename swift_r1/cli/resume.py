@@ -49,7 +49,7 @@ def find_checkpoint(args: RlhfArguments) -> Resume:
     """
     if args.resume_from_checkpoint is None:
         return Resume()
-    from swift_r1.runtime.run_lock import run_folder_held
+    from swift_r1.runtime.processes import run_folder_held
     from swift_r1.training.checkpoint.folder import fault_of, newest_whole
 
     base = Path(str(args.output_dir)).absolute()

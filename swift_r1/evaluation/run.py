@@ -23,9 +23,8 @@ from swift_r1.evaluation.runner import complete, results_of
 from swift_r1.evaluation.store import REPORT, Store, open_settings, say, write_whole
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.inline import rewards_for
-from swift_r1.runtime.quiet import quiet_libraries
-from swift_r1.runtime.run_lock import run_folder_held
-from swift_r1.runtime.versions import package_versions
+from swift_r1.runtime.libraries import package_versions, quiet_libraries
+from swift_r1.runtime.processes import run_folder_held
 
 
 def run(args: EvalArguments, command: Sequence[str]) -> int:

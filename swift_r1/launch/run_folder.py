@@ -13,7 +13,7 @@ from typing import Any
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.errors import UsageError
-from swift_r1.runtime.versions import package_versions
+from swift_r1.runtime.libraries import package_versions
 
 _VERSION = re.compile(r"v(\d+)-\d{8}-\d{6}$")
 _SIGNS_OF_A_RUN = ("args.json", "logging.jsonl", "completions.jsonl", "checkpoint-*")

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from swift_r1.arguments import RlhfArguments
 from swift_r1.errors import RunFailed
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.runtime.watchdog import Watchdog
+from swift_r1.runtime.stopping import Watchdog
 from swift_r1.sampling.collecting import Collector
 from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Stage
 from swift_r1.sampling.pool.pool import Fleet

@@ -9,8 +9,7 @@ from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.data.types import Prompt
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.runtime.stopping import StopRequest
-from swift_r1.runtime.watchdog import Watchdog
+from swift_r1.runtime.stopping import StopRequest, Watchdog
 from swift_r1.sampling.base import Rollouts
 from swift_r1.sampling.multi_turn import Stage, Turns
 from swift_r1.sampling.prompts import Prompts

@@ -28,11 +28,10 @@ from swift_r1.models.files import end_tokens, load_tokenizer
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.inline import rewards_for
 from swift_r1.rewards.monitor import InvalidRewardMonitor
-from swift_r1.runtime.quiet import quiet_libraries
+from swift_r1.runtime.libraries import quiet_libraries
+from swift_r1.runtime.processes import run_folder_held
 from swift_r1.runtime.ranks import join_ranks
-from swift_r1.runtime.run_lock import run_folder_held
-from swift_r1.runtime.stopping import OUT_OF_TIME, StopRequest
-from swift_r1.runtime.watchdog import Watchdog
+from swift_r1.runtime.stopping import OUT_OF_TIME, StopRequest, Watchdog
 from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Turns
 from swift_r1.sampling.prefetch import generates_ahead
 from swift_r1.sampling.prompts import Prompts, PromptStream, StreamedPrompts
