@@ -6,11 +6,11 @@ from itertools import groupby
 from pathlib import Path
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments
-from swift_r1.arguments.check import CheckArguments
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import FlagSpec, flag_specs
-from swift_r1.arguments.merge import MergeArguments
+from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.cli.help import shown
+from swift_r1.cli.merge_lora import MergeArguments
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "flags.md"
 INTRODUCTION = """# Flags

@@ -11,6 +11,7 @@ from swift_r1.arguments.fields import FlagSpec
 
 _TRUE = {"true", "yes", "1", "on"}
 _FALSE = {"false", "no", "0", "off"}
+_WANTED = {bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", str: "text"}
 
 
 def from_words(spec: FlagSpec, words: Sequence[str]) -> Any:
@@ -24,11 +25,11 @@ def from_words(spec: FlagSpec, words: Sequence[str]) -> Any:
     if not words:
         raise ValueError("needs a value")
     if spec.is_list:
-        return [_checked(spec, _item(spec, word)) for word in words]
+        return [_item(spec, word) for word in words]
     if len(words) > 1:
         extra = " ".join(words[1:])
         raise ValueError(f"takes one value but got {len(words)} (what is {extra!r}? quote a value that holds spaces)")
-    return _checked(spec, _item(spec, words[0]))
+    return _item(spec, words[0])
 
 
 def from_config(spec: FlagSpec, value: Any) -> Any:
@@ -39,56 +40,55 @@ def from_config(spec: FlagSpec, value: Any) -> Any:
         items = value if isinstance(value, list) else [value]
         if spec.info.objects:
             items = [json.dumps(item, ensure_ascii=False) if isinstance(item, dict) else item for item in items]
-        return [_checked(spec, _item(spec, _as_word(spec, item))) for item in items]
+        return [_item(spec, _as_word(spec, item)) for item in items]
     if spec.kind is dict and isinstance(value, dict):
         return value
     if spec.name == "deepspeed" and isinstance(value, dict):
         return json.dumps(value)
-    return _checked(spec, _item(spec, _as_word(spec, value)))
+    return _item(spec, _as_word(spec, value))
 
 
 def _as_word(spec: FlagSpec, value: Any) -> str:
     if isinstance(value, bool) and str(value).lower() in spec.info.synonyms:
         return str(value).lower()
     if isinstance(value, bool) and spec.kind is not bool:
-        raise ValueError(f"wants {_describe(spec)}, not a bool: put the value in quotes")
+        raise ValueError(f"wants {_WANTED[spec.kind]}, not a bool: put the value in quotes")
     if isinstance(value, dict | list):
-        raise ValueError(f"wants {_describe(spec)}, not {json.dumps(value)}")
+        raise ValueError(f"wants {_WANTED[spec.kind]}, not {json.dumps(value)}")
     return str(value)
 
 
 def _item(spec: FlagSpec, word: str) -> Any:
+    value = _typed(spec.kind, word)
+    _check_limits(spec, value)
+    info = spec.info
+    value = info.synonyms.get(str(value).lower(), value) if info.synonyms else value
+    if info.elsewhere and value in info.elsewhere:
+        raise ValueError(f"{value} is written {info.elsewhere[value]} here")
+    if info.choices and value not in info.choices:
+        raise ValueError(f"must be one of {', '.join(info.choices)}, not {value!r}")
+    return value
+
+
+def _typed(kind: type, word: str) -> Any:
     try:
         word.encode()
     except UnicodeEncodeError:  # bytes of another encoding on the command line, half a character in a file
         raise ValueError("holds what is no UTF-8 text") from None
-    if spec.kind is bool:
+    if kind is bool:
         lowered = word.strip().lower()
-        if lowered in _TRUE | _FALSE:
-            return lowered in _TRUE
-        raise ValueError(f"wants true or false, not {word!r}")
-    if spec.kind is dict:
+        if lowered not in _TRUE | _FALSE:
+            raise ValueError(f"wants true or false, not {word!r}")
+        return lowered in _TRUE
+    if kind is dict:
         return _json_object(word)
-    if spec.kind is int:
-        return _integer(word)
-    if spec.kind is float:
-        return _number(word)
-    return word
-
-
-def _integer(word: str) -> int:
+    if kind not in (int, float):
+        return word
     try:
-        return int(word)
+        number = kind(word)
     except ValueError:
-        raise ValueError(f"wants a whole number, not {word!r}") from None
-
-
-def _number(word: str) -> float:
-    try:
-        number = float(word)
-    except ValueError:
-        raise ValueError(f"wants a number, not {word!r}") from None
-    if not math.isfinite(number):
+        raise ValueError(f"wants {_WANTED[kind]}, not {word!r}") from None
+    if kind is float and not math.isfinite(number):
         raise ValueError(f"wants a finite number, not {word!r}")
     return number
 
@@ -103,13 +103,8 @@ def _json_object(word: str) -> dict[str, Any]:
     return value
 
 
-def _checked(spec: FlagSpec, value: Any) -> Any:
+def _check_limits(spec: FlagSpec, value: Any) -> None:
     info = spec.info
-    value = info.synonyms.get(str(value).lower(), value) if info.synonyms else value
-    if info.elsewhere and value in info.elsewhere:
-        raise ValueError(f"{value} is written {info.elsewhere[value]} here")
-    if info.choices and value not in info.choices:
-        raise ValueError(f"must be one of {', '.join(info.choices)}, not {value!r}")
     if info.at_least is not None and value < info.at_least:
         raise ValueError(f"must be at least {info.at_least:g}, not {value}")
     if info.more_than is not None and value <= info.more_than:
@@ -118,10 +113,3 @@ def _checked(spec: FlagSpec, value: Any) -> Any:
         raise ValueError(f"must be at most {info.at_most:g}, not {value}")
     if info.less_than is not None and value >= info.less_than:
         raise ValueError(f"must be less than {info.less_than:g}, not {value}")
-    return value
-
-
-def _describe(spec: FlagSpec) -> str:
-    return {bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object"}.get(
-        spec.kind, "text"
-    )

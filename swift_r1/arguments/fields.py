@@ -1,4 +1,4 @@
-"""What one flag is: a dataclass field with its help, limits, aliases and choices as metadata."""
+"""What one flag is: a dataclass field with its help, limits, aliases, choices and scope as metadata."""
 
 from __future__ import annotations
 
@@ -6,12 +6,36 @@ import dataclasses
 import inspect
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
-from functools import cache
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 _KEY = "swift_r1.flag"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong with the arguments. It is dropped where one of `flags` has a fault of its own already."""
+
+    text: str
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scope:
+    """Where a flag is read. Given elsewhere it is refused: a flag that does nothing misleads.
+
+    Attributes:
+        holds: whether these arguments read the flag.
+        otherwise: ends the message "--flag has no effect ..."; `{name}` stands for the value of another flag.
+        deciders: the flags that `holds` looks at.
+        unless_off: a flag that is given as its default None, false, 0 or empty is no fault.
+    """
+
+    holds: Callable[[Any], bool]
+    otherwise: str
+    deciders: tuple[str, ...] = ()
+    unless_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +48,9 @@ class FlagInfo:
         aliases: other spellings of the flag.
         required: must be given on the command line or in the config file.
         at_least, more_than, at_most, less_than: limits of a number, each checked on list items too.
+        scopes: where it is read; all of them must hold.
+        gpu_only: has an effect only on a GPU.
+        may_change: a resumed run may have another value, since it does not change what is learned.
         ms_swift: ms-swift's default where it differs from ours, as text for the help.
         secret: never written to a file or shown.
         synonyms: ms-swift's words for some of the choices.
@@ -39,6 +66,9 @@ class FlagInfo:
     more_than: float | None = None
     at_most: float | None = None
     less_than: float | None = None
+    scopes: tuple[Scope, ...] = ()
+    gpu_only: bool = False
+    may_change: bool = False
     ms_swift: str | None = None
     secret: bool = False
     objects: bool = False
@@ -53,37 +83,71 @@ class FlagSpec:
     name: str
     kind: type
     is_list: bool
-    optional: bool
     default: Any
     group: str
     info: FlagInfo
 
 
-def flag(default: Any, help: str, **info: Any) -> Any:
+def flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
     """A dataclass field that is a command-line flag; `info` are the other fields of `FlagInfo`."""
-    about = FlagInfo(help=help, **info)
+    about = FlagInfo(help=help, scopes=scopes, **info)
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=default.copy, metadata={_KEY: about})
     return dataclasses.field(default=default, metadata={_KEY: about}, repr=not about.secret)
 
 
-@cache
-def flag_specs(cls: type) -> Mapping[str, FlagSpec]:
+def free_flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
+    """A flag that a resumed run may have otherwise (`FlagInfo.may_change`)."""
+    return flag(default, help, *scopes, may_change=True, **info)
+
+
+_specs: dict[type, Mapping[str, FlagSpec]] = {}
+
+
+def flag_specs(cls: type[Any]) -> Mapping[str, FlagSpec]:
     """The flags of a command's argument class by name, in the order of its groups."""
-    hints = typing.get_type_hints(cls)
-    groups = _groups(cls)
-    specs: dict[str, FlagSpec] = {}
-    for item in dataclasses.fields(cls):
-        kind, is_list, optional = _kind(hints[item.name])
-        default = item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
-        specs[item.name] = FlagSpec(item.name, kind, is_list, optional, default, groups[item.name], item.metadata[_KEY])
-    return specs
+    if cls not in _specs:
+        hints, groups, defaults = typing.get_type_hints(cls), _groups(cls), cls()
+        _specs[cls] = {
+            one.name: FlagSpec(
+                one.name, *_kind(hints[one.name]), getattr(defaults, one.name), groups[one.name], one.metadata[_KEY]
+            )
+            for one in dataclasses.fields(cls)
+        }
+    return _specs[cls]
 
 
-def spellings(cls: type) -> Mapping[str, FlagSpec]:
+def spellings(cls: type[Any]) -> Mapping[str, FlagSpec]:
     """Every accepted spelling (names and aliases, without dashes) of a command's flags."""
     specs = flag_specs(cls)
     return {name: spec for spec in specs.values() for name in (spec.name, *spec.info.aliases)}
+
+
+def no_effect(names: Sequence[str], otherwise: str) -> str:
+    """The message about flags that nothing reads."""
+    return f"{', '.join(f'--{name}' for name in names)} {'has' if len(names) == 1 else 'have'} no effect {otherwise}"
+
+
+def scope_faults(args: Any, given: frozenset[str], groups: Collection[str] = ()) -> Iterator[Fault]:
+    """The flags that were given outside their scope, of all groups or of these."""
+    unused: dict[Scope, list[str]] = {}
+    for name, spec in flag_specs(type(args)).items():
+        if name not in given or (groups and spec.group not in groups):
+            continue
+        value = getattr(args, name)
+        off = not value and value == spec.default
+        for scope in spec.info.scopes:
+            if not (scope.unless_off and off) and not scope.holds(args):
+                unused.setdefault(scope, []).append(name)
+    for scope, names in unused.items():
+        yield Fault(no_effect(names, scope.otherwise.format_map(vars(args))), scope.deciders)
+
+
+def to_dict(arguments: Any) -> dict[str, Any]:
+    """All flags as JSON-able values; secrets are left out (they travel in the environment)."""
+    specs = flag_specs(type(arguments))
+    values = dataclasses.asdict(arguments)
+    return {name: None if specs[name].info.secret else value for name, value in values.items()}
 
 
 def _groups(cls: type) -> dict[str, str]:
@@ -95,13 +159,11 @@ def _groups(cls: type) -> dict[str, str]:
     return groups
 
 
-def _kind(hint: Any) -> tuple[type, bool, bool]:
-    optional = False
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        members = [member for member in typing.get_args(hint) if member is not type(None)]
-        optional = len(members) < len(typing.get_args(hint))
-        (hint,) = members
+def _kind(hint: Any) -> tuple[type, bool]:
+    """The type of a flag's values, and whether it takes a list of them."""
+    if isinstance(hint, types.UnionType):
+        (hint,) = (member for member in typing.get_args(hint) if member is not type(None))
     origin = typing.get_origin(hint)
     if origin is list:
-        return typing.get_args(hint)[0], True, optional
-    return (origin or hint), False, optional
+        return typing.get_args(hint)[0], True
+    return origin or hint, False

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any
 
-from swift_r1.arguments.check import CheckArguments
+from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.preflight import column_faults, reward_name_faults, scheduler_name_faults
 from swift_r1.checking.rewards import RewardReport, check_rewards

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-from swift_r1.arguments.check import CheckArguments
 from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.cli.help import command_help, wants_help
 from swift_r1.errors import EXIT_OK, EXIT_USAGE
 

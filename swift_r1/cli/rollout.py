@@ -16,8 +16,8 @@ from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.rlhf import API_KEY_VARIABLE
 from swift_r1.arguments.server import LOOPBACK, RolloutArguments
 from swift_r1.checking.model_folder import is_local, model_faults
-from swift_r1.cli.adapters import base_of, merged_folder
 from swift_r1.cli.help import command_help, wants_help
+from swift_r1.cli.merge_lora import base_of, merged_folder
 from swift_r1.errors import EXIT_OK, PortTaken, UsageError
 from swift_r1.launch.environment import has_gpu, server_environment, usable_cpus
 from swift_r1.launch.start import replace_process
