@@ -16,19 +16,14 @@ DEFAULT_SCALE_REWARDS = {
 
 
 def _not_ppo(why: str) -> Scope:
-    return Scope(lambda args: args.rlhf_type != "ppo", f"with --rlhf_type ppo: {why}", ("rlhf_type",))
+    return Scope(lambda args: args.rlhf_type != "ppo", f"with --rlhf_type ppo: {why}")
 
 
 def _reads(*losses: str) -> Scope:
-    return Scope(
-        lambda args: args.loss_type in losses,
-        "with --loss_type {loss_type}: leave it out",
-        ("loss_type",),
-        unless_off=True,
-    )
+    return Scope(lambda args: args.loss_type in losses, "with --loss_type {loss_type}: leave it out", unless_off=True)
 
 
-_PPO = Scope(lambda args: args.rlhf_type != "grpo", "with --rlhf_type grpo: it is PPO's", ("rlhf_type",))
+_PPO = Scope(lambda args: args.rlhf_type != "grpo", "with --rlhf_type grpo: it is PPO's")
 NO_GROUPS = _not_ppo("rewards are not compared in groups")
 _KL_IN_REWARD = _not_ppo("the KL is in the reward: --kl_coef")
 _EQUAL_REWARDS = _not_ppo("a group of equal rewards teaches the critic too")
@@ -39,22 +34,17 @@ _CLIPS_HIGH = _reads("grpo", "bnpo", "dapo", "dr_grpo", "cispo")
 _REFERENCE = Scope(
     lambda args: args.wants_reference,
     "without a KL: give --beta (--kl_coef with --rlhf_type ppo) above 0",
-    ("beta", "kl_coef"),
     unless_off=True,
 )
 _REFERENCE_OR_PPO = Scope(
-    lambda args: args.wants_reference or args.rlhf_type == "ppo",
-    "without a KL: give --beta above 0",
-    ("beta",),
-    unless_off=True,
+    lambda args: args.wants_reference or args.rlhf_type == "ppo", "without a KL: give --beta above 0", unless_off=True
 )
 _REFERENCE_HAS_WEIGHTS = Scope(
     lambda args: args.train_type == "full",
     "with --train_type {train_type}: the reference is the model without its adapters",
-    ("train_type",),
     unless_off=True,
 )
-_SYNC_REFERENCE = Scope(lambda args: args.sync_ref_model, "without --sync_ref_model true", ("sync_ref_model",))
+_SYNC_REFERENCE = Scope(lambda args: args.sync_ref_model, "without --sync_ref_model true")
 _CORRECTED = Scope(
     lambda args: args.rollout_importance_sampling_mode is not None, "without --rollout_importance_sampling_mode"
 )

@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from swift_r1.arguments.fields import Fault
 from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.rollout_checks import rollout_faults, round_faults
 from swift_r1.arguments.world import World
@@ -26,7 +25,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[Fault]:
+def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
     """Everything that is wrong with the arguments of `swift rlhf` taken together, scopes aside."""
     yield from algorithm_faults(args, given)
     yield from reward_faults(args, given)
@@ -40,156 +39,137 @@ def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator
     yield from ending_faults(args)
 
 
-def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[Fault]:
+def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """What the loss, the estimator and PPO need of other flags."""
     if args.rlhf_type == "grpo" and args.num_generations < 2:
-        yield Fault(
+        yield (
             "--num_generations must be at least 2, not 1, with --rlhf_type grpo: a completion is compared with its "
-            "group",
-            ("num_generations",),
+            "group"
         )
     if args.rlhf_type == "ppo":
         if 0 < args.max_steps <= args.critic_warmup_steps:
-            yield Fault(
+            yield (
                 f"--critic_warmup_steps {args.critic_warmup_steps} leaves the policy no step of --max_steps "
-                f"{args.max_steps}",
-                ("critic_warmup_steps", "max_steps"),
+                f"{args.max_steps}"
             )
         other = [name for name in ("steps_per_generation", "generation_batch_size") if name in given]
         if args.num_mini_batches is not None and other:
-            yield Fault(f"give either --num_mini_batches or --{other[0]}, not both", ("num_mini_batches", *other))
+            yield f"give either --num_mini_batches or --{other[0]}, not both"
     clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     if args.loss_type not in ("cispo", "sapo") and args.delta is not None and args.delta <= 1 + clip_high:
-        yield Fault(
+        yield (
             f"--delta {args.delta:g} is not above 1 + epsilon_high = {1 + clip_high:g}: it would not bound negative "
-            "advantages but clip positive ones, which is what --epsilon_high does",
-            ("delta", "epsilon", "epsilon_high"),
+            "advantages but clip positive ones, which is what --epsilon_high does"
         )
     estimator = args.advantage_estimator
     if estimator.startswith("reinforce_plus_plus") and "scale_rewards" in given and args.scale_rewards == "group":
-        yield Fault(
+        yield (
             f"--scale_rewards group has no effect with --advantage_estimator {estimator}, which normalises over "
-            "the batch: use batch or none",
-            ("scale_rewards", "advantage_estimator"),
+            "the batch: use batch or none"
         )
     if args.dynamic_sample and estimator == "reinforce_plus_plus":
-        yield Fault(
+        yield (
             "--dynamic_sample true makes no sense with --advantage_estimator reinforce_plus_plus, whose baseline is "
-            "the batch: groups of equal rewards teach there too",
-            ("dynamic_sample", "advantage_estimator"),
+            "the batch: groups of equal rewards teach there too"
         )
     longest = (args.max_length or 0) + args.max_completion_length
     if args.max_tokens_per_micro_batch is not None and args.max_tokens_per_micro_batch < longest:
-        yield Fault(
+        yield (
             f"--max_tokens_per_micro_batch {args.max_tokens_per_micro_batch} is less than one completion may take with "
-            f"its prompt: {longest} tokens (--max_length and --max_completion_length)",
-            ("max_tokens_per_micro_batch",),
+            f"its prompt: {longest} tokens (--max_length and --max_completion_length)"
         )
 
 
-def reward_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[Fault]:
+def reward_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Names and weights of the reward functions, and what some of them need."""
     if not args.reward_funcs and not args.use_gym_env and args.command == "rlhf":
-        yield Fault(
-            "--reward_funcs is missing: names of reward functions; their weighted sum is the reward", ("reward_funcs",)
-        )
+        yield "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
     if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_names):
-        yield Fault(
+        yield (
             f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_names)} reward functions: "
-            "give one weight per function, in their order",
-            ("reward_weights", "reward_funcs"),
+            "give one weight per function, in the order of --reward_funcs"
         )
     if "api" in args.reward_funcs and args.reward_api is None:
-        yield Fault("--reward_funcs api needs --reward_api URL", ("reward_funcs", "reward_api"))
+        yield "--reward_funcs api needs --reward_api URL"
     elif "api" in args.reward_funcs and not str(args.reward_api).startswith(("http://", "https://")):
-        yield Fault(f"--reward_api must begin with http:// or https://: {args.reward_api!r}")
+        yield f"--reward_api must begin with http:// or https://: {args.reward_api!r}"
     if args.truncated_reward is not None and args.missing_eos_penalty is not None:
-        yield Fault("give either --truncated_reward or --missing_eos_penalty, not both")
+        yield "give either --truncated_reward or --missing_eos_penalty, not both"
     if args.multi_objective_aggregation == "normalize_then_sum":
         for name in ("truncated_reward", "missing_eos_penalty"):
             if getattr(args, name) is not None:
-                yield Fault(
+                yield (
                     f"--{name} is on the scale of the rewards, which --multi_objective_aggregation "
-                    "normalize_then_sum takes away: leave one of them out",
-                    ("multi_objective_aggregation", name),
+                    "normalize_then_sum takes away: leave one of them out"
                 )
         if "scale_rewards" in given and args.scale_rewards == "group":
-            yield Fault(
+            yield (
                 "--scale_rewards group would scale each group twice with --multi_objective_aggregation "
-                "normalize_then_sum: use batch (GDPO) or none",
-                ("scale_rewards", "multi_objective_aggregation"),
+                "normalize_then_sum: use batch (GDPO) or none"
             )
     twice = [name for name, times in sorted(Counter(args.reward_funcs).items()) if times > 1]
     if twice:
-        yield Fault(f"--reward_funcs names {', '.join(twice)} twice: use --reward_weights to count one more")
+        yield f"--reward_funcs names {', '.join(twice)} twice: use --reward_weights to count one more"
     if "soft_overlong" in args.reward_funcs:
         longest = args.soft_max_length or args.max_completion_length
-        flags = ("soft_cache_length", "soft_max_length", "max_completion_length")
         if args.soft_cache_length is None:
-            yield Fault("--reward_funcs soft_overlong needs --soft_cache_length", flags)
+            yield "--reward_funcs soft_overlong needs --soft_cache_length"
         elif args.soft_cache_length >= longest:
             text = f"--soft_cache_length {args.soft_cache_length} must be below --soft_max_length {longest}"
-            yield Fault(text, flags)
+            yield text
 
 
-def tuner_faults(args: RlhfFlags) -> Iterator[Fault]:
+def tuner_faults(args: RlhfFlags) -> Iterator[str]:
     """Which weights are trained."""
     if args.train_type != "full" and not args.target_modules:
-        yield Fault("--target_modules names no module to adapt: all-linear means every linear one", ("target_modules",))
+        yield "--target_modules names no module to adapt: all-linear means every linear one"
     if args.freeze_parameters_regex is not None:
         try:
             re.compile(args.freeze_parameters_regex)
         except re.error as error:
-            yield Fault(f"--freeze_parameters_regex {args.freeze_parameters_regex}: no pattern ({error})")
+            yield f"--freeze_parameters_regex {args.freeze_parameters_regex}: no pattern ({error})"
 
 
-def schedule_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[Fault]:
+def schedule_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Steps, warm-up and learning-rate schedule."""
     kind, kwargs = args.lr_scheduler_type, args.lr_scheduler_kwargs
     if args.max_steps == 0:
-        yield Fault("--max_steps 0 trains nothing: -1 means as many as --num_train_epochs says", ("max_steps",))
+        yield "--max_steps 0 trains nothing: -1 means as many as --num_train_epochs says"
     if {"warmup_ratio", "warmup_steps"} <= given and args.warmup_steps:
-        yield Fault("give either --warmup_steps or --warmup_ratio, not both", ("warmup_ratio", "warmup_steps"))
+        yield "give either --warmup_steps or --warmup_ratio, not both"
     allowed = _SCHEDULER_KWARGS.get(kind, set())
     for name in sorted(set(kwargs) - allowed):
-        yield Fault(
+        yield (
             f"--lr_scheduler_kwargs: {kind} does not take {name!r}"
-            + (f" (it takes {', '.join(sorted(allowed))})" if allowed else ""),
-            ("lr_scheduler_type", "lr_scheduler_kwargs"),
+            + (f" (it takes {', '.join(sorted(allowed))})" if allowed else "")
         )
     if kind == "polynomial":
         end = kwargs.get("lr_end", 1e-7)
         rates = {"learning_rate": args.peak_learning_rate, "critic_learning_rate": args.critic_learning_rate}
         for name, rate in rates.items():
             if rate is not None and isinstance(end, int | float) and rate <= end:
-                yield Fault(
+                yield (
                     f"--{name} {rate:g} is not above the end of --lr_scheduler_type polynomial, {end:g}: "
-                    f"give a smaller one, --lr_scheduler_kwargs '{{\"lr_end\": 0}}'",
-                    (name, "lr_scheduler_kwargs"),
+                    f"give a smaller one, --lr_scheduler_kwargs '{{\"lr_end\": 0}}'"
                 )
     if kind == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(kwargs):
-        yield Fault(
+        yield (
             "--lr_scheduler_type cosine_with_min_lr needs the minimum: "
-            "--lr_scheduler_kwargs '{\"min_lr_rate\": 0.1}' (or min_lr)",
-            ("lr_scheduler_type", "lr_scheduler_kwargs"),
+            "--lr_scheduler_kwargs '{\"min_lr_rate\": 0.1}' (or min_lr)"
         )
 
 
-def process_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[Fault]:
+def process_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
     """DeepSpeed and the number of processes."""
     if args.colocates and world.nnodes > 1:
-        yield Fault(
-            "--vllm_mode colocate is for one machine: use `swift rollout` servers (--vllm_mode server) with several",
-            ("vllm_mode",),
-        )
+        yield "--vllm_mode colocate is for one machine: use `swift rollout` servers (--vllm_mode server) with several"
     if world.size == 1 and "shutdown_timeout" in given:
-        yield Fault("--shutdown_timeout has no effect on one process: leave it out")
+        yield "--shutdown_timeout has no effect on one process: leave it out"
     if args.deepspeed is None:
         if world.size > 1:
-            yield Fault(
+            yield (
                 f"{world.size} processes (NPROC_PER_NODE={world.nproc_per_node}, NNODES={world.nnodes}) need "
-                "--deepspeed, for example --deepspeed zero2; without it training takes one process",
-                ("deepspeed",),
+                "--deepspeed, for example --deepspeed zero2; without it training takes one process"
             )
         return
     text = args.deepspeed.strip()
@@ -197,71 +177,69 @@ def process_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iter
         try:
             json.loads(text)
         except json.JSONDecodeError as error:
-            yield Fault(f"--deepspeed holds JSON that is not valid: {error.msg} at {error.pos}")
+            yield f"--deepspeed holds JSON that is not valid: {error.msg} at {error.pos}"
     elif text not in DEEPSPEED_NAMES and not text.endswith(".json"):
-        yield Fault(f"--deepspeed must be one of {', '.join(DEEPSPEED_NAMES)}, a .json file or JSON, not {text!r}")
+        yield f"--deepspeed must be one of {', '.join(DEEPSPEED_NAMES)}, a .json file or JSON, not {text!r}"
 
 
-def evaluation_faults(args: RlhfFlags) -> Iterator[Fault]:
+def evaluation_faults(args: RlhfFlags) -> Iterator[str]:
     """What is evaluated, and the metric that checkpoints are compared by, which must be there at every save."""
     if args.val_dataset and args.split_dataset_ratio:
-        yield Fault("give either --val_dataset or --split_dataset_ratio, not both")
+        yield "give either --val_dataset or --split_dataset_ratio, not both"
     try:
         args.eval_tasks()
     except UsageError as error:
-        yield from (Fault(fault, ("eval_datasets", "prompt_template")) for fault in error.faults)
+        yield from (fault for fault in error.faults)
     name = args.metric_for_best_model
     if name is None:
         return
     known = ["accuracy", "reward", *(f"rewards/{reward}/mean" for reward in args.reward_names)]
     if name not in known:
-        yield Fault(f"--metric_for_best_model {name}: it must be one of {', '.join(known)}", ("reward_funcs",))
+        yield f"--metric_for_best_model {name}: it must be one of {', '.join(known)}"
     if args.eval_unit == "rollout":
-        yield Fault("--metric_for_best_model needs --eval_unit step", ("eval_unit",))
+        yield "--metric_for_best_model needs --eval_unit step"
     elif args.eval_steps is None or args.save_steps % args.eval_steps:
-        yield Fault(
+        yield (
             f"--metric_for_best_model needs an evaluation at every save: --save_steps {args.save_steps} must be a "
-            f"multiple of --eval_steps{'' if args.eval_steps is None else f' {args.eval_steps}'}",
-            ("eval_steps", "save_steps"),
+            f"multiple of --eval_steps{'' if args.eval_steps is None else f' {args.eval_steps}'}"
         )
 
 
-def data_faults(args: RlhfFlags) -> Iterator[Fault]:
+def data_faults(args: RlhfFlags) -> Iterator[str]:
     """Data flags that go together."""
     if args.streaming and args.max_steps <= 0:
-        yield Fault("--streaming true needs --max_steps: the length of streamed data is not known", ("max_steps",))
+        yield "--streaming true needs --max_steps: the length of streamed data is not known"
     if args.streaming and args.split_dataset_ratio:
-        yield Fault("--streaming true cannot split rows off: give --val_dataset", ("split_dataset_ratio",))
+        yield "--streaming true cannot split rows off: give --val_dataset"
     yield from wording_faults(args.system, args.prompt_template, args.enable_thinking)
 
 
-def wording_faults(system: str | None, template: str | None, thinking: bool | None) -> Iterator[Fault]:
+def wording_faults(system: str | None, template: str | None, thinking: bool | None) -> Iterator[str]:
     """A `--system` file that is none; a `--prompt_template` that is none, or that leaves `--enable_thinking` unread."""
     try:
         system_message(system)
     except UsageError as error:
-        yield Fault(str(error), ("system",))
+        yield str(error)
     if template is None:
         return
     if template in TEMPLATES and thinking is not None:
-        yield Fault(f"--enable_thinking has no effect with --prompt_template {template}", ("enable_thinking",))
+        yield f"--enable_thinking has no effect with --prompt_template {template}"
     try:
         prompt_template(template)
     except UsageError as error:
-        yield Fault(str(error), ("prompt_template",))
+        yield str(error)
 
 
-def ending_faults(args: RlhfFlags) -> Iterator[Fault]:
+def ending_faults(args: RlhfFlags) -> Iterator[str]:
     """What a run promises and shows, and how it ends early."""
     if "none" in args.report_to and len(args.report_to) > 1:
-        yield Fault("--report_to none cannot be combined with other trackers", ("report_to",))
+        yield "--report_to none cannot be combined with other trackers"
     if args.max_runtime is not None and not (_DURATION.fullmatch(args.max_runtime) and seconds_of(args.max_runtime)):
-        yield Fault(f"--max_runtime {args.max_runtime}: wants a time like 90s, 45m, 2h or 1d", ("max_runtime",))
+        yield f"--max_runtime {args.max_runtime}: wants a time like 90s, 45m, 2h or 1d"
     if args.deterministic and args.use_vllm:
-        yield Fault(
+        yield (
             "--deterministic true cannot be promised with --use_vllm true: vLLM's numbers depend on what it computes "
-            "at the same time; leave one of them out",
-            ("deterministic", "use_vllm"),
+            "at the same time; leave one of them out"
         )
 
 

@@ -7,13 +7,9 @@ from typing import Any
 
 from swift_r1.arguments.fields import Scope, flag, free_flag
 
-_NOT_STREAMED = Scope(
-    lambda args: not args.streaming, "with --streaming true: rows are prepared as they come", ("streaming",)
-)
-_STREAMED = Scope(lambda args: args.streaming, "without --streaming true", ("streaming",))
-_SHUFFLED = Scope(
-    lambda args: args.dataset_shuffle or not args.streaming, "with --dataset_shuffle false", ("dataset_shuffle",)
-)
+_NOT_STREAMED = Scope(lambda args: not args.streaming, "with --streaming true: rows are prepared as they come")
+_STREAMED = Scope(lambda args: args.streaming, "without --streaming true")
+_SHUFFLED = Scope(lambda args: args.dataset_shuffle or not args.streaming, "with --dataset_shuffle false")
 _LIMITED = Scope(
     lambda args: args.max_length is not None or args.truncation_strategy == "delete", "without --max_length"
 )

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from swift_r1.arguments.checks import wording_faults
 from swift_r1.arguments.eval_tasks import Task, limited, read_tasks
-from swift_r1.arguments.fields import Fault, flag, no_effect, to_dict
+from swift_r1.arguments.fields import flag, no_effect
+from swift_r1.arguments.parser import API_KEY_VARIABLE, Command
 from swift_r1.arguments.reward import PluginArguments, VerifierArguments
-from swift_r1.arguments.rlhf import API_KEY_VARIABLE
 from swift_r1.arguments.rollout_checks import stop_word_faults
 from swift_r1.arguments.server import VllmArguments
 from swift_r1.arguments.world import World
@@ -103,7 +102,7 @@ class EndpointArguments:
 
 @dataclass(frozen=True, kw_only=True)
 class EvalArguments(
-    VllmArguments, VerifierArguments, PluginArguments, EndpointArguments, AskingArguments, ModelUnderTest
+    VllmArguments, VerifierArguments, PluginArguments, EndpointArguments, AskingArguments, ModelUnderTest, Command
 ):
     """Every flag of `swift eval`, flat: the attribute has the flag's name."""
 
@@ -138,38 +137,35 @@ class EvalArguments(
         }
         return read_tasks("--benchmarks", [limited(value, self.eval_limit) for value in self.benchmarks], defaults)
 
-    def faults(self, given: frozenset[str], world: World) -> Iterator[Fault]:
+    def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         """What is wrong with the values taken together."""
         if self.compare:
             yield from self._comparison_faults(given)
             return
         if not self.model:
-            yield Fault("--model is missing: a folder, a checkpoint, a Hugging Face id or a URL", ("model",))
+            yield "--model is missing: a folder, a checkpoint, a Hugging Face id or a URL"
         if not self.benchmarks:
-            yield Fault("--benchmarks is missing: --benchmarks gsm8k math500", ("benchmarks",))
+            yield "--benchmarks is missing: --benchmarks gsm8k math500"
         yield from wording_faults(self.system, self.prompt_template, self.enable_thinking)
         try:
             tasks = self.tasks()
         except UsageError as error:
-            yield from (Fault(fault, ("benchmarks", "prompt_template")) for fault in error.faults)
+            yield from (fault for fault in error.faults)
         else:
             for task in tasks:
                 if task.reward is None:
-                    yield Fault(
-                        f"--benchmarks {task.name}: it is no benchmark, so say who judges it: --reward_func math",
-                        ("benchmarks", "reward_func"),
-                    )
+                    yield f"--benchmarks {task.name}: it is no benchmark, so say who judges it: --reward_func math"
         yield from stop_word_faults(self.stop_words)
         yield from self._unread(given)
 
-    def _comparison_faults(self, given: frozenset[str]) -> Iterator[Fault]:
+    def _comparison_faults(self, given: frozenset[str]) -> Iterator[str]:
         if len(self.compare) != 2:
-            yield Fault(f"--compare wants two folders, not {len(self.compare)}", ("compare",))
+            yield f"--compare wants two folders, not {len(self.compare)}"
         unread = sorted(given - {"compare", "seed", "output_dir"})
         if unread:
-            yield Fault(f"--compare reads finished evaluations: leave out {', '.join(f'--{one}' for one in unread)}")
+            yield f"--compare reads finished evaluations: leave out {', '.join(f'--{one}' for one in unread)}"
 
-    def _unread(self, given: frozenset[str]) -> Iterator[Fault]:
+    def _unread(self, given: frozenset[str]) -> Iterator[str]:
         """Flags that have no effect with this model and engine."""
         unread: tuple[str, ...]
         if self.is_url:
@@ -183,28 +179,22 @@ class EvalArguments(
             unread, why = (*_ENDPOINT_FLAGS, "per_device_eval_batch_size"), "--infer_backend vllm"
         found = [name for name in unread if name in given]
         if found and self.model:
-            yield Fault(no_effect(found, f"with {why}"), ("model",))
+            yield no_effect(found, f"with {why}")
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """Defaults that depend on other flags, filled in."""
         name = self.base_url.split("://")[-1].replace("/", "_") if self.is_url else _folder_name(self.model)
         return replace(
-            self,
+            self.with_key(environ),
             system=system_message(self.system),
             response_prefix=newlines(self.response_prefix),
             output_dir=self.output_dir or (None if self.compare else f"output/eval/{name}"),
-            api_key=(self.api_key or environ.get(API_KEY_VARIABLE) or None) if self.is_url else None,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """All flags as JSON-able values, without the API key."""
-        return to_dict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The arguments that `to_dict` wrote; the API key comes from the environment variable SWIFT_API_KEY."""
-        arguments = cls(**values)
-        return replace(arguments, api_key=os.environ.get(API_KEY_VARIABLE) or None) if arguments.is_url else arguments
+    def with_key(self, environ: Mapping[str, str]) -> Self:
+        """The same arguments with the key of the server or endpoint."""
+        key = (self.api_key or environ.get(API_KEY_VARIABLE) or None) if self.is_url else None
+        return replace(self, api_key=key)
 
 
 def _folder_name(model: str) -> str:

@@ -13,14 +13,6 @@ from typing import Any
 _KEY = "swift_r1.flag"
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One thing wrong with the arguments. It is dropped where one of `flags` has a fault of its own already."""
-
-    text: str
-    flags: tuple[str, ...] = ()
-
-
 @dataclass(frozen=True, eq=False, slots=True)
 class Scope:
     """Where a flag is read. Given elsewhere it is refused: a flag that does nothing misleads.
@@ -28,13 +20,11 @@ class Scope:
     Attributes:
         holds: whether these arguments read the flag.
         otherwise: ends the message "--flag has no effect ..."; `{name}` stands for the value of another flag.
-        deciders: the flags that `holds` looks at.
         unless_off: a flag that is given as its default None, false, 0 or empty is no fault.
     """
 
     holds: Callable[[Any], bool]
     otherwise: str
-    deciders: tuple[str, ...] = ()
     unless_off: bool = False
 
 
@@ -128,7 +118,7 @@ def no_effect(names: Sequence[str], otherwise: str) -> str:
     return f"{', '.join(f'--{name}' for name in names)} {'has' if len(names) == 1 else 'have'} no effect {otherwise}"
 
 
-def scope_faults(args: Any, given: frozenset[str], groups: Collection[str] = ()) -> Iterator[Fault]:
+def scope_faults(args: Any, given: frozenset[str], groups: Collection[str] = ()) -> Iterator[str]:
     """The flags that were given outside their scope, of all groups or of these."""
     unused: dict[Scope, list[str]] = {}
     for name, spec in flag_specs(type(args)).items():
@@ -140,14 +130,7 @@ def scope_faults(args: Any, given: frozenset[str], groups: Collection[str] = ())
             if not (scope.unless_off and off) and not scope.holds(args):
                 unused.setdefault(scope, []).append(name)
     for scope, names in unused.items():
-        yield Fault(no_effect(names, scope.otherwise.format_map(vars(args))), scope.deciders)
-
-
-def to_dict(arguments: Any) -> dict[str, Any]:
-    """All flags as JSON-able values; secrets are left out (they travel in the environment)."""
-    specs = flag_specs(type(arguments))
-    values = dataclasses.asdict(arguments)
-    return {name: None if specs[name].info.secret else value for name, value in values.items()}
+        yield no_effect(names, scope.otherwise.format_map(vars(args)))
 
 
 def _groups(cls: type) -> dict[str, str]:

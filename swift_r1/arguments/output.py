@@ -7,19 +7,12 @@ from dataclasses import dataclass
 from swift_r1.arguments.data import EVALUATED
 from swift_r1.arguments.fields import Scope, free_flag
 
-_BEST = Scope(
-    lambda args: args.metric_for_best_model is not None, "without --metric_for_best_model", ("metric_for_best_model",)
-)
-_RESUMES = Scope(
-    lambda args: args.resume_from_checkpoint is not None,
-    "without --resume_from_checkpoint",
-    ("resume_from_checkpoint",),
-)
-_EVERY_STEPS = Scope(lambda args: args.eval_steps is not None, "without --eval_steps", ("eval_steps",))
+_BEST = Scope(lambda args: args.metric_for_best_model is not None, "without --metric_for_best_model")
+_RESUMES = Scope(lambda args: args.resume_from_checkpoint is not None, "without --resume_from_checkpoint")
+_EVERY_STEPS = Scope(lambda args: args.eval_steps is not None, "without --eval_steps")
 _TRACKED = Scope(
     lambda args: bool({"wandb", "swanlab"} & set(args.report_to)),
     "without --report_to wandb or swanlab",
-    ("report_to",),
     unless_off=True,
 )
 

@@ -9,43 +9,67 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
 from swift_r1.arguments.convert import from_config, from_words
-from swift_r1.arguments.fields import Fault, FlagSpec, flag_specs, spellings
+from swift_r1.arguments.fields import FlagSpec, flag_specs, scope_faults, spellings
 from swift_r1.arguments.ms_swift_flags import MS_SWIFT_GRPO_FLAGS, REFUSED_FLAGS
 from swift_r1.arguments.world import World
 from swift_r1.errors import UsageError
 
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*(=.*)?$", re.DOTALL)
+_NAMED_FLAG = re.compile(r"--(\w+)")
+API_KEY_VARIABLE = "SWIFT_API_KEY"
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 
 
-class Arguments(Protocol):
-    """What `parse_arguments` asks of an argument class, which is a dataclass of flags that all have defaults."""
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """The arguments of a command: a dataclass of flags that all have defaults."""
 
     command: ClassVar[str]
 
-    def faults(self, given: frozenset[str], world: World) -> Iterable[Fault]:
+    def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         """What is wrong with the values taken together; `given` names the flags the user set."""
-        ...
+        yield from scope_faults(self, given)
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """The same arguments with every default that depends on others filled in."""
-        ...
+        return self.with_key(environ)
+
+    def with_key(self, environ: Mapping[str, str]) -> Self:
+        """The same arguments with the API key of the environment, where one is needed and not given."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """All flags as JSON-able values, without secrets, which travel in the environment."""
+        specs = flag_specs(type(self))
+        return {name: None if specs[name].info.secret else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The arguments that `to_dict` wrote; the API key comes from the environment variable SWIFT_API_KEY.
+
+        Raises:
+            TypeError: a key that is no flag (the file is of another version).
+        """
+        unknown = sorted(set(values) - set(flag_specs(cls)))
+        if unknown:
+            raise TypeError(f"not flags of swift {cls.command}: {', '.join(unknown)}")
+        return cls(**values).with_key(os.environ)
 
 
-A = TypeVar("A", bound=Arguments)
+A = TypeVar("A", bound=Command)
 
 
 @dataclass
 class _Reading:
     """Values and faults collected while reading. `faulty` are the flags that have a fault."""
 
-    cls: type[Arguments]
+    cls: type[Command]
     values: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     faulty: set[str] = field(default_factory=set)
@@ -63,7 +87,7 @@ def parse_arguments(cls: type[A], argv: Sequence[str], environ: Mapping[str, str
     """The arguments of a command, checked and resolved.
 
     Args:
-        cls: `RlhfArguments` or `RolloutArguments`.
+        cls: the argument class of the command.
         argv: the words after the command's name.
         environ: the process environment (default: `os.environ`), for the world size and keys.
 
@@ -84,9 +108,10 @@ def parse_arguments(cls: type[A], argv: Sequence[str], environ: Mapping[str, str
     reading.faults += world_faults
     arguments = cls(**reading.values)
     given = frozenset(reading.values)
-    for fault in arguments.faults(given, world):
-        if not reading.faulty.intersection(fault.flags):
-            reading.faults.append(fault.text)
+    # A fault that names a faulty flag may be its consequence.
+    for text in arguments.faults(given, world):
+        if not reading.faulty.intersection(_NAMED_FLAG.findall(text)):
+            reading.faults.append(text)
     if reading.faults:
         raise UsageError(*reading.faults)
     return arguments.resolved(given, world, environ)
@@ -164,7 +189,7 @@ def _load_config(path: str, faults: list[str]) -> dict[Any, Any]:
     return loaded or {}
 
 
-def unknown_flag(cls: type[Arguments], written: str) -> str:
+def unknown_flag(cls: type[Command], written: str) -> str:
     """One line about a flag that is not ours: refused by name, ms-swift's, or a typo."""
     name = written.lstrip("-").replace("-", "_")
     shown = written if written.startswith("-") else f"--{name}"

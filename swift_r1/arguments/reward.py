@@ -10,28 +10,21 @@ from swift_r1.arguments.fields import Scope, flag, free_flag
 MATH_REWARDS = ("math", "math_tag", "math_tag_strict")
 """Those that `--verifier` is for."""
 
-_IN_PROCESSES = Scope(
-    lambda args: args.reward_isolation != "inline", "with --reward_isolation inline", ("reward_isolation",)
-)
+_IN_PROCESSES = Scope(lambda args: args.reward_isolation != "inline", "with --reward_isolation inline")
 
 
 def _of_reward(name: str) -> Scope:
     """Of a built-in reward; a plugin's reward may read the flag too."""
     return Scope(
-        lambda args: name in args.reward_funcs or bool(args.external_plugins),
-        f"without --reward_funcs {name}",
-        ("reward_funcs",),
+        lambda args: name in args.reward_funcs or bool(args.external_plugins), f"without --reward_funcs {name}"
     )
 
 
 _MATH = Scope(
     lambda args: bool({*MATH_REWARDS} & {*args.reward_funcs} or args.external_plugins or args.eval_datasets),
-    f"without one of the rewards {', '.join(MATH_REWARDS)}",
-    ("reward_funcs",),
+    f"without one of the rewards {', '.join(MATH_REWARDS)} (--reward_funcs)",
 )
-_API = Scope(
-    lambda args: "api" in args.reward_funcs, "without api among --reward_funcs", ("reward_funcs",), unless_off=True
-)
+_API = Scope(lambda args: "api" in args.reward_funcs, "without api among --reward_funcs", unless_off=True)
 _COSINE, _REPETITION, _SOFT_OVERLONG = map(_of_reward, ("cosine", "repetition", "soft_overlong"))
 
 

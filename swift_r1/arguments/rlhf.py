@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from swift_r1.arguments import checks
 from swift_r1.arguments.algorithm import DEFAULT_SCALE_REWARDS
 from swift_r1.arguments.eval_tasks import limited
-from swift_r1.arguments.fields import Fault, flag, flag_specs, scope_faults, to_dict
+from swift_r1.arguments.fields import flag, scope_faults
+from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.rollout import GYM_SCHEDULER
 from swift_r1.arguments.world import World
 from swift_r1.data.prompt_templates import newlines, system_message
 
-API_KEY_VARIABLE = "SWIFT_API_KEY"
 DEFAULT_EVAL_LIMIT = 64  # held-out prompts
 
 
@@ -25,7 +24,7 @@ DEFAULT_EVAL_LIMIT = 64  # held-out prompts
 class RlhfArguments(RlhfFlags):
     """Every flag of `swift rlhf`, flat: the attribute has the flag's name."""
 
-    def faults(self, given: frozenset[str], world: World) -> Iterator[Fault]:
+    def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         """What is wrong with the values taken together."""
         yield from scope_faults(self, given)
         yield from checks.all_faults(self, given, world)
@@ -44,7 +43,7 @@ class RlhfArguments(RlhfFlags):
             critic_model = critic_model or self.model
             critic_rate = self.peak_learning_rate if critic_rate is None else critic_rate
         return replace(
-            self,
+            self.with_key(environ),
             critic_model=critic_model,
             learning_rate=self.peak_learning_rate,
             critic_learning_rate=critic_rate,
@@ -68,27 +67,12 @@ class RlhfArguments(RlhfFlags):
             eval_limit=self.eval_limit or DEFAULT_EVAL_LIMIT,
             output_dir=self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}",
             report_to=[name for name in self.report_to if name != "none"],
-            api_key=(self.api_key or environ.get(API_KEY_VARIABLE)) if self.use_vllm else None,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """All flags as JSON-able values, without the API key."""
-        return to_dict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The arguments that `to_dict` wrote; the API key comes from the environment variable SWIFT_API_KEY.
-
-        Raises:
-            TypeError: a key that is no flag (the file is of another version).
-        """
-        unknown = sorted(set(values) - set(flag_specs(cls)))
-        if unknown:
-            raise TypeError(f"not flags of swift rlhf: {', '.join(unknown)}")
-        arguments = cls(**values)
-        if arguments.use_vllm and arguments.api_key is None:
-            return replace(arguments, api_key=os.environ.get(API_KEY_VARIABLE))
-        return arguments
+    def with_key(self, environ: Mapping[str, str]) -> Self:
+        """The same arguments with the server's API key, where there is one."""
+        key = (self.api_key or environ.get(API_KEY_VARIABLE) or None) if self.use_vllm else None
+        return replace(self, api_key=key)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +91,7 @@ class CheckArguments(RlhfArguments):
     num_rows: int = flag(4, "rows per dataset to preprocess, and to call the rewards with", at_least=1)
     json: bool = flag(False, "write one JSON object to standard output and nothing else")
 
-    def faults(self, given: frozenset[str], world: World) -> Iterator[Fault]:
+    def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         """What is wrong with the values that matter here; the others may be given, so that a command can be pasted."""
         yield from scope_faults(self, given, ("Plugins and rewards", "Built-in rewards"))
         yield from checks.reward_faults(self, given)

@@ -9,6 +9,7 @@ from swift_r1.arguments.algorithm import AlgorithmArguments, PPOArguments
 from swift_r1.arguments.data import DataArguments
 from swift_r1.arguments.eval_tasks import Task, read_tasks
 from swift_r1.arguments.output import OutputArguments
+from swift_r1.arguments.parser import Command
 from swift_r1.arguments.reward import BuiltinRewardArguments, RewardArguments
 from swift_r1.arguments.rollout import GenerationArguments, MultiTurnArguments
 from swift_r1.arguments.training import ModelArguments, TrainingArguments
@@ -26,6 +27,7 @@ class RlhfFlags(
     BuiltinRewardArguments,
     RewardArguments,
     ModelArguments,
+    Command,
 ):
     """Every flag of `swift rlhf`, flat: the attribute has the flag's name."""
 

@@ -9,33 +9,27 @@ from swift_r1.arguments.fields import Scope, flag, free_flag
 
 GYM_SCHEDULER = "gym_scheduler"
 
-_VLLM = Scope(lambda args: args.use_vllm, "without --use_vllm true", ("use_vllm",))
-_COLOCATED = Scope(
-    lambda args: args.colocates, "without --vllm_mode colocate: give it to `swift rollout`", ("vllm_mode", "use_vllm")
-)
+_VLLM = Scope(lambda args: args.use_vllm, "without --use_vllm true")
+_COLOCATED = Scope(lambda args: args.colocates, "without --vllm_mode colocate: give it to `swift rollout`")
 _OWN_ADDRESS = Scope(
     lambda args: not args.colocates,
     "with --vllm_mode colocate, whose engines have addresses and a key already: use --vllm_mode server",
-    ("vllm_mode",),
 )
 _SHARES_A_DEVICE = Scope(
     lambda args: args.colocates,
     "without --use_vllm true --vllm_mode colocate: an engine on a device of its own need not sleep",
-    ("vllm_mode", "use_vllm"),
     unless_off=True,
 )
 _SLEEPS = Scope(
     lambda args: args.sleep_level > 0,
     "without --sleep_level 1 or 2 (and --vllm_mode colocate, on a GPU): an engine that never sleeps needs no room",
-    ("sleep_level", "vllm_mode"),
     unless_off=True,
 )
-_ASYNC = Scope(lambda args: args.async_generate, "without --async_generate true", ("async_generate",))
-_GYM = Scope(lambda args: args.use_gym_env, "without --use_gym_env true", ("use_gym_env",))
+_ASYNC = Scope(lambda args: args.async_generate, "without --async_generate true")
+_GYM = Scope(lambda args: args.use_gym_env, "without --use_gym_env true")
 _SEVERAL_TURNS = Scope(
     lambda args: args.multi_turn_scheduler is not None or args.use_gym_env,
     "without --multi_turn_scheduler or --use_gym_env true",
-    ("multi_turn_scheduler", "use_gym_env"),
 )
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
-from swift_r1.arguments.fields import Fault, Scope, flag, scope_faults, spellings, to_dict
-from swift_r1.arguments.rlhf import API_KEY_VARIABLE
+from swift_r1.arguments.fields import Scope, flag, scope_faults, spellings
+from swift_r1.arguments.parser import API_KEY_VARIABLE, Command
 from swift_r1.arguments.training import DTYPES
 from swift_r1.arguments.world import World
 
@@ -106,52 +105,37 @@ class EngineArguments(VllmArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutArguments(EngineArguments, ServerArguments):
+class RolloutArguments(EngineArguments, ServerArguments, Command):
     """Every flag of `swift rollout`, flat: the attribute has the flag's name."""
 
     command: ClassVar[str] = "rollout"
 
-    def faults(self, given: frozenset[str], world: World) -> Iterator[Fault]:
+    def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         """What is wrong with the values taken together."""
         yield from scope_faults(self, given)
         if not self.model and not self.adapters:
-            yield Fault("--model is missing: folder of the model, or its Hugging Face id", ("model", "adapters"))
+            yield "--model is missing: folder of the model, or its Hugging Face id"
         if self.adapters and self.vllm_enable_lora:
-            yield Fault(
-                "--vllm_enable_lora true would put a trainer's adapters over those of --adapters: leave one out",
-                ("adapters", "vllm_enable_lora"),
-            )
+            yield "--vllm_enable_lora true would put a trainer's adapters over those of --adapters: leave one out"
         known = spellings(type(self))
         for name in self.vllm_engine_kwargs:
             spec = known.get(f"vllm_{name}") or known.get(name)
             if spec is not None:
-                yield Fault(f"--vllm_engine_kwargs holds {name!r}: use --{spec.name}", ("vllm_engine_kwargs",))
+                yield f"--vllm_engine_kwargs holds {name!r}: use --{spec.name}"
             elif (why := RESERVED.get(name)) is not None:
-                yield Fault(f"--vllm_engine_kwargs holds {name!r}, which is ours: {why}", ("vllm_engine_kwargs",))
+                yield f"--vllm_engine_kwargs holds {name!r}, which is ours: {why}"
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
-            yield Fault("--ssl_certfile and --ssl_keyfile go together", ("ssl_certfile", "ssl_keyfile"))
+            yield "--ssl_certfile and --ssl_keyfile go together"
         if self.vllm_max_lora_rank not in LORA_RANKS:
-            yield Fault(
-                f"--vllm_max_lora_rank {self.vllm_max_lora_rank}: vLLM has {', '.join(map(str, LORA_RANKS))}",
-                ("vllm_max_lora_rank",),
-            )
+            yield f"--vllm_max_lora_rank {self.vllm_max_lora_rank}: vLLM has {', '.join(map(str, LORA_RANKS))}"
         if self.served_model_name == "":
-            yield Fault("--served_model_name is empty", ("served_model_name",))
+            yield "--served_model_name is empty"
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """Defaults that depend on other flags, filled in."""
-        return replace(
-            self,
-            served_model_name=self.served_model_name or self.adapters or self.model,
-            api_key=self.api_key or environ.get(API_KEY_VARIABLE) or None,
-        )
+        name = self.served_model_name or self.adapters or self.model
+        return replace(self.with_key(environ), served_model_name=name)
 
-    def to_dict(self) -> dict[str, Any]:
-        """All flags as JSON-able values, without the API key."""
-        return to_dict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The arguments that `to_dict` wrote; the API key comes from the environment variable SWIFT_API_KEY."""
-        arguments = cls(**values)
-        return replace(arguments, api_key=arguments.api_key or os.environ.get(API_KEY_VARIABLE) or None)
+    def with_key(self, environ: Mapping[str, str]) -> Self:
+        """The same arguments with the key that clients must show."""
+        return replace(self, api_key=self.api_key or environ.get(API_KEY_VARIABLE) or None)

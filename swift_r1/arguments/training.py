@@ -10,26 +10,23 @@ from swift_r1.arguments.fields import Scope, flag, free_flag
 
 DTYPES = ("float32", "bfloat16", "float16")
 
-_ADAPTERS = Scope(lambda args: args.train_type != "full", "with --train_type {train_type}: use lora", ("train_type",))
-_FULL = Scope(lambda args: args.train_type == "full", "with --train_type {train_type}: use full", ("train_type",))
+_ADAPTERS = Scope(lambda args: args.train_type != "full", "with --train_type {train_type}: use lora")
+_FULL = Scope(lambda args: args.train_type == "full", "with --train_type {train_type}: use full")
 _QUANTIZED = Scope(
     lambda args: args.train_type == "qlora" or (args.train_type == "lora" and args.quant_bits is not None),
     "with --train_type {train_type}: use qlora",
-    ("train_type",),
 )
-_ADAM = Scope(lambda args: args.optim != "sgd", "with --optim sgd", ("optim",))
+_ADAM = Scope(lambda args: args.optim != "sgd", "with --optim sgd")
 _WARMS_UP = Scope(
     lambda args: args.lr_scheduler_type != "constant" or not (args.warmup_ratio or args.warmup_steps),
     "with --lr_scheduler_type constant: use constant_with_warmup",
-    ("lr_scheduler_type",),
 )
 _FROZEN = Scope(
     lambda args: args.freeze_parameters or args.freeze_parameters_regex or args.freeze_parameters_ratio,
     "where nothing is frozen",
-    ("freeze_parameters", "freeze_parameters_regex", "freeze_parameters_ratio"),
     unless_off=True,
 )
-_RANKS = Scope(lambda args: args.deepspeed is not None, "without --deepspeed: leave it out", ("deepspeed",))
+_RANKS = Scope(lambda args: args.deepspeed is not None, "without --deepspeed: leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)

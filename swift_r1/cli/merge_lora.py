@@ -8,13 +8,13 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
-from swift_r1.arguments.fields import Fault, flag
-from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.fields import flag
+from swift_r1.arguments.parser import Command, parse_arguments
 from swift_r1.arguments.training import DTYPES
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import model_faults
@@ -32,7 +32,7 @@ swift merge-lora --adapters output/model/v0-20261121-120000/checkpoint-100
 
 
 @dataclass(frozen=True, kw_only=True)
-class MergeArguments:
+class MergeArguments(Command):
     """Merge."""
 
     command: ClassVar[str] = "merge-lora"
@@ -42,10 +42,6 @@ class MergeArguments:
     torch_dtype: str | None = flag(
         None, "dtype of the merged weights (default: the one they were trained in)", choices=DTYPES, aliases=("dtype",)
     )
-
-    def faults(self, given: frozenset[str], world: World) -> Iterator[Fault]:
-        """No two values contradict each other."""
-        return iter(())
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """Defaults that depend on other flags, filled in."""

@@ -11,9 +11,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.parser import API_KEY_VARIABLE, parse_arguments
 from swift_r1.arguments.plan import make_plan, plan_table
-from swift_r1.arguments.rlhf import API_KEY_VARIABLE, RlhfArguments
+from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.preflight import check_inputs

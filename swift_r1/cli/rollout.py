@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.rlhf import API_KEY_VARIABLE
+from swift_r1.arguments.parser import API_KEY_VARIABLE, parse_arguments
 from swift_r1.arguments.server import LOOPBACK, RolloutArguments
 from swift_r1.checking.model_folder import is_local, model_faults
 from swift_r1.cli.help import command_help, wants_help

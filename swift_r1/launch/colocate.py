@@ -20,8 +20,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from swift_r1.arguments.fields import flag_specs, no_effect
+from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.plan import Plan
-from swift_r1.arguments.rlhf import API_KEY_VARIABLE, RlhfArguments
+from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.launch.environment import cpu_binding
