@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from swift_r1.arguments.fields import Scope, flag, free_flag
+from swift_r1.arguments.fields import Scope, flag, free
 
-_NOT_STREAMED = Scope(lambda args: not args.streaming, "with --streaming true: rows are prepared as they come")
+_STORED = Scope(lambda args: not args.streaming, "with --streaming true: rows are prepared as they come")
 _STREAMED = Scope(lambda args: args.streaming, "without --streaming true")
 _SHUFFLED = Scope(lambda args: args.dataset_shuffle or not args.streaming, "with --dataset_shuffle false")
 _LIMITED = Scope(
@@ -30,36 +30,23 @@ class DataArguments:
         "id[:subset/...|all][#N]; #N takes N rows",
         required=True,
     )
-    val_dataset: list[str] = free_flag([], "held-out prompts for --eval_steps, written like --dataset", EVALUATED)
-    split_dataset_ratio: float = flag(
-        0.0, "share of --dataset held out for evaluation", EVALUATED, at_least=0, at_most=0.9
-    )
+    val_dataset: list[str] = free([], "held-out prompts for --eval_steps, written like --dataset", EVALUATED)
+    split_dataset_ratio: float = flag(0.0, "share of --dataset that is held out", EVALUATED, at_least=0, at_most=0.9)
     use_hf: bool | None = flag(None, "hub ids without a prefix are Hugging Face's (default: USE_HF, else ModelScope's)")
     custom_dataset_info: list[str] = flag([], "JSON files that register datasets, in ms-swift's form")
     columns: dict[str, Any] = flag({}, 'rename dataset columns: \'{"question": "query"}\'')
-    strict: bool = free_flag(False, "a row that cannot be read or preprocessed stops the run instead of being left out")
-    dataset_num_proc: int = free_flag(1, "processes that preprocess rows", _NOT_STREAMED, at_least=1)
-    load_from_cache_file: bool = free_flag(
-        True,
-        "take rows that were preprocessed before, by the same code from the same data",
-        _NOT_STREAMED,
-        ms_swift="false",
+    strict: bool = free(False, "a row that cannot be read or preprocessed stops the run instead of being left out")
+    dataset_num_proc: int = free(1, "processes that preprocess rows", _STORED, at_least=1)
+    load_from_cache_file: bool = free(
+        True, "reuse rows that the same code preprocessed before from the same data", _STORED, ms_swift="false"
     )
     streaming: bool = flag(False, "preprocess rows while training; needs --max_steps")
     shuffle_buffer_size: int = flag(1000, "rows among which --streaming shuffles", _STREAMED, _SHUFFLED, at_least=1)
     dataset_shuffle: bool = flag(True, "shuffle the prompts each epoch, and take the rows of #N at random")
-    data_seed: int | None = flag(
-        None, "seed of sampling and order of the data (default: --seed)", ms_swift="42 whatever --seed is"
-    )
-    system: str | None = flag(
-        None, "system message put before every prompt that has none: text, its \\n as newlines, or a .txt file"
-    )
-    prompt_template: str | None = flag(
-        None, "r1, qwen_math, no, or a Jinja file, in place of the tokenizer's chat template"
-    )
-    response_prefix: str = flag(
-        "", "what the model's turn begins with, '<think>': in its prompt, and in the text that rewards see"
-    )
+    data_seed: int | None = flag(None, "seed of the data's order (default: --seed)", ms_swift="42")
+    system: str | None = flag(None, "system message of prompts without one: text (\\n: newline), or a .txt file")
+    prompt_template: str | None = flag(None, "r1, qwen_math, no, or a Jinja file, instead of the chat template")
+    response_prefix: str = flag("", "what the model's turn begins with: '<think>'; rewards see it too")
     enable_thinking: bool | None = flag(None, "passed to the chat template (default: the template's own)")
     max_length: int | None = flag(None, "longest prompt in tokens; see --truncation_strategy", at_least=1)
     truncation_strategy: str = flag(
@@ -69,6 +56,4 @@ class DataArguments:
         choices=("delete", "left"),
         ms_swift="left",
     )
-    dataloader_num_workers: int = free_flag(
-        0, "processes that render and tokenise prompts in advance", at_least=0, ms_swift="1"
-    )
+    dataloader_num_workers: int = free(0, "processes that tokenise prompts in advance", at_least=0, ms_swift="1")

@@ -39,21 +39,15 @@ class AskingArguments:
     max_completion_length: int = flag(2048, "longest completion in tokens", at_least=1)
     stop_words: list[str] = flag([], "strings that end a completion")
     instruction: str | None = flag(
-        None, "text below each question (default: the benchmark's own, without --system or another template)"
+        None, "text below each question (default: the benchmark's, unless --system or a template is given)"
     )
-    system: str | None = flag(
-        None, "system message put before every prompt that has none: text, its \\n as newlines, or a .txt file"
-    )
-    prompt_template: str | None = flag(
-        None, "r1, qwen_math, no, or a Jinja file, in place of the tokenizer's chat template"
-    )
+    system: str | None = flag(None, "system message of prompts without one: text (\\n: newline), or a .txt file")
+    prompt_template: str | None = flag(None, "r1, qwen_math, no, or a Jinja file, instead of the chat template")
     response_prefix: str = flag("", "what the model's turn begins with, '<think>'; part of its text when it is judged")
     enable_thinking: bool | None = flag(None, "passed to the chat template (default: the template's own)")
     use_hf: bool | None = flag(None, "hub ids without a prefix are Hugging Face's (default: USE_HF, else ModelScope's)")
     custom_dataset_info: list[str] = flag([], "JSON files that register datasets, in ms-swift's form")
-    eval_limit: int | None = flag(
-        None, "use only the first questions of each benchmark, this many (default: all)", at_least=1
-    )
+    eval_limit: int | None = flag(None, "most questions of each benchmark, its first (default: all)", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +67,7 @@ class ModelUnderTest:
     seed: int = flag(42, "seed of the completions, and of --compare's resampling", at_least=0)
     infer_backend: str = flag(
         "vllm",
-        "what generates with a model folder: vLLM, or transformers as in training without a server",
+        "what generates with a model folder; transformers: as in training without a server",
         choices=("vllm", "transformers"),
     )
     per_device_eval_batch_size: int = flag(64, "completions that transformers generates at once", at_least=1)
@@ -83,9 +77,7 @@ class ModelUnderTest:
 class EndpointArguments:
     """Servers and endpoints."""
 
-    api_key: str | None = flag(
-        None, "key of the server or endpoint (better: the environment variable SWIFT_API_KEY)", secret=True
-    )
+    api_key: str | None = flag(None, "key of the server or endpoint (better: in SWIFT_API_KEY)", secret=True)
     endpoint: str = flag(
         "auto",
         "protocol of a URL: that of `swift rollout` where it is one (rollouts), else OpenAI's chat, or completions",
@@ -94,9 +86,7 @@ class EndpointArguments:
     served_model_name: str | None = flag(None, "which of an endpoint's models (default: the only one)")
     tokenizer: str | None = flag(None, "model folder with the tokenizer of a `swift rollout` server (default: its own)")
     max_concurrent_requests: int = flag(64, "requests at once to an endpoint", at_least=1)
-    vllm_server_timeout: float = flag(
-        240.0, "seconds to wait for a lost server, or an endpoint that does not answer", more_than=0
-    )
+    vllm_server_timeout: float = flag(240.0, "seconds to wait for a lost server or endpoint", more_than=0)
     request_timeout: float = flag(1800.0, "longest wait for one answer of an endpoint, in seconds", more_than=0)
 
 

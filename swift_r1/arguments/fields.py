@@ -86,7 +86,7 @@ def flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
     return dataclasses.field(default=default, metadata={_KEY: about}, repr=not about.secret)
 
 
-def free_flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
+def free(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
     """A flag that a resumed run may have otherwise (`FlagInfo.may_change`)."""
     return flag(default, help, *scopes, may_change=True, **info)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swift_r1.arguments.algorithm import NO_GROUPS
-from swift_r1.arguments.fields import Scope, flag, free_flag
+from swift_r1.arguments.fields import Scope, flag, free
 
 MATH_REWARDS = ("math", "math_tag", "math_tag_strict")
 """Those that `--verifier` is for."""
 
-_IN_PROCESSES = Scope(lambda args: args.reward_isolation != "inline", "with --reward_isolation inline")
+_POOL = Scope(lambda args: args.reward_isolation != "inline", "with --reward_isolation inline")
 
 
 def _of_reward(name: str) -> Scope:
@@ -25,7 +25,7 @@ _MATH = Scope(
     f"without one of the rewards {', '.join(MATH_REWARDS)} (--reward_funcs)",
 )
 _API = Scope(lambda args: "api" in args.reward_funcs, "without api among --reward_funcs", unless_off=True)
-_COSINE, _REPETITION, _SOFT_OVERLONG = map(_of_reward, ("cosine", "repetition", "soft_overlong"))
+_COSINE, _REPETITION, _SOFT = map(_of_reward, ("cosine", "repetition", "soft_overlong"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,27 +33,20 @@ class PluginArguments:
     """Plugins and rewards."""
 
     external_plugins: list[str] = flag([], "Python files that register rewards and datasets")
-    reward_timeout: float = free_flag(
-        10.0,
-        "seconds that a reward call may take for each of its completions, before its process is killed",
-        more_than=0,
+    reward_timeout: float = free(
+        10.0, "seconds per completion that a reward call may take before its process is killed", more_than=0
     )
-    reward_num_workers: int = free_flag(2, "processes that compute rewards", _IN_PROCESSES, at_least=1)
+    reward_num_workers: int = free(2, "processes that compute rewards", _POOL, at_least=1)
     reward_isolation: str = flag(
         "process",
         "where rewards run: in processes that can be killed, or inline in the trainer (stateful or GPU rewards; "
         "no time-out, no memory limit)",
         choices=("process", "inline"),
     )
-    reward_memory_limit: float = free_flag(
-        2.0,
-        "GiB that a reward process may take in addition to what loading the plugins took",
-        _IN_PROCESSES,
-        more_than=0,
+    reward_memory_limit: float = free(
+        2.0, "GiB that a reward process may take beyond what loading the plugins took", _POOL, more_than=0
     )
-    reward_env: list[str] = flag(
-        [], "environment variables that rewards may see although they look like secrets or proxies", _IN_PROCESSES
-    )
+    reward_env: list[str] = flag([], "variables that rewards may see although they look like secrets or proxies", _POOL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +58,7 @@ class RewardArguments(PluginArguments):
     )
     reward_weights: list[float] | None = flag(None, "one weight per reward function (default: 1 each)")
     renormalize_reward_weights: bool = flag(
-        False, "where a function returns None, scale the other weights up so that their sum stays"
+        False, "where a function returns None, the other weights grow to the same sum"
     )
     multi_objective_aggregation: str = flag(
         "sum_then_normalize",
@@ -105,16 +98,13 @@ class BuiltinRewardArguments(VerifierArguments):
     cosine_min_len_value_correct: float = flag(1.0, "cosine: a correct answer of length 0", _COSINE)
     cosine_max_len_value_correct: float = flag(0.5, "cosine: a correct answer of full length", _COSINE)
     cosine_max_len: int | None = flag(
-        None, "cosine: full length in tokens (default: --max_completion_length)", _COSINE, at_least=1
+        None, "cosine: full length (default: --max_completion_length)", _COSINE, at_least=1
     )
     repetition_n_grams: int = flag(3, "repetition: words of an n-gram", _REPETITION, at_least=1)
     repetition_max_penalty: float = flag(-1.0, "repetition: the value where all n-grams repeat", _REPETITION, at_most=0)
     soft_max_length: int | None = flag(
-        None, "soft_overlong: tokens at which it is -1 (default: --max_completion_length)", _SOFT_OVERLONG, at_least=2
+        None, "soft_overlong: tokens at which it is -1 (default: --max_completion_length)", _SOFT, at_least=2
     )
     soft_cache_length: int | None = flag(
-        None,
-        "soft_overlong: tokens before that over which it falls from 0; required with it",
-        _SOFT_OVERLONG,
-        at_least=1,
+        None, "soft_overlong: tokens before that over which it falls from 0; required with it", _SOFT, at_least=1
     )

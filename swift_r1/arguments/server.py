@@ -42,31 +42,23 @@ class ServerArguments:
 
     model: str = flag("", "folder of the model, or its Hugging Face id (required, except with --adapters)")
     adapters: str | None = flag(
-        None, "checkpoint of --train_type lora or qlora, served merged with --model (default: the model it names)"
+        None, "adapters (a checkpoint) to serve merged with --model (default: the model they name)"
     )
     host: str = flag("127.0.0.1", "address to listen on; any except loopback needs --api_key", ms_swift="0.0.0.0")
     port: int = flag(8000, "port to listen on", at_least=1, at_most=65535)
-    api_key: str | None = flag(
-        None, "key that clients must show (better: the environment variable SWIFT_API_KEY)", secret=True
-    )
+    api_key: str | None = flag(None, "key that clients must show (better: in SWIFT_API_KEY)", secret=True)
     ssl_certfile: str | None = flag(None, "certificate (PEM) for HTTPS, with --ssl_keyfile")
     ssl_keyfile: str | None = flag(None, "the certificate's key (PEM)")
-    max_pending_requests: int = flag(
-        4096, "completions that may be running or waiting; requests beyond that get 503", at_least=1
-    )
+    max_pending_requests: int = flag(4096, "completions running or waiting; beyond that: 503", at_least=1)
     served_model_name: str | None = flag(None, "the model's name in /v1/models (default: --model)")
     update_policy: str = flag(
         "wait",
         "what a weight update does with running generations: wait for them, abort them (503), keep them running",
         choices=("wait", "abort", "keep"),
     )
-    update_timeout: float = flag(
-        120.0, "seconds without progress after which an unfinished weight update is given up", more_than=0
-    )
+    update_timeout: float = flag(120.0, "seconds without progress that end a weight update", more_than=0)
     client_grace: float = flag(
-        5.0,
-        "seconds that a weight update waits for generations of other clients; then they are stopped (503)",
-        at_least=0,
+        5.0, "seconds that a weight update waits for other clients' generations; then they get 503", at_least=0
     )
 
 
@@ -78,17 +70,12 @@ class VllmArguments:
         None, "dtype of weights and computation (default: the model config's)", choices=DTYPES, aliases=("dtype",)
     )
     max_model_len: int | None = flag(
-        None,
-        "longest prompt plus completion in tokens (default: the model's)",
-        at_least=2,
-        aliases=("vllm_max_model_len",),
+        None, "longest prompt plus completion (default: the model's)", at_least=2, aliases=("vllm_max_model_len",)
     )
     vllm_gpu_memory_utilization: float = flag(0.9, "share of GPU memory for the engine", more_than=0, at_most=1)
     vllm_enforce_eager: bool | None = flag(None, "no torch.compile and no CUDA graphs: starts sooner, runs slower")
     vllm_tensor_parallel_size: int = flag(1, "GPUs (or parts of a CPU) that share one copy of the model", at_least=1)
-    vllm_data_parallel_size: int = flag(
-        1, "copies of the model behind this address, each with its own GPUs or part of the CPU", at_least=1
-    )
+    vllm_data_parallel_size: int = flag(1, "copies of the model, each with its own GPUs or part of the CPU", at_least=1)
     vllm_enable_prefix_caching: bool = flag(True, "compute a group's shared prompt once")
     vllm_enable_lora: bool = flag(False, "take only the adapters from a trainer with --train_type lora")
     vllm_max_lora_rank: int = flag(
