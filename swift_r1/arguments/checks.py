@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from swift_r1.arguments.rlhf_flags import RlhfFlags
-from swift_r1.arguments.rollout_checks import rollout_faults, round_faults
 from swift_r1.arguments.world import World
 from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_message
 from swift_r1.errors import UsageError
@@ -42,16 +41,10 @@ def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator
 def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """What the loss, the estimator and PPO need of other flags."""
     if args.rlhf_type == "grpo" and args.num_generations < 2:
-        yield (
-            "--num_generations must be at least 2, not 1, with --rlhf_type grpo: a completion is compared with its "
-            "group"
-        )
+        yield "--num_generations must be at least 2, not 1, with --rlhf_type grpo: it compares completions"
     if args.rlhf_type == "ppo":
-        if 0 < args.max_steps <= args.critic_warmup_steps:
-            yield (
-                f"--critic_warmup_steps {args.critic_warmup_steps} leaves the policy no step of --max_steps "
-                f"{args.max_steps}"
-            )
+        if 0 < args.max_steps <= (warmup := args.critic_warmup_steps):
+            yield f"--critic_warmup_steps {warmup} leaves the policy no step of --max_steps {args.max_steps}"
         other = [name for name in ("steps_per_generation", "generation_batch_size") if name in given]
         if args.num_mini_batches is not None and other:
             yield f"give either --num_mini_batches or --{other[0]}, not both"
@@ -64,19 +57,19 @@ def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     estimator = args.advantage_estimator
     if estimator.startswith("reinforce_plus_plus") and "scale_rewards" in given and args.scale_rewards == "group":
         yield (
-            f"--scale_rewards group has no effect with --advantage_estimator {estimator}, which normalises over "
-            "the batch: use batch or none"
+            f"--scale_rewards group has no effect with --advantage_estimator {estimator}, which normalises over the "
+            "batch: use batch or none"
         )
     if args.dynamic_sample and estimator == "reinforce_plus_plus":
         yield (
             "--dynamic_sample true makes no sense with --advantage_estimator reinforce_plus_plus, whose baseline is "
             "the batch: groups of equal rewards teach there too"
         )
-    longest = (args.max_length or 0) + args.max_completion_length
-    if args.max_tokens_per_micro_batch is not None and args.max_tokens_per_micro_batch < longest:
+    longest, most = (args.max_length or 0) + args.max_completion_length, args.max_tokens_per_micro_batch
+    if most is not None and most < longest:
         yield (
-            f"--max_tokens_per_micro_batch {args.max_tokens_per_micro_batch} is less than one completion may take with "
-            f"its prompt: {longest} tokens (--max_length and --max_completion_length)"
+            f"--max_tokens_per_micro_batch {most} is less than one completion may take with its prompt: {longest} "
+            "tokens (--max_length and --max_completion_length)"
         )
 
 
@@ -115,8 +108,110 @@ def reward_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
         if args.soft_cache_length is None:
             yield "--reward_funcs soft_overlong needs --soft_cache_length"
         elif args.soft_cache_length >= longest:
-            text = f"--soft_cache_length {args.soft_cache_length} must be below --soft_max_length {longest}"
-            yield text
+            yield f"--soft_cache_length {args.soft_cache_length} must be below --soft_max_length {longest}"
+
+
+def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
+    """Where completions come from, how they are sampled, and how far ahead."""
+    if args.colocates:
+        yield from _colocate_faults(args)
+    elif args.use_vllm:
+        yield from _server_faults(args, given)
+    if args.offload_optimizer and args.optim.startswith("paged"):
+        yield (
+            f"--offload_optimizer true with --optim {args.optim}, whose moments move between GPU and host by "
+            "themselves: leave one out"
+        )
+    if args.top_k == 0:
+        yield "--top_k 0 leaves no token to sample: -1 is off"
+    mode = args.rollout_importance_sampling_mode
+    if args.cuts_sampling and mode is not None and mode.startswith("sequence"):
+        yield (
+            f"--rollout_importance_sampling_mode {mode} with --top_p or --top_k would weigh a completion by how "
+            "much of the distribution was cut at each of its tokens: use token_truncate"
+        )
+    yield from stop_word_faults(args.stop_words)
+    if args.async_generate and not args.use_vllm:
+        yield "--async_generate true needs a `swift rollout` server (--use_vllm true), which generates meanwhile"
+    if args.cuts_sampling and args.ratio_to_behaviour:
+        yield (
+            "--async_generate true takes the ratio to the engine's log-probs, those of a part of the distribution with "
+            "--top_p or --top_k: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0"
+        )
+
+
+def stop_word_faults(stop_words: list[str]) -> Iterator[str]:
+    if "" in stop_words:
+        yield "--stop_words holds an empty string, which would end every completion at once"
+
+
+def _colocate_faults(args: RlhfFlags) -> Iterator[str]:
+    if args.async_generate and args.max_staleness:
+        yield (
+            "--async_generate true gains nothing with --vllm_mode colocate, where engine and trainer share a device: "
+            "use --vllm_mode server, or leave it out"
+        )
+    if args.weight_transport == "nccl":
+        yield "--weight_transport nccl needs a GPU each for trainer and engine: with --vllm_mode colocate use auto"
+
+
+def _server_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
+    """Which servers, and how weights go to them."""
+    hosts, ports, urls = args.vllm_server_host, args.vllm_server_port, args.vllm_server_base_url
+    if not urls and not hosts:
+        yield "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, or --vllm_mode colocate"
+        return
+    if urls and ("vllm_server_host" in given or "vllm_server_port" in given):
+        yield "give either --vllm_server_base_url or --vllm_server_host/--vllm_server_port, not both"
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            yield f"--vllm_server_base_url must begin with http:// or https://: {url!r}"
+    if not urls and len(hosts) != len(ports) and 1 not in (len(hosts), len(ports)):
+        yield f"--vllm_server_host has {len(hosts)} values and --vllm_server_port {len(ports)}: give one port, or as many"
+        return
+    for url, times in Counter(args.rollout_base_urls).items():
+        if times > 1:
+            yield f"{url} is named {times} times: each server once"
+    if args.weight_transport == "nccl" and len(args.rollout_base_urls) > 1:
+        yield "--weight_transport nccl takes one server: use --vllm_tensor_parallel_size there, or http or shm"
+    if args.weight_delta == "true" and args.weight_transport in ("shm", "nccl"):
+        yield f"--weight_delta true sends changes by http, and --weight_transport is {args.weight_transport}"
+
+
+def round_faults(args: RlhfFlags, world: World) -> Iterator[str]:
+    """The arithmetic of a round: completions, groups, micro-batches."""
+    if args.generation_batch_size is not None and args.steps_per_generation is not None:
+        yield "give either --generation_batch_size or --steps_per_generation, not both"
+        return
+    micro_batch = args.per_device_train_batch_size * world.size
+    across = f"--per_device_train_batch_size {args.per_device_train_batch_size} x {world.size} processes"
+    accumulation = args.gradient_accumulation_steps
+    micro_batches = args.micro_batches_per_round
+    if (size := args.generation_batch_size) is not None:
+        if size % micro_batch:
+            near = _near_multiples(size, micro_batch)
+            yield f"--generation_batch_size {size} is no multiple of {micro_batch} ({across}): {near}"
+            return
+        micro_batches = size // micro_batch
+    if micro_batches % accumulation:
+        yield (
+            f"{micro_batches} micro-batches are generated at once, which is no multiple of "
+            f"--gradient_accumulation_steps {accumulation}: {_near_multiples(micro_batches, accumulation)} "
+            "for --steps_per_generation"
+        )
+        return
+    completions = micro_batch * micro_batches
+    if completions % args.num_generations:
+        yield (
+            f"a round of {completions} completions ({across} x {micro_batches} micro-batches) does not divide into "
+            f"groups of --num_generations {args.num_generations}: change --per_device_train_batch_size, "
+            "--steps_per_generation, --gradient_accumulation_steps or --num_generations so that it does"
+        )
+
+
+def _near_multiples(value: int, divisor: int) -> str:
+    below = value // divisor * divisor
+    return f"use {below} or {below + divisor}" if below else f"use {below + divisor}"
 
 
 def tuner_faults(args: RlhfFlags) -> Iterator[str]:
@@ -139,10 +234,8 @@ def schedule_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
         yield "give either --warmup_steps or --warmup_ratio, not both"
     allowed = _SCHEDULER_KWARGS.get(kind, set())
     for name in sorted(set(kwargs) - allowed):
-        yield (
-            f"--lr_scheduler_kwargs: {kind} does not take {name!r}"
-            + (f" (it takes {', '.join(sorted(allowed))})" if allowed else "")
-        )
+        instead = f" (it takes {', '.join(sorted(allowed))})" if allowed else ""
+        yield f"--lr_scheduler_kwargs: {kind} does not take {name!r}{instead}"
     if kind == "polynomial":
         end = kwargs.get("lr_end", 1e-7)
         rates = {"learning_rate": args.peak_learning_rate, "critic_learning_rate": args.critic_learning_rate}
@@ -153,10 +246,7 @@ def schedule_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
                     f"give a smaller one, --lr_scheduler_kwargs '{{\"lr_end\": 0}}'"
                 )
     if kind == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(kwargs):
-        yield (
-            "--lr_scheduler_type cosine_with_min_lr needs the minimum: "
-            "--lr_scheduler_kwargs '{\"min_lr_rate\": 0.1}' (or min_lr)"
-        )
+        yield f"--lr_scheduler_type {kind} needs the minimum: --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}' (or min_lr)"
 
 
 def process_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
@@ -189,7 +279,7 @@ def evaluation_faults(args: RlhfFlags) -> Iterator[str]:
     try:
         args.eval_tasks()
     except UsageError as error:
-        yield from (fault for fault in error.faults)
+        yield from error.faults
     name = args.metric_for_best_model
     if name is None:
         return

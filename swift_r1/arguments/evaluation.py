@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import ClassVar, Self
 
-from swift_r1.arguments.checks import wording_faults
+from swift_r1.arguments.checks import stop_word_faults, wording_faults
 from swift_r1.arguments.eval_tasks import Task, limited, read_tasks
 from swift_r1.arguments.fields import flag, no_effect
 from swift_r1.arguments.parser import API_KEY_VARIABLE, Command
 from swift_r1.arguments.reward import PluginArguments, VerifierArguments
-from swift_r1.arguments.rollout_checks import stop_word_faults
 from swift_r1.arguments.server import VllmArguments
 from swift_r1.arguments.world import World
 from swift_r1.data.prompt_templates import newlines, system_message

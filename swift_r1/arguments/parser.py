@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from swift_r1.arguments.convert import from_config, from_words
-from swift_r1.arguments.fields import FlagSpec, flag_specs, scope_faults, spellings
+from swift_r1.arguments.fields import FlagSpec, flag_specs, from_config, from_words, scope_faults, spellings
 from swift_r1.arguments.ms_swift_flags import MS_SWIFT_GRPO_FLAGS, REFUSED_FLAGS
 from swift_r1.arguments.world import World
 from swift_r1.errors import UsageError

@@ -90,7 +90,7 @@ def test_a_run_on_a_cpu_says_so_before_it_reads_its_data() -> None:
         ({"vllm_server_host": "h"}, "whose engines have addresses and a key already"),
         ({"api_key": "k"}, "whose engines have addresses and a key already"),
         ({"async_generate": "true"}, "gains nothing with --vllm_mode colocate"),
-        ({"weight_transport": "nccl"}, "needs a GPU for the trainer and another for the engine"),
+        ({"weight_transport": "nccl"}, "needs a GPU each for trainer and engine"),
     ],
 )
 def test_what_contradicts_it_is_refused(flags: dict[str, Any], fault: str) -> None:
