@@ -167,7 +167,7 @@ def _server_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
         if not url.startswith(("http://", "https://")):
             yield f"--vllm_server_base_url must begin with http:// or https://: {url!r}"
     if not urls and len(hosts) != len(ports) and 1 not in (len(hosts), len(ports)):
-        yield f"--vllm_server_host has {len(hosts)} values and --vllm_server_port {len(ports)}: give one port, or as many"
+        yield f"--vllm_server_host has {len(hosts)} values and --vllm_server_port {len(ports)}: one port, or as many"
         return
     for url, times in Counter(args.rollout_base_urls).items():
         if times > 1:
@@ -246,7 +246,7 @@ def schedule_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
                     f"give a smaller one, --lr_scheduler_kwargs '{{\"lr_end\": 0}}'"
                 )
     if kind == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(kwargs):
-        yield f"--lr_scheduler_type {kind} needs the minimum: --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}' (or min_lr)"
+        yield f"--lr_scheduler_type {kind} needs the minimum: --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}'"
 
 
 def process_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:

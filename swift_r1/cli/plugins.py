@@ -28,7 +28,7 @@ def run(words: Sequence[str]) -> int:
         raise UsageError(f"unknown flag {flags[0]}: only plugin files can be given, also after {_FLAG}")
     if _FLAG in words and not files:
         raise UsageError(f"{_FLAG} needs a plugin file")
-    from swift_r1.data.resolve import builtin_datasets, datasets
+    from swift_r1.data.registry import builtin_datasets, datasets
     from swift_r1.plugins import load_plugins
     from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
     from swift_r1.rewards import orms
