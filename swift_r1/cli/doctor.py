@@ -1,6 +1,7 @@
 """`swift doctor`: what this machine and installation can do, one line per finding, with advice where there is any.
 
-Each check returns a finding; libraries that may break at import are imported in processes of their own, with a deadline.
+Each check returns a finding; libraries that may break at import are imported in processes of their own, with a
+deadline.
 """
 
 from __future__ import annotations
