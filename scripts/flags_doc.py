@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import textwrap
 from itertools import groupby
 from pathlib import Path
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments
-from swift_r1.arguments.check import CheckArguments
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import FlagSpec, flag_specs
-from swift_r1.arguments.merge import MergeArguments
+from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.cli.help import shown
+from swift_r1.cli.merge_lora import MergeArguments
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "flags.md"
 INTRODUCTION = """# Flags
 
 Made by `python scripts/flags_doc.py` from the flags' own descriptions; a test keeps it current. Names and meaning are
-ms-swift's. Where a default is not ms-swift's, the last column says what that is. Lists are written `--flag a b`,
-booleans `--flag true`. A YAML file of flags may come first; the command line wins over it.
+ms-swift's. Brackets hold the default, and ms-swift's where it differs. Lists are written `--flag a b`, booleans
+`--flag true`. A YAML file of flags may come first; the command line wins over it.
 """
 
 
@@ -28,25 +29,24 @@ def page() -> str:
     for command, cls in commands:
         parts.append(f"## `{command}`\n")
         for group, members in groupby(flag_specs(cls).values(), key=lambda spec: spec.group):
-            parts.append(f"### {group}\n\n| flag | default | what it does | ms-swift's default |\n|---|---|---|---|")
-            parts += [_row(spec) for spec in members]
-            parts.append("")
-    parts.append("## `swift merge-lora`\n")
-    parts.append("| flag | default | what it does | ms-swift's default |\n|---|---|---|---|")
-    parts += [*(_row(spec) for spec in flag_specs(MergeArguments).values()), ""]
+            parts += [f"### {group}\n", *map(_entry, members), ""]
+    parts += ["## `swift merge-lora`\n", *map(_entry, flag_specs(MergeArguments).values()), ""]
     parts.append("## `swift check`\n\nThe flags of `swift rlhf`, none of them required, and:\n")
-    parts.append("| flag | default | what it does | ms-swift's default |\n|---|---|---|---|")
-    parts += [_row(spec) for spec in flag_specs(CheckArguments).values() if spec.group == "Check"]
+    parts += [_entry(spec) for spec in flag_specs(CheckArguments).values() if spec.group == "Check"]
     return "\n".join([*parts, ""])
 
 
-def _row(spec: FlagSpec) -> str:
+def _entry(spec: FlagSpec) -> str:
     names = ", ".join(f"`--{name}`" for name in (spec.name, *spec.info.aliases))
-    default = (
-        "required" if spec.info.required else "" if spec.default in (None, "", [], {}) else f"`{shown(spec.default)}`"
-    )
+    notes = ["required"] if spec.info.required else []
+    if not spec.info.required and spec.default not in (None, "", [], {}):
+        notes.append(f"`{shown(spec.default)}`")
+    if spec.info.ms_swift is not None:
+        notes.append(f"ms-swift: {spec.info.ms_swift}")
     text = spec.info.help + (f"; one of {', '.join(spec.info.choices)}" if spec.info.choices else "")
-    return f"| {names} | {default} | {text.replace('|', chr(92) + '|')} | {spec.info.ms_swift or ''} |"
+    bracket = f" [{'; '.join(notes)}]" if notes else ""
+    line = f"- {names}{bracket}: {text}"
+    return textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return importlib.import_module("swift_r1.runtime.versions").own_version()
+        return importlib.import_module("swift_r1.runtime.libraries").own_version()
     if name not in _HOME_OF:
         raise AttributeError(f"module 'swift_r1' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME_OF[name]), name)

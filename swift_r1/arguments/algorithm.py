@@ -1,10 +1,10 @@
-"""Flags of the algorithm: advantages and loss."""
+"""Flags of the algorithms: advantages and losses of GRPO and its kin, and PPO's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swift_r1.arguments.fields import flag
+from swift_r1.arguments.fields import Scope, flag
 
 DEFAULT_SCALE_REWARDS = {
     "grpo": "group",
@@ -15,29 +15,64 @@ DEFAULT_SCALE_REWARDS = {
 """`--advantage_estimator` to the `--scale_rewards` that its paper, and ms-swift, go with."""
 
 
+def _not_ppo(why: str) -> Scope:
+    return Scope(lambda args: args.rlhf_type != "ppo", f"with --rlhf_type ppo: {why}")
+
+
+def _reads(*losses: str) -> Scope:
+    return Scope(lambda args: args.loss_type in losses, "with --loss_type {loss_type}: leave it out", unless_off=True)
+
+
+_PPO = Scope(lambda args: args.rlhf_type != "grpo", "with --rlhf_type grpo: it is PPO's")
+NO_GROUPS = _not_ppo("rewards are not compared in groups")
+_KL = _not_ppo("the KL is in the reward: --kl_coef")
+_EQUAL = _not_ppo("a group of equal rewards teaches the critic too")
+_ONE_LOSS = _not_ppo("it has one loss, the mean over tokens")
+_SAPO = _reads("sapo")
+_CLIPS = _reads("grpo", "bnpo", "dapo", "dr_grpo")
+_CLIPS_HIGH = _reads("grpo", "bnpo", "dapo", "dr_grpo", "cispo")
+_REFERENCE = Scope(
+    lambda args: args.wants_reference,
+    "without a KL: give --beta (--kl_coef with --rlhf_type ppo) above 0",
+    unless_off=True,
+)
+_REFERENCE_OR_PPO = Scope(
+    lambda args: args.wants_reference or args.rlhf_type == "ppo", "without a KL: give --beta above 0", unless_off=True
+)
+_OWN_REFERENCE = Scope(
+    lambda args: args.train_type == "full",
+    "with --train_type {train_type}: the reference is the model without its adapters",
+    unless_off=True,
+)
+_SYNC_REFERENCE = Scope(lambda args: args.sync_ref_model, "without --sync_ref_model true")
+_CORRECTED = Scope(
+    lambda args: args.rollout_importance_sampling_mode is not None, "without --rollout_importance_sampling_mode"
+)
+_RESAMPLES = Scope(lambda args: args.dynamic_sample, "without --dynamic_sample true")
+
+
 @dataclass(frozen=True, kw_only=True)
 class AlgorithmArguments:
     """Algorithm."""
 
-    rlhf_type: str = flag(
-        "grpo", "the algorithm; others are handed to ms-swift", choices=("grpo", "ppo"), required=True
+    rlhf_type: str = flag("grpo", "the algorithm; ms-swift runs others", choices=("grpo", "ppo"), required=True)
+    beta: float = flag(0.0, "weight of the KL to the reference policy", _KL, at_least=0, ms_swift="0.04")
+    epsilon: float = flag(0.2, "lower clip range of the ratio", _CLIPS, at_least=0, less_than=1, aliases=("cliprange",))
+    epsilon_high: float | None = flag(
+        None, "upper clip range (default: --epsilon; cispo: 5.0)", _CLIPS_HIGH, at_least=0
     )
-    beta: float = flag(0.0, "weight of the KL penalty to the reference policy", at_least=0, ms_swift="0.04")
-    epsilon: float = flag(
-        0.2, "lower clip range of the importance ratio", at_least=0, less_than=1, aliases=("cliprange",)
-    )
-    epsilon_high: float | None = flag(None, "upper clip range (default: --epsilon; cispo: the cap, 5.0)", at_least=0)
     delta: float | None = flag(
-        None, "upper bound of the ratio where the advantage is negative; above 1 + --epsilon_high", more_than=1
+        None, "bound of the ratio where the advantage is negative; above 1 + --epsilon_high", _CLIPS, more_than=1
     )
-    tau_pos: float = flag(1.0, "sapo: temperature where the advantage is positive", more_than=0)
-    tau_neg: float = flag(1.05, "sapo: temperature where the advantage is negative", more_than=0)
+    tau_pos: float = flag(1.0, "sapo: temperature where the advantage is positive", _ONE_LOSS, _SAPO, more_than=0)
+    tau_neg: float = flag(1.05, "sapo: temperature where the advantage is negative", _ONE_LOSS, _SAPO, more_than=0)
     loss_type: str = flag(
-        "grpo", "the loss and what it divides by", choices=("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo")
+        "grpo", "the loss, and its divisor", _ONE_LOSS, choices=("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo")
     )
     scale_rewards: str | None = flag(
         None,
         "standard deviation to divide by (default: group; rloo: none; reinforce_plus_plus: batch)",
+        _not_ppo("rewards are not compared in groups; --whiten_rewards and --whiten_advantages scale"),
         choices=("group", "batch", "none"),
         synonyms={"true": "group", "false": "none"},
         elsewhere={"gdpo": "--multi_objective_aggregation normalize_then_sum"},
@@ -45,14 +80,16 @@ class AlgorithmArguments:
     advantage_estimator: str = flag(
         "grpo",
         "how rewards become advantages",
+        _not_ppo("advantages come from the critic"),
         choices=("grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"),
         ms_swift="grpo; its reinforce_plus_plus is reinforce_plus_plus_baseline here",
     )
     importance_sampling_level: str = flag(
         "token",
         "level of the importance ratio",
+        _not_ppo("advantages, and so ratios, are of tokens"),
         choices=("token", "sequence"),
-        elsewhere={"sequence_token": "sequence (one advantage a completion makes their gradients the same)"},
+        elsewhere={"sequence_token": "sequence (one advantage per completion makes their gradients the same)"},
     )
     top_entropy_quantile: float = flag(
         1.0, "share of the tokens, those of highest entropy, that keep their policy loss", more_than=0, at_most=1
@@ -61,6 +98,8 @@ class AlgorithmArguments:
     kl_in_reward: bool = flag(
         False,
         "subtract --beta times the KL from the reward instead of adding it to the loss",
+        _not_ppo("the KL is always in the reward: --kl_coef"),
+        _REFERENCE_OR_PPO,
         ms_swift="true for rloo and reinforce_plus_plus",
     )
     rollout_importance_sampling_mode: str | None = flag(
@@ -68,25 +107,53 @@ class AlgorithmArguments:
         "correct for the gap between the engine's log-probs and the trainer's (default: not at all)",
         choices=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     )
-    rollout_importance_sampling_threshold: float = flag(2.0, "largest weight of that correction", more_than=0)
-    dynamic_sample: bool = flag(False, "replace groups whose rewards are all equal by those of further prompts")
-    max_resample_times: int = flag(3, "how often a round may do that; what is left is trained on", at_least=1)
-    sync_ref_model: bool = flag(False, "move the reference policy towards the policy now and then")
-    ref_model_sync_steps: int = flag(512, "optimizer steps from one such move to the next", at_least=1)
+    rollout_importance_sampling_threshold: float = flag(2.0, "largest weight in it", _CORRECTED, more_than=0)
+    dynamic_sample: bool = flag(False, "replace groups of equal rewards by those of further prompts", _EQUAL)
+    max_resample_times: int = flag(3, "how often per round; what is left is trained on", _EQUAL, _RESAMPLES, at_least=1)
+    sync_ref_model: bool = flag(False, "move the reference towards the policy now and then", _REFERENCE, _OWN_REFERENCE)
+    ref_model_sync_steps: int = flag(512, "optimizer steps between two such moves", _SYNC_REFERENCE, at_least=1)
     ref_model_mixup_alpha: float = flag(
-        0.6, "weight of the policy in it: reference = alpha * policy + (1 - alpha) * reference", more_than=0, at_most=1
+        0.6, "reference = alpha * policy + (1 - alpha) * reference", _SYNC_REFERENCE, more_than=0, at_most=1
     )
-    offload_ref_model: bool = flag(False, "keep the reference policy in host memory but while it computes (GPU only)")
+    offload_ref_model: bool = flag(
+        False, "keep the reference in host memory except while it computes (GPU only)", _REFERENCE, _OWN_REFERENCE
+    )
     num_iterations: int = flag(
-        1,
-        "optimizer passes over a round of completions",
-        at_least=1,
-        aliases=("num_ppo_epochs",),
-        ms_swift="4 for PPO",
+        1, "optimizer passes over a round of completions", at_least=1, aliases=("num_ppo_epochs",), ms_swift="4 for PPO"
     )
     steps_per_generation: int | None = flag(
-        None, "micro-batches a rank generated at once (default: --gradient_accumulation_steps)", at_least=1
+        None, "micro-batches per rank that are generated at once (default: --gradient_accumulation_steps)", at_least=1
     )
     generation_batch_size: int | None = flag(
         None, "completions generated at once, over all ranks; instead of --steps_per_generation", at_least=2
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PPOArguments:
+    """PPO."""
+
+    critic_model: str | None = flag(
+        None, "folder or id of the critic: a language model, or the critic/ of a checkpoint (default: --model)", _PPO
+    )
+    critic_learning_rate: float | None = flag(
+        None, "the critic's peak rate (default: --learning_rate)", _PPO, at_least=0
+    )
+    critic_warmup_steps: int = flag(0, "optimizer steps at the start in which only the critic learns", _PPO, at_least=0)
+    num_mini_batches: int | None = flag(
+        None,
+        "optimizer steps in one pass over a round, each of --gradient_accumulation_steps micro-batches; instead of "
+        "--steps_per_generation",
+        _PPO,
+        at_least=1,
+        ms_swift="1",
+    )
+    kl_coef: float = flag(0.0, "weight of the KL in each token's reward", _PPO, at_least=0, ms_swift="0.05")
+    gamma: float = flag(1.0, "discount of later rewards", _PPO, at_least=0, at_most=1)
+    lam: float = flag(
+        0.95, "lambda of GAE: 0 trusts the critic at the next token, 1 the whole return", _PPO, at_least=0, at_most=1
+    )
+    cliprange_value: float = flag(0.2, "how far a value may move within a round; 0: without limit", _PPO, at_least=0)
+    vf_coef: float = flag(0.1, "weight of the value loss, applied to its gradient before clipping", _PPO, more_than=0)
+    whiten_rewards: bool = flag(False, "divide a round's token rewards by their standard deviation", _PPO)
+    whiten_advantages: bool = flag(True, "give a round's advantages mean 0 and standard deviation 1", _PPO)

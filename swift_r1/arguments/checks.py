@@ -1,294 +1,335 @@
-"""Faults of `swift rlhf` arguments taken together: pure functions, each yields `Fault`s.
-
-A value that no branch would read is refused: a flag that does nothing misleads.
-"""
+"""Faults of `swift rlhf` arguments taken together that a flag's own limits and scopes do not find."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-from swift_r1.arguments.parser import Fault
+from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.world import World
+from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_message
+from swift_r1.errors import UsageError
 
-if TYPE_CHECKING:
-    from swift_r1.arguments.rlhf import RlhfArguments
-
-_COLOCATE_FLAGS = ("vllm_max_model_len", "vllm_enforce_eager", "vllm_gpu_memory_utilization", "vllm_engine_kwargs")
+DEEPSPEED_NAMES = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
+_SCHEDULER_KWARGS = {
+    "cosine": {"num_cycles"},
+    "cosine_with_min_lr": {"num_cycles", "min_lr", "min_lr_rate"},
+    "cosine_with_restarts": {"num_cycles"},
+    "inverse_sqrt": {"timescale"},
+    "polynomial": {"lr_end", "power"},
+}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def rollout_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
-    """Where completions come from, and how they are sampled."""
-    server_flags = ("vllm_mode", "vllm_server_host", "vllm_server_port", "vllm_server_base_url", "vllm_server_timeout")
-    if not args.use_vllm:
-        unused = [
-            f"--{name}"
-            for name in (*server_flags, "weight_transport", "weight_delta", "weight_check_steps", "api_key")
-            if name in given
-        ]
-        if unused:
-            yield Fault(
-                f"{', '.join(unused)} {'has' if len(unused) == 1 else 'have'} no effect without --use_vllm true",
-                ("use_vllm",),
+def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
+    """Everything that is wrong with the arguments of `swift rlhf` taken together, scopes aside."""
+    yield from algorithm_faults(args, given)
+    yield from reward_faults(args, given)
+    yield from rollout_faults(args, given)
+    yield from round_faults(args, world)
+    yield from tuner_faults(args)
+    yield from schedule_faults(args, given)
+    yield from process_faults(args, given, world)
+    yield from evaluation_faults(args)
+    yield from data_faults(args)
+    yield from ending_faults(args)
+
+
+def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
+    """What the loss, the estimator and PPO need of other flags."""
+    if args.rlhf_type == "grpo" and args.num_generations < 2:
+        yield "--num_generations must be at least 2, not 1, with --rlhf_type grpo: it compares completions"
+    if args.rlhf_type == "ppo":
+        if 0 < args.max_steps <= (warmup := args.critic_warmup_steps):
+            yield f"--critic_warmup_steps {warmup} leaves the policy no step of --max_steps {args.max_steps}"
+        other = [name for name in ("steps_per_generation", "generation_batch_size") if name in given]
+        if args.num_mini_batches is not None and other:
+            yield f"give either --num_mini_batches or --{other[0]}, not both"
+    clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
+    if args.loss_type not in ("cispo", "sapo") and args.delta is not None and args.delta <= 1 + clip_high:
+        yield (
+            f"--delta {args.delta:g} is not above 1 + epsilon_high = {1 + clip_high:g}: it would not bound negative "
+            "advantages but clip positive ones, which is what --epsilon_high does"
+        )
+    estimator = args.advantage_estimator
+    if estimator.startswith("reinforce_plus_plus") and "scale_rewards" in given and args.scale_rewards == "group":
+        yield (
+            f"--scale_rewards group has no effect with --advantage_estimator {estimator}, which normalises over the "
+            "batch: use batch or none"
+        )
+    if args.dynamic_sample and estimator == "reinforce_plus_plus":
+        yield (
+            "--dynamic_sample true makes no sense with --advantage_estimator reinforce_plus_plus, whose baseline is "
+            "the batch: groups of equal rewards teach there too"
+        )
+    longest, most = (args.max_length or 0) + args.max_completion_length, args.max_tokens_per_micro_batch
+    if most is not None and most < longest:
+        yield (
+            f"--max_tokens_per_micro_batch {most} is less than one completion may take with its prompt: {longest} "
+            "tokens (--max_length and --max_completion_length)"
+        )
+
+
+def reward_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
+    """Names and weights of the reward functions, and what some of them need."""
+    if not args.reward_funcs and not args.use_gym_env and args.command == "rlhf":
+        yield "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
+    if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_names):
+        yield (
+            f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_names)} reward functions: "
+            "give one weight per function, in the order of --reward_funcs"
+        )
+    if "api" in args.reward_funcs and args.reward_api is None:
+        yield "--reward_funcs api needs --reward_api URL"
+    elif "api" in args.reward_funcs and not str(args.reward_api).startswith(("http://", "https://")):
+        yield f"--reward_api must begin with http:// or https://: {args.reward_api!r}"
+    if args.truncated_reward is not None and args.missing_eos_penalty is not None:
+        yield "give either --truncated_reward or --missing_eos_penalty, not both"
+    if args.multi_objective_aggregation == "normalize_then_sum":
+        for name in ("truncated_reward", "missing_eos_penalty"):
+            if getattr(args, name) is not None:
+                yield (
+                    f"--{name} is on the scale of the rewards, which --multi_objective_aggregation "
+                    "normalize_then_sum takes away: leave one of them out"
+                )
+        if "scale_rewards" in given and args.scale_rewards == "group":
+            yield (
+                "--scale_rewards group would scale each group twice with --multi_objective_aggregation "
+                "normalize_then_sum: use batch (GDPO) or none"
             )
-    elif args.colocates:
-        yield from _colocate_faults(args, given, server_flags[1:4])
-    else:
+    twice = [name for name, times in sorted(Counter(args.reward_funcs).items()) if times > 1]
+    if twice:
+        yield f"--reward_funcs names {', '.join(twice)} twice: use --reward_weights to count one more"
+    if "soft_overlong" in args.reward_funcs:
+        longest = args.soft_max_length or args.max_completion_length
+        if args.soft_cache_length is None:
+            yield "--reward_funcs soft_overlong needs --soft_cache_length"
+        elif args.soft_cache_length >= longest:
+            yield f"--soft_cache_length {args.soft_cache_length} must be below --soft_max_length {longest}"
+
+
+def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
+    """Where completions come from, how they are sampled, and how far ahead."""
+    if args.colocates:
+        yield from _colocate_faults(args)
+    elif args.use_vllm:
         yield from _server_faults(args, given)
-    yield from _sleep_faults(args)
-    if not args.colocates and (unused := [f"--{name}" for name in _COLOCATE_FLAGS if name in given]):
-        yield Fault(
-            f"{', '.join(unused)}: for --vllm_mode colocate alone; give them to `swift rollout`",
-            ("vllm_mode", "use_vllm"),
+    if args.offload_optimizer and args.optim.startswith("paged"):
+        yield (
+            f"--offload_optimizer true with --optim {args.optim}, whose moments move between GPU and host by "
+            "themselves: leave one out"
         )
     if args.top_k == 0:
-        yield Fault("--top_k 0 leaves no token to sample: -1 is off", ("top_k",))
-    if args.cuts_sampling and args.rollout_importance_sampling_mode is not None:
-        mode = args.rollout_importance_sampling_mode
-        if mode.startswith("sequence"):
-            yield Fault(
-                f"--rollout_importance_sampling_mode {mode} with --top_p or --top_k would weigh a completion by how "
-                "much of the distribution was cut at each of its tokens: use token_truncate",
-                ("rollout_importance_sampling_mode", "top_p", "top_k"),
-            )
-    if "" in args.stop_words:
-        yield Fault("--stop_words holds an empty string, which would end every completion at once", ("stop_words",))
-
-
-def _sleep_faults(args: RlhfArguments) -> Iterator[Fault]:
-    """Engine and trainer take turns only where they share a device, and only the engine's sleep makes room."""
-    if args.sleep_level and not args.colocates:
-        yield Fault(
-            f"--sleep_level {args.sleep_level} is for --use_vllm true --vllm_mode colocate alone: an engine of its own "
-            "device need not sleep",
-            ("sleep_level", "vllm_mode", "use_vllm"),
+        yield "--top_k 0 leaves no token to sample: -1 is off"
+    mode = args.rollout_importance_sampling_mode
+    if args.cuts_sampling and mode is not None and mode.startswith("sequence"):
+        yield (
+            f"--rollout_importance_sampling_mode {mode} with --top_p or --top_k would weigh a completion by how "
+            "much of the distribution was cut at each of its tokens: use token_truncate"
         )
-    for name in ("offload_model", "offload_optimizer"):
-        if getattr(args, name) and not args.sleep_level:
-            yield Fault(
-                f"--{name} true makes room for nobody without --sleep_level 1 or 2 (and --vllm_mode colocate, on a "
-                "GPU): an engine that never sleeps has all its memory already",
-                (name, "sleep_level", "vllm_mode"),
-            )
-    if args.offload_optimizer and args.optim.startswith("paged"):
-        yield Fault(
-            f"--offload_optimizer true with --optim {args.optim}, whose moments move between GPU and host by "
-            "themselves: leave one out",
-            ("offload_optimizer", "optim"),
+    yield from stop_word_faults(args.stop_words)
+    if args.async_generate and not args.use_vllm:
+        yield "--async_generate true needs a `swift rollout` server (--use_vllm true), which generates meanwhile"
+    if args.cuts_sampling and args.ratio_to_behaviour:
+        yield (
+            "--async_generate true takes the ratio to the engine's log-probs, those of a part of the distribution with "
+            "--top_p or --top_k: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0"
         )
 
 
-def _colocate_faults(args: RlhfArguments, given: frozenset[str], addresses: tuple[str, ...]) -> Iterator[Fault]:
-    """What engines of the run's own cannot do."""
-    unused = [f"--{name}" for name in (*addresses, "api_key") if name in given]
-    if unused:
-        yield Fault(
-            f"{', '.join(unused)}: --vllm_mode colocate starts engines of its own, which have addresses and a key "
-            "already; use --vllm_mode server",
-            ("vllm_mode",),
-        )
+def stop_word_faults(stop_words: list[str]) -> Iterator[str]:
+    if "" in stop_words:
+        yield "--stop_words holds an empty string, which would end every completion at once"
+
+
+def _colocate_faults(args: RlhfFlags) -> Iterator[str]:
     if args.async_generate and args.max_staleness:
-        yield Fault(
+        yield (
             "--async_generate true gains nothing with --vllm_mode colocate, where engine and trainer share a device: "
-            "use --vllm_mode server, or leave it out",
-            ("async_generate", "vllm_mode"),
+            "use --vllm_mode server, or leave it out"
         )
     if args.weight_transport == "nccl":
-        yield Fault(
-            "--weight_transport nccl is for GPUs of which trainer and engine have one each; with --vllm_mode colocate "
-            "use auto",
-            ("weight_transport", "vllm_mode"),
-        )
+        yield "--weight_transport nccl needs a GPU each for trainer and engine: with --vllm_mode colocate use auto"
 
 
-def _server_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
+def _server_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Which servers, and how weights go to them."""
     hosts, ports, urls = args.vllm_server_host, args.vllm_server_port, args.vllm_server_base_url
     if not urls and not hosts:
-        yield Fault(
-            "--use_vllm true needs --vllm_server_host (and --vllm_server_port), --vllm_server_base_url, or --vllm_mode "
-            "colocate",
-            ("vllm_server_host", "vllm_server_base_url", "use_vllm"),
-        )
+        yield "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, or --vllm_mode colocate"
         return
     if urls and ("vllm_server_host" in given or "vllm_server_port" in given):
-        yield Fault("give either --vllm_server_base_url or --vllm_server_host/--vllm_server_port, not both")
+        yield "give either --vllm_server_base_url or --vllm_server_host/--vllm_server_port, not both"
     for url in urls:
         if not url.startswith(("http://", "https://")):
-            yield Fault(f"--vllm_server_base_url must begin with http:// or https://: {url!r}")
+            yield f"--vllm_server_base_url must begin with http:// or https://: {url!r}"
     if not urls and len(hosts) != len(ports) and 1 not in (len(hosts), len(ports)):
-        yield Fault(
-            f"--vllm_server_host has {len(hosts)} values and --vllm_server_port {len(ports)}: give one port for all "
-            "hosts, or one for each",
-            ("vllm_server_host", "vllm_server_port"),
-        )
+        yield f"--vllm_server_host has {len(hosts)} values and --vllm_server_port {len(ports)}: one port, or as many"
         return
     for url, times in Counter(args.rollout_base_urls).items():
         if times > 1:
-            yield Fault(f"{url} is named {times} times: each server once", ("vllm_server_base_url", "vllm_server_host"))
+            yield f"{url} is named {times} times: each server once"
     if args.weight_transport == "nccl" and len(args.rollout_base_urls) > 1:
-        yield Fault(
-            "--weight_transport nccl takes one server: use --vllm_tensor_parallel_size there, or http or shm",
-            ("weight_transport",),
-        )
+        yield "--weight_transport nccl takes one server: use --vllm_tensor_parallel_size there, or http or shm"
     if args.weight_delta == "true" and args.weight_transport in ("shm", "nccl"):
-        yield Fault(
-            f"--weight_delta true sends changes by http, and --weight_transport is {args.weight_transport}",
-            ("weight_delta", "weight_transport"),
-        )
+        yield f"--weight_delta true sends changes by http, and --weight_transport is {args.weight_transport}"
 
 
-def round_faults(args: RlhfArguments, given: frozenset[str], world: World) -> Iterator[Fault]:
+def round_faults(args: RlhfFlags, world: World) -> Iterator[str]:
     """The arithmetic of a round: completions, groups, micro-batches."""
-    names = (
-        "generation_batch_size",
-        "steps_per_generation",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "num_generations",
-    )
     if args.generation_batch_size is not None and args.steps_per_generation is not None:
-        yield Fault("give either --generation_batch_size or --steps_per_generation, not both", names)
+        yield "give either --generation_batch_size or --steps_per_generation, not both"
         return
     micro_batch = args.per_device_train_batch_size * world.size
-    across = f"per_device_train_batch_size {args.per_device_train_batch_size} x {world.size} processes"
+    across = f"--per_device_train_batch_size {args.per_device_train_batch_size} x {world.size} processes"
     accumulation = args.gradient_accumulation_steps
-    if args.generation_batch_size is not None:
-        if args.generation_batch_size % micro_batch:
-            near = _near_multiples(args.generation_batch_size, micro_batch)
-            yield Fault(
-                f"--generation_batch_size {args.generation_batch_size} is no multiple of {micro_batch} ({across}): "
-                f"{near}",
-                names,
-            )
+    micro_batches = args.micro_batches_per_round
+    if (size := args.generation_batch_size) is not None:
+        if size % micro_batch:
+            near = _near_multiples(size, micro_batch)
+            yield f"--generation_batch_size {size} is no multiple of {micro_batch} ({across}): {near}"
             return
-        micro_batches = args.generation_batch_size // micro_batch
-    else:
-        micro_batches = args.steps_per_generation or (args.num_mini_batches or 1) * accumulation
+        micro_batches = size // micro_batch
     if micro_batches % accumulation:
-        yield Fault(
+        yield (
             f"{micro_batches} micro-batches are generated at once, which is no multiple of "
             f"--gradient_accumulation_steps {accumulation}: {_near_multiples(micro_batches, accumulation)} "
-            "for --steps_per_generation",
-            names,
+            "for --steps_per_generation"
         )
         return
     completions = micro_batch * micro_batches
     if completions % args.num_generations:
-        yield Fault(
+        yield (
             f"a round of {completions} completions ({across} x {micro_batches} micro-batches) does not divide into "
             f"groups of --num_generations {args.num_generations}: change --per_device_train_batch_size, "
-            "--steps_per_generation, --gradient_accumulation_steps or --num_generations so that it does",
-            names,
+            "--steps_per_generation, --gradient_accumulation_steps or --num_generations so that it does"
         )
 
 
-def loss_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
-    """Values that the chosen loss or estimator does not read."""
-    taus = ("tau_pos", "tau_neg")
-    unread = {"cispo": ("epsilon", "delta", *taus), "sapo": ("epsilon", "epsilon_high", "delta")}
-    for name in unread.get(args.loss_type, taus):
-        if name in given and getattr(args, name) is not None:
-            yield Fault(f"--{name} has no effect with --loss_type {args.loss_type}: leave it out", ("loss_type", name))
-    clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
-    if args.loss_type not in unread and args.delta is not None and args.delta <= 1 + clip_high:
-        yield Fault(
-            f"--delta {args.delta:g} is not above 1 + epsilon_high = {1 + clip_high:g}: it would not bound negative "
-            "advantages but clip positive ones, which is what --epsilon_high does",
-            ("delta", "epsilon", "epsilon_high"),
-        )
-    estimator = args.advantage_estimator
-    if estimator.startswith("reinforce_plus_plus") and "scale_rewards" in given and args.scale_rewards == "group":
-        yield Fault(
-            f"--scale_rewards group has no effect with --advantage_estimator {estimator}, which normalises over "
-            "the batch: use batch or none",
-            ("scale_rewards", "advantage_estimator"),
-        )
-    if "rollout_importance_sampling_threshold" in given and args.rollout_importance_sampling_mode is None:
-        yield Fault("--rollout_importance_sampling_threshold has no effect without --rollout_importance_sampling_mode")
-    if args.dynamic_sample and estimator == "reinforce_plus_plus":
-        yield Fault(
-            "--dynamic_sample true makes no sense with --advantage_estimator reinforce_plus_plus, whose baseline is "
-            "the batch: groups of equal rewards teach there too",
-            ("dynamic_sample", "advantage_estimator"),
-        )
-    elif "max_resample_times" in given and not args.dynamic_sample:
-        yield Fault("--max_resample_times has no effect without --dynamic_sample true")
-    longest = (args.max_length or 0) + args.max_completion_length
-    if args.max_tokens_per_micro_batch is not None and args.max_tokens_per_micro_batch < longest:
-        yield Fault(
-            f"--max_tokens_per_micro_batch {args.max_tokens_per_micro_batch} is less than one completion may take with "
-            f"its prompt: {longest} tokens (--max_length and --max_completion_length)",
-            ("max_tokens_per_micro_batch",),
-        )
+def _near_multiples(value: int, divisor: int) -> str:
+    below = value // divisor * divisor
+    return f"use {below} or {below + divisor}" if below else f"use {below + divisor}"
 
 
-def reward_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
-    """Names and weights of the reward functions."""
-    if not args.reward_funcs and not args.use_gym_env and args.command == "rlhf":
-        yield Fault(
-            "--reward_funcs is missing: names of reward functions; their weighted sum is the reward", ("reward_funcs",)
-        )
-    if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_names):
-        yield Fault(
-            f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_names)} reward functions: "
-            "give one weight a function, in their order",
-            ("reward_weights", "reward_funcs"),
-        )
-    if args.reward_api is None and "api" in args.reward_funcs:
-        yield Fault("--reward_funcs api needs --reward_api URL", ("reward_funcs", "reward_api"))
-    elif args.reward_api is not None and "api" not in args.reward_funcs:
-        yield Fault("--reward_api has no effect without api among --reward_funcs", ("reward_funcs", "reward_api"))
-    elif args.reward_api is not None and not args.reward_api.startswith(("http://", "https://")):
-        yield Fault(f"--reward_api must begin with http:// or https://: {args.reward_api!r}")
-    if args.truncated_reward is not None and args.missing_eos_penalty is not None:
-        yield Fault("give either --truncated_reward or --missing_eos_penalty, not both")
-    if args.multi_objective_aggregation == "normalize_then_sum":
-        for name in ("truncated_reward", "missing_eos_penalty"):
-            if getattr(args, name) is not None:
-                yield Fault(
-                    f"--{name} is on the scale of the rewards, which --multi_objective_aggregation "
-                    "normalize_then_sum takes away: leave one of them out",
-                    ("multi_objective_aggregation", name),
+def tuner_faults(args: RlhfFlags) -> Iterator[str]:
+    """Which weights are trained."""
+    if args.train_type != "full" and not args.target_modules:
+        yield "--target_modules names no module to adapt: all-linear means every linear one"
+    if args.freeze_parameters_regex is not None:
+        try:
+            re.compile(args.freeze_parameters_regex)
+        except re.error as error:
+            yield f"--freeze_parameters_regex {args.freeze_parameters_regex}: no pattern ({error})"
+
+
+def schedule_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
+    """Steps, warm-up and learning-rate schedule."""
+    kind, kwargs = args.lr_scheduler_type, args.lr_scheduler_kwargs
+    if args.max_steps == 0:
+        yield "--max_steps 0 trains nothing: -1 means as many as --num_train_epochs says"
+    if {"warmup_ratio", "warmup_steps"} <= given and args.warmup_steps:
+        yield "give either --warmup_steps or --warmup_ratio, not both"
+    allowed = _SCHEDULER_KWARGS.get(kind, set())
+    for name in sorted(set(kwargs) - allowed):
+        instead = f" (it takes {', '.join(sorted(allowed))})" if allowed else ""
+        yield f"--lr_scheduler_kwargs: {kind} does not take {name!r}{instead}"
+    if kind == "polynomial":
+        end = kwargs.get("lr_end", 1e-7)
+        rates = {"learning_rate": args.peak_learning_rate, "critic_learning_rate": args.critic_learning_rate}
+        for name, rate in rates.items():
+            if rate is not None and isinstance(end, int | float) and rate <= end:
+                yield (
+                    f"--{name} {rate:g} is not above the end of --lr_scheduler_type polynomial, {end:g}: "
+                    f"give a smaller one, --lr_scheduler_kwargs '{{\"lr_end\": 0}}'"
                 )
-        if "scale_rewards" in given and args.scale_rewards == "group":
-            yield Fault(
-                "--scale_rewards group would scale each group twice with --multi_objective_aggregation "
-                "normalize_then_sum: use batch (GDPO) or none",
-                ("scale_rewards", "multi_objective_aggregation"),
+    if kind == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(kwargs):
+        yield f"--lr_scheduler_type {kind} needs the minimum: --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}'"
+
+
+def process_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
+    """DeepSpeed and the number of processes."""
+    if args.colocates and world.nnodes > 1:
+        yield "--vllm_mode colocate is for one machine: use `swift rollout` servers (--vllm_mode server) with several"
+    if world.size == 1 and "shutdown_timeout" in given:
+        yield "--shutdown_timeout has no effect on one process: leave it out"
+    if args.deepspeed is None:
+        if world.size > 1:
+            yield (
+                f"{world.size} processes (NPROC_PER_NODE={world.nproc_per_node}, NNODES={world.nnodes}) need "
+                "--deepspeed, for example --deepspeed zero2; without it training takes one process"
             )
-    if args.reward_isolation == "inline":
-        for name in ("reward_num_workers", "reward_memory_limit", "reward_env"):
-            if name in given:
-                yield Fault(f"--{name} has no effect with --reward_isolation inline", ("reward_isolation", name))
-    twice = sorted({name for name in args.reward_funcs if args.reward_funcs.count(name) > 1})
-    if twice:
-        yield Fault(f"--reward_funcs names {', '.join(twice)} twice: use --reward_weights to count one more")
+        return
+    text = args.deepspeed.strip()
+    if text.startswith("{"):
+        try:
+            json.loads(text)
+        except json.JSONDecodeError as error:
+            yield f"--deepspeed holds JSON that is not valid: {error.msg} at {error.pos}"
+    elif text not in DEEPSPEED_NAMES and not text.endswith(".json"):
+        yield f"--deepspeed must be one of {', '.join(DEEPSPEED_NAMES)}, a .json file or JSON, not {text!r}"
 
 
-def output_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
-    """Trackers."""
+def evaluation_faults(args: RlhfFlags) -> Iterator[str]:
+    """What is evaluated, and the metric that checkpoints are compared by, which must be there at every save."""
+    if args.val_dataset and args.split_dataset_ratio:
+        yield "give either --val_dataset or --split_dataset_ratio, not both"
+    try:
+        args.eval_tasks()
+    except UsageError as error:
+        yield from error.faults
+    name = args.metric_for_best_model
+    if name is None:
+        return
+    known = ["accuracy", "reward", *(f"rewards/{reward}/mean" for reward in args.reward_names)]
+    if name not in known:
+        yield f"--metric_for_best_model {name}: it must be one of {', '.join(known)}"
+    if args.eval_unit == "rollout":
+        yield "--metric_for_best_model needs --eval_unit step"
+    elif args.eval_steps is None or args.save_steps % args.eval_steps:
+        yield (
+            f"--metric_for_best_model needs an evaluation at every save: --save_steps {args.save_steps} must be a "
+            f"multiple of --eval_steps{'' if args.eval_steps is None else f' {args.eval_steps}'}"
+        )
+
+
+def data_faults(args: RlhfFlags) -> Iterator[str]:
+    """Data flags that go together."""
+    if args.streaming and args.max_steps <= 0:
+        yield "--streaming true needs --max_steps: the length of streamed data is not known"
+    if args.streaming and args.split_dataset_ratio:
+        yield "--streaming true cannot split rows off: give --val_dataset"
+    yield from wording_faults(args.system, args.prompt_template, args.enable_thinking)
+
+
+def wording_faults(system: str | None, template: str | None, thinking: bool | None) -> Iterator[str]:
+    """A `--system` file that is none; a `--prompt_template` that is none, or that leaves `--enable_thinking` unread."""
+    try:
+        system_message(system)
+    except UsageError as error:
+        yield str(error)
+    if template is None:
+        return
+    if template in TEMPLATES and thinking is not None:
+        yield f"--enable_thinking has no effect with --prompt_template {template}"
+    try:
+        prompt_template(template)
+    except UsageError as error:
+        yield str(error)
+
+
+def ending_faults(args: RlhfFlags) -> Iterator[str]:
+    """What a run promises and shows, and how it ends early."""
     if "none" in args.report_to and len(args.report_to) > 1:
-        yield Fault("--report_to none cannot be combined with other trackers", ("report_to",))
-    if args.run_name is not None and not {"wandb", "swanlab"} & set(args.report_to):
-        yield Fault("--run_name has no effect without --report_to wandb or swanlab", ("report_to", "run_name"))
-
-
-def ending_faults(args: RlhfArguments, given: frozenset[str]) -> Iterator[Fault]:
-    """How a run ends early and goes on."""
+        yield "--report_to none cannot be combined with other trackers"
     if args.max_runtime is not None and not (_DURATION.fullmatch(args.max_runtime) and seconds_of(args.max_runtime)):
-        yield Fault(f"--max_runtime {args.max_runtime}: wants a time like 90s, 45m, 2h or 1d", ("max_runtime",))
-    if "resume_force" in given and args.resume_from_checkpoint is None:
-        yield Fault("--resume_force has no effect without --resume_from_checkpoint", ("resume_force",))
+        yield f"--max_runtime {args.max_runtime}: wants a time like 90s, 45m, 2h or 1d"
     if args.deterministic and args.use_vllm:
-        yield Fault(
+        yield (
             "--deterministic true cannot be promised with --use_vllm true: vLLM's numbers depend on what it computes "
-            "at the same time; leave one of them out",
-            ("deterministic", "use_vllm"),
+            "at the same time; leave one of them out"
         )
 
 
@@ -297,8 +338,3 @@ def seconds_of(duration: str) -> float:
     match = _DURATION.fullmatch(duration)
     assert match is not None
     return float(match[1]) * _UNITS[match[2]]
-
-
-def _near_multiples(value: int, divisor: int) -> str:
-    below = value // divisor * divisor
-    return f"use {below} or {below + divisor}" if below else f"use {below + divisor}"

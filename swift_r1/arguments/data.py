@@ -5,7 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from swift_r1.arguments.fields import flag
+from swift_r1.arguments.fields import Scope, flag, free
+
+_STORED = Scope(lambda args: not args.streaming, "with --streaming true: rows are prepared as they come")
+_STREAMED = Scope(lambda args: args.streaming, "without --streaming true")
+_SHUFFLED = Scope(lambda args: args.dataset_shuffle or not args.streaming, "with --dataset_shuffle false")
+_LIMITED = Scope(
+    lambda args: args.max_length is not None or args.truncation_strategy == "delete", "without --max_length"
+)
+EVALUATED = Scope(
+    lambda args: args.eval_steps is not None or args.eval_on_start,
+    "without --eval_steps (or --eval_on_start true)",
+    unless_off=True,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,37 +30,30 @@ class DataArguments:
         "id[:subset/...|all][#N]; #N takes N rows",
         required=True,
     )
-    val_dataset: list[str] = flag([], "held-out prompts for --eval_steps, written like --dataset")
-    split_dataset_ratio: float = flag(0.0, "share of --dataset held out for evaluation", at_least=0, at_most=0.9)
+    val_dataset: list[str] = free([], "held-out prompts for --eval_steps, written like --dataset", EVALUATED)
+    split_dataset_ratio: float = flag(0.0, "share of --dataset that is held out", EVALUATED, at_least=0, at_most=0.9)
     use_hf: bool | None = flag(None, "hub ids without a prefix are Hugging Face's (default: USE_HF, else ModelScope's)")
     custom_dataset_info: list[str] = flag([], "JSON files that register datasets, in ms-swift's form")
     columns: dict[str, Any] = flag({}, 'rename dataset columns: \'{"question": "query"}\'')
-    strict: bool = flag(False, "a row that cannot be read or preprocessed stops the run instead of being left out")
-    dataset_num_proc: int = flag(1, "processes that preprocess rows", at_least=1)
-    load_from_cache_file: bool = flag(
-        True, "take rows that were preprocessed before, by the same code from the same data", ms_swift="false"
+    strict: bool = free(False, "a row that cannot be read or preprocessed stops the run instead of being left out")
+    dataset_num_proc: int = free(1, "processes that preprocess rows", _STORED, at_least=1)
+    load_from_cache_file: bool = free(
+        True, "reuse rows that the same code preprocessed before from the same data", _STORED, ms_swift="false"
     )
     streaming: bool = flag(False, "preprocess rows while training; needs --max_steps")
-    shuffle_buffer_size: int = flag(1000, "rows among which --streaming shuffles", at_least=1)
-    dataset_shuffle: bool = flag(True, "shuffle the prompts anew each epoch, and take the rows of #N by chance")
-    data_seed: int | None = flag(
-        None, "seed of sampling and order of the data (default: --seed)", ms_swift="42 whatever --seed is"
-    )
-    system: str | None = flag(
-        None, "system message put before every prompt that has none: text, its \\n as newlines, or a .txt file"
-    )
-    prompt_template: str | None = flag(
-        None, "r1, qwen_math, no, or a Jinja file, in place of the tokenizer's chat template"
-    )
-    response_prefix: str = flag(
-        "", "what the model's turn begins with, '<think>': in its prompt, and in the text that rewards see"
-    )
-    enable_thinking: bool | None = flag(None, "handed to the chat template (default: as it likes)")
+    shuffle_buffer_size: int = flag(1000, "rows among which --streaming shuffles", _STREAMED, _SHUFFLED, at_least=1)
+    dataset_shuffle: bool = flag(True, "shuffle the prompts each epoch, and take the rows of #N at random")
+    data_seed: int | None = flag(None, "seed of the data's order (default: --seed)", ms_swift="42")
+    system: str | None = flag(None, "system message of prompts without one: text (\\n: newline), or a .txt file")
+    prompt_template: str | None = flag(None, "r1, qwen_math, no, or a Jinja file, instead of the chat template")
+    response_prefix: str = flag("", "what the model's turn begins with: '<think>'; rewards see it too")
+    enable_thinking: bool | None = flag(None, "passed to the chat template (default: the template's own)")
     max_length: int | None = flag(None, "longest prompt in tokens; see --truncation_strategy", at_least=1)
     truncation_strategy: str = flag(
         "delete",
         "prompts over --max_length: delete leaves them out and counts them, left keeps their last tokens",
+        _LIMITED,
         choices=("delete", "left"),
         ms_swift="left",
     )
-    dataloader_num_workers: int = flag(0, "processes that render and tokenise prompts ahead", at_least=0, ms_swift="1")
+    dataloader_num_workers: int = free(0, "processes that tokenise prompts in advance", at_least=0, ms_swift="1")

@@ -2,33 +2,29 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
-from swift_r1.arguments.builtin_rewards import VerifierArguments
-from swift_r1.arguments.data_checks import wording_faults
+from swift_r1.arguments.checks import stop_word_faults, wording_faults
 from swift_r1.arguments.eval_tasks import Task, limited, read_tasks
-from swift_r1.arguments.fields import flag
-from swift_r1.arguments.parser import Fault, to_dict
-from swift_r1.arguments.reward import PluginArguments
-from swift_r1.arguments.rlhf import API_KEY_VARIABLE
+from swift_r1.arguments.fields import flag, no_effect
+from swift_r1.arguments.parser import API_KEY_VARIABLE, Command
+from swift_r1.arguments.reward import PluginArguments, VerifierArguments
 from swift_r1.arguments.server import VllmArguments
 from swift_r1.arguments.world import World
 from swift_r1.data.prompt_templates import newlines, system_message
 from swift_r1.errors import UsageError
 
 _ENGINE_FLAGS = (
-    *(
-        "max_model_len",
-        "vllm_gpu_memory_utilization",
-        "vllm_enforce_eager",
-        "vllm_tensor_parallel_size",
-        "vllm_data_parallel_size",
-    ),
-    *("vllm_enable_prefix_caching", "vllm_engine_kwargs"),
+    *("max_model_len", "vllm_gpu_memory_utilization", "vllm_enforce_eager", "vllm_tensor_parallel_size"),
+    *("vllm_data_parallel_size", "vllm_enable_prefix_caching", "vllm_engine_kwargs"),
+)
+_LOCAL_FLAGS = ("infer_backend", "torch_dtype", "per_device_eval_batch_size")
+_ENDPOINT_FLAGS = (
+    *("endpoint", "api_key", "served_model_name", "tokenizer", "max_concurrent_requests", "vllm_server_timeout"),
+    "request_timeout",
 )
 
 
@@ -36,25 +32,21 @@ _ENGINE_FLAGS = (
 class AskingArguments:
     """Sampling and prompts."""
 
-    n: int = flag(1, "completions a question", at_least=1, aliases=("num_generations",))
+    n: int = flag(1, "completions per question", at_least=1, aliases=("num_generations",))
     temperature: float = flag(1.0, "sampling temperature; 0: greedy", at_least=0, at_most=1000)
     top_p: float = flag(1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1)
     max_completion_length: int = flag(2048, "longest completion in tokens", at_least=1)
     stop_words: list[str] = flag([], "strings that end a completion")
     instruction: str | None = flag(
-        None, "text below each question (default: the benchmark's own, without --system or another template)"
+        None, "text below each question (default: the benchmark's, unless --system or a template is given)"
     )
-    system: str | None = flag(
-        None, "system message put before every prompt that has none: text, its \\n as newlines, or a .txt file"
-    )
-    prompt_template: str | None = flag(
-        None, "r1, qwen_math, no, or a Jinja file, in place of the tokenizer's chat template"
-    )
+    system: str | None = flag(None, "system message of prompts without one: text (\\n: newline), or a .txt file")
+    prompt_template: str | None = flag(None, "r1, qwen_math, no, or a Jinja file, instead of the chat template")
     response_prefix: str = flag("", "what the model's turn begins with, '<think>'; part of its text when it is judged")
-    enable_thinking: bool | None = flag(None, "handed to the chat template (default: as it likes)")
+    enable_thinking: bool | None = flag(None, "passed to the chat template (default: the template's own)")
     use_hf: bool | None = flag(None, "hub ids without a prefix are Hugging Face's (default: USE_HF, else ModelScope's)")
     custom_dataset_info: list[str] = flag([], "JSON files that register datasets, in ms-swift's form")
-    eval_limit: int | None = flag(None, "the first so many questions of each benchmark (default: all)", at_least=1)
+    eval_limit: int | None = flag(None, "most questions of each benchmark, its first (default: all)", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,42 +60,38 @@ class ModelUnderTest:
         "object (docs/evaluation.md)",
         objects=True,
     )
-    reward_func: str | None = flag(None, "the reward function that judges data sets which are no benchmark")
+    reward_func: str | None = flag(None, "the reward function that judges data sets that are no benchmark")
     output_dir: str | None = flag(None, "folder of the evaluation; the same command goes on in it (default: by model)")
-    compare: list[str] = flag([], "two folders of evaluations: what the second is better by; takes no model")
+    compare: list[str] = flag([], "two folders of evaluations: how much better the second is; takes no model")
     seed: int = flag(42, "seed of the completions, and of --compare's resampling", at_least=0)
     infer_backend: str = flag(
         "vllm",
-        "who writes the completions of a folder: vLLM, or transformers as training without a server does",
+        "what generates with a model folder; transformers: as in training without a server",
         choices=("vllm", "transformers"),
     )
-    per_device_eval_batch_size: int = flag(64, "completions that transformers writes at once", at_least=1)
+    per_device_eval_batch_size: int = flag(64, "completions that transformers generates at once", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EndpointArguments:
     """Servers and endpoints."""
 
-    api_key: str | None = flag(
-        None, "key of the server or endpoint (better: the environment variable SWIFT_API_KEY)", secret=True
-    )
+    api_key: str | None = flag(None, "key of the server or endpoint (better: in SWIFT_API_KEY)", secret=True)
     endpoint: str = flag(
         "auto",
-        "how a URL is talked to: as `swift rollout` where it is one (rollouts), else OpenAI's chat, or completions",
+        "protocol of a URL: that of `swift rollout` where it is one (rollouts), else OpenAI's chat, or completions",
         choices=("auto", "rollouts", "chat", "completions"),
     )
     served_model_name: str | None = flag(None, "which of an endpoint's models (default: the only one)")
     tokenizer: str | None = flag(None, "model folder with the tokenizer of a `swift rollout` server (default: its own)")
     max_concurrent_requests: int = flag(64, "requests at once to an endpoint", at_least=1)
-    vllm_server_timeout: float = flag(
-        240.0, "seconds to wait for a server that is lost, or an endpoint of which nothing comes", more_than=0
-    )
+    vllm_server_timeout: float = flag(240.0, "seconds to wait for a lost server or endpoint", more_than=0)
     request_timeout: float = flag(1800.0, "longest wait for one answer of an endpoint, in seconds", more_than=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvalArguments(
-    VllmArguments, VerifierArguments, PluginArguments, EndpointArguments, AskingArguments, ModelUnderTest
+    VllmArguments, VerifierArguments, PluginArguments, EndpointArguments, AskingArguments, ModelUnderTest, Command
 ):
     """Every flag of `swift eval`, flat: the attribute has the flag's name."""
 
@@ -138,73 +126,64 @@ class EvalArguments(
         }
         return read_tasks("--benchmarks", [limited(value, self.eval_limit) for value in self.benchmarks], defaults)
 
-    def faults(self, given: frozenset[str], world: World) -> Iterator[Fault]:
+    def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         """What is wrong with the values taken together."""
         if self.compare:
             yield from self._comparison_faults(given)
             return
         if not self.model:
-            yield Fault("--model is missing: a folder, a checkpoint, a Hugging Face id or a URL", ("model",))
+            yield "--model is missing: a folder, a checkpoint, a Hugging Face id or a URL"
         if not self.benchmarks:
-            yield Fault("--benchmarks is missing: --benchmarks gsm8k math500", ("benchmarks",))
-        yield from wording_faults(self)
+            yield "--benchmarks is missing: --benchmarks gsm8k math500"
+        yield from wording_faults(self.system, self.prompt_template, self.enable_thinking)
         try:
             tasks = self.tasks()
         except UsageError as error:
-            yield from (Fault(fault, ("benchmarks", "prompt_template")) for fault in error.faults)
+            yield from (fault for fault in error.faults)
         else:
             for task in tasks:
                 if task.reward is None:
-                    yield Fault(
-                        f"--benchmarks {task.name}: it is no benchmark, so say who judges it: --reward_func math",
-                        ("benchmarks", "reward_func"),
-                    )
-        if "" in self.stop_words:
-            yield Fault("--stop_words holds an empty string, which would end every completion at once", ("stop_words",))
+                    yield f"--benchmarks {task.name}: it is no benchmark, so say who judges it: --reward_func math"
+        yield from stop_word_faults(self.stop_words)
         yield from self._unread(given)
 
-    def _comparison_faults(self, given: frozenset[str]) -> Iterator[Fault]:
+    def _comparison_faults(self, given: frozenset[str]) -> Iterator[str]:
         if len(self.compare) != 2:
-            yield Fault(f"--compare wants two folders, not {len(self.compare)}", ("compare",))
+            yield f"--compare wants two folders, not {len(self.compare)}"
         unread = sorted(given - {"compare", "seed", "output_dir"})
         if unread:
-            yield Fault(f"--compare reads finished evaluations: leave out {', '.join(f'--{one}' for one in unread)}")
+            yield f"--compare reads finished evaluations: leave out {', '.join(f'--{one}' for one in unread)}"
 
-    def _unread(self, given: frozenset[str]) -> Iterator[Fault]:
-        """Flags that no branch would read."""
-        endpoint = ("endpoint", "api_key", "served_model_name", "tokenizer", "max_concurrent_requests")
-        endpoint = (*endpoint, "vllm_server_timeout", "request_timeout")
-        local = ("infer_backend", "torch_dtype", "per_device_eval_batch_size", *_ENGINE_FLAGS)
+    def _unread(self, given: frozenset[str]) -> Iterator[str]:
+        """Flags that have no effect with this model and engine."""
+        unread: tuple[str, ...]
         if self.is_url:
-            unread, why = local, "with the URL of a server"
+            unread, why = (
+                ("infer_backend", "torch_dtype", "per_device_eval_batch_size", *_ENGINE_FLAGS),
+                "the URL of a server",
+            )
         elif self.infer_backend == "transformers":
-            unread, why = (*endpoint, *_ENGINE_FLAGS), "with --infer_backend transformers"
+            unread, why = (*_ENDPOINT_FLAGS, *_ENGINE_FLAGS), "--infer_backend transformers"
         else:
-            unread, why = (*endpoint, "per_device_eval_batch_size"), "with --infer_backend vllm"
-        found = [f"--{name}" for name in unread if name in given]
+            unread, why = (*_ENDPOINT_FLAGS, "per_device_eval_batch_size"), "--infer_backend vllm"
+        found = [name for name in unread if name in given]
         if found and self.model:
-            yield Fault(f"{', '.join(found)} {'has' if len(found) == 1 else 'have'} no effect {why}", ("model",))
+            yield no_effect(found, f"with {why}")
 
-    def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> EvalArguments:
+    def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """Defaults that depend on other flags, filled in."""
         name = self.base_url.split("://")[-1].replace("/", "_") if self.is_url else _folder_name(self.model)
         return replace(
-            self,
+            self.with_key(environ),
             system=system_message(self.system),
             response_prefix=newlines(self.response_prefix),
             output_dir=self.output_dir or (None if self.compare else f"output/eval/{name}"),
-            api_key=(self.api_key or environ.get(API_KEY_VARIABLE) or None) if self.is_url else None,
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """All flags as JSON-able values, without the API key."""
-        return to_dict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> EvalArguments:
-        """The arguments that `to_dict` wrote; the API key comes from the environment variable SWIFT_API_KEY."""
-        arguments = cls(**values)
-        return replace(arguments, api_key=os.environ.get(API_KEY_VARIABLE) or None) if arguments.is_url else arguments
+    def with_key(self, environ: Mapping[str, str]) -> Self:
+        """The same arguments with the key of the server or endpoint."""
+        key = (self.api_key or environ.get(API_KEY_VARIABLE) or None) if self.is_url else None
+        return replace(self, api_key=key)
 
 
 def _folder_name(model: str) -> str:

@@ -1,17 +1,37 @@
-"""What one flag is: a dataclass field with its help, limits, aliases and choices as metadata."""
+"""What one flag is: a dataclass field with its help, limits, aliases, choices and scope as metadata; and how text and
+YAML become its value."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
+import math
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field
-from functools import cache
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 _KEY = "swift_r1.flag"
+_TRUE = {"true", "yes", "1", "on"}
+_FALSE = {"false", "no", "0", "off"}
+_WANTED = {bool: "true or false", int: "a whole number", float: "a number", dict: "a JSON object", str: "text"}
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Scope:
+    """Where a flag is read. Given elsewhere it is refused: a flag that does nothing misleads.
+
+    Attributes:
+        holds: whether these arguments read the flag.
+        otherwise: ends the message "--flag has no effect ..."; `{name}` stands for the value of another flag.
+        unless_off: a flag that is given as its default None, false, 0 or empty is no fault.
+    """
+
+    holds: Callable[[Any], bool]
+    otherwise: str
+    unless_off: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +44,9 @@ class FlagInfo:
         aliases: other spellings of the flag.
         required: must be given on the command line or in the config file.
         at_least, more_than, at_most, less_than: limits of a number, each checked on list items too.
+        scopes: where it is read; all of them must hold.
+        gpu_only: has an effect only on a GPU.
+        may_change: a resumed run may have another value, since it does not change what is learned.
         ms_swift: ms-swift's default where it differs from ours, as text for the help.
         secret: never written to a file or shown.
         synonyms: ms-swift's words for some of the choices.
@@ -39,6 +62,9 @@ class FlagInfo:
     more_than: float | None = None
     at_most: float | None = None
     less_than: float | None = None
+    scopes: tuple[Scope, ...] = ()
+    gpu_only: bool = False
+    may_change: bool = False
     ms_swift: str | None = None
     secret: bool = False
     objects: bool = False
@@ -53,37 +79,64 @@ class FlagSpec:
     name: str
     kind: type
     is_list: bool
-    optional: bool
     default: Any
     group: str
     info: FlagInfo
 
 
-def flag(default: Any, help: str, **info: Any) -> Any:
+def flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
     """A dataclass field that is a command-line flag; `info` are the other fields of `FlagInfo`."""
-    about = FlagInfo(help=help, **info)
+    about = FlagInfo(help=help, scopes=scopes, **info)
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=default.copy, metadata={_KEY: about})
     return dataclasses.field(default=default, metadata={_KEY: about}, repr=not about.secret)
 
 
-@cache
-def flag_specs(cls: type) -> Mapping[str, FlagSpec]:
+def free(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
+    """A flag that a resumed run may have otherwise (`FlagInfo.may_change`)."""
+    return flag(default, help, *scopes, may_change=True, **info)
+
+
+_specs: dict[type, Mapping[str, FlagSpec]] = {}
+
+
+def flag_specs(cls: type[Any]) -> Mapping[str, FlagSpec]:
     """The flags of a command's argument class by name, in the order of its groups."""
-    hints = typing.get_type_hints(cls)
-    groups = _groups(cls)
-    specs: dict[str, FlagSpec] = {}
-    for item in dataclasses.fields(cls):
-        kind, is_list, optional = _kind(hints[item.name])
-        default = item.default if item.default is not MISSING else item.default_factory()  # type: ignore[misc]
-        specs[item.name] = FlagSpec(item.name, kind, is_list, optional, default, groups[item.name], item.metadata[_KEY])
-    return specs
+    if cls not in _specs:
+        hints, groups, defaults = typing.get_type_hints(cls), _groups(cls), cls()
+        _specs[cls] = {
+            one.name: FlagSpec(
+                one.name, *_kind(hints[one.name]), getattr(defaults, one.name), groups[one.name], one.metadata[_KEY]
+            )
+            for one in dataclasses.fields(cls)
+        }
+    return _specs[cls]
 
 
-def spellings(cls: type) -> Mapping[str, FlagSpec]:
+def spellings(cls: type[Any]) -> Mapping[str, FlagSpec]:
     """Every accepted spelling (names and aliases, without dashes) of a command's flags."""
     specs = flag_specs(cls)
     return {name: spec for spec in specs.values() for name in (spec.name, *spec.info.aliases)}
+
+
+def no_effect(names: Sequence[str], otherwise: str) -> str:
+    """The message about flags that nothing reads."""
+    return f"{', '.join(f'--{name}' for name in names)} {'has' if len(names) == 1 else 'have'} no effect {otherwise}"
+
+
+def scope_faults(args: Any, given: frozenset[str], groups: Collection[str] = ()) -> Iterator[str]:
+    """The flags that were given outside their scope, of all groups or of these."""
+    unused: dict[Scope, list[str]] = {}
+    for name, spec in flag_specs(type(args)).items():
+        if name not in given or (groups and spec.group not in groups):
+            continue
+        value = getattr(args, name)
+        off = not value and value == spec.default
+        for scope in spec.info.scopes:
+            if not (scope.unless_off and off) and not scope.holds(args):
+                unused.setdefault(scope, []).append(name)
+    for scope, names in unused.items():
+        yield no_effect(names, scope.otherwise.format_map(vars(args)))
 
 
 def _groups(cls: type) -> dict[str, str]:
@@ -95,13 +148,112 @@ def _groups(cls: type) -> dict[str, str]:
     return groups
 
 
-def _kind(hint: Any) -> tuple[type, bool, bool]:
-    optional = False
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        members = [member for member in typing.get_args(hint) if member is not type(None)]
-        optional = len(members) < len(typing.get_args(hint))
-        (hint,) = members
+def _kind(hint: Any) -> tuple[type, bool]:
+    """The type of a flag's values, and whether it takes a list of them."""
+    if isinstance(hint, types.UnionType):
+        (hint,) = (member for member in typing.get_args(hint) if member is not type(None))
     origin = typing.get_origin(hint)
     if origin is list:
-        return typing.get_args(hint)[0], True, optional
-    return (origin or hint), False, optional
+        return typing.get_args(hint)[0], True
+    return origin or hint, False
+
+
+def from_words(spec: FlagSpec, words: Sequence[str]) -> Any:
+    """The value of the words that follow a flag on the command line.
+
+    Raises:
+        ValueError: wrong number of words, wrong type, a value out of range or not among the choices.
+    """
+    if spec.kind is bool and not words:
+        return True
+    if not words:
+        raise ValueError("needs a value")
+    if spec.is_list:
+        return [_item(spec, word) for word in words]
+    if len(words) > 1:
+        extra = " ".join(words[1:])
+        raise ValueError(f"takes one value but got {len(words)} (what is {extra!r}? quote a value that holds spaces)")
+    return _item(spec, words[0])
+
+
+def from_config(spec: FlagSpec, value: Any) -> Any:
+    """The value of a config file's entry (already a YAML type). Raises `ValueError` like `from_words`."""
+    if value is None:
+        return spec.default
+    if spec.is_list:
+        items = value if isinstance(value, list) else [value]
+        if spec.info.objects:
+            items = [json.dumps(item, ensure_ascii=False) if isinstance(item, dict) else item for item in items]
+        return [_item(spec, _as_word(spec, item)) for item in items]
+    if spec.kind is dict and isinstance(value, dict):
+        return value
+    if spec.name == "deepspeed" and isinstance(value, dict):
+        return json.dumps(value)
+    return _item(spec, _as_word(spec, value))
+
+
+def _as_word(spec: FlagSpec, value: Any) -> str:
+    if isinstance(value, bool) and str(value).lower() in spec.info.synonyms:
+        return str(value).lower()
+    if isinstance(value, bool) and spec.kind is not bool:
+        raise ValueError(f"wants {_WANTED[spec.kind]}, not a bool: put the value in quotes")
+    if isinstance(value, dict | list):
+        raise ValueError(f"wants {_WANTED[spec.kind]}, not {json.dumps(value)}")
+    return str(value)
+
+
+def _item(spec: FlagSpec, word: str) -> Any:
+    value = _typed(spec.kind, word)
+    _check_limits(spec, value)
+    info = spec.info
+    value = info.synonyms.get(str(value).lower(), value) if info.synonyms else value
+    if info.elsewhere and value in info.elsewhere:
+        raise ValueError(f"{value} is written {info.elsewhere[value]} here")
+    if info.choices and value not in info.choices:
+        raise ValueError(f"must be one of {', '.join(info.choices)}, not {value!r}")
+    return value
+
+
+def _typed(kind: type, word: str) -> Any:
+    try:
+        word.encode()
+    except UnicodeEncodeError:  # bytes of another encoding on the command line, half a character in a file
+        raise ValueError("holds what is no UTF-8 text") from None
+    if kind is bool:
+        lowered = word.strip().lower()
+        if lowered not in _TRUE | _FALSE:
+            raise ValueError(f"wants true or false, not {word!r}")
+        return lowered in _TRUE
+    if kind is dict:
+        return _json_object(word)
+    if kind not in (int, float):
+        return word
+    try:
+        number = kind(word)
+    except ValueError:
+        raise ValueError(f"wants {_WANTED[kind]}, not {word!r}") from None
+    if kind is float and not math.isfinite(number):
+        raise ValueError(f"wants a finite number, not {word!r}")
+    return number
+
+
+def _json_object(word: str) -> dict[str, Any]:
+    try:
+        value = json.loads(word)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"wants a JSON object, and {word!r} is not JSON ({error.msg} at {error.pos})") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"wants a JSON object like '{{\"a\": 1}}', not {word!r}")
+    return value
+
+
+def _check_limits(spec: FlagSpec, value: Any) -> None:
+    info = spec.info
+    if info.at_least is not None and value < info.at_least:
+        raise ValueError(f"must be at least {info.at_least:g}, not {value}")
+    if info.more_than is not None and value <= info.more_than:
+        raise ValueError(f"must be more than {info.more_than:g}, not {value}")
+    if info.at_most is not None and value > info.at_most:
+        raise ValueError(f"must be at most {info.at_most:g}, not {value}")
+    if info.less_than is not None and value >= info.less_than:
+        raise ValueError(f"must be less than {info.less_than:g}, not {value}")

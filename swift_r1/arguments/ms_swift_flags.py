@@ -89,9 +89,5 @@ _NAMES = """
 
 MS_SWIFT_GRPO_FLAGS: frozenset[str] = frozenset(_NAMES.split())
 
-_REASONS = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
-
-
-def refusal(name: str) -> str | None:
-    """Why a flag is refused for good, or None where it is not."""
-    return _REASONS.get(name)
+REFUSED_FLAGS = {name: reason for reason, names in _REFUSED.items() for name in names.split()}
+"""Why a flag is refused for good."""

@@ -6,65 +6,87 @@ and one config file (YAML or JSON) first; flags win over it. A flag given twice 
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
-from swift_r1.arguments.convert import from_config, from_words
-from swift_r1.arguments.fields import flag_specs, spellings
-from swift_r1.arguments.ms_swift_flags import MS_SWIFT_GRPO_FLAGS, refusal
+from swift_r1.arguments.fields import FlagSpec, flag_specs, from_config, from_words, scope_faults, spellings
+from swift_r1.arguments.ms_swift_flags import MS_SWIFT_GRPO_FLAGS, REFUSED_FLAGS
 from swift_r1.arguments.world import World
 from swift_r1.errors import UsageError
 
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*(=.*)?$", re.DOTALL)
+_NAMED_FLAG = re.compile(r"--(\w+)")
+API_KEY_VARIABLE = "SWIFT_API_KEY"
 CONFIG_SUFFIXES = (".yaml", ".yml", ".json")
 
 
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """One thing wrong with the arguments. It is dropped where one of `flags` has a fault of its own already."""
-
-    text: str
-    flags: tuple[str, ...] = ()
-
-
-class Arguments(Protocol):
-    """What `parse_arguments` asks of an argument class beside being a dataclass of flags."""
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """The arguments of a command: a dataclass of flags that all have defaults."""
 
     command: ClassVar[str]
-    __dataclass_fields__: ClassVar[dict[str, Any]]
 
-    def faults(self, given: frozenset[str], world: World) -> Iterable[Fault]:
+    def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         """What is wrong with the values taken together; `given` names the flags the user set."""
-        ...
+        yield from scope_faults(self, given)
 
-    def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Any:
+    def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """The same arguments with every default that depends on others filled in."""
-        ...
+        return self.with_key(environ)
+
+    def with_key(self, environ: Mapping[str, str]) -> Self:
+        """The same arguments with the API key of the environment, where one is needed and not given."""
+        return self
+
+    def to_dict(self) -> dict[str, Any]:
+        """All flags as JSON-able values, without secrets, which travel in the environment."""
+        specs = flag_specs(type(self))
+        return {name: None if specs[name].info.secret else value for name, value in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """The arguments that `to_dict` wrote; the API key comes from the environment variable SWIFT_API_KEY.
+
+        Raises:
+            TypeError: a key that is no flag (the file is of another version).
+        """
+        unknown = sorted(set(values) - set(flag_specs(cls)))
+        if unknown:
+            raise TypeError(f"not flags of swift {cls.command}: {', '.join(unknown)}")
+        return cls(**values).with_key(os.environ)
 
 
-A = TypeVar("A", bound=Arguments)
+A = TypeVar("A", bound=Command)
 
 
 @dataclass
 class _Reading:
-    """Values and faults collected while reading."""
+    """Values and faults collected while reading. `faulty` are the flags that have a fault."""
 
+    cls: type[Command]
     values: dict[str, Any] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
     faulty: set[str] = field(default_factory=set)
+
+    def convert(self, spec: FlagSpec, value: Any, convert: Callable[[FlagSpec, Any], Any], name: str) -> None:
+        """Keeps the value of a flag, or the fault under the flag's `name` as the user wrote it."""
+        try:
+            self.values[spec.name] = convert(spec, value)
+        except ValueError as error:
+            self.faults.append(f"{name} {error}")
+            self.faulty.add(spec.name)
 
 
 def parse_arguments(cls: type[A], argv: Sequence[str], environ: Mapping[str, str] | None = None) -> A:
     """The arguments of a command, checked and resolved.
 
     Args:
-        cls: `RlhfArguments` or `RolloutArguments`.
+        cls: the argument class of the command.
         argv: the words after the command's name.
         environ: the process environment (default: `os.environ`), for the world size and keys.
 
@@ -72,11 +94,11 @@ def parse_arguments(cls: type[A], argv: Sequence[str], environ: Mapping[str, str
         UsageError: with every fault found, one line each.
     """
     environ = os.environ if environ is None else environ
-    config, words = _split_config(argv)
-    reading = _Reading()
-    _read_words(cls, words, reading)
-    if config is not None:
-        _read_config(cls, config, reading)
+    reading = _Reading(cls)
+    has_config = bool(argv) and not is_flag(argv[0]) and argv[0].lower().endswith(CONFIG_SUFFIXES)
+    _read_words(argv[has_config:], reading)
+    if has_config:
+        _read_config(argv[0], reading)
     for spec in flag_specs(cls).values():
         if spec.info.required and spec.name not in reading.values and spec.name not in reading.faulty:
             reading.faults.append(f"--{spec.name} is missing: {spec.info.help}")
@@ -85,9 +107,10 @@ def parse_arguments(cls: type[A], argv: Sequence[str], environ: Mapping[str, str
     reading.faults += world_faults
     arguments = cls(**reading.values)
     given = frozenset(reading.values)
-    for fault in arguments.faults(given, world):
-        if not reading.faulty.intersection(fault.flags):
-            reading.faults.append(fault.text)
+    # A fault that names a faulty flag may be its consequence.
+    for text in arguments.faults(given, world):
+        if not reading.faulty.intersection(_NAMED_FLAG.findall(text)):
+            reading.faults.append(text)
     if reading.faults:
         raise UsageError(*reading.faults)
     return arguments.resolved(given, world, environ)
@@ -98,31 +121,20 @@ def is_flag(word: str) -> bool:
     return _FLAG.match(word) is not None
 
 
-def _split_config(argv: Sequence[str]) -> tuple[str | None, Sequence[str]]:
-    if argv and not is_flag(argv[0]) and argv[0].lower().endswith(CONFIG_SUFFIXES):
-        return argv[0], argv[1:]
-    return None, argv
-
-
-def _read_words(cls: type, words: Sequence[str], reading: _Reading) -> None:
-    known = spellings(cls)
+def _read_words(words: Sequence[str], reading: _Reading) -> None:
+    known = spellings(reading.cls)
     seen: dict[str, str] = {}
     for written, values in _flags_with_values(words, reading.faults):
         spelling = written.lstrip("-").replace("-", "_")
         spec = known.get(spelling) if written.startswith("--") else None
         if spec is None:
-            reading.faults.append(unknown_flag(cls, written))
-            continue
-        if spec.name in seen:
+            reading.faults.append(unknown_flag(reading.cls, written))
+        elif spec.name in seen:
             also = "" if seen[spec.name] == spelling else f", once as --{seen[spec.name]}"
             reading.faults.append(f"--{spelling} is given twice{also}: keep one")
-            continue
-        seen[spec.name] = spelling
-        try:
-            reading.values[spec.name] = from_words(spec, values)
-        except ValueError as error:
-            reading.faults.append(f"--{spelling} {error}")
-            reading.faulty.add(spec.name)
+        else:
+            seen[spec.name] = spelling
+            reading.convert(spec, values, from_words, f"--{spelling}")
 
 
 def _flags_with_values(words: Sequence[str], faults: list[str]) -> list[tuple[str, list[str]]]:
@@ -139,28 +151,22 @@ def _flags_with_values(words: Sequence[str], faults: list[str]) -> list[tuple[st
     return result
 
 
-def _read_config(cls: type, path: str, reading: _Reading) -> None:
+def _read_config(path: str, reading: _Reading) -> None:
     """Adds the entries of a config file that the command line does not set."""
-    entries = _load_config(path, reading.faults)
-    known = spellings(cls)
+    known = spellings(reading.cls)
     seen: dict[str, str] = {}
-    for key, value in entries.items():
+    on_command_line = reading.values.keys() | reading.faulty
+    for key, value in _load_config(path, reading.faults).items():
         spelling = str(key).lstrip("-").replace("-", "_")
         spec = known.get(spelling)
         if spec is None:
-            reading.faults.append(f"{path}: {unknown_flag(cls, spelling)}")
-            continue
-        if spec.name in seen:
+            reading.faults.append(f"{path}: {unknown_flag(reading.cls, spelling)}")
+        elif spec.name in seen:
             reading.faults.append(f"{path}: {spelling} is given twice, once as {seen[spec.name]}: keep one")
-            continue
-        seen[spec.name] = spelling
-        if spec.name in reading.values or spec.name in reading.faulty:
-            continue
-        try:
-            reading.values[spec.name] = from_config(spec, value)
-        except ValueError as error:
-            reading.faults.append(f"{path}: {spelling} {error}")
-            reading.faulty.add(spec.name)
+        else:
+            seen[spec.name] = spelling
+            if spec.name not in on_command_line:
+                reading.convert(spec, value, from_config, f"{path}: {spelling}")
 
 
 def _load_config(path: str, faults: list[str]) -> dict[Any, Any]:
@@ -176,21 +182,18 @@ def _load_config(path: str, faults: list[str]) -> dict[Any, Any]:
         place = f", line {mark.line + 1}" if mark else ""
         faults.append(f"config file {path}{place}: not valid YAML ({getattr(error, 'problem', None) or error})")
         return {}
-    if loaded is None:
-        return {}
-    if not isinstance(loaded, dict):
+    if loaded is not None and not isinstance(loaded, dict):
         faults.append(f"config file {path}: wants lines like `learning_rate: 1e-6`")
         return {}
-    return loaded
+    return loaded or {}
 
 
-def unknown_flag(cls: Any, written: str) -> str:
+def unknown_flag(cls: type[Command], written: str) -> str:
     """One line about a flag that is not ours: refused by name, ms-swift's, or a typo."""
     name = written.lstrip("-").replace("-", "_")
     shown = written if written.startswith("-") else f"--{name}"
-    reason = refusal(name)
-    if reason:
-        return f"{shown}: {reason}"
+    if name in REFUSED_FLAGS:
+        return f"{shown}: {REFUSED_FLAGS[name]}"
     names = sorted(spellings(cls))
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if name in MS_SWIFT_GRPO_FLAGS and name not in names:
@@ -201,10 +204,3 @@ def unknown_flag(cls: Any, written: str) -> str:
     if near:
         return f"unknown flag {shown}: did you mean --{near[0]}?"
     return f"unknown flag {shown}: `swift {cls.command} --help` lists the flags"
-
-
-def to_dict(arguments: Any) -> dict[str, Any]:
-    """All flags as JSON-able values; secrets are left out (they travel in the environment)."""
-    specs = flag_specs(type(arguments))
-    values = dataclasses.asdict(arguments)
-    return {name: None if specs[name].info.secret else value for name, value in values.items()}

@@ -20,8 +20,6 @@ class Plan:
         world_size: processes that train.
         dataset_size: prompts in the training data; None where they are streamed.
         prompts_per_round, completions_per_round: over all processes; completions = prompts x num_generations.
-        micro_batches_per_round: `--per_device_train_batch_size` completions each, of one process, for one pass over the
-            round. How many go through the model at once depends on their lengths, see `training.micro_batches`.
         completions_per_optimizer_step: over all processes and accumulation steps.
         optimizer_steps_per_round: micro-batches / accumulation x num_iterations.
         rounds: rounds started; the last may be cut short by `--max_steps`.
@@ -38,7 +36,6 @@ class Plan:
     prompts_per_round: int
     completions_per_round: int
     num_generations: int
-    micro_batches_per_round: int
     completions_per_optimizer_step: int
     optimizer_steps_per_round: int
     rounds: int
@@ -68,13 +65,13 @@ def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) ->
     """
     if dataset_size is not None and dataset_size < 1:
         raise ValueError("the dataset is empty")
-    micro_batches = args.steps_per_generation or args.gradient_accumulation_steps
-    completions = args.per_device_train_batch_size * world_size * micro_batches
+    micro_batches, accumulation = args.micro_batches_per_round, args.gradient_accumulation_steps
+    micro_batch = args.per_device_train_batch_size * world_size
+    completions = micro_batch * micro_batches
     prompts, odd = divmod(completions, args.num_generations)
-    cycles, uneven = divmod(micro_batches, args.gradient_accumulation_steps)
-    if odd or uneven:
-        raise ValueError(f"{completions} completions a round do not divide into groups and optimizer steps")
-    steps_per_round = cycles * args.num_iterations
+    if odd or micro_batches % accumulation:
+        raise ValueError(f"{completions} completions per round do not divide into groups and optimizer steps")
+    steps_per_round = micro_batches // accumulation * args.num_iterations
     if args.max_steps > 0:
         total_steps = args.max_steps
         rounds = math.ceil(total_steps / steps_per_round)
@@ -82,41 +79,37 @@ def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) ->
         assert dataset_size is not None  # --streaming needs --max_steps
         rounds = max(1, math.ceil(dataset_size * args.num_train_epochs / prompts))
         total_steps = rounds * steps_per_round
+    bound = args.max_tokens_per_micro_batch
+    if bound is None and args.max_length:
+        bound = args.per_device_train_batch_size * (args.max_length + args.max_completion_length)
     return Plan(
         world_size=world_size,
         dataset_size=dataset_size,
         prompts_per_round=prompts,
         completions_per_round=completions,
         num_generations=args.num_generations,
-        micro_batches_per_round=micro_batches,
-        completions_per_optimizer_step=args.per_device_train_batch_size * world_size * args.gradient_accumulation_steps,
+        completions_per_optimizer_step=micro_batch * accumulation,
         optimizer_steps_per_round=steps_per_round,
         rounds=rounds,
         total_steps=total_steps,
-        warmup_steps=warmup_steps(args, total_steps),
+        warmup_steps=_warmup_steps(args, total_steps),
         epochs=None if dataset_size is None else rounds * prompts / dataset_size,
         max_tokens_per_round=completions * args.max_completion_length,
-        max_tokens_per_micro_batch=args.max_tokens_per_micro_batch
-        or (
-            args.per_device_train_batch_size * (args.max_length + args.max_completion_length)
-            if args.max_length
-            else None
-        ),
-        rollouts_from=rollouts_from(args),
+        max_tokens_per_micro_batch=bound,
+        rollouts_from=_rollouts_from(args),
     )
 
 
-def warmup_steps(args: RlhfArguments, total_steps: int) -> int:
+def _warmup_steps(args: RlhfArguments, total_steps: int) -> int:
     """Optimizer steps of warm-up: `--warmup_steps`, or the ratio rounded up; none for a constant schedule."""
     if args.lr_scheduler_type == "constant":
         return 0
-    if args.warmup_steps:
-        return min(args.warmup_steps, total_steps)
-    return math.ceil(total_steps * args.warmup_ratio) if args.warmup_steps is None else 0
+    if args.warmup_steps is None:
+        return math.ceil(total_steps * args.warmup_ratio)
+    return min(args.warmup_steps, total_steps)
 
 
-def rollouts_from(args: RlhfArguments) -> str:
-    """Where completions come from, in words."""
+def _rollouts_from(args: RlhfArguments) -> str:
     if args.colocates:
         sleeps = f", which sleeps between rounds (--sleep_level {args.sleep_level})" if args.sleep_level else ""
         return f"vLLM beside each rank (--vllm_mode colocate){sleeps}"
@@ -137,7 +130,7 @@ def evaluation_of(args: RlhfArguments) -> str:
     unit = "optimizer steps" if args.eval_unit == "step" else "rounds"
     times = ["at the start"] * args.eval_on_start
     times += [] if args.eval_steps is None else [f"every {args.eval_steps} {unit}", "at the end"]
-    at_once = "" if args.use_vllm else f"; {args.per_device_eval_batch_size} completions a process at once"
+    at_once = "" if args.use_vllm else f"; {args.per_device_eval_batch_size} completions per process at once"
     return f"{', '.join(sets)}; {', '.join(times)}{at_once}"
 
 
@@ -145,12 +138,9 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     """The plan as a table for people."""
     from rich.table import Table
 
-    table = Table(title="Plan", title_justify="left", show_header=False, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column()
-    micro = f"{args.per_device_train_batch_size} completions x {plan.world_size} processes"
+    is_ppo = args.rlhf_type == "ppo"
     size = "streamed" if plan.epochs is None else f"{plan.dataset_size:,} prompts, {plan.epochs:.3g} epochs"
-    passes = "epochs" if args.rlhf_type == "ppo" else "iterations"
+    per_turn = " per turn" if args.multi_turn_scheduler and args.completion_length_limit_scope == "per_round" else ""
     rows = {
         "model": f"{args.model} ({args.torch_dtype or 'dtype of its config'}), {args.train_type} training",
         "rollouts": plan.rollouts_from,
@@ -158,19 +148,18 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         "data": f"{', '.join(args.dataset)}: {size}",
         "processes": f"{plan.world_size} ({args.deepspeed or 'plain torch'})",
         "a round": f"{plan.prompts_per_round} prompts x {plan.num_generations} completions"
-        f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens"
-        f"{' a turn' if args.multi_turn_scheduler and args.completion_length_limit_scope == 'per_round' else ''}",
-        "an optimizer step": f"{micro} x {args.gradient_accumulation_steps} accumulation steps"
+        f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens{per_turn}",
+        "an optimizer step": f"{args.per_device_train_batch_size} completions x {plan.world_size} processes"
+        f" x {args.gradient_accumulation_steps} accumulation steps"
         f" = {plan.completions_per_optimizer_step} completions",
-        "steps a round": f"{plan.micro_batches_per_round} batches / {args.gradient_accumulation_steps} accumulated"
-        f" x {args.num_iterations} {passes} = {plan.optimizer_steps_per_round}",
+        "steps per round": f"{args.micro_batches_per_round} batches / {args.gradient_accumulation_steps} accumulated"
+        f" x {args.num_iterations} {'epochs' if is_ppo else 'iterations'} = {plan.optimizer_steps_per_round}",
         "in all": f"{plan.rounds:,} rounds, {plan.total_steps:,} optimizer steps,"
         f" {plan.warmup_steps:,} of them warm-up",
     }
-    if args.rlhf_type == "ppo":
-        rows["critic"] = f"{args.critic_model}, all weights, learning rate {args.critic_learning_rate:g}" + (
-            f"; alone for {args.critic_warmup_steps} steps" if args.critic_warmup_steps else ""
-        )
+    if is_ppo:
+        alone = f"; alone for {args.critic_warmup_steps} steps" if args.critic_warmup_steps else ""
+        rows["critic"] = f"{args.critic_model}, all weights, learning rate {args.critic_learning_rate:g}{alone}"
         rows["rewards"] += f"; KL x {args.kl_coef:g}" if args.kl_coef else "; no KL"
     if args.multi_turn_scheduler:
         most = f"at most {args.max_turns}" if args.max_turns else "as many as it wants"
@@ -180,6 +169,8 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         rows["evaluation"] = evaluation_of(args)
     if plan.max_tokens_per_micro_batch:
         rows["a micro-batch"] = f"at most {plan.max_tokens_per_micro_batch:,} tokens, prompts included"
+    table = Table("name", "value", title="Plan", title_justify="left", show_header=False, pad_edge=False)
+    table.columns[0].style = "bold"
     for name, text in rows.items():
         table.add_row(name, text)
     return table

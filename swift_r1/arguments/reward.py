@@ -1,10 +1,31 @@
-"""Flags of plugins and rewards."""
+"""Flags of plugins and rewards, the built-in ones too."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swift_r1.arguments.fields import flag
+from swift_r1.arguments.algorithm import NO_GROUPS
+from swift_r1.arguments.fields import Scope, flag, free
+
+MATH_REWARDS = ("math", "math_tag", "math_tag_strict")
+"""Those that `--verifier` is for."""
+
+_POOL = Scope(lambda args: args.reward_isolation != "inline", "with --reward_isolation inline")
+
+
+def _of_reward(name: str) -> Scope:
+    """Of a built-in reward; a plugin's reward may read the flag too."""
+    return Scope(
+        lambda args: name in args.reward_funcs or bool(args.external_plugins), f"without --reward_funcs {name}"
+    )
+
+
+_MATH = Scope(
+    lambda args: bool({*MATH_REWARDS} & {*args.reward_funcs} or args.external_plugins or args.eval_datasets),
+    f"without one of the rewards {', '.join(MATH_REWARDS)} (--reward_funcs)",
+)
+_API = Scope(lambda args: "api" in args.reward_funcs, "without api among --reward_funcs", unless_off=True)
+_COSINE, _REPETITION, _SOFT = map(_of_reward, ("cosine", "repetition", "soft_overlong"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,24 +33,20 @@ class PluginArguments:
     """Plugins and rewards."""
 
     external_plugins: list[str] = flag([], "Python files that register rewards and datasets")
-    reward_timeout: float = flag(
-        10.0,
-        "seconds that a reward call may take for each of its completions, before its process is killed",
-        more_than=0,
+    reward_timeout: float = free(
+        10.0, "seconds per completion that a reward call may take before its process is killed", more_than=0
     )
-    reward_num_workers: int = flag(2, "processes that compute rewards", at_least=1)
+    reward_num_workers: int = free(2, "processes that compute rewards", _POOL, at_least=1)
     reward_isolation: str = flag(
         "process",
         "where rewards run: in processes that can be killed, or inline in the trainer (stateful or GPU rewards; "
         "no time-out, no memory limit)",
         choices=("process", "inline"),
     )
-    reward_memory_limit: float = flag(
-        2.0, "GiB that a reward process may take beside what loading the plugins took", more_than=0
+    reward_memory_limit: float = free(
+        2.0, "GiB that a reward process may take beyond what loading the plugins took", _POOL, more_than=0
     )
-    reward_env: list[str] = flag(
-        [], "environment variables that rewards may see although they look like secrets or proxies"
-    )
+    reward_env: list[str] = flag([], "variables that rewards may see although they look like secrets or proxies", _POOL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,22 +54,57 @@ class RewardArguments(PluginArguments):
     """Plugins and rewards."""
 
     reward_funcs: list[str] = flag(
-        [], "names of reward functions; their weighted sum is the reward (needed, but for --use_gym_env true)"
+        [], "names of reward functions; their weighted sum is the reward (required, except with --use_gym_env true)"
     )
-    reward_weights: list[float] | None = flag(None, "one weight a reward function (default: 1 each)")
+    reward_weights: list[float] | None = flag(None, "one weight per reward function (default: 1 each)")
     renormalize_reward_weights: bool = flag(
-        False, "where a function returns None, let the other weights grow so that their sum stays"
+        False, "where a function returns None, the other weights grow to the same sum"
     )
     multi_objective_aggregation: str = flag(
         "sum_then_normalize",
         "whether advantages are scaled after the rewards are summed, or each reward in its group before (GDPO)",
+        NO_GROUPS,
         choices=("sum_then_normalize", "normalize_then_sum"),
     )
     truncated_reward: float | None = flag(None, "the reward of a truncated completion, whatever the functions say")
     missing_eos_penalty: float | None = flag(None, "subtracted from the reward of a truncated completion", more_than=0)
     reward_api: str | None = flag(
-        None, "URL that the reward function `api` posts completions and columns to; token: SWIFT_REWARD_API_TOKEN"
+        None, "URL that the reward function `api` posts completions and columns to; token: SWIFT_REWARD_API_TOKEN", _API
     )
     max_invalid_reward_ratio: float = flag(
         0.2, "share of invalid rewards (exception, NaN, time-out) that stops the run", at_least=0, at_most=1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifierArguments:
+    """Built-in rewards."""
+
+    verifier: str = flag(
+        "fast",
+        f"{', '.join(MATH_REWARDS)}: compares normalised answers and their values, or asks the library math_verify too "
+        "(docs/rewards.md)",
+        _MATH,
+        choices=("fast", "math_verify"),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltinRewardArguments(VerifierArguments):
+    """Built-in rewards."""
+
+    cosine_min_len_value_wrong: float = flag(-0.5, "cosine: a wrong answer of length 0", _COSINE)
+    cosine_max_len_value_wrong: float = flag(0.0, "cosine: a wrong answer of full length", _COSINE)
+    cosine_min_len_value_correct: float = flag(1.0, "cosine: a correct answer of length 0", _COSINE)
+    cosine_max_len_value_correct: float = flag(0.5, "cosine: a correct answer of full length", _COSINE)
+    cosine_max_len: int | None = flag(
+        None, "cosine: full length (default: --max_completion_length)", _COSINE, at_least=1
+    )
+    repetition_n_grams: int = flag(3, "repetition: words of an n-gram", _REPETITION, at_least=1)
+    repetition_max_penalty: float = flag(-1.0, "repetition: the value where all n-grams repeat", _REPETITION, at_most=0)
+    soft_max_length: int | None = flag(
+        None, "soft_overlong: tokens at which it is -1 (default: --max_completion_length)", _SOFT, at_least=2
+    )
+    soft_cache_length: int | None = flag(
+        None, "soft_overlong: tokens before that over which it falls from 0; required with it", _SOFT, at_least=1
     )

@@ -1,101 +1,63 @@
-"""The flags of `swift rlhf`."""
+"""The arguments of `swift rlhf` and of `swift check`, which takes the same flags."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
-from typing import Any, ClassVar
+from typing import ClassVar, Self
 
-from swift_r1.arguments import checks, data_checks, training_checks
-from swift_r1.arguments.algorithm import DEFAULT_SCALE_REWARDS, AlgorithmArguments
-from swift_r1.arguments.async_checks import async_faults
-from swift_r1.arguments.builtin_rewards import BuiltinRewardArguments, builtin_reward_faults
-from swift_r1.arguments.data import DataArguments
-from swift_r1.arguments.eval_tasks import Task, limited, read_tasks
-from swift_r1.arguments.fields import flag_specs
-from swift_r1.arguments.model import ModelArguments
-from swift_r1.arguments.multi_turn import GYM_SCHEDULER, MultiTurnArguments, multi_turn_faults
-from swift_r1.arguments.output import OutputArguments
-from swift_r1.arguments.parser import Fault, to_dict
-from swift_r1.arguments.ppo import PPOArguments, algorithm_faults
-from swift_r1.arguments.reward import RewardArguments
-from swift_r1.arguments.rollout import GenerationArguments
-from swift_r1.arguments.training import TrainingArguments
+from swift_r1.arguments import checks
+from swift_r1.arguments.algorithm import DEFAULT_SCALE_REWARDS
+from swift_r1.arguments.eval_tasks import limited
+from swift_r1.arguments.fields import flag, scope_faults
+from swift_r1.arguments.parser import API_KEY_VARIABLE
+from swift_r1.arguments.rlhf_flags import RlhfFlags
+from swift_r1.arguments.rollout import GYM_SCHEDULER
 from swift_r1.arguments.world import World
 from swift_r1.data.prompt_templates import newlines, system_message
 
-API_KEY_VARIABLE = "SWIFT_API_KEY"
 DEFAULT_EVAL_LIMIT = 64  # held-out prompts
 
 
 @dataclass(frozen=True, kw_only=True)
-class RlhfArguments(
-    OutputArguments,
-    TrainingArguments,
-    AlgorithmArguments,
-    PPOArguments,
-    MultiTurnArguments,
-    GenerationArguments,
-    DataArguments,
-    BuiltinRewardArguments,
-    RewardArguments,
-    ModelArguments,
-):
+class RlhfArguments(RlhfFlags):
     """Every flag of `swift rlhf`, flat: the attribute has the flag's name."""
 
-    command: ClassVar[str] = "rlhf"
-
-    def faults(self, given: frozenset[str], world: World) -> Iterator[Fault]:
+    def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         """What is wrong with the values taken together."""
-        yield from algorithm_faults(self, given)
-        yield from checks.reward_faults(self, given)
-        yield from builtin_reward_faults(self, given)
-        yield from checks.rollout_faults(self, given)
-        yield from async_faults(self, given)
-        yield from multi_turn_faults(self, given)
-        yield from checks.round_faults(self, given, world)
-        yield from checks.loss_faults(self, given)
-        yield from training_checks.reference_faults(self, given)
-        yield from training_checks.tuner_faults(self, given)
-        yield from training_checks.optimizer_faults(self, given)
-        yield from training_checks.schedule_faults(self, given)
-        yield from training_checks.process_faults(self, given, world)
-        yield from data_checks.evaluation_faults(self, given)
-        yield from data_checks.data_faults(self, given)
-        yield from data_checks.best_checkpoint_faults(self, given)
-        yield from checks.output_faults(self, given)
-        yield from checks.ending_faults(self, given)
+        yield from scope_faults(self, given)
+        yield from checks.all_faults(self, given, world)
 
-    def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> RlhfArguments:
+    def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """Defaults that depend on other flags, filled in; afterwards only true "none" is None."""
         micro_batch = self.per_device_train_batch_size * world.size
+        micro_batches = self.micro_batches_per_round
         if self.generation_batch_size is not None:
-            steps_per_generation = self.generation_batch_size // micro_batch
-        else:
-            mini_batches = (self.num_mini_batches or 1) * self.gradient_accumulation_steps
-            steps_per_generation = self.steps_per_generation or mini_batches
-        rewards = self.reward_names
-        ppo, critic_rate = self.rlhf_type == "ppo", self.critic_learning_rate
-        if ppo and critic_rate is None:
-            critic_rate = self.peak_learning_rate
+            micro_batches = self.generation_batch_size // micro_batch
+        scale = DEFAULT_SCALE_REWARDS[self.advantage_estimator]
+        if self.multi_objective_aggregation == "normalize_then_sum":
+            scale = "batch"  # GDPO: the groups are normalised already
+        critic_model, critic_rate = self.critic_model, self.critic_learning_rate
+        if self.rlhf_type == "ppo":
+            critic_model = critic_model or self.model
+            critic_rate = self.peak_learning_rate if critic_rate is None else critic_rate
         return replace(
-            self,
-            critic_model=self.critic_model or (self.model if ppo else None),
+            self.with_key(environ),
+            critic_model=critic_model,
             learning_rate=self.peak_learning_rate,
             critic_learning_rate=critic_rate,
-            reward_funcs=rewards,
+            reward_funcs=self.reward_names,
             multi_turn_scheduler=self.multi_turn_scheduler or (GYM_SCHEDULER if self.use_gym_env else None),
-            steps_per_generation=steps_per_generation,
-            generation_batch_size=micro_batch * steps_per_generation,
+            steps_per_generation=micro_batches,
+            generation_batch_size=micro_batch * micro_batches,
             quant_bits=4 if self.train_type == "qlora" else self.quant_bits,
             train_type="qlora" if self.quant_bits and self.train_type == "lora" else self.train_type,
             system=system_message(self.system),
             response_prefix=newlines(self.response_prefix),
             data_seed=self.seed if self.data_seed is None else self.data_seed,
-            scale_rewards=self.scale_rewards or self._default_scale(),
-            reward_weights=self.reward_weights or [1.0] * len(rewards),
+            scale_rewards=self.scale_rewards or scale,
+            reward_weights=self.reward_weights or [1.0] * len(self.reward_names),
             cosine_max_len=self.cosine_max_len or self.max_completion_length,
             soft_max_length=self.soft_max_length or self.max_completion_length,
             num_generations_eval=self.num_generations_eval or self.num_generations,
@@ -105,72 +67,32 @@ class RlhfArguments(
             eval_limit=self.eval_limit or DEFAULT_EVAL_LIMIT,
             output_dir=self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}",
             report_to=[name for name in self.report_to if name != "none"],
-            api_key=(self.api_key or environ.get(API_KEY_VARIABLE)) if self.use_vllm else None,
         )
 
-    def eval_tasks(self) -> list[Task]:
-        """What `--eval_datasets` names, in its order; a reward of None is the run's own.
+    def with_key(self, environ: Mapping[str, str]) -> Self:
+        """The same arguments with the server's API key, where there is one."""
+        key = (self.api_key or environ.get(API_KEY_VARIABLE) or None) if self.use_vllm else None
+        return replace(self, api_key=key)
 
-        Raises:
-            UsageError: every value that cannot be read, one a line.
-        """
-        temperature = self.temperature if self.eval_temperature is None else self.eval_temperature
-        defaults = {
-            "num_generations": self.num_generations_eval or self.num_generations,
-            "temperature": float(temperature),
-            "top_p": float(self.eval_top_p),
-            "max_completion_length": self.eval_max_completion_length or self.max_completion_length,
-            "system": self.system,
-            "prompt_template": self.prompt_template,
-            "response_prefix": self.response_prefix,
-            "enable_thinking": self.enable_thinking,
-            "instruction": None,
-        }
-        return read_tasks("--eval_datasets", self.eval_datasets, defaults)
 
-    @property
-    def peak_learning_rate(self) -> float:
-        """`--learning_rate`, or the default of what is trained."""
-        if self.learning_rate is not None:
-            return self.learning_rate
-        return 1e-5 if self.train_type == "full" else 1e-4
+@dataclass(frozen=True, kw_only=True)
+class CheckArguments(RlhfArguments):
+    """Check."""
 
-    @property
-    def wants_reference(self) -> bool:
-        """Whether there is a KL, and so a reference policy."""
-        return (self.kl_coef if self.rlhf_type == "ppo" else self.beta) > 0
+    command: ClassVar[str] = "check"
+    rlhf_type: str = flag("grpo", "as for swift rlhf", choices=("grpo", "ppo"))
+    model: str = flag("", "folder of a model, for its tokenizer: shows the prompt as the model sees it, and its tokens")
+    dataset: list[str] = flag([], "registered names or files; without it, rewards are called on a made-up row")
+    reward_funcs: list[str] = flag([], "names of reward functions (default: all that the plugins registered)")
+    gold: str | None = flag(
+        None,
+        "a right completion with columns in braces, '<answer>{solution}</answer>' (default: the plugin's gold(row))",
+    )
+    num_rows: int = flag(4, "rows per dataset to preprocess, and to call the rewards with", at_least=1)
+    json: bool = flag(False, "write one JSON object to standard output and nothing else")
 
-    @property
-    def reward_names(self) -> list[str]:
-        """`--reward_funcs`, and the environment's own reward."""
-        episodes = ["gym_reward"] if self.use_gym_env and "gym_reward" not in self.reward_funcs else []
-        return [*self.reward_funcs, *episodes]
-
-    @property
-    def ratio_to_behaviour(self) -> bool:
-        """Whether the importance ratio is to the log-probs that the engine sampled with (`LossConfig`)."""
-        return self.async_generate and self.max_staleness > 0 and self.rollout_importance_sampling_mode is None
-
-    def _default_scale(self) -> str:
-        if self.multi_objective_aggregation == "normalize_then_sum":
-            return "batch"  # GDPO: the groups are normalised already
-        return DEFAULT_SCALE_REWARDS[self.advantage_estimator]
-
-    def to_dict(self) -> dict[str, Any]:
-        """All flags as JSON-able values, without the API key."""
-        return to_dict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> RlhfArguments:
-        """The arguments that `to_dict` wrote; the API key comes from the environment variable SWIFT_API_KEY.
-
-        Raises:
-            TypeError: a key that is no flag (the file is of another version).
-        """
-        unknown = sorted(set(values) - set(flag_specs(cls)))
-        if unknown:
-            raise TypeError(f"not flags of swift rlhf: {', '.join(unknown)}")
-        arguments = cls(**values)
-        if arguments.use_vllm and arguments.api_key is None:
-            return replace(arguments, api_key=os.environ.get(API_KEY_VARIABLE))
-        return arguments
+    def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
+        """What is wrong with the values that matter here; the others may be given, so that a command can be pasted."""
+        yield from scope_faults(self, given, ("Plugins and rewards", "Built-in rewards"))
+        yield from checks.reward_faults(self, given)
+        yield from checks.wording_faults(self.system, self.prompt_template, self.enable_thinking)

@@ -1,11 +1,36 @@
-"""Flags of generation: who samples the completions, and how."""
+"""Flags of generation: who samples the completions, how, and in how many turns."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from swift_r1.arguments.fields import flag
+from swift_r1.arguments.fields import Scope, flag, free
+
+GYM_SCHEDULER = "gym_scheduler"
+
+_VLLM = Scope(lambda args: args.use_vllm, "without --use_vllm true")
+_COLOCATED = Scope(lambda args: args.colocates, "without --vllm_mode colocate: give it to `swift rollout`")
+_OWN_ADDRESS = Scope(
+    lambda args: not args.colocates,
+    "with --vllm_mode colocate, whose engines have addresses and a key already: use --vllm_mode server",
+)
+_SHARED = Scope(
+    lambda args: args.colocates,
+    "without --use_vllm true --vllm_mode colocate: an engine on a device of its own need not sleep",
+    unless_off=True,
+)
+_SLEEPS = Scope(
+    lambda args: args.sleep_level > 0,
+    "without --sleep_level 1 or 2 (and --vllm_mode colocate, on a GPU): an engine that never sleeps needs no room",
+    unless_off=True,
+)
+_ASYNC = Scope(lambda args: args.async_generate, "without --async_generate true")
+_GYM = Scope(lambda args: args.use_gym_env, "without --use_gym_env true")
+_TURNS = Scope(
+    lambda args: args.multi_turn_scheduler is not None or args.use_gym_env,
+    "without --multi_turn_scheduler or --use_gym_env true",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,55 +46,66 @@ class GenerationArguments:
     vllm_mode: str = flag(
         "server",
         "where vLLM runs: in a `swift rollout` of yours, or in processes of this run's own beside each rank",
+        _VLLM,
         choices=("server", "colocate"),
         ms_swift="colocate",
     )
-    vllm_max_model_len: int | None = flag(
+    vllm_max_model_len: int | None = free(
         None,
         "colocate: longest prompt plus completion in tokens (default: --max_length and the longest completion, else "
         "the model's)",
+        _COLOCATED,
         at_least=2,
     )
-    vllm_enforce_eager: bool | None = flag(None, "colocate: no torch.compile and no CUDA graphs; as of `swift rollout`")
-    vllm_gpu_memory_utilization: float | None = flag(
-        None, "colocate, on a GPU: its share for the engine (default: 0.3)", more_than=0, at_most=1, ms_swift="0.9"
+    vllm_enforce_eager: bool | None = free(None, "colocate: as for `swift rollout`", _COLOCATED)
+    vllm_gpu_memory_utilization: float | None = free(
+        None,
+        "colocate, on a GPU: the engine's share (default: 0.3)",
+        _COLOCATED,
+        more_than=0,
+        at_most=1,
+        gpu_only=True,
+        ms_swift="0.9",
     )
-    sleep_level: int = flag(
+    sleep_level: int = free(
         0,
-        "colocate, on a GPU: what the engine gives back between rounds: 0 nothing, 1 its memory, with its weights kept "
-        "in the host's, 2 with its weights discarded",
+        "colocate, on a GPU: what the engine frees between rounds: 0 nothing, 1 its memory, with its weights kept in "
+        "host memory, 2 with its weights discarded",
+        _SHARED,
         at_least=0,
         at_most=2,
+        gpu_only=True,
     )
-    offload_model: bool = flag(
-        False,
-        "with --sleep_level: the trained models and the reference are in host memory during generation",
+    offload_model: bool = free(
+        False, "with --sleep_level: trained models and reference are in host memory meanwhile", _SLEEPS, gpu_only=True
     )
-    offload_optimizer: bool = flag(
-        False, "with --sleep_level: float32 weights, gradients and moments are in host memory during generation"
+    offload_optimizer: bool = free(
+        False, "with --sleep_level: float32 weights, gradients and moments are too", _SLEEPS, gpu_only=True
     )
-    vllm_engine_kwargs: dict[str, Any] = flag({}, "colocate: any other argument of vLLM's engine, as JSON")
-    vllm_server_host: list[str] = flag([], "address of the `swift rollout` server; several: of each of them")
-    vllm_server_port: list[int] = flag(
-        [8000], "port of the `swift rollout` server; one for all hosts, or one each", at_least=1, at_most=65535
+    vllm_engine_kwargs: dict[str, Any] = free({}, "colocate: other arguments of vLLM's engine", _COLOCATED)
+    vllm_server_host: list[str] = free([], "address of each `swift rollout` server", _VLLM, _OWN_ADDRESS)
+    vllm_server_port: list[int] = free(
+        [8000], "port of the servers; one for all hosts, or one each", _VLLM, _OWN_ADDRESS, at_least=1, at_most=65535
     )
-    vllm_server_base_url: list[str] = flag([], "URL of the server, or of each of several, instead of host and port")
-    vllm_server_timeout: float = flag(
-        240.0, "seconds to wait for the server, at the start and each time it is lost", more_than=0
+    vllm_server_base_url: list[str] = free([], "URL of each server, instead of host and port", _VLLM, _OWN_ADDRESS)
+    vllm_server_timeout: float = free(
+        240.0, "seconds to wait for a server, at the start and when it is lost", _VLLM, more_than=0
     )
-    weight_transport: str = flag(
+    weight_transport: str = free(
         "auto",
         "how weights go to the server: auto takes shared memory where it is on this host, else http; nccl needs GPUs "
         "on both sides",
+        _VLLM,
         choices=("auto", "shm", "http", "nccl"),
     )
-    weight_delta: str = flag(
+    weight_delta: str = free(
         "auto",
         "send only the weights that a step has changed, by http: auto to servers on other hosts, where that is smaller",
+        _VLLM,
         choices=("auto", "true", "false"),
     )
-    weight_check_steps: int = flag(
-        10, "weight updates between two comparisons of the server's log-probs with the trainer's; 0: none", at_least=0
+    weight_check_steps: int = free(
+        10, "updates between two comparisons of the server's log-probs with the trainer's; 0: none", _VLLM, at_least=0
     )
     async_generate: bool = flag(
         False, "the server generates for coming rounds, and they are scored, while the trainer trains (docs/async.md)"
@@ -78,21 +114,16 @@ class GenerationArguments:
         1,
         "rounds of training that may lie between the weights that wrote a completion and those that learn from it; 0: "
         "exactly the run without --async_generate",
+        _ASYNC,
         at_least=0,
     )
-    api_key: str | None = flag(None, "the server's key (better: the environment variable SWIFT_API_KEY)", secret=True)
-    num_generations: int = flag(8, "completions a prompt: the size of a group; with PPO it may be 1", at_least=1)
+    api_key: str | None = free(None, "the server's key (better: in SWIFT_API_KEY)", _VLLM, _OWN_ADDRESS, secret=True)
+    num_generations: int = flag(8, "completions per prompt: the size of a group; with PPO it may be 1", at_least=1)
     temperature: float = flag(1.0, "sampling temperature", more_than=0, ms_swift="0.9")
     top_p: float = flag(
-        1.0,
-        "sample from the likeliest tokens of this mass (docs/algorithms.md)",
-        more_than=0,
-        at_most=1,
-        ms_swift="1, 0.9 in version 3",
+        1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1, ms_swift="1, 0.9 in version 3"
     )
-    top_k: int = flag(
-        -1, "sample from so many likeliest tokens; -1: from all", at_least=-1, ms_swift="-1, 50 in version 3"
-    )
+    top_k: int = flag(-1, "sample from so many likeliest tokens; -1: all", at_least=-1, ms_swift="-1, 50 in version 3")
     max_completion_length: int = flag(512, "longest completion in tokens", at_least=1)
     stop_words: list[str] = flag([], "strings that end a completion")
 
@@ -117,3 +148,22 @@ class GenerationArguments:
         number = max(len(hosts), len(ports))
         pairs = zip(hosts * (number // len(hosts)), ports * (number // len(ports)), strict=False)
         return tuple(f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port in pairs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTurnArguments:
+    """Several turns."""
+
+    multi_turn_scheduler: str | None = flag(
+        None, "name of the scheduler, registered in multi_turns, that drives completions"
+    )
+    max_turns: int | None = flag(None, "most turns of a completion (default: no limit)", _TURNS, at_least=1)
+    completion_length_limit_scope: str = flag(
+        "per_round", "whether --max_completion_length is per turn or in all", _TURNS, choices=("per_round", "total")
+    )
+    multi_turn_timeout: float = free(
+        60.0, "seconds for schedulers and environments between two turns", _TURNS, more_than=0
+    )
+    use_gym_env: bool = flag(False, "play episodes of an environment; their total is one more reward, gym_reward")
+    gym_env: str | None = flag(None, "name of the environment (default: the column env_config says)", _GYM)
+    context_manager: str | None = flag(None, "name of a context manager for the environment's episodes", _GYM)

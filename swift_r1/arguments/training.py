@@ -1,24 +1,76 @@
-"""Flags of optimisation and of the processes that do it."""
+"""Flags of the model, of its optimisation, and of the processes that do it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from swift_r1.arguments.fields import flag
+from swift_r1.arguments.data import EVALUATED
+from swift_r1.arguments.fields import Scope, flag, free
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+_ADAPTERS = Scope(lambda args: args.train_type != "full", "with --train_type {train_type}: use lora")
+_FULL = Scope(lambda args: args.train_type == "full", "with --train_type {train_type}: use full")
+_QUANTIZED = Scope(
+    lambda args: args.train_type == "qlora" or (args.train_type == "lora" and args.quant_bits is not None),
+    "with --train_type {train_type}: use qlora",
+)
+_ADAM = Scope(lambda args: args.optim != "sgd", "with --optim sgd")
+_WARMS_UP = Scope(
+    lambda args: args.lr_scheduler_type != "constant" or not (args.warmup_ratio or args.warmup_steps),
+    "with --lr_scheduler_type constant: use constant_with_warmup",
+)
+_FROZEN = Scope(
+    lambda args: args.freeze_parameters or args.freeze_parameters_regex or args.freeze_parameters_ratio,
+    "where nothing is frozen",
+    unless_off=True,
+)
+_RANKS = Scope(lambda args: args.deepspeed is not None, "without --deepspeed: leave it out")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelArguments:
+    """Model."""
+
+    model: str = flag("", "folder of the model, or its Hugging Face id", required=True)
+    torch_dtype: str | None = flag(
+        None, "dtype of the model's weights in compute (default: its config's)", choices=DTYPES, aliases=("dtype",)
+    )
+    train_type: str = flag(
+        "full",
+        "which weights are trained: all, adapters, or adapters over 4-bit weights",
+        choices=("full", "lora", "qlora"),
+        aliases=("tuner_type",),
+        ms_swift="lora",
+    )
+    lora_rank: int = flag(8, "rank of the adapters of --train_type lora and qlora", _ADAPTERS, at_least=1)
+    lora_alpha: int = flag(32, "the adapters' product is scaled by --lora_alpha / --lora_rank", _ADAPTERS, at_least=1)
+    target_modules: list[str] = flag(
+        ["all-linear"], "modules that get adapters; all-linear: every linear one except the output head", _ADAPTERS
+    )
+    quant_bits: int | None = flag(None, "bits of the weights under the adapters: 4", _ADAPTERS, at_least=4, at_most=4)
+    quant_method: str = flag("bnb", "who stores 4-bit weights: bitsandbytes", _QUANTIZED, choices=("bnb",))
+    bnb_4bit_quant_type: str = flag("nf4", "the 16 numbers that 4 bits stand for", _QUANTIZED, choices=("nf4", "fp4"))
+    bnb_4bit_use_double_quant: bool = flag(True, "store the scales of 4-bit weights in 8 bits", _QUANTIZED)
+    freeze_parameters: list[str] = flag([], "beginnings of the names of weights that stay frozen", _FULL)
+    freeze_parameters_regex: str | None = flag(None, "pattern of the names of weights that stay frozen", _FULL)
+    freeze_parameters_ratio: float = flag(
+        0.0, "share of the model, from its first weight on, that stays frozen", _FULL, at_least=0, less_than=1
+    )
+    trainable_parameters: list[str] = flag([], "beginnings of names that are trained all the same", _FULL, _FROZEN)
+    gradient_checkpointing: bool = flag(True, "recompute activations in the backward pass: less memory, ~30 % slower")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingArguments:
     """Training."""
 
-    learning_rate: float | None = flag(
-        None, "peak learning rate (default: 1e-5, of adapters 1e-4; as ms-swift's)", at_least=0
-    )
+    learning_rate: float | None = flag(None, "peak learning rate (default: 1e-5, of adapters 1e-4)", at_least=0)
     weight_decay: float = flag(0.1, "AdamW weight decay", at_least=0)
-    adam_beta1: float = flag(0.9, "AdamW beta 1", at_least=0, less_than=1)
-    adam_beta2: float = flag(0.95, "AdamW beta 2", at_least=0, less_than=1)
-    adam_epsilon: float = flag(1e-8, "AdamW epsilon", more_than=0)
+    adam_beta1: float = flag(0.9, "AdamW beta 1", _ADAM, at_least=0, less_than=1)
+    adam_beta2: float = flag(0.95, "AdamW beta 2", _ADAM, at_least=0, less_than=1)
+    adam_epsilon: float = flag(1e-8, "AdamW epsilon", _ADAM, more_than=0)
     max_grad_norm: float = flag(1.0, "gradients are clipped to this norm", more_than=0)
     lr_scheduler_type: str = flag(
         "cosine",
@@ -28,17 +80,19 @@ class TrainingArguments:
             *("constant", "constant_with_warmup"),
         ),
     )
-    lr_scheduler_kwargs: dict[str, Any] = flag({}, "more of the scheduler: '{\"min_lr\": 1e-7}'")
-    warmup_ratio: float = flag(0.0, "share of the steps in which the learning rate rises", at_least=0, at_most=1)
-    warmup_steps: int | None = flag(None, "steps in which the learning rate rises, instead of the ratio", at_least=0)
+    lr_scheduler_kwargs: dict[str, Any] = flag({}, "arguments of the scheduler: '{\"min_lr\": 1e-7}'")
+    warmup_ratio: float = flag(0.0, "share of the steps in which the rate rises", _WARMS_UP, at_least=0, at_most=1)
+    warmup_steps: int | None = flag(None, "steps in which the rate rises, instead", _WARMS_UP, at_least=0)
     num_train_epochs: float = flag(1.0, "passes over the prompts", more_than=0, ms_swift="3")
-    max_steps: int = flag(-1, "optimizer steps; -1: as --num_train_epochs says", at_least=-1)
+    max_steps: int = flag(-1, "optimizer steps; -1: from --num_train_epochs", at_least=-1)
     per_device_train_batch_size: int = flag(
-        1, "completions a micro-batch of one process; shorter ones share it (--max_tokens_per_micro_batch)", at_least=1
+        1, "completions per micro-batch and process; shorter ones share it (--max_tokens_per_micro_batch)", at_least=1
     )
-    per_device_eval_batch_size: int = flag(1, "completions one process generates at once in evaluation", at_least=1)
+    per_device_eval_batch_size: int = free(
+        1, "completions a process generates at once in evaluation", EVALUATED, at_least=1
+    )
     gradient_accumulation_steps: int = flag(
-        1, "micro-batches an optimizer step", at_least=1, ms_swift="so that about 16 completions make a step"
+        1, "micro-batches per optimizer step", at_least=1, ms_swift="so that about 16 completions make a step"
     )
     max_tokens_per_micro_batch: int | None = flag(
         None,
@@ -49,24 +103,23 @@ class TrainingArguments:
     share_prompt: str = flag(
         "auto",
         "compute a prompt once for the completions of its group in a micro-batch; same numbers; auto: where that "
-        "saves a quarter of the tokens and the model attends in full by SDPA",
+        "saves a quarter of the tokens and the model has full attention by SDPA",
         choices=("auto", "true", "false"),
     )
     packing: bool = flag(
-        False,
-        "put a micro-batch's completions into one row, without padding, where prompts are not shared (which packs too)",
+        False, "one row per micro-batch, without padding, where prompts are not shared (which packs too)"
     )
     optim: str = flag(
         "adamw_torch_fused",
-        "the optimizer; 8bit: moments of 8 bits, by bitsandbytes; paged: those move between GPU and host",
+        "the optimizer; 8bit: 8-bit moments, by bitsandbytes; paged: those move between GPU and host",
         choices=("adamw_torch_fused", "adamw_torch", "adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "sgd"),
     )
-    estimate: bool = flag(False, "say how much memory a rank will need, and end; loads neither weights nor data")
+    estimate: bool = free(False, "say how much memory a rank will need, and end; loads neither weights nor data")
     seed: int = flag(42, "seed of everything random", at_least=0)
-    max_skipped_steps: int = flag(
-        3, "steps in a row that may be skipped since loss or gradient is not finite; one more ends the run", at_least=0
+    max_skipped_steps: int = free(
+        3, "most steps in a row that are skipped because loss or gradient is not finite", at_least=0
     )
-    step_timeout: int = flag(
+    step_timeout: int = free(
         3600,
         "seconds without progress (a completion, an optimizer step, a save) after which a process prints the stacks of "
         "all its threads and ends the run; 0: never",
@@ -77,21 +130,22 @@ class TrainingArguments:
         "the same bits in every run, also in one that was killed and resumed: deterministic kernels, request ids from "
         "--seed (docs/checkpoints.md)",
     )
-    max_runtime: str | None = flag(
-        None, "save and end in this time from the start: 90s, 45m, 2h, 1d (default: no limit); the exit code is 0"
+    max_runtime: str | None = free(
+        None, "save and end within this time from the start: 90s, 45m, 2h, 1d (default: no limit); the exit code is 0"
     )
     deepspeed: str | None = flag(
         None, "zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, a JSON file or JSON (default: plain torch)"
     )
-    ddp_timeout: int = flag(
+    ddp_timeout: int = free(
         600,
-        "seconds without a sign of life from a rank that others wait for, after which they end the run",
+        "seconds of a rank's silence after which those that wait for it end the run",
+        _RANKS,
         at_least=1,
         ms_swift="18000000",
     )
-    shutdown_timeout: int = flag(
+    shutdown_timeout: int = free(
         0,
-        "seconds that the processes of a run of several may take to end after SIGTERM or Ctrl-C (the step in hand, a "
+        "seconds that the processes of a run of several may take to end after SIGTERM or Ctrl-C (the current step, a "
         "save) before they are killed; 0: as long as they make progress (--step_timeout)",
         at_least=0,
     )

@@ -1,4 +1,4 @@
-"""Whether `--model`, or another one, can be loaded, told before anything heavy starts."""
+"""Whether a model can be loaded, told before anything heavy starts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def is_local(model: str) -> bool:
 
 
 def model_faults(model: str, environ: Mapping[str, str], flag: str = "--model") -> list[str]:
-    """What is wrong with the model that `flag` names, [] where it can be loaded. A hub id is fetched into the hub's
+    """What is wrong with the model that `flag` names, [] where it can be loaded. A hub id is downloaded into the hub's
     cache."""
     path = Path(model).expanduser()
     if path.is_dir():
@@ -41,7 +41,7 @@ def config_dtype(model: str) -> str:
 
 
 def _config_faults(model: str, path: Path, flag: str) -> list[str]:
-    """Kinds of models that no part of this can train, by their config; one that cannot be read is left to the loader,
+    """Kinds of models that cannot be trained here, told by their config; one that cannot be read is left to the loader,
     which says why."""
     try:
         content = json.loads((path / "config.json").read_text(encoding="utf-8"))
@@ -77,23 +77,20 @@ def _like_hub_id(model: str) -> bool:
 
 def _hub_faults(model: str, environ: Mapping[str, str], flag: str) -> list[str]:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     absent = f"{flag} {model} is neither a folder here nor in the Hugging Face cache"
     offline = environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON")
-    try:
-        folder = snapshot_download(model, allow_patterns=_PATTERNS, local_files_only=True)
-        return _config_faults(model, Path(folder), flag)
-    except HFValidationError:
-        return [f"{flag} {model}: there is no such folder, and it is no Hugging Face id"]
-    except LocalEntryNotFoundError:
-        if offline:
-            return [f"{absent}, and HF_HUB_OFFLINE is set: give a folder"]
-    try:
-        folder = snapshot_download(model, allow_patterns=_PATTERNS)
-        return _config_faults(model, Path(folder), flag)
-    except HfHubHTTPError as error:
-        status = error.response.status_code if error.response is not None else "?"
-        return [f"{absent}, and huggingface.co answered {status}: check the name (and HF_TOKEN for gated models)"]
-    except (OSError, LocalEntryNotFoundError):
-        return [f"{absent}, and huggingface.co cannot be reached: give a folder"]
+    for cache_only in (True, False):
+        try:
+            folder = snapshot_download(model, allow_patterns=_PATTERNS, local_files_only=cache_only)
+            return _config_faults(model, Path(folder), flag)
+        except HFValidationError:
+            return [f"{flag} {model}: there is no such folder, and it is no Hugging Face id"]
+        except HfHubHTTPError as error:
+            status = error.response.status_code if error.response is not None else "?"
+            return [f"{absent}, and huggingface.co answered {status}: check the name (and HF_TOKEN for gated models)"]
+        except OSError:
+            if cache_only and offline:
+                return [f"{absent}, and HF_HUB_OFFLINE is set: give a folder"]
+    return [f"{absent}, and huggingface.co cannot be reached: give a folder"]

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import config_dtype, model_faults
 from swift_r1.errors import UsageError
-from swift_r1.launch.run_folder import run_folder_faults
 from swift_r1.plugins import load_plugins
 
 if TYPE_CHECKING:
     from swift_r1.data.loading import LoadedData
 
 
-def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) -> LoadedData:
-    """Loads plugins and data, and checks names, columns, model, DeepSpeed file and output folder.
+def check_inputs(
+    args: RlhfArguments, world: World, environ: Mapping[str, str], known_faults: Sequence[str]
+) -> LoadedData:
+    """Loads plugins and data, and checks names, columns, model and DeepSpeed file.
+
+    Args:
+        known_faults: found elsewhere, to be reported with the others.
 
     Returns:
         the rows, prepared for the trainer.
@@ -37,7 +41,7 @@ def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) 
     faults = [
         *reward_name_faults(args),
         *scheduler_name_faults(args),
-        *run_folder_faults(args, world),
+        *known_faults,
         *deepspeed_faults(args, world),
     ]
     data: LoadedData | None = None
@@ -52,7 +56,7 @@ def check_inputs(args: RlhfArguments, world: World, environ: Mapping[str, str]) 
     if data is not None and not faults:
         faults += quick_faults(args, data.train[0])
     faults += model_faults(args.model, environ)
-    if args.critic_model not in (None, args.model):
+    if args.critic_model is not None and args.critic_model != args.model:
         faults += model_faults(args.critic_model, environ, "--critic_model")
     if faults or data is None:
         raise UsageError(*faults)
@@ -132,7 +136,7 @@ def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
 
 
 def required_columns(reward: Any) -> frozenset[str]:
-    """The columns a reward asks for by name: parameters of its call without a default, but for `completions`."""
+    """The columns a reward asks for by name: parameters of its call without a default, except `completions`."""
     call = reward.__call__ if inspect.isclass(reward) else reward
     parameters = list(inspect.signature(call).parameters.values())
     if inspect.isclass(reward):

@@ -1,14 +1,14 @@
-"""Everything that `swift check` looks at, gathered in one report."""
+"""Everything that `swift check` looks at, in one report, and that report for people and as JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from swift_r1.arguments.check import CheckArguments
+from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.preflight import column_faults, reward_name_faults, scheduler_name_faults
 from swift_r1.checking.rewards import RewardReport, check_rewards
@@ -22,6 +22,10 @@ from swift_r1.data.sources import Source
 from swift_r1.errors import UsageError, describe
 from swift_r1.plugins import LoadedPlugin, load_plugins
 
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
 _MADE_UP_ROW: Row = {"messages": [{"role": "user", "content": "made up"}], "dataset": "made up", "prompt_id": "check:0"}
 
 
@@ -31,7 +35,7 @@ class DatasetReport:
 
     Attributes:
         rows: how many could be preprocessed; `problems` says what was wrong with others.
-        columns: what rewards get beside the prompt.
+        columns: what rewards get in addition to the prompt.
         prompt: the first row's, as the model sees it with `--model`, else its messages.
         prompt_tokens: its length; None without a tokenizer.
     """
@@ -47,7 +51,7 @@ class DatasetReport:
 
 @dataclass(slots=True)
 class CheckReport:
-    """The whole of it. `faults` are what no single dataset or reward is to blame for, one line each."""
+    """All findings. `faults` are those that belong to no single dataset or reward, one line each."""
 
     plugins: list[LoadedPlugin] = field(default_factory=list)
     datasets: list[DatasetReport] = field(default_factory=list)
@@ -57,7 +61,7 @@ class CheckReport:
     @property
     def ok(self) -> bool:
         """Nothing found would break a run."""
-        return not self.faults and all(one.ok for one in (*self.datasets, *self.rewards))
+        return not self.faults and all(one.ok for one in self.datasets) and all(one.ok for one in self.rewards)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able; an invalid value is the text `invalid`, no opinion is null."""
@@ -68,21 +72,15 @@ class CheckReport:
                 {name: getattr(one, name) for name in ("path", "orms", "datasets", "schedulers", "envs", "others")}
                 for one in self.plugins
             ],
-            "datasets": [
-                {name: getattr(one, name) for name in DatasetReport.__slots__}  # type: ignore[attr-defined]
-                for one in self.datasets
-            ],
+            "datasets": [asdict(one) for one in self.datasets],
             "rewards": [
-                {
-                    "name": one.name,
-                    "ok": one.ok,
-                    "problems": one.problems,
+                asdict(one)
+                | {
                     "values": {
                         kind: ["invalid" if _is_invalid(value) else value for value in some]
                         for kind, some in one.values.items()
                     },
                     "milliseconds": round(one.milliseconds, 3),
-                    "tells_right": one.tells_right,
                 }
                 for one in self.rewards
             ],
@@ -90,7 +88,7 @@ class CheckReport:
 
 
 def run_checks(args: CheckArguments) -> CheckReport:
-    """Loads plugins and data, renders a prompt, calls the rewards. What is wrong is in the report."""
+    """Loads plugins and data, renders a prompt, calls the rewards. All faults are in the report."""
     report = CheckReport()
     try:
         report.plugins = load_plugins(args.external_plugins)
@@ -123,7 +121,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
 
 
 def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, report: CheckReport) -> list[Row]:
-    """The first rows of a dataset, which is reported on."""
+    """The first rows of a dataset, which gets its entry in the report."""
     drops = Drops()
     raws = source.rows("train", args.num_rows if source.samples_itself else None, args.data_seed or 0)
     try:
@@ -198,3 +196,60 @@ def _filled(template: str, row: Row) -> str:
 
 def _is_invalid(value: float | None) -> bool:
     return value is not None and math.isnan(value)
+
+
+def show(report: CheckReport, console: Console) -> None:
+    """Prints the report: one table of rewards, the prompts, and what is wrong."""
+    from rich.markup import escape
+
+    for plugin in report.plugins:
+        kinds = {
+            "rewards": plugin.orms,
+            "datasets": plugin.datasets,
+            "schedulers": plugin.schedulers,
+            "environments": plugin.envs,
+            "other": plugin.others,
+        }
+        text = "; ".join(f"{kind} {', '.join(names)}" for kind, names in kinds.items() if names)
+        console.print(f"plugin {escape(plugin.path)}: {escape(text) or 'registered nothing'}")
+    for data in report.datasets:
+        tokens = "" if data.prompt_tokens is None else f", {data.prompt_tokens} tokens"
+        columns = ", ".join(data.columns) or "none"
+        console.print(f"dataset {escape(data.name)}: {data.rows} rows, columns {escape(columns)}; prompt{tokens}:")
+        # Exactly as it is: not wrapped, nothing in it is markup.
+        console.print(data.prompt, style="dim", soft_wrap=True, markup=False, highlight=False, emoji=False)
+        for problem in data.problems:
+            console.print(f"  {escape(problem)}", style="yellow" if data.ok else "red", soft_wrap=True)
+    if report.rewards:
+        console.print(_rewards(report))
+    for one in report.rewards:
+        for problem in one.problems:
+            console.print(f"{escape(one.name)}: {escape(problem)}", style="yellow" if one.ok else "red", soft_wrap=True)
+    for fault in report.faults:
+        console.print(escape(fault), style="red", soft_wrap=True)
+    console.print("all good" if report.ok else "this would break a run", style="green" if report.ok else "red")
+
+
+def _rewards(report: CheckReport) -> Table:
+    from rich.markup import escape
+    from rich.table import Column, Table
+
+    kinds = list(dict.fromkeys(kind for one in report.rewards for kind in one.values))
+    table = Table(Column("reward", no_wrap=True), *kinds, "right > wrong", "ms per group")
+    for one in report.rewards:
+        values = [_shown(one.values.get(kind, ())) for kind in kinds]
+        tells = {True: "yes", False: "no", None: "?"}[one.tells_right]
+        style = "red" if not one.ok else "yellow" if one.problems else ""
+        table.add_row(escape(one.name), *values, tells, f"{one.milliseconds:.1f}", style=style)
+    return table
+
+
+def _shown(values: Sequence[float | None]) -> str:
+    """One value, or the range over the rows."""
+    texts = list(
+        dict.fromkeys("none" if value is None else "invalid" if math.isnan(value) else f"{value:g}" for value in values)
+    )
+    if len(texts) < 3:
+        return ", ".join(texts)
+    numbers = sorted(value for value in values if value is not None and not math.isnan(value))
+    return f"{numbers[0]:g}..{numbers[-1]:g}" if numbers else ", ".join(texts)

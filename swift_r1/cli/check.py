@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-from swift_r1.arguments.check import CheckArguments
 from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.cli.help import command_help, wants_help
 from swift_r1.errors import EXIT_OK, EXIT_USAGE
 
@@ -39,7 +39,7 @@ def run(words: Sequence[str]) -> int:
     args = parse_arguments(CheckArguments, words)
     # What plugins print, here or in their processes, must not get between the lines of the report.
     with _standard_output_kept() as output:
-        from swift_r1.checking.run import run_checks
+        from swift_r1.checking.run import run_checks, show
 
         # The pool's warnings about invalid rewards are in the report.
         logging.getLogger("swift_r1.rewards").setLevel(logging.ERROR)
@@ -49,8 +49,6 @@ def run(words: Sequence[str]) -> int:
             output.write("\n")
         else:
             from rich.console import Console
-
-            from swift_r1.checking.table import show
 
             show(report, Console(file=output))
     return EXIT_OK if report.ok else EXIT_USAGE

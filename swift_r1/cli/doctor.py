@@ -1,7 +1,7 @@
-"""`swift doctor`: what this machine and installation can do, one line a finding, with advice where there is any.
+"""`swift doctor`: what this machine and installation can do, one line per finding, with advice where there is any.
 
-Each check is a function that returns a finding; libraries that may break at import are imported in processes of their
-own, with a deadline.
+Each check returns a finding; libraries that may break at import are imported in processes of their own, with a
+deadline.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from swift_r1.cli.help import wants_help
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, UsageError
 from swift_r1.launch.environment import find_allocator, has_gpu, usable_cpus
-from swift_r1.runtime.versions import package_versions
+from swift_r1.runtime.libraries import package_versions
 
 IMPORT_SECONDS = 180
 PORTS = (8000, 29500)
@@ -33,7 +33,7 @@ and the allocator work here. Takes up to a minute. Exit code 0 where training ca
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`state` is `ok`, `warning` (slower, or a part is missing) or `broken`; `advice` says what to do about it."""
+    """`state` is `ok`, `warning` (slower, or something is missing) or `broken`; `advice` says what to do about it."""
 
     name: str
     state: str
@@ -96,7 +96,9 @@ def devices() -> Finding:
     names = said.strip().splitlines()[-1]
     if names == "[]" and has_gpu(os.environ):
         files = ", ".join(sorted(glob.glob("/dev/nvidia[0-9]*")))
-        return Finding("devices", "warning", f"torch sees no GPU beside {files}", "install a torch built for CUDA")
+        return Finding(
+            "devices", "warning", f"torch sees no GPU, but there is {files}", "install a torch built for CUDA"
+        )
     return Finding("devices", "ok", "no GPU, everything runs on the CPU" if names == "[]" else names)
 
 
@@ -106,7 +108,7 @@ def processors() -> Finding:
 
 
 def shared_memory(free: int) -> Finding:
-    """Of data loader workers and of processes on one machine that talk to each other."""
+    """For data loader workers, and processes of one machine that talk to each other."""
     text = f"{free / _GIB:.1f} GiB free in /dev/shm"
     if free < _GIB:
         return Finding("shared memory", "warning", text, "in a container give it more: --shm-size=8g")
@@ -124,7 +126,9 @@ def disk(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     text = f"{free / _GIB:.0f} GiB free in {folder}"
     if free < 10 * _GIB:
-        return Finding("disk", "warning", text, "a checkpoint takes 14 bytes a parameter: --save_total_limit keeps few")
+        return Finding(
+            "disk", "warning", text, "a checkpoint takes 14 bytes per parameter: --save_total_limit keeps few"
+        )
     return Finding("disk", "ok", text)
 
 
@@ -141,7 +145,7 @@ def port(number: int) -> Finding:
 
 
 def allocator(path: str | None) -> Finding:
-    """Memory is the speed limit on a CPU."""
+    """On a CPU memory traffic limits the speed."""
     if path is None:
         advice = "twice to four times slower on a CPU: install libtcmalloc-minimal4 or libjemalloc2"
         return Finding("allocator", "warning", "neither tcmalloc nor jemalloc", advice)
@@ -152,7 +156,7 @@ def allocator(path: str | None) -> Finding:
 
 
 def library(name: str, use: str) -> Finding:
-    """Whether it can be imported, found out in a process of its own."""
+    """Whether it can be imported, tried in a process of its own."""
     code, said = _python(f"import {name}; print({name}.__version__)")
     if code == 0:
         return Finding(name, "ok", f"{said.strip().splitlines()[-1]} can be imported")

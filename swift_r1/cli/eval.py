@@ -9,16 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swift_r1.arguments.evaluation import EvalArguments
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.rlhf import API_KEY_VARIABLE
+from swift_r1.arguments.parser import API_KEY_VARIABLE, parse_arguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import is_local, model_faults
 from swift_r1.cli.help import command_help, wants_help
 from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.evaluation import ADDED_VARIABLE, base_of
-from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
+from swift_r1.launch.environment import file_in_memory, has_gpu, replace_process, trainer_environment, usable_cpus
 from swift_r1.launch.run_folder import without_secrets
-from swift_r1.launch.start import replace_process
 
 EVAL_MODULE = "swift_r1.evaluation.worker"
 _USAGE = """swift eval --model M --benchmarks B ... [config.yaml] [--flag value ...]
@@ -61,7 +59,8 @@ def run(words: Sequence[str]) -> int:
     environ = additions.applied_to(os.environ) | {ADDED_VARIABLE: " ".join(additions.variables)}
     if args.api_key:
         environ[API_KEY_VARIABLE] = args.api_key
-    replace_process(EVAL_MODULE, (_args_file(args, words),), environ)
+    content = {"args": args.to_dict(), "command": ["swift", "eval", *without_secrets(words)]}
+    replace_process(EVAL_MODULE, (file_in_memory("swift-eval-args", content),), environ)
 
 
 def _model_faults(args: EvalArguments) -> list[str]:
@@ -89,12 +88,3 @@ def _compare(args: EvalArguments) -> int:
         write_whole(folder / "compare.json", json.dumps(content, indent=2) + "\n")
     Console().print(comparison_table(first, second, compared))
     return EXIT_OK
-
-
-def _args_file(args: EvalArguments, words: Sequence[str]) -> str:
-    """The flags as a file for the process, in memory, so that none is left behind; the key is not in it."""
-    descriptor = os.memfd_create("swift-eval-args", 0)
-    content = {"args": args.to_dict(), "command": ["swift", "eval", *without_secrets(words)]}
-    os.write(descriptor, json.dumps(content).encode())
-    os.set_inheritable(descriptor, True)
-    return f"/proc/self/fd/{descriptor}"

@@ -1,4 +1,7 @@
-"""`swift COMMAND ...`: routes to our commands, and hands those that are not ours to ms-swift."""
+"""`swift COMMAND ...`: routes to our commands, and hands those that are not ours to ms-swift.
+
+ms-swift is run by module, never through its script, whose name is ours.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,10 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, distribution
 from types import FrameType
+from typing import NoReturn
 
-from swift_r1.cli import handover
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED, EXIT_USAGE, SwiftError, UsageError
 
 COMMANDS = {
@@ -23,6 +27,8 @@ COMMANDS = {
     "merge-lora": "make one model of adapters and the model under them",
     "doctor": "say what this machine and installation can do",
 }
+MS_SWIFT_COMMANDS = ("pt", "sft", "infer", "app", "deploy", "export", "sample", "web-ui", "megatron")
+MS_SWIFT_RLHF_TYPES = ("dpo", "orpo", "simpo", "kto", "cpo", "rm", "gkd")
 _HELP_FLAGS = ("-h", "--help", "help")
 
 
@@ -34,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_help())
         return EXIT_OK if words else EXIT_USAGE
     if words[0] in ("--version", "-V", "version"):
-        from swift_r1.runtime.versions import own_version
+        from swift_r1.runtime.libraries import own_version
 
         print(f"swift-r1 {own_version()}")
         return EXIT_OK
@@ -56,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class _Terminated(BaseException):
-    """SIGTERM came; as Ctrl-C, it lets what was begun be cleaned up."""
+    """SIGTERM came; like Ctrl-C, it lets what was begun be cleaned up."""
 
 
 def _terminated(_number: int, _frame: FrameType | None) -> None:
@@ -64,18 +70,47 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
 
 
 def _run(command: str, words: list[str]) -> int:
-    if handover.is_for_ms_swift(command, words):
-        handover.to_ms_swift(command, words)
+    rlhf_type = _rlhf_type(words) if command == "rlhf" else None
+    if command in MS_SWIFT_COMMANDS or rlhf_type in MS_SWIFT_RLHF_TYPES:
+        to_ms_swift(command, words, rlhf_type)
     if command in COMMANDS:
-        return importlib.import_module(f"swift_r1.cli.{command.replace('-', '_')}").run(words)
-    known = [*COMMANDS, *handover.MS_SWIFT_COMMANDS]
-    near = difflib.get_close_matches(command, known, n=1)
+        return int(importlib.import_module(f"swift_r1.cli.{command.replace('-', '_')}").run(words))
+    near = difflib.get_close_matches(command, [*COMMANDS, *MS_SWIFT_COMMANDS], n=1)
     hint = f"did you mean `swift {near[0]}`?" if near else "`swift --help` lists the commands"
     raise UsageError(f"there is no command {command!r}: {hint}")
 
 
+def _rlhf_type(words: Sequence[str]) -> str | None:
+    for index, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.replace("-", "_") == "__rlhf_type":
+            return value if equals else next(iter(words[index + 1 :]), None)
+    return None
+
+
+def to_ms_swift(command: str, words: Sequence[str], rlhf_type: str | None) -> NoReturn:
+    """Replaces this process by ms-swift's command.
+
+    Raises:
+        UsageError: ms-swift is not installed (another package of that module name does not count).
+    """
+    from swift_r1.launch.environment import replace_process
+
+    try:
+        files = distribution("ms-swift").files or []
+    except PackageNotFoundError:
+        files = []
+    if not any(str(file) == "swift/cli/main.py" for file in files):
+        asked = command if rlhf_type is None else f"rlhf --rlhf_type {rlhf_type}"
+        raise UsageError(
+            f"`swift {asked}` is done by ms-swift, which is not installed: pip install 'swift-r1[ms-swift]'"
+        )
+    print(f"swift {command}: handed to ms-swift", file=sys.stderr)
+    replace_process("swift.cli.main", (command, *words), os.environ)
+
+
 def _help() -> str:
-    from swift_r1.runtime.versions import own_version
+    from swift_r1.runtime.libraries import own_version
 
     ours = "\n".join(f"  swift {name:<10} {text}" for name, text in COMMANDS.items())
     return f"""swift-r1 {own_version()}: R1-Zero style reinforcement learning, driven by plugins
@@ -83,8 +118,8 @@ def _help() -> str:
 {ours}
 
 `swift COMMAND --help` lists a command's flags; `swift --version` prints the version.
-Handed to ms-swift where it is installed: {", ".join(handover.MS_SWIFT_COMMANDS)},
-and `swift rlhf` of another --rlhf_type ({", ".join(handover.MS_SWIFT_RLHF_TYPES)}).
+Handed to ms-swift where it is installed: {", ".join(MS_SWIFT_COMMANDS)},
+and `swift rlhf` of another --rlhf_type ({", ".join(MS_SWIFT_RLHF_TYPES)}).
 
 A run with the rollout server and two trainer processes:
   swift rollout --model models/smollm2-135m

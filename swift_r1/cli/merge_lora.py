@@ -1,16 +1,28 @@
-"""`swift merge-lora`: one model out of a model and the adapters that were trained over it."""
+"""`swift merge-lora`: one model out of a model and the adapters that were trained over it, and the same in a temporary
+folder for commands that take `--adapters`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar, Self
 
-from swift_r1.arguments.merge import MergeArguments
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.cli.adapters import base_of
+from swift_r1.arguments.fields import flag
+from swift_r1.arguments.parser import Command, parse_arguments
+from swift_r1.arguments.training import DTYPES
+from swift_r1.arguments.world import World
+from swift_r1.checking.model_folder import model_faults
 from swift_r1.cli.help import command_help, wants_help
 from swift_r1.errors import EXIT_OK, RunFailed, UsageError
 
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_MERGED = "swift-r1-merged-"
 _USAGE = """swift merge-lora --adapters FOLDER [--model M] [--output_dir D]
 
 Writes a model that needs no adapters: what the rollout server was given in training, number for number."""
@@ -19,11 +31,29 @@ swift merge-lora --adapters output/model/v0-20261121-120000/checkpoint-100
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class MergeArguments(Command):
+    """Merge."""
+
+    command: ClassVar[str] = "merge-lora"
+    adapters: str = flag("", "folder of the adapters: a checkpoint of --train_type lora or qlora", required=True)
+    model: str | None = flag(None, "the model under them (default: the one that adapter_config.json names)")
+    output_dir: str | None = flag(None, "folder of the merged model (default: that of the adapters with -merged)")
+    torch_dtype: str | None = flag(
+        None, "dtype of the merged weights (default: the one they were trained in)", choices=DTYPES, aliases=("dtype",)
+    )
+
+    def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
+        """Defaults that depend on other flags, filled in."""
+        adapters = self.adapters.rstrip("/")
+        return replace(self, adapters=adapters, output_dir=self.output_dir or f"{adapters}-merged")
+
+
 def run(words: Sequence[str]) -> int:
     """Runs the command.
 
     Raises:
-        UsageError: the folder holds no adapters, their model is not there, or something is in the way.
+        UsageError: the folder holds no adapters, their model is not there, or the output folder is not empty.
         RunFailed: the merged model cannot be written.
     """
     if wants_help(words):
@@ -42,3 +72,57 @@ def run(words: Sequence[str]) -> int:
         raise RunFailed(f"{output}: {error.strerror or error}") from error
     print(f"merged model: {output}")
     return EXIT_OK
+
+
+def base_of(adapters: Path, model: str | None) -> str:
+    """The model under the adapters: `model`, else the one that they name.
+
+    Raises:
+        UsageError: the folder holds no adapters, they do not name their model, or it cannot be loaded.
+    """
+    if not (adapters / CONFIG).is_file() or not (adapters / WEIGHTS).is_file():
+        raise UsageError(
+            f"--adapters {adapters} holds no adapters ({CONFIG} and {WEIGHTS}): give a checkpoint of --train_type lora "
+            "or qlora"
+        )
+    try:
+        named = json.loads((adapters / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
+    except (ValueError, AttributeError) as error:
+        raise UsageError(f"--adapters {adapters}: {CONFIG} is no JSON object") from error
+    base = model or named
+    if not base:
+        raise UsageError(f"--adapters {adapters} does not say which model is under it: give --model")
+    if faults := model_faults(str(base), os.environ):
+        raise UsageError(*(f"--adapters {adapters}: {fault}" for fault in faults))
+    return str(base)
+
+
+def merged_folder(adapters: Path, base: str, environ: Mapping[str, str]) -> Path:
+    """A new temporary folder with the merged model, for this process or the one that replaces it, which removes it.
+
+    Folders whose process has died are removed first.
+
+    Raises:
+        UsageError: the adapters are not of this model, or there is no room for it.
+    """
+    from swift_r1.models.merging import merge
+    from swift_r1.runtime.libraries import quiet_libraries
+
+    quiet_libraries()
+    room = Path(environ.get("TMPDIR") or tempfile.gettempdir())
+    for old in room.glob(f"{_MERGED}*"):
+        owner = re.fullmatch(rf"{_MERGED}(\d+)-\w+", old.name)
+        if owner is not None and not Path(f"/proc/{owner[1]}").exists():
+            shutil.rmtree(old, ignore_errors=True)
+    folder: Path | None = None
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f"{_MERGED}{os.getpid()}-", dir=room))
+        merge(base, adapters, folder, None)
+    except BaseException as error:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, OSError):
+            why = error.strerror or error
+            raise UsageError(f"--adapters {adapters} cannot be merged below {room}: {why}") from error
+        raise
+    return folder

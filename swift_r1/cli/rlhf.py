@@ -11,20 +11,25 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.parser import API_KEY_VARIABLE, parse_arguments
 from swift_r1.arguments.plan import make_plan, plan_table
-from swift_r1.arguments.rlhf import API_KEY_VARIABLE, RlhfArguments
+from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.preflight import check_inputs
-from swift_r1.cli.choose_rollouts import chosen, compiled
 from swift_r1.cli.help import command_help, wants_help
-from swift_r1.cli.resume import check_same_run, dataset_hash, find_checkpoint
 from swift_r1.errors import EXIT_OK, RunFailed, ServerUnreachable, UsageError
-from swift_r1.launch.colocate import check_device, start_engines
-from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
-from swift_r1.launch.run_folder import make_run_folder, write_args
-from swift_r1.launch.start import launch_training
+from swift_r1.launch.colocate import check_device, chosen, compiled, start_engines
+from swift_r1.launch.environment import has_gpu, launch_training, trainer_environment, usable_cpus
+from swift_r1.launch.run_folder import (
+    check_same_run,
+    dataset_hash,
+    find_checkpoint,
+    make_run_folder,
+    run_folder_faults,
+    write_args,
+)
+from swift_r1.runtime.processes import say
 from swift_r1.weights.lease_token import save_token, saved_token
 
 _USAGE = """swift rlhf [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
@@ -37,6 +42,8 @@ swift rlhf --rlhf_type grpo --model models/smollm2-135m --external_plugins plugi
   --dataset 'countdown#1000' --reward_funcs external_countdown format --per_device_train_batch_size 8
 NPROC_PER_NODE=2 swift rlhf grpo.yaml --deepspeed zero3 --use_vllm true --vllm_server_host 127.0.0.1
 """
+_HANDOVER_S = 60.0
+"""Until the trainer, which imports torch first, renews the lease that was taken for it."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -51,28 +58,28 @@ def run(words: Sequence[str]) -> int:
         return EXIT_OK
     args = parse_arguments(RlhfArguments, words)
     world, _ = World.from_environment(os.environ)
+    gpu, is_first_node = has_gpu(os.environ), world.node_rank == 0
     if args.estimate:
-        from swift_r1.cli.estimate import run_estimate
-
-        return run_estimate(args, world)
-    check_device(args, has_gpu(os.environ))
+        return print_estimate(args, world, gpu)
+    check_device(args, gpu)
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
-    data = check_inputs(args, world, os.environ)
+    data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
     data_hash = dataset_hash(data.train)
-    plan = make_plan(args, world.size, None if args.streaming else len(data.train))
-    args, line = chosen(args, plan, world, has_gpu(os.environ))
-    args, about_engine = compiled(args, plan, has_gpu(os.environ))
-    for one in (line, about_engine):
-        if one is not None and world.node_rank == 0:
-            _stderr(one)
+    size = None if args.streaming else len(data.train)
+    plan = make_plan(args, world.size, size)
+    args, about_vllm = chosen(args, plan, world, gpu)
+    args, about_compiling = compiled(args, plan, gpu)
+    for line in (about_vllm, about_compiling):
+        if line is not None and is_first_node:
+            say(line)
     resume = find_checkpoint(args)
     if resume.checkpoint is not None:
         check_same_run(args, world, data_hash, resume.checkpoint)
     folder, token = resume.run_dir, None
     if args.colocates:
         folder = folder or make_run_folder(args, world)
-        args, token = own_engines(args, world, folder, by_default=line is not None)
-    elif args.use_vllm and world.node_rank == 0:
+        args, token = own_engines(args, world, folder, by_default=about_vllm is not None)
+    elif args.use_vllm and is_first_node:
         token = wait_for_servers(args, folder)
     folder = folder or make_run_folder(args, world)
     if token is not None:
@@ -83,26 +90,26 @@ def run(words: Sequence[str]) -> int:
         world,
         offline=all(map(is_local, filter(None, (args.model, args.critic_model)))),
         cpus=usable_cpus(),
-        gpu=has_gpu(os.environ),
+        gpu=gpu,
         deterministic=args.deterministic,
     )
-    if line := additions.line():
-        print(line, file=sys.stderr)
-    if world.node_rank == 0:
-        _print_plan(args, world, None if args.streaming else len(data.train), str(folder))
+    if added := additions.line():
+        print(added, file=sys.stderr)
+    if is_first_node:
+        from rich.console import Console
+
+        Console(soft_wrap=False).print(plan_table(make_plan(args, world.size, size), args))
+        # Not through rich, which would break a long path.
+        print(f"run folder: {folder}")
     environ = additions.applied_to(os.environ)
     if args.api_key:
         environ[API_KEY_VARIABLE] = args.api_key
     launch_training(args_json, world, environ)
 
 
-_HANDOVER_S = 60.0
-"""Until the trainer, which imports torch first, renews the lease that was taken for it."""
-
-
 def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: bool) -> tuple[RlhfArguments, str | None]:
     """Starts the engines beside the ranks and waits for them; returns the arguments with their addresses, and the
-    leases' token. Where nobody asked for them, a run whose engines do not start goes on without.
+    leases' token. Where the user did not ask for them, a run whose engines do not start goes on without.
 
     Raises:
         RunFailed, ServerUnreachable: they were asked for, and do not start.
@@ -114,7 +121,7 @@ def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: boo
         engines.end()
         if not by_default:
             raise
-        _stderr(f"{error}; completions come from the trainer's own process instead (--use_vllm false)")
+        say(f"{error}; completions come from the trainer's own process instead (--use_vllm false)")
         return replace(args, use_vllm=False, vllm_mode="server", vllm_enforce_eager=None), None
 
 
@@ -134,7 +141,7 @@ def wait_for_servers(
 
     def report(text: str) -> None:
         while_waiting()
-        _stderr(text)
+        say(text)
 
     end = time.monotonic() + args.vllm_server_timeout
     with ExitStack() as cleanup:
@@ -145,20 +152,59 @@ def wait_for_servers(
         token = saved_token(resumed)
         for client in clients:
             writer = WeightWriter(client, ttl_s=_HANDOVER_S, token=token)
-            writer.take_when_free(args.vllm_server_timeout, report=_stderr)
+            writer.take_when_free(args.vllm_server_timeout, report=say)
             token = writer.token
     assert token is not None
     return token
 
 
-def _print_plan(args: RlhfArguments, world: World, dataset_size: int | None, folder: str) -> None:
+def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:
+    """`--estimate true`: prints what a rank will need, next to what the machine has, and what would save most; loads
+    nothing. Returns the exit code.
+
+    Raises:
+        UsageError: the model's config cannot be read.
+    """
     from rich.console import Console
+    from rich.table import Table
 
-    console = Console(soft_wrap=False)
-    console.print(plan_table(make_plan(args, world.size, dataset_size), args))
-    # Not through rich, which would break a long path.
-    print(f"run folder: {folder}")
+    from swift_r1.models.shape import shape_of
+    from swift_r1.training.estimate import GIB
+    from swift_r1.training.memory import advice, estimated
 
+    shape = shape_of(args.model)
+    found = estimated(args, shape, world, gpu)
+    table = Table(title="Memory of one rank, estimated", title_justify="left", pad_edge=False)
+    table.add_column("part", style="bold")
+    table.add_column("GiB", justify="right")
+    table.add_column("when")
+    for name, size in found.parts.items():
+        table.add_row(name, f"{size / GIB:.2f}", "always")
+    for phase, parts in found.phases.items():
+        note = "" if phase == found.highest_phase else "; not at the same time, so not counted"
+        for name, size in parts.items():
+            table.add_row(name, f"{size / GIB:.2f}", f"in {phase}{note}")
+    table.add_row("at most", f"{found.peak / GIB:.2f}", "", style="bold")
+    for name, size in found.on_host.items():
+        table.add_row(f"{name}, in host memory", f"{size / GIB:.2f}", "always")
+    Console(width=max(100, Console().width)).print(table)
+    bound = "--max_length" if args.max_length else "assumed, without --max_length"
+    print(f"for prompts of up to {found.prompt_tokens} tokens ({bound}), {found.tokens:,} tokens a forward pass")
+    if gpu:
+        import torch
 
-def _stderr(text: str) -> None:
-    print(f"swift rlhf: {text}", file=sys.stderr, flush=True)
+        free, total = torch.cuda.mem_get_info()
+        fits = "fits" if found.peak <= free else "does NOT fit"
+        print(f"this GPU: {total / GIB:.1f} GiB, {free / GIB:.1f} GiB of them free: it {fits}")
+    else:
+        import psutil
+
+        memory, needed = psutil.virtual_memory(), found.peak * world.nproc_per_node
+        fits = "fits" if needed <= memory.available else "does NOT fit"
+        ranks = f" for {world.nproc_per_node} ranks" if world.nproc_per_node > 1 else ""
+        print(
+            f"this machine: {memory.total / GIB:.1f} GiB, {memory.available / GIB:.1f} GiB of them free: "
+            f"{needed / GIB:.2f} GiB{ranks} {fits}"
+        )
+    print(advice(args, shape, world, gpu, found))
+    return EXIT_OK

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import socket
 import ssl
@@ -12,15 +11,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from swift_r1.arguments.parser import parse_arguments
-from swift_r1.arguments.rlhf import API_KEY_VARIABLE
+from swift_r1.arguments.parser import API_KEY_VARIABLE, parse_arguments
 from swift_r1.arguments.server import LOOPBACK, RolloutArguments
 from swift_r1.checking.model_folder import is_local, model_faults
-from swift_r1.cli.adapters import base_of, merged_folder
 from swift_r1.cli.help import command_help, wants_help
+from swift_r1.cli.merge_lora import base_of, merged_folder
 from swift_r1.errors import EXIT_OK, PortTaken, UsageError
-from swift_r1.launch.environment import has_gpu, server_environment, usable_cpus
-from swift_r1.launch.start import replace_process
+from swift_r1.launch.environment import file_in_memory, has_gpu, replace_process, server_environment, usable_cpus
 
 SERVER_MODULE = "swift_r1.inference.server"
 _USAGE = (
@@ -54,11 +51,9 @@ def run(words: Sequence[str]) -> int:
     if faults:
         raise UsageError(*faults)
     check_port(args.host, args.port)
-    merged = None
     if adapters is not None:
         print(f"merging {adapters} into {base}", file=sys.stderr)
-        merged = merged_folder(adapters, base, os.environ)
-        args = replace(args, model=str(merged))
+        args = replace(args, model=str(merged_folder(adapters, base, os.environ)))
     additions = server_environment(
         os.environ,
         offline=is_local(args.model),
@@ -71,7 +66,9 @@ def run(words: Sequence[str]) -> int:
     environ = additions.applied_to(os.environ)
     if args.api_key:
         environ[API_KEY_VARIABLE] = args.api_key
-    replace_process(SERVER_MODULE, (_args_file(args, merged is not None),), environ)
+    # The key is not in the file, but in the environment.
+    content = {"args": args.to_dict() | {"merged": adapters is not None}}
+    replace_process(SERVER_MODULE, (file_in_memory("swift-rollout-args", content),), environ)
 
 
 def check_port(host: str, port: int) -> None:
@@ -103,7 +100,7 @@ def _host_faults(args: RolloutArguments) -> list[str]:
 
 
 def _tls_faults(args: RolloutArguments) -> list[str]:
-    """A certificate and key that cannot be used, found before the model loads."""
+    """Why the certificate and key cannot be used, told before the model loads."""
     if args.ssl_certfile is None or args.ssl_keyfile is None:
         return []
     for name in ("ssl_certfile", "ssl_keyfile"):
@@ -115,11 +112,3 @@ def _tls_faults(args: RolloutArguments) -> list[str]:
     except (ssl.SSLError, ValueError) as error:
         return [f"--ssl_certfile {args.ssl_certfile} and --ssl_keyfile {args.ssl_keyfile} are no pair in PEM: {error}"]
     return []
-
-
-def _args_file(args: RolloutArguments, merged: bool) -> str:
-    """The flags as a file for the server process, in memory, so that none is left behind; the key is not in it."""
-    descriptor = os.memfd_create("swift-rollout-args", 0)
-    os.write(descriptor, json.dumps({"args": args.to_dict() | {"merged": merged}}).encode())
-    os.set_inheritable(descriptor, True)
-    return f"/proc/self/fd/{descriptor}"

@@ -28,9 +28,8 @@ from swift_r1.evaluation.store import REPORT, Store, open_settings, say, write_w
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.batch import RewardCaller
 from swift_r1.rewards.pool import rewards_for
-from swift_r1.runtime.quiet import quiet_libraries
-from swift_r1.runtime.run_lock import run_folder_held
-from swift_r1.runtime.versions import package_versions
+from swift_r1.runtime.libraries import package_versions, quiet_libraries
+from swift_r1.runtime.processes import run_folder_held
 
 _LOOK_EVERY_S = 0.5  # so that Ctrl-C is heard while nothing comes
 _LINE_EVERY_S = 60.0

@@ -1,7 +1,7 @@
 """`python -m swift_r1.launch.elastic ARGS_JSON`: several trainer processes through torch's elastic launcher.
 
-It starts one worker a rank, forwards SIGINT and SIGTERM to them, waits while they save, and ends with the exit code of
-the rank that failed first, on every node. Nothing is restarted: a run resumes from its checkpoint.
+It starts one worker per rank, forwards SIGINT and SIGTERM to them, waits while they save, and ends with the exit code
+of the rank that failed first, on every node. Nothing is restarted: a run resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.world import World
 from swift_r1.errors import (
@@ -30,20 +30,19 @@ from swift_r1.errors import (
     EXIT_USAGE,
     SwiftError,
 )
-from swift_r1.launch.environment import has_gpu
+from swift_r1.launch.environment import WORKER_MODULE, has_gpu
 from swift_r1.launch.nodes import Cause, Nodes
-from swift_r1.launch.start import WORKER_MODULE
-from swift_r1.runtime.processes import leave, stop_at_once
+from swift_r1.runtime.processes import leave, say, stop_at_once
 
 if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.api import ProcessFailure
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-MEETING_SECONDS = 900  # what the nodes may take to find each other
-_ENDING_SECONDS = 30.0  # what a rank may take to end after another has failed
+MEETING_SECONDS = 900  # for the nodes to find each other
+_ENDING_SECONDS = 30.0  # for a rank to end after another has failed
 _KILLED = "killed by SIGKILL (likely out of memory)"
 _SAME_MOMENT = 5  # seconds after the first failure in which a rank may die of the same cause
 _POLL_S = 0.1
-_BEATS_MISSED = 5.0  # seconds without a sign of life that say nothing yet
+_LEAST_SILENCE_S = 5.0  # of a node, before it counts as dead
 _DEFAULT_MASTER_PORT = 29500
 
 
@@ -60,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     content = json.loads(Path(words[0]).read_text(encoding="utf-8"))
 
-    def say_what_helps() -> str:
+    def memory_advice() -> str:
         from swift_r1.training.memory import advice_for
 
         return advice_for(content, world, has_gpu(os.environ))
@@ -71,12 +70,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             world,
             command,
             content["args"]["ddp_timeout"],
-            say_what_helps,
+            memory_advice,
             content["args"]["shutdown_timeout"],
             Path(content["run_dir"]) / "summary.json",
         )
     except SwiftError as error:
-        print(f"swift rlhf: {error}", file=sys.stderr)
+        say(str(error))
         return error.exit_code
 
 
@@ -84,19 +83,19 @@ def run_workers(
     world: World,
     command: Sequence[str],
     ddp_timeout: float,
-    say_what_helps: Callable[[], str] | None = None,
+    memory_advice: Callable[[], str] | None = None,
     shutdown_timeout: float = 0,
     summary: Path | None = None,
 ) -> int:
-    """One process of `command` a rank of this node; RANK, LOCAL_RANK, WORLD_SIZE, ... are set for it.
+    """Starts one process of `command` per rank of this node; RANK, LOCAL_RANK, WORLD_SIZE, ... are set for it.
 
     When a rank fails the others get SIGTERM, and SIGKILL half of `ddp_timeout` seconds later. After a signal to this
-    process they have `shutdown_timeout` seconds, or, where that is 0, as long as they take: they watch themselves.
+    process they have `shutdown_timeout` seconds, or, where that is 0, as long as they take: each has its watchdog.
 
     Args:
-        say_what_helps: against running out of memory; asked where a rank was killed.
-        summary: the file that rank 0 writes at the end of the run; a rank that is killed by a signal after that has
-            not failed it.
+        memory_advice: what helps against running out of memory; called where a rank was killed.
+        summary: the file that rank 0 writes at the end of the run; a rank that a signal kills after that does not fail
+            the run.
 
     Returns:
         0, the exit code of the rank that failed first, on whichever node (5 where it was killed), or 128 + the signal
@@ -106,30 +105,30 @@ def run_workers(
         PortTaken, RunFailed: the nodes cannot meet.
     """
     _limit_ending(min(_ENDING_SECONDS, ddp_timeout / 2), shutdown_timeout)
-    done = _Done(summary)
-    # The keeper of engines beside the ranks was started before: it ends them once this process has ended.
+    finished = _Finished(summary)
+    # The supervisor of engines beside the ranks was started before; it ends once this process has ended.
     kill_workers = partial(_kill_children, spared=_children())
     if world.nnodes == 1:
-        cause = _run_node(world, command, kill_workers, done)
-        return _tell(cause, world, say_what_helps) if isinstance(cause, Cause) else cause
+        cause = _run_node(world, command, kill_workers, finished)
+        return _tell(cause, world, memory_advice) if isinstance(cause, Cause) else cause
     port = world.master_port or _DEFAULT_MASTER_PORT
-    with Nodes(world, port, max(_BEATS_MISSED, ddp_timeout / 2), MEETING_SECONDS, kill_workers) as nodes:
-        cause = _run_node(world, command, kill_workers, done)
+    with Nodes(world, port, max(_LEAST_SILENCE_S, ddp_timeout / 2), MEETING_SECONDS, kill_workers) as nodes:
+        cause = _run_node(world, command, kill_workers, finished)
         if isinstance(cause, Cause):
-            return _tell(nodes.settle(cause), world, say_what_helps)
+            return _tell(nodes.settle(cause), world, memory_advice)
         nodes.done()
         return cause
 
 
-def _tell(cause: Cause, world: World, say_what_helps: Callable[[], str] | None) -> int:
-    print(f"swift rlhf: {cause.line(world.nnodes > 1)}", file=sys.stderr, flush=True)
-    if _KILLED in cause.text and say_what_helps is not None:
-        print(f"swift rlhf: {say_what_helps()}", file=sys.stderr)
+def _tell(cause: Cause, world: World, memory_advice: Callable[[], str] | None) -> int:
+    say(cause.line(world.nnodes > 1))
+    if _KILLED in cause.text and memory_advice is not None:
+        say(memory_advice())
     return cause.code
 
 
-class _Done:
-    """Whether rank 0 has written `summary` since this was made."""
+class _Finished:
+    """Whether rank 0 has written `summary` since this object was made."""
 
     def __init__(self, summary: Path | None) -> None:
         self._summary = summary
@@ -148,8 +147,10 @@ class _Done:
         return found.st_ino, found.st_mtime_ns
 
 
-def _run_node(world: World, command: Sequence[str], kill_workers: Callable[[], None], done: _Done) -> int | Cause:
-    """This node's workers, to their end: an exit code, or why they failed."""
+def _run_node(
+    world: World, command: Sequence[str], kill_workers: Callable[[], None], finished: _Finished
+) -> int | Cause:
+    """Runs this node's workers to their end: an exit code, or why they failed."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous.api import RendezvousError
@@ -177,9 +178,9 @@ def _run_node(world: World, command: Sequence[str], kill_workers: Callable[[], N
         first = world.node_rank * world.nproc_per_node
         failures = {rank - first: failure for rank, failure in error.failures.items()}
         local, code, text = first_cause(failures)
-        ended = done.exit_code() if all(one.exitcode < 0 for one in failures.values()) else None
+        ended = finished.exit_code() if all(one.exitcode < 0 for one in failures.values()) else None
         if ended is not None:
-            _say(f"rank {first + local} was {text} after the run was done, which does not fail it")
+            say(f"rank {first + local} was {text} after the run was done, which does not fail it")
             return ended
         lost_peer = code == EXIT_LOST_PEER
         return Cause(world.node_rank, first + local, EXIT_RUN_FAILED if lost_peer else code, text, lost_peer)
@@ -196,10 +197,10 @@ def _run_node(world: World, command: Sequence[str], kill_workers: Callable[[], N
 def first_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int, str]:
     """Rank, exit code for the run (or `EXIT_LOST_PEER`), and words for the failure that caused the others.
 
-    A rank that loses its peer says so by its exit code, but it may be seen first. Death by SIGTERM says least: that is
-    how this launcher ends the others, maybe while they are leaving by themselves; and by SIGKILL some seconds after the
-    first failure, since then it is the launcher's too. Of the rest the earliest counts, and among those of the same
-    second the one whose code says most: unreachable server before "the run failed" before a traceback.
+    A rank that loses its peer says so by its exit code, but it may be seen first. Death by SIGTERM says least, since
+    that is how this launcher ends the others; so does SIGKILL some seconds after the first failure, for the same
+    reason. Of the rest the earliest counts, and among those of the same second the one whose code says most:
+    unreachable server before "the run failed" before a traceback.
     """
     earliest = min(failure.timestamp for failure in failures.values())
     telling = (EXIT_USAGE, EXIT_SERVER_UNREACHABLE, EXIT_PORT_TAKEN, EXIT_INTERRUPTED, EXIT_TERMINATED)
@@ -233,16 +234,16 @@ def _quiet_torch() -> None:
 
 
 def _limit_ending(soon: float, patience: float) -> None:
-    """How torch's launcher ends the ranks: when one has failed, the others in `soon` seconds (its own 30 do not go by
-    `--ddp_timeout`); when a signal came, as they say it, at most in `patience` seconds where that is not 0. They are
-    ended `soon` too once one of them has failed then, or the signal came again.
+    """Changes how torch's launcher ends the ranks: when one has failed, the others in `soon` seconds (its own 30 do not
+    depend on `--ddp_timeout`); after a signal, when they are ready, at most in `patience` seconds where that is not 0.
+    They are ended `soon` too if one of them fails meanwhile, or the signal comes again.
     """
     from torch.distributed.elastic.multiprocessing.api import PContext
 
-    close = PContext.close
+    close: Callable[..., None] = PContext.close
     told = False
 
-    def limited(self: PContext, death_sig: signal.Signals | None = None, timeout: float = soon) -> None:
+    def limited(self: Any, death_sig: signal.Signals | None = None, timeout: float = soon) -> None:
         nonlocal told
         ranks = [one.proc for one in self.subprocess_handlers.values()]
         if death_sig is None or all(one.poll() is not None for one in ranks):
@@ -250,7 +251,7 @@ def _limit_ending(soon: float, patience: float) -> None:
             return
         limit = f"at most {patience:g} s (--shutdown_timeout)" if patience else "as long as they make progress"
         if not told:
-            _say(f"{death_sig.name}: waiting for the ranks to end, {limit}; once more ends them at once")
+            say(f"{death_sig.name}: waiting for the ranks to end, {limit}; once more ends them at once")
         deadline = time.monotonic() + (soon if told else patience or math.inf)
         told = True
         for one in ranks:
@@ -261,18 +262,14 @@ def _limit_ending(soon: float, patience: float) -> None:
             time.sleep(_POLL_S)
         late = [rank for rank, one in enumerate(ranks) if one.poll() is None]
         if late:
-            _say(f"ranks {', '.join(map(str, late))} of this host have not ended: killed")
+            say(f"ranks {', '.join(map(str, late))} of this host have not ended: killed")
         close(self, signal.SIGKILL, soon)
 
-    PContext.close = limited
-
-
-def _say(text: str) -> None:
-    print(f"swift rlhf: {text}", file=sys.stderr, flush=True)
+    PContext.close = limited  # type: ignore[method-assign]  # torch has no setting for this
 
 
 def _children() -> set[int]:
-    """Process numbers of what this process, or the one that became it, has started."""
+    """Process numbers of this process's children, from before an `exec` too."""
     me = os.getpid()
     children = Path(f"/proc/{me}/task/{me}/children")
     return {int(child) for child in children.read_text().split()} if children.exists() else set()

@@ -1,13 +1,14 @@
-"""The environment that processes are started with: allocator, threads, vLLM's settings on a CPU.
+"""How our processes start: in place of this one, with an environment for allocator, threads and vLLM on a CPU.
 
-On machines without a GPU memory traffic is the speed limit, and glibc's malloc alone costs a factor of two to
-four. These settings must be there before Python starts, so the launcher sets them. What the user's own
-environment sets is never changed.
+On machines without a GPU memory traffic limits the speed, and glibc's malloc alone costs a factor of two to four. These
+settings must be there before Python starts, so the launcher sets them. What the user's own environment sets is never
+changed.
 """
 
 from __future__ import annotations
 
 import glob
+import json
 import os
 import re
 import socket
@@ -16,11 +17,14 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
 from swift_r1.arguments.world import World
 
+WORKER_MODULE = "swift_r1.training.worker"
+ELASTIC_MODULE = "swift_r1.launch.elastic"
 _ALLOCATORS = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libjemalloc.so.2")
 _LIBRARY_FOLDERS = ("/usr/lib/*-linux-gnu", "/usr/lib64", "/usr/lib", "/usr/local/lib", "/lib/*-linux-gnu")
 _GPU_DEVICES = ("/dev/nvidia[0-9]*", "/dev/dxg", "/dev/kfd")
@@ -30,6 +34,35 @@ _GLIBC_TUNABLES = (
 )
 # With few cores vLLM's own choice leaves half of them idle; with many it knows about sockets and siblings.
 _BIND_ALL_UP_TO = 8
+
+
+def launch_training(args_json: Path, world: World, environ: Mapping[str, str]) -> NoReturn:
+    """Replaces this process by the trainer, or by torch's elastic launcher for several processes, so that signals and
+    exit codes are the trainer's own.
+
+    Args:
+        args_json: the file that `swift_r1.training.worker` reads.
+        environ: the trainer's whole environment.
+    """
+    if world.size == 1:
+        own_rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        replace_process(WORKER_MODULE, (str(args_json),), {**environ, **own_rank})
+    replace_process(ELASTIC_MODULE, (str(args_json),), environ)
+
+
+def replace_process(module: str, words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """`python -m module words...` in place of this process."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execve(sys.executable, [sys.executable, "-m", module, *words], dict(environ))
+
+
+def file_in_memory(name: str, content: object) -> str:
+    """Path of a JSON file that the process replacing this one can read, and that is gone with it."""
+    descriptor = os.memfd_create(name, 0)
+    os.write(descriptor, json.dumps(content).encode())
+    os.set_inheritable(descriptor, True)
+    return f"/proc/self/fd/{descriptor}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,38 +117,33 @@ def trainer_environment(
     if not gpu:
         wanted |= _allocator_variables(environ, ())
         # Threads that spin long while they wait starve each other as soon as anything else wants a core (a rollout
-        # server, a second rank, a browser); threads that sleep at once wake too late for small matrices.
+        # server, a second rank); threads that sleep at once wake too late for small matrices.
         wanted["GOMP_SPINCOUNT"] = "10000"
         wanted["DS_ACCELERATOR"] = "cpu"  # else DeepSpeed looks for devices and warns that it finds none
     elif deterministic:
         wanted["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch refuses matrix products in deterministic mode without it
-    if world.nnodes > 1 and (name := interface_to(str(world.master_addr))):
-        # gloo would take the address that this machine's name stands for, often one that no other machine reaches.
-        wanted["GLOO_SOCKET_IFNAME"] = name
-        if gpu:
-            wanted["NCCL_SOCKET_IFNAME"] = name
     if world.nnodes > 1:
         wanted["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # else torch warns of every address that has no name
+        if name := interface_to(str(world.master_addr)):
+            # gloo would take the address of this machine's name, often one that no other machine reaches.
+            wanted |= {"GLOO_SOCKET_IFNAME": name} | ({"NCCL_SOCKET_IFNAME": name} if gpu else {})
     if offline:
         wanted["HF_HUB_OFFLINE"] = "1"
     return _unless_set(wanted, environ)
 
 
 def interface_to(host: str) -> str | None:
-    """Name of the network interface whose address this machine uses towards `host`; None where that cannot be told.
-
-    Sends nothing.
-    """
+    """Name of the network interface that reaches `host`; None where that cannot be told. Sends nothing."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
-            own = probe.getsockname()[0].partition("%")[0]
+            own = str(probe.getsockname()[0]).partition("%")[0]
     except OSError:
         return None
     for name, addresses in psutil.net_if_addrs().items():
         if own in (item.address.partition("%")[0] for item in addresses):
-            return name
+            return str(name)
     return None
 
 

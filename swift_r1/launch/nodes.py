@@ -1,7 +1,7 @@
-"""What the launchers of several machines tell each other: that they live, and why one of them ends.
+"""What the launchers of several machines tell each other: that they are alive, and why one of them ends.
 
 Through the store that torch's launcher has on node 0 anyway (MASTER_ADDR:MASTER_PORT), as JSON. The ranks themselves
-only notice that a peer is gone when they wait for it, and then not why.
+notice that a peer is gone only when they wait for it, and do not know why.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from swift_r1.arguments.world import World
 from swift_r1.errors import EXIT_RUN_FAILED, PortTaken, RunFailed
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch._C._distributed_c10d import Store  # `torch.distributed.Store`, which torch does not export to mypy
 
 _BEAT_SECONDS = 1.0
 _ANSWER_SECONDS = 5
-"""What the store may take to answer, and what a cause may take to arrive after its consequences."""
+"""For the store to answer, and for a cause to arrive after its consequences."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Cause:
     Attributes:
         node: its number.
         rank: the first of its ranks to end; None where the whole node is silent.
-        code: the exit code that this means for the run.
+        code: the run's exit code because of it.
         text: for people.
-        consequence: it ended since it lost another rank.
+        consequence: it ended because it lost another rank.
     """
 
     node: int
@@ -49,10 +49,10 @@ class Cause:
 
 
 class Nodes:
-    """One launcher's part; used as a context manager around its workers' life.
+    """One launcher's view of the nodes; a context manager around its workers' life.
 
     Args:
-        silence_s: a node that has not been heard of for so long counts as dead.
+        silence_s: a node that has not been heard from for this long counts as dead.
         end_workers: ends this node's ranks at once; called from another thread.
 
     Raises (on entering):
@@ -85,7 +85,7 @@ class Nodes:
         self._over.set()
 
     def done(self) -> None:
-        """This node's ranks have ended well; nobody shall miss it."""
+        """This node's ranks have ended well; its silence from now on means nothing."""
         self._over.set()
         self._tell(self._own, f"done/{self.world.node_rank}", "1")
 
@@ -127,7 +127,7 @@ class Nodes:
             time.sleep(0.1)
 
     def _talk(self) -> None:
-        """Beats, and listens to the others; a store that is gone may hold it up for ever, which `_judge` sees."""
+        """Sends heartbeats and listens to the others; a lost store may block it for ever, which `_judge` sees."""
         beats, consequences_since = 0, None
         last = dict.fromkeys(self._heard, b"")
         while self.seen is None and not self._over.wait(_BEAT_SECONDS):
@@ -155,7 +155,7 @@ class Nodes:
             for node, since in list(self._heard.items()):
                 if time.monotonic() - since > self.silence_s:
                     self._store_lost = node == 0
-                    text = f"node {node} has not been heard of for {self.silence_s:g} s: it is gone, or the network is"
+                    text = f"node {node} has not been heard from for {self.silence_s:g} s: it or the network is gone"
                     self._end(Cause(node, None, EXIT_RUN_FAILED, text))
                     return
 
@@ -165,7 +165,7 @@ class Nodes:
             self._end_workers()
 
     def _first(self, store: Store) -> tuple[Cause | None, Cause | None]:
-        """The first cause reported that is no consequence, and the first that is."""
+        """The first reported cause that is no consequence, and the first that is one."""
         found = [
             Cause(**json.loads(store.get(key)))
             for key in (f"cause/{number}" for number in range(1, store.add("causes", 0) + 1))
@@ -183,19 +183,21 @@ class Nodes:
             return  # node 0 has ended
 
     def _connect(self, meeting_s: float) -> Store:
-        from torch.distributed import DistNetworkError, DistStoreError, PrefixStore, TCPStore
+        import torch.distributed as dist
 
-        host, main = str(self.world.master_addr), self.world.node_rank == 0
+        host, is_first = str(self.world.master_addr), self.world.node_rank == 0
+        limit = timedelta(seconds=meeting_s)
         try:
-            store = TCPStore(
-                host, self.port, None, main, timedelta(seconds=meeting_s), wait_for_workers=False, multi_tenant=True
+            store = dist.TCPStore(  # type: ignore[attr-defined]  # public, but not exported to mypy
+                host, self.port, None, is_first, limit, wait_for_workers=False, multi_tenant=True
             )
-        except (DistNetworkError, DistStoreError) as error:
-            if main and "EADDRINUSE" in str(error):
+        except (dist.DistNetworkError, dist.DistStoreError) as error:
+            if is_first and "EADDRINUSE" in str(error):
                 raise PortTaken(f"MASTER_PORT {self.port} is taken: give another one on every node") from error
             raise RunFailed(
                 f"the {self.world.nnodes} nodes did not meet: node {self.world.node_rank} found nobody at "
                 f"{host}:{self.port} within {meeting_s:g} s"
             ) from error
         store.set_timeout(timedelta(seconds=_ANSWER_SECONDS))
-        return PrefixStore("swift-r1-launchers", store)
+        prefixed: Store = dist.PrefixStore("swift-r1-launchers", store)  # type: ignore[attr-defined]  # as above
+        return prefixed

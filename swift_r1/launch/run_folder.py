@@ -1,26 +1,33 @@
-"""The folder of a run: versioned or not, never one that holds another run, and its args.json."""
+"""The folder of a run and its args.json: a new one, or that of a resumed run with its checkpoint, if it still is that
+run."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from swift_r1.arguments.fields import flag_specs
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
+from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
-from swift_r1.runtime.versions import package_versions
+from swift_r1.runtime.libraries import package_versions
+from swift_r1.runtime.processes import run_folder_held, say
 
 _VERSION = re.compile(r"v(\d+)-\d{8}-\d{6}$")
+LAST = "last"
 _SIGNS_OF_A_RUN = ("args.json", "logging.jsonl", "completions.jsonl", "checkpoint-*")
 
 
 def run_folder_faults(args: RlhfArguments, world: World) -> list[str]:
-    """What speaks against the output folder, before anything is made."""
+    """Why the output folder cannot be used, before anything is made."""
     folder = Path(str(args.output_dir))
     if world.nnodes > 1 and args.add_version:
         return ["several nodes need --add_version false, so that all of them write to the same folder"]
@@ -45,10 +52,11 @@ def holds_run(folder: Path) -> str | None:
 
 def newest_version(base: Path) -> Path | None:
     """The folder `vN-...` in `base` with the highest N."""
-    if not base.is_dir():
-        return None
-    found = [(int(match[1]), entry) for entry in base.iterdir() if (match := _VERSION.match(entry.name))]
-    return max(found)[1] if found else None
+    return max(_versions(base))[1] if base.is_dir() and _versions(base) else None
+
+
+def _versions(base: Path) -> list[tuple[int, Path]]:
+    return [(int(match[1]), entry) for entry in base.iterdir() if (match := _VERSION.match(entry.name))]
 
 
 def make_run_folder(args: RlhfArguments, world: World) -> Path:
@@ -63,8 +71,8 @@ def make_run_folder(args: RlhfArguments, world: World) -> Path:
         if not args.add_version:
             return base
         while True:
-            taken = [int(match[1]) for entry in base.iterdir() if (match := _VERSION.match(entry.name))]
-            folder = base / f"v{max(taken, default=-1) + 1}-{time.strftime('%Y%m%d-%H%M%S')}"
+            newest = max((number for number, _ in _versions(base)), default=-1)
+            folder = base / f"v{newest + 1}-{time.strftime('%Y%m%d-%H%M%S')}"
             try:
                 folder.mkdir()
                 return folder
@@ -114,3 +122,100 @@ def without_secrets(words: Sequence[str]) -> list[str]:
         shown.append("***" if hide_next else f"{name}=***" if is_key and equals else word)
         hide_next = is_key and not equals
     return shown
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Where a run goes on. `run_dir` None: in a new folder; `checkpoint` None: from the beginning."""
+
+    run_dir: Path | None = None
+    checkpoint: Path | None = None
+
+
+def find_checkpoint(args: RlhfArguments) -> Resume:
+    """What `--resume_from_checkpoint` means here; a line on stderr says so. Hashes every file of the checkpoint.
+
+    Raises:
+        UsageError: the checkpoint is missing, broken, without state, or of a run outside `--output_dir`.
+    """
+    if args.resume_from_checkpoint is None:
+        return Resume()
+    from swift_r1.training.checkpoint.folder import fault_of, newest_whole
+
+    base = Path(str(args.output_dir)).absolute()
+    if args.resume_from_checkpoint == LAST:
+        newest = newest_version(base) if args.add_version else base
+        if newest is None or not holds_run(newest):
+            say(f"there is no run in {base} yet: starting from the beginning")
+            return Resume()
+        with run_folder_held(newest):
+            whole = newest_whole(newest)
+        if whole is None:
+            say(f"{newest} has no whole checkpoint yet: starting from the beginning")
+            return Resume(newest)
+        run_dir, checkpoint = newest, whole
+    else:
+        checkpoint = Path(args.resume_from_checkpoint).absolute()
+        run_dir = checkpoint.parent
+        if fault := fault_of(checkpoint):
+            raise UsageError(f"--resume_from_checkpoint {args.resume_from_checkpoint}: {fault}")
+        if base not in (run_dir, run_dir.parent):
+            raise UsageError(
+                f"--resume_from_checkpoint {args.resume_from_checkpoint} goes on in {run_dir}, which is not in "
+                f"--output_dir {args.output_dir}: give the run's own flags"
+            )
+    say(f"resuming from {checkpoint}")
+    return Resume(run_dir, checkpoint)
+
+
+def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: Path) -> None:
+    """Refuses to go on with another run's flags, processes or data; with `--resume_force true` only says what differs.
+
+    Raises:
+        UsageError: with the differences, one a line.
+    """
+    from swift_r1.training.checkpoint.state import RunState
+
+    state = RunState.read(checkpoint)
+    saved = state.fingerprint
+    differences = changed_flags(saved.args, args.to_dict())
+    if saved.world_size != world.size:
+        differences.append(f"{saved.world_size} processes became {world.size}")
+    in_training = bool(differences)
+    if saved.dataset != dataset:
+        differences.append("the training data has other rows, or another order")
+    if not differences:
+        return
+    if not args.resume_force:
+        raise UsageError(
+            f"{checkpoint} is of a run with other settings (--resume_force true resumes all the same):", *differences
+        )
+    if state.round is not None and in_training:
+        raise UsageError(
+            f"{checkpoint} was saved in the middle of a round, which only the run's own settings can go on with:",
+            *differences,
+        )
+    for line in differences:
+        say(f"--resume_force true: {line}")
+
+
+def changed_flags(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One line per flag that has another value, except those that may change (`FlagInfo.may_change`)."""
+    specs = flag_specs(RlhfArguments)
+    names = [name for name in now if not specs[name].info.may_change and saved.get(name) != now[name]]
+    return [f"--{name} {_shown(saved.get(name))} became {_shown(now[name])}" for name in names]
+
+
+def dataset_hash(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Of training rows in their order: 128 bits as hexadecimal digits."""
+    if isinstance(rows, Rows):
+        return rows.digest()
+    digest = hashlib.blake2b(digest_size=16)
+    for row in rows:
+        digest.update(json.dumps(row, sort_keys=True, default=str).encode())
+        digest.update(b"\n")
+    return digest.hexdigest()
+
+
+def _shown(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict) else str(value)

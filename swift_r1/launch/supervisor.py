@@ -1,9 +1,9 @@
 """`python -m swift_r1.launch.supervisor`: the engines of a run with `--vllm_mode colocate`, which end with it. Linux.
 
 It reads one JSON object from its standard input: `{"run": process id, "engines": [...]}`, the latter with the fields
-`words`, `environ`, `log` and `url`. It starts each engine, starts one anew that ends by itself, and ends them all with
-whatever they have started as soon as the run's process has ended, be it by SIGKILL: a pidfd tells. Were the keeper
-itself killed, the kernel sends each engine SIGTERM.
+`words`, `environ`, `log` and `url`. It starts each engine, restarts one that ends by itself, and ends them all with
+whatever they have started as soon as the run's process has ended, even by SIGKILL: a pidfd tells. If the supervisor
+itself is killed, the kernel sends each engine SIGTERM.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import signal
 import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import psutil
 
-from swift_r1.runtime.processes import adopt_orphans, end_with_parent
+from swift_r1.runtime.processes import adopt_orphans, end_with_parent, last_line
 
 logger = logging.getLogger("swift_r1.launch.supervisor")
 
@@ -35,13 +35,13 @@ _END_S = 10.0  # for engines to end by SIGTERM, then for what was killed to be g
 
 
 @dataclass(eq=False, slots=True)
-class Engine:
-    """One engine server: its command, and what has become of it.
+class EngineProcess:
+    """One engine server: its command, and the state of its process.
 
     Attributes:
-        log: file that its output is added to.
+        log: file that its output is appended to.
         url: of the server; `/ready` there says whether it serves.
-        ready: whether it has served since it was started.
+        ready: whether it has served since its last start.
     """
 
     words: Sequence[str]
@@ -62,20 +62,20 @@ class Engine:
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C is for the trainer, which decides
+                start_new_session=True,  # a terminal's Ctrl-C is for the trainer
                 preexec_fn=partial(end_with_parent, signal.SIGTERM),  # this process has no threads
             )
         self.pidfd = os.pidfd_open(self.process.pid)
         self.ready = False
 
     def look(self) -> None:
-        """Notes whether it serves."""
+        """Asks whether it serves."""
         if self.ready:
             return
         request = urllib.request.Request(f"{self.url}/ready")
         request.add_header("Authorization", f"Bearer {self.environ.get('SWIFT_API_KEY', '')}")
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        with contextlib.suppress(OSError, urllib.error.URLError), opener.open(request, timeout=2) as answer:
+        with contextlib.suppress(OSError), opener.open(request, timeout=2) as answer:
             self.ready = answer.status == 200
         if self.ready:
             self.ever_ready, self.restarts = True, 0
@@ -91,9 +91,8 @@ class Engine:
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="swift rlhf: %(message)s")
     order = json.load(sys.stdin)
-    # What an engine that was killed leaves behind becomes a child of this process, and is found.
-    adopt_orphans()
-    engines = [Engine(**one) for one in order["engines"]]
+    adopt_orphans()  # to find what a killed engine leaves behind
+    engines = [EngineProcess(**one) for one in order["engines"]]
     for one in (signal.SIGINT, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _leave)
@@ -101,7 +100,7 @@ def main() -> int:
         run = os.pidfd_open(order["run"])
     except ProcessLookupError:
         return 0
-    if os.getppid() != order["run"]:  # it was another process of that number
+    if os.getppid() != order["run"]:  # another process has that number now
         return 0
     try:
         for engine in engines:
@@ -119,14 +118,14 @@ class EngineLost(Exception):
     """An engine ends again and again."""
 
 
-def keep(run: int, engines: Sequence[Engine]) -> None:
-    """Until the run has ended.
+def keep(run: int, engines: Sequence[EngineProcess]) -> None:
+    """Watches the engines until the run has ended.
 
     Args:
         run: a pidfd.
 
     Raises:
-        EngineLost: an engine has not come up, or ends again and again.
+        EngineLost: an engine does not start, or ends again and again.
     """
     with selectors.DefaultSelector() as selector:
         selector.register(run, selectors.EVENT_READ)
@@ -142,17 +141,17 @@ def keep(run: int, engines: Sequence[Engine]) -> None:
                 _end_strays(engines)
                 engine.restarts += 1
                 if not engine.ever_ready or engine.restarts > MOST_RESTARTS:
-                    raise EngineLost(f"the engine beside the trainer ended with {code}: {_last_line(engine.log)}")
-                logger.warning(
-                    "the engine beside the trainer ended with %d (its log: %s): started anew", code, engine.log
-                )
+                    raise EngineLost(
+                        f"the engine beside the trainer ended with {code}: {last_line(Path(engine.log))} ({engine.log})"
+                    )
+                logger.warning("the engine beside the trainer ended with %d (its log: %s): restarted", code, engine.log)
                 engine.start()
                 selector.register(engine.pidfd, selectors.EVENT_READ, engine)
             for engine in engines:
                 engine.look()
 
 
-def end(engines: Sequence[Engine]) -> None:
+def end(engines: Sequence[EngineProcess]) -> None:
     """Ends all engines, and whatever they have started."""
     alive = [one.process for one in engines if one.process is not None]
     for process in alive:
@@ -165,10 +164,10 @@ def end(engines: Sequence[Engine]) -> None:
     _end_strays(())
 
 
-def _end_strays(engines: Sequence[Engine]) -> None:
+def _end_strays(engines: Sequence[EngineProcess]) -> None:
     """Kills what is below this process and not one of the running engines, or below one.
 
-    Python's trackers of shared memory are let be: they remove what was left in it, and end with the last who had it.
+    Python's trackers of shared memory stay: they remove what was left in it, and end with its last user.
     """
     own = psutil.Process()
     deadline = time.monotonic() + _END_S
@@ -184,12 +183,6 @@ def _end_strays(engines: Sequence[Engine]) -> None:
                         if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
                             process.kill()
                 child.wait(_LOOK_S)
-
-
-def _last_line(log: str) -> str:
-    with open(log, encoding="utf-8", errors="replace") as file:
-        lines = [line.strip() for line in file if line.strip()]
-    return f"{lines[-1][:300] if lines else 'it said nothing'} ({log})"
 
 
 def _leave(_signal: int, _frame: object) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from swift_r1.arguments.model import ModelArguments
+from swift_r1.arguments.training import ModelArguments
 from swift_r1.errors import UsageError
 from swift_r1.weights.adapter import adapter_name
 

@@ -1,4 +1,4 @@
-"""Which ranks are alive: what tells a rank that works for long from one that hangs (`--ddp_timeout`)."""
+"""Which ranks are alive: tells a rank that works for long from one that hangs (`--ddp_timeout`)."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store  # `dist.Store`, which torch does not export to mypy
 
 logger = logging.getLogger(__name__)
 
@@ -18,23 +22,23 @@ _EVERY_S = 5.0
 
 
 class LostRank(Exception):
-    """A rank has said nothing for `--ddp_timeout` seconds while another waited for it."""
+    """A rank was silent for `--ddp_timeout` seconds while another waited for it."""
 
 
 class Presence:
-    """Signs of life through the store of the process group.
+    """Heartbeats through the store of the process group.
 
-    A rank that waits in a collective says so every few seconds, and so does one that is `busy` with what the others
-    wait for: rewards, a save, the rollout server. Whoever waits gives a rank up once it has said nothing for
-    `timeout_s`. A process that was stopped says nothing; one that is busy for ever is its own watchdog's affair.
+    A rank that waits in a collective sends one every few seconds, and so does one that is `busy` with what the others
+    wait for: rewards, a save, the rollout server. A waiting rank gives up on one that has been silent for `timeout_s`.
+    A stopped process is silent; one that is busy for ever is ended by its own watchdog.
 
     Args:
-        store: shared by the ranks; nobody else uses these keys.
+        store: shared by the ranks; nothing else uses these keys.
         heard: called every few seconds while this rank waits and has heard from all others.
     """
 
     def __init__(
-        self, store: dist.Store, rank: int, world_size: int, timeout_s: float, heard: Callable[[str], None]
+        self, store: Store, rank: int, world_size: int, timeout_s: float, heard: Callable[[str], None]
     ) -> None:
         self._store, self._rank, self._timeout_s, self._heard = store, rank, timeout_s, heard
         self._others = [other for other in range(world_size) if other != rank]
@@ -42,11 +46,11 @@ class Presence:
         self._say()
 
     def wait(self, work: dist.Work) -> None:
-        """Until the collective is done.
+        """Waits until the collective is done.
 
         Raises:
             LostRank: a rank that it needs is silent.
-            RuntimeError: what the collective says of a broken connection.
+            RuntimeError: the collective's, about a broken connection.
         """
         if not self._others:
             work.wait()
@@ -68,23 +72,23 @@ class Presence:
                     self._heard("waiting for the other ranks")
 
     def busy(self) -> AbstractContextManager[None]:
-        """While this is open, a thread says that this rank is alive."""
+        """While open, a thread sends heartbeats."""
         return self._every_few_seconds(self._say)
 
     @contextmanager
     def _every_few_seconds(self, work: Callable[[], None]) -> Iterator[None]:
-        """Does it in a thread: a store whose host was stopped never answers."""
+        """Calls `work` in a thread: a store whose host was stopped never answers."""
         ended = threading.Event()
 
-        def go_on() -> None:
+        def repeat() -> None:
             try:
                 work()
                 while not ended.wait(self._every_s):
                     work()
-            except RuntimeError as error:  # this rank's next collective says so too, where it can be handled
+            except RuntimeError as error:  # the next collective raises too, where it can be handled
                 logger.warning("the other ranks cannot be told that this one is alive: %s", error)
 
-        thread = threading.Thread(target=go_on, name="presence", daemon=True)
+        thread = threading.Thread(target=repeat, name="presence", daemon=True)
         thread.start()
         try:
             yield
@@ -93,7 +97,7 @@ class Presence:
             thread.join(self._every_s)
 
     def _listen(self, said: dict[int, bytes], since: dict[int, float], answered: list[float]) -> None:
-        """Says that this rank is alive, and notes who else has said so since the last time."""
+        """Sends a heartbeat, and notes whose have come since the last time."""
         self._say()
         words = self._store.multi_get([str(other) for other in self._others])
         answered[0] = time.monotonic()
@@ -105,11 +109,11 @@ class Presence:
         self._store.add(str(self._rank), 1)
 
     def _done(self, work: dist.Work) -> bool:
-        """Whether it is done, after a moment."""
+        """Whether it is done, after waiting a moment."""
         try:
             work.wait(timedelta(seconds=self._every_s))
         except RuntimeError:
-            # gloo tells by its text alone that only the moment is over.
+            # gloo's timeout is a plain RuntimeError.
             if work.is_completed():
                 raise
             return False

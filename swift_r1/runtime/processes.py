@@ -1,44 +1,103 @@
-"""How our processes end: with the one that started them, and for good. Linux."""
+"""How our processes end, and which of them may write to a run folder. Linux."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import os
 import signal
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
+from swift_r1.errors import UsageError
+
+LOCK = ".lock"
+LOCK_WAIT_S = 120.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
+_LOCKS_NOT_SUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def end_with_parent(number: signal.Signals) -> None:
-    """Makes the kernel send this process a signal when the thread that started it ends, however it does."""
+    """Makes the kernel send this process a signal when the thread that started it ends, however it ends."""
     _prctl(_PR_SET_PDEATHSIG, number)
 
 
 def adopt_orphans() -> None:
-    """What this process's descendants leave behind when they end becomes its child, and is found."""
+    """Descendants whose parent ends become children of this process, so that it can find them."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), f"prctl({option})")
+
+
 def stop_at_once() -> None:
-    """From here on SIGINT and SIGTERM end this process with 130 and 143: nothing has begun that must end in order."""
+    """From now on SIGINT and SIGTERM end this process with 130 and 143: there is nothing to clean up yet."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _frame: os._exit(128 + received))
 
 
 def leave(code: int) -> NoReturn:
-    """Ends this process with an exit code, without taking the interpreter apart.
+    """Ends this process with an exit code, without tearing down the interpreter.
 
-    That is not safe beside threads of C++: one that gives back a tensor of Python's while the interpreter ends (gloo's,
-    after a collective) is made to exit by it, which C++ answers with `std::terminate`. Others (vLLM's) keep it waiting.
+    Teardown is not safe beside C++ threads: gloo's thread that releases a Python tensor meanwhile is made to exit,
+    which C++ answers with `std::terminate`. Others (vLLM's) keep the process waiting.
     """
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
 
 
-def _prctl(option: int, value: int) -> None:
-    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), f"prctl({option})")
+def last_line(log: Path) -> str:
+    """The last line of a process's log that is not blank, at most 300 characters of it."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "it said nothing"
+
+
+@contextmanager
+def run_folder_held(run_dir: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
+    """Holds the run folder's lock while open: an orphan of a killed run may still save when the run is resumed. The
+    system releases the lock when the process dies, however it dies.
+
+    Raises:
+        UsageError: another process has held it for `wait_s` seconds.
+    """
+    descriptor = os.open(run_dir / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        _wait_for_lock(descriptor, run_dir, time.monotonic() + wait_s)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _wait_for_lock(descriptor: int, run_dir: Path, deadline: float) -> None:
+    said = False
+    while True:
+        try:
+            # Not `flock`, whose lock the prompt workers that are forked later would hold too, and longer.
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except (BlockingIOError, PermissionError):
+            if time.monotonic() > deadline:
+                raise UsageError(f"{run_dir}: another process still trains in it; stop that one first") from None
+        except OSError as error:
+            if error.errno not in _LOCKS_NOT_SUPPORTED:
+                raise
+            say(f"{run_dir} cannot be locked ({error.strerror}): make sure that only one run writes to it")
+            return
+        if not said:
+            say(f"waiting for another process that still works in {run_dir}")
+            said = True
+        time.sleep(0.1)
+
+
+def say(text: str) -> None:
+    """One line of `swift rlhf` on standard error."""
+    print(f"swift rlhf: {text}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""The ranks of one training run and what they tell each other: flat tensors over a gloo group, no pickle."""
+"""The ranks of a training run and what they exchange: flat tensors over a gloo group, no pickle."""
 
 from __future__ import annotations
 
@@ -8,13 +8,18 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
 
 from swift_r1.runtime.presence import LostRank, Presence
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store  # `dist.Store`, which torch does not export to mypy
 
 _NEVER = timedelta(days=365)
 
@@ -24,7 +29,7 @@ class Ranks:
     """This process's place among the training processes.
 
     `group` is a gloo group for control messages (also beside nccl), None where there is one process. It has no time
-    limit of its own: `presence` says which ranks are worth waiting for.
+    limit of its own: `presence` knows which ranks are alive.
     """
 
     rank: int
@@ -38,8 +43,8 @@ class Ranks:
         return self.rank == 0
 
     def busy(self) -> AbstractContextManager[None]:
-        """For what takes this rank long while the others wait for it: they hear that it is alive. Whatever runs inside
-        has a deadline of its own, or `--step_timeout`."""
+        """For long work of this rank while the others wait: they see that it is alive. The work needs a deadline of its
+        own, or `--step_timeout`."""
         return nullcontext() if self.presence is None else self.presence.busy()
 
     def takes(self, number: int) -> bool:
@@ -98,12 +103,12 @@ class Ranks:
         return largest.item()
 
     def barrier(self) -> None:
-        """Before a collective of another group, which waits for no rank longer than `--ddp_timeout`."""
+        """Call before a collective of another group, which waits for no rank longer than `--ddp_timeout`."""
         if self.group is not None:
             self._wait(dist.barrier(group=self.group, async_op=True))
 
     def _wait(self, work: dist.Work | None) -> None:
-        """Until the collective is done; raises as `Presence.wait`."""
+        """Waits for the collective; raises as `Presence.wait`."""
         assert work is not None and self.presence is not None
         self.presence.wait(work)
 
@@ -116,7 +121,7 @@ def join_ranks(timeout_s: float, distributed: bool, heard: Callable[[str], None]
     """Joins the process group that the launcher's environment describes (RANK, WORLD_SIZE, LOCAL_RANK, ...).
 
     Args:
-        timeout_s: how long any rank waits for another that says nothing (`--ddp_timeout`).
+        timeout_s: how long any rank waits for a silent one (`--ddp_timeout`).
         distributed: join a group even if this is its only process (DeepSpeed needs one).
         heard: see `Presence`.
     """
@@ -129,35 +134,31 @@ def join_ranks(timeout_s: float, distributed: bool, heard: Callable[[str], None]
     if not distributed:
         return Ranks(0, 1, device, None)
     timeout = timedelta(seconds=timeout_s)
-    # DeepSpeed makes groups of its own without a time limit of theirs: they get torch's.
+    # DeepSpeed makes groups without a time limit: they get torch's default.
     distributed_c10d.default_pg_timeout = timeout
     backend = "nccl" if device.type == "cuda" else "gloo"
-    store: dist.Store = dist.HashStore()
+    store: Store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not exported to mypy
     rank, world_size = 0, 1
     if "MASTER_ADDR" in os.environ:
-        store, rank, world_size = next(dist.rendezvous("env://", timeout=timeout))
+        store, rank, world_size = next(rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
     dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
-    # A connection of its own: a thread's sign of life waits for nobody else's question.
-    own = dist.PrefixStore("presence", store.clone())  # type: ignore[attr-defined]
+    # A connection of its own: heartbeats of a thread must not wait for other questions to the store.
+    own = dist.PrefixStore("presence", store.clone())  # type: ignore[attr-defined]  # as above
     presence = Presence(own, rank, world_size, timeout_s, heard)
-    # Each rank has spoken once it is made. Making it has a limit, what is done with it has none.
+    # Making the group has a time limit; collectives in it have none, since `presence` decides.
     group = dist.new_group(backend="gloo", timeout=timeout)
     distributed_c10d._set_pg_timeout(_NEVER, group)
     return Ranks(rank, world_size, device, group, presence)
 
 
-_OF_A_PEER = (
-    "Connection closed by peer",
-    "Connection reset by peer",
-    "Timed out waiting",
-    "Broken pipe",
-    "gloo/transport",
+_LOST_PEER = re.compile(
+    "Connection closed by peer|Connection reset by peer|Timed out waiting|Broken pipe|gloo/transport"
 )
 
 
 def peer_fault(error: BaseException) -> str:
-    """What the collective says, without gloo's source file and good wishes."""
+    """What the collective says, without gloo's source file and advice."""
     return re.sub(r"^\[[^\]]*\] *", "", str(error).splitlines()[0]).partition(". ")[0]
 
 
@@ -168,4 +169,4 @@ def lost_peer(error: BaseException) -> bool:
     """
     if isinstance(error, LostRank | dist.DistError):
         return True
-    return type(error) is RuntimeError and any(words in str(error) for words in _OF_A_PEER)
+    return type(error) is RuntimeError and _LOST_PEER.search(str(error)) is not None

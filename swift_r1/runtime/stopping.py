@@ -1,19 +1,23 @@
-"""Why a run ends early: Ctrl-C and SIGTERM, or time.
+"""Why a run ends early: Ctrl-C, SIGTERM, `--max_runtime`, or no progress.
 
-Of signals the first asks for an orderly end, where there is something to save, and the second ends at once.
+The first signal asks for an orderly end, where there is something to save; the second ends the process at once.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
+import sys
 import threading
 import time
+from types import TracebackType
 
-from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_TERMINATED
+from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, EXIT_TERMINATED
 
 OUT_OF_TIME = 1
 _EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
+_LAST_RESORT_S = 30.0
 
 
 class StopRequest:
@@ -33,20 +37,20 @@ class StopRequest:
         self._last_asked: float | None = None
 
     def listen(self) -> StopRequest:
-        """From here on a thread takes signals: the main one may be in C for long, loading or in a collective."""
-        told, tell = os.pipe()
-        os.set_blocking(tell, False)
-        signal.set_wakeup_fd(tell)
-        # What is forked must not tell this process of its signals.
+        """From now on a thread takes signals: the main thread may be in C for long, loading or in a collective."""
+        read_end, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end)
+        # Forked children must not report their signals to this process.
         os.register_at_fork(after_in_child=lambda: signal.set_wakeup_fd(-1))
         for number in _EXIT_CODES:
             signal.signal(number, lambda _number, _frame: None)
-        threading.Thread(target=self._hear, args=(told,), name="signals", daemon=True).start()
+        threading.Thread(target=self._read_signals, args=(read_end,), name="signals", daemon=True).start()
         return self
 
     def in_order(self) -> None:
-        """Training begins: a signal now asks for the end of the step in hand and a checkpoint. Before, with nothing to
-        save, it ended the process at once."""
+        """Training begins: from now on a signal asks to end after the current step, with a checkpoint. Before, with
+        nothing to save, it ended the process at once."""
         self._in_order = True
 
     @property
@@ -54,11 +58,11 @@ class StopRequest:
         return EXIT_OK if self.reason == OUT_OF_TIME else self.reason
 
     def limit(self, seconds: float) -> None:
-        """The run is to have ended in so many seconds from now."""
+        """The run must have ended in this many seconds from now."""
         self._deadline = time.monotonic() + seconds
 
     def due(self) -> int:
-        """This process's own reason to stop now; to be asked before the first step and after each.
+        """This process's own reason to stop now; call it before the first step and after each.
 
         Time is up when there may be too little of it for another step like the longest so far, and a save that takes
         as long.
@@ -71,8 +75,8 @@ class StopRequest:
         late = self._deadline is not None and now + 2 * self._longest >= self._deadline
         return OUT_OF_TIME if late else 0
 
-    def _hear(self, told: int) -> None:
-        while numbers := os.read(told, 64):
+    def _read_signals(self, read_end: int) -> None:
+        while numbers := os.read(read_end, 64):
             for number in numbers:
                 if number in _EXIT_CODES:
                     self._on_signal(number)
@@ -83,5 +87,54 @@ class StopRequest:
             os._exit(code)
         self._signalled = code
         if os.environ.get("RANK", "0") == "0":
-            # Not through `print`: the main thread may be in the middle of one.
+            # Not `print`: the main thread may be in the middle of one.
             os.write(2, b"\nstopping after this step, with a checkpoint; once more stops at once\n")
+
+
+class Watchdog:
+    """While open, ends the process with exit code 5 after `timeout_s` seconds without a call of `progress`.
+
+    Every rank has its own; a rank that waits for others that are alive makes progress (`Presence`). Where the
+    interpreter itself is stuck, so that no Python thread runs, the C library ends the process 30 s later, with exit
+    code 1.
+
+    Args:
+        timeout_s: 0 for never.
+        rank: for the message.
+    """
+
+    def __init__(self, timeout_s: float, rank: int) -> None:
+        self.timeout_s, self.rank = timeout_s, rank
+        self._doing, self._since = "the start", time.monotonic()
+        self._closed = threading.Event()
+
+    def __enter__(self) -> Watchdog:
+        if self.timeout_s:
+            self.progress(self._doing)
+            threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closed.set()
+        if self.timeout_s:
+            faulthandler.cancel_dump_traceback_later()
+
+    def progress(self, doing: str) -> None:
+        """Something was done; `doing` is what comes now."""
+        self._doing, self._since = doing, time.monotonic()
+        if self.timeout_s:
+            faulthandler.dump_traceback_later(self.timeout_s + _LAST_RESORT_S, exit=True)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(max(0.0, self._since + self.timeout_s - time.monotonic())):
+            if time.monotonic() - self._since < self.timeout_s:
+                continue
+            sys.stderr.write(
+                f"\nswift rlhf: rank {self.rank} made no progress for {self.timeout_s:g} s (--step_timeout) in "
+                f"{self._doing}; where each thread stands:\n"
+            )
+            sys.stderr.flush()
+            faulthandler.dump_traceback(all_threads=True)
+            os._exit(EXIT_RUN_FAILED)

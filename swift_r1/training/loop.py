@@ -19,8 +19,7 @@ from swift_r1.errors import RunFailed
 from swift_r1.models.policy import MicroBatch
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.runtime.stopping import StopRequest
-from swift_r1.runtime.watchdog import Watchdog
+from swift_r1.runtime.stopping import StopRequest, Watchdog
 from swift_r1.sampling.prefetch import PrefetchedRounds
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import ScoredRound, completion_row, round_metrics

@@ -30,11 +30,10 @@ from swift_r1.plugins import load_plugins
 from swift_r1.rewards.batch import RewardCaller
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rewards.pool import rewards_for
-from swift_r1.runtime.quiet import quiet_libraries
+from swift_r1.runtime.libraries import quiet_libraries
+from swift_r1.runtime.processes import run_folder_held
 from swift_r1.runtime.ranks import Ranks, join_ranks
-from swift_r1.runtime.run_lock import run_folder_held
-from swift_r1.runtime.stopping import OUT_OF_TIME, StopRequest
-from swift_r1.runtime.watchdog import Watchdog
+from swift_r1.runtime.stopping import OUT_OF_TIME, StopRequest, Watchdog
 from swift_r1.sampling.multi_turn import MultiTurn, OneTurn
 from swift_r1.sampling.prefetch import MakeTurns, PrefetchedRounds, prefetches
 from swift_r1.sampling.prompts import Prompts, PromptStream, StreamedPrompts

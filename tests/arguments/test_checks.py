@@ -35,13 +35,13 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--use_vllm true --vllm_server_host h --async_generate true --max_staleness -1", ["max_staleness"]),
         ("--use_vllm true --vllm_server_base_url h:1", ["must begin with http://"]),
         ("--use_vllm true --vllm_server_base_url http://h --vllm_server_port 1", ["not both"]),
-        ("--sleep_level 1", ["--sleep_level 1 is for --use_vllm true --vllm_mode colocate alone"]),
-        ("--use_vllm true --vllm_server_host h --sleep_level 2", ["an engine of its own device need not sleep"]),
+        ("--sleep_level 1", ["--sleep_level has no effect without --use_vllm true --vllm_mode colocate"]),
+        ("--use_vllm true --vllm_server_host h --sleep_level 2", ["an engine on a device of its own need not sleep"]),
         ("--use_vllm true --vllm_mode colocate --sleep_level 3", ["--sleep_level must be at most 2"]),
-        ("--offload_model true", ["--offload_model true makes room for nobody without --sleep_level 1 or 2"]),
+        ("--offload_model true", ["--offload_model has no effect without --sleep_level 1 or 2"]),
         (
             "--use_vllm true --vllm_mode colocate --offload_optimizer true",
-            ["--offload_optimizer true makes room for nobody without --sleep_level"],
+            ["--offload_optimizer has no effect without --sleep_level 1 or 2"],
         ),
         (
             "--use_vllm true --vllm_mode colocate --sleep_level 1 --offload_optimizer true --optim paged_adamw_8bit",
@@ -116,7 +116,7 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ),
         ("--prompt_template r2", ["--prompt_template r2: write r1, qwen_math, no, or the path of a Jinja file"]),
         ("--prompt_template r1 --enable_thinking true", ["--enable_thinking has no effect with --prompt_template r1"]),
-        ("--truncation_strategy left", ["--truncation_strategy left has no effect without --max_length"]),
+        ("--truncation_strategy left", ["--truncation_strategy has no effect without --max_length"]),
         ("--truncation_strategy right", ["must be one of delete, left"]),
         ("--max_runtime 2weeks", ["--max_runtime 2weeks: wants a time like 90s, 45m, 2h or 1d"]),
         ("--max_runtime 0h", ["--max_runtime 0h: wants a time"]),
@@ -136,15 +136,18 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--delta 1.2", ["--delta 1.2 is not above 1 + epsilon_high = 1.2"]),
         ("--delta 1.25 --epsilon_high 0.28", ["not above 1 + epsilon_high = 1.28"]),
         ("--top_entropy_quantile 0", ["--top_entropy_quantile must be more than 0"]),
-        ("--kl_in_reward true", ["--kl_in_reward true has no effect without a KL: give --beta"]),
-        ("--sync_ref_model true", ["--sync_ref_model true has no effect without a KL"]),
+        ("--kl_in_reward true", ["--kl_in_reward has no effect without a KL: give --beta"]),
+        ("--sync_ref_model true", ["--sync_ref_model has no effect without a KL"]),
         ("--beta 0.1 --ref_model_sync_steps 5", ["no effect without --sync_ref_model true"]),
         ("--lora_rank 4", ["--lora_rank has no effect with --train_type full: use lora"]),
         (
             "--target_modules q_proj --lora_alpha 8",
             ["--lora_alpha, --target_modules have no effect with --train_type full"],
         ),
-        ("--train_type lora --beta 0.1 --sync_ref_model true", ["nothing to move with --train_type lora"]),
+        (
+            "--train_type lora --beta 0.1 --sync_ref_model true",
+            ["--sync_ref_model has no effect with --train_type lora: the reference is"],
+        ),
         ("--train_type lora --lora_rank 0", ["--lora_rank"]),
         ("--train_type qlora --quant_bits 8", ["--quant_bits must be at most 4"]),
         ("--beta 0.1 --ref_model_mixup_alpha 0.5", ["no effect without --sync_ref_model true"]),
@@ -189,8 +192,11 @@ def ppo_faults(words: str) -> tuple[str, ...]:
         ("--whiten_rewards true", "--whiten_rewards has no effect"),
         ("--whiten_advantages false", "--whiten_advantages has no effect"),
         ("--num_generations 1", "--num_generations must be at least 2, not 1, with --rlhf_type grpo"),
-        ("--offload_ref_model true", "--offload_ref_model true has no effect without a KL: give --beta above 0"),
-        ("--offload_ref_model true --beta 1 --train_type lora", "nothing to move with --train_type lora"),
+        ("--offload_ref_model true", "--offload_ref_model has no effect without a KL: give --beta"),
+        (
+            "--offload_ref_model true --beta 1 --train_type lora",
+            "--offload_ref_model has no effect with --train_type lora: the reference is the model",
+        ),
     ],
 )
 def test_ppo_flags_are_refused_with_grpo(words: str, part: str) -> None:
@@ -211,8 +217,8 @@ def test_ppo_flags_are_refused_with_grpo(words: str, part: str) -> None:
         ("--importance_sampling_level sequence", "ratios, are of tokens"),
         ("--num_mini_batches 2 --steps_per_generation 2", "either --num_mini_batches or --steps_per_generation"),
         ("--num_mini_batches 2 --generation_batch_size 16", "either --num_mini_batches or --generation_batch_size"),
-        ("--offload_ref_model true", "no effect without a KL: give --kl_coef above 0"),
-        ("--sync_ref_model true", "no effect without a KL: give --kl_coef above 0"),
+        ("--offload_ref_model true", "no effect without a KL: give --beta (--kl_coef with --rlhf_type ppo) above 0"),
+        ("--sync_ref_model true", "no effect without a KL: give --beta (--kl_coef with --rlhf_type ppo) above 0"),
         ("--critic_warmup_steps 5 --max_steps 5", "leaves the policy no step of --max_steps 5"),
         (
             "--lr_scheduler_type polynomial --critic_learning_rate 1e-8",
@@ -232,7 +238,7 @@ def test_flags_of_groups_are_refused_with_ppo(words: str, part: str) -> None:
 
 def test_all_faults_of_both_kinds_together() -> None:
     found = ppo_faults("--beta 0.1 --loss_type dapo --dynamic_sample true --run_name r")
-    assert [fault.split()[0] for fault in found] == ["--beta", "--dynamic_sample", "--loss_type", "--run_name"]
+    assert [fault.split()[0] for fault in found] == ["--beta", "--loss_type", "--dynamic_sample", "--run_name"]
 
 
 def test_ppo_resolves_its_defaults() -> None:
@@ -294,7 +300,7 @@ def test_accepted(words: str) -> None:
             BATCH,
             "--generation_batch_size 12",
             {},
-            "no multiple of 8 (per_device_train_batch_size 8 x 1 processes): use 8 or 16",
+            "no multiple of 8 (--per_device_train_batch_size 8 x 1 processes): use 8 or 16",
         ),
         (BATCH, "--steps_per_generation 3 --gradient_accumulation_steps 2", {}, "use 2 or 4"),
         (BATCH, "--steps_per_generation 1 --gradient_accumulation_steps 2", {}, "use 2 for"),

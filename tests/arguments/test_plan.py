@@ -103,7 +103,7 @@ def test_the_table_says_what_is_evaluated_and_when() -> None:
     base = "--per_device_train_batch_size 8 --eval_steps 5"
     assert evaluation_of(arguments(*base.split())) == (
         "held out (at most 64 prompts x 8 completions); every 5 optimizer steps, at the end; "
-        "1 completions a process at once"
+        "1 completions per process at once"
     )
     words = f"{base} --eval_unit rollout --eval_on_start true --eval_datasets gsm8k aime24#9 --num_generations_eval 4"
     words += " --use_vllm true --vllm_server_host 127.0.0.1"

@@ -186,7 +186,10 @@ def test_rollout_with_a_port_that_is_taken(model: Path, tmp_path: Path) -> None:
         (["--model", "./gone"], "--model ./gone: there is no such folder"),
         (["--model", "{model}", "--host", "0.0.0.0"], "--host 0.0.0.0 lets other machines in: give --api_key"),
         (["--model", "{model}", "--host", "192.0.2.1", "--api_key", "k"], "cannot listen on 192.0.2.1 port 8000"),
-        (["--model", "{model}", "--vllm_max_lora_rank", "16"], "--vllm_max_lora_rank needs --vllm_enable_lora true"),
+        (
+            ["--model", "{model}", "--vllm_max_lora_rank", "16"],
+            "--vllm_max_lora_rank has no effect without --vllm_enab",
+        ),
         (
             ["--model", "{model}", "--vllm_enable_lora", "true", "--vllm_max_lora_rank", "12"],
             "--vllm_max_lora_rank 12: vLLM has 8, 16,",

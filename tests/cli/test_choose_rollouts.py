@@ -12,8 +12,8 @@ from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.plan import Plan, make_plan
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
-from swift_r1.cli import choose_rollouts
-from swift_r1.cli.choose_rollouts import LEAST_MODEL_BYTES, chosen, compiled
+from swift_r1.launch import colocate
+from swift_r1.launch.colocate import LEAST_MODEL_BYTES, chosen, compiled
 
 FLAGS = {
     "rlhf_type": "grpo",
@@ -58,7 +58,7 @@ def test_a_long_run_of_a_real_model_gets_an_engine(model: Path) -> None:
         ({"gpu": True}, "on a GPU"),
         ({"nnodes": 2}, "for one machine"),
         ({"deterministic": "true"}, "--deterministic true"),
-        ({"train_type": "qlora"}, "4 bits"),
+        ({"train_type": "qlora"}, "4-bit weights"),
         ({"model": "Qwen/Qwen2.5-3B-Instruct"}, "no local folder"),
     ],
 )
@@ -70,7 +70,7 @@ def test_why_not(model: Path, more: dict[str, Any], why: str) -> None:
 def test_a_small_model_and_a_missing_vllm(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (model / "model.safetensors").write_bytes(b"0" * 1000)
     assert "the model is small" in str(choose(model)[1])
-    monkeypatch.setattr(choose_rollouts, "find_spec", lambda _name: None)
+    monkeypatch.setattr(colocate, "find_spec", lambda _name: None)
     assert "vLLM is not installed" in str(choose(model)[1])
 
 

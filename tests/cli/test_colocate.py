@@ -87,10 +87,10 @@ def test_a_run_on_a_cpu_says_so_before_it_reads_its_data() -> None:
 @pytest.mark.parametrize(
     ("flags", "fault"),
     [
-        ({"vllm_server_host": "h"}, "starts engines of its own"),
-        ({"api_key": "k"}, "starts engines of its own"),
+        ({"vllm_server_host": "h"}, "whose engines have addresses and a key already"),
+        ({"api_key": "k"}, "whose engines have addresses and a key already"),
         ({"async_generate": "true"}, "gains nothing with --vllm_mode colocate"),
-        ({"weight_transport": "nccl"}, "of which trainer and engine have one each"),
+        ({"weight_transport": "nccl"}, "needs a GPU each for trainer and engine"),
     ],
 )
 def test_what_contradicts_it_is_refused(flags: dict[str, Any], fault: str) -> None:

@@ -19,8 +19,8 @@ print("STARTED " + json.dumps({"pid": os.getpid(), "file": sys.argv[1], "given":
 
 START = """
 import sys
-import swift_r1.launch.start, swift_r1.cli.rollout
-swift_r1.launch.start.WORKER_MODULE = swift_r1.cli.rollout.SERVER_MODULE = "stand_in"
+import swift_r1.launch.environment, swift_r1.cli.rollout
+swift_r1.launch.environment.WORKER_MODULE = swift_r1.cli.rollout.SERVER_MODULE = "stand_in"
 from swift_r1.cli.main import main
 sys.exit(main())
 """

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from swift_r1.arguments import RlhfArguments, parse_arguments
-from swift_r1.arguments.check import CheckArguments
 from swift_r1.arguments.evaluation import EvalArguments
+from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.errors import UsageError
 
 TRAIN = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a", "--num_generations", "2"]

@@ -77,7 +77,7 @@ def test_engines_hold_the_trainers_weights_and_come_back(
     steps = follow_while_an_engine_dies(run, tmp_path / "run")
     assert all(step.get("rollout/weight_check", 0) < LOGP_NOISE for step in steps)
     check_every_prompt_once(tmp_path / "run", 6)
-    assert "started anew" in run.said
+    assert "restarted" in run.said
     run.all_gone()
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from swift_r1.cli.adapters import merged_folder
 from swift_r1.cli.main import main
+from swift_r1.cli.merge_lora import merged_folder
 from swift_r1.errors import UsageError
 from swift_r1.models.loading import load_model
 from swift_r1.models.lora import LoraSettings

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments, parse_arguments
-from swift_r1.arguments.check import CheckArguments
 from swift_r1.arguments.fields import spellings
 from swift_r1.arguments.plan import Plan, make_plan
+from swift_r1.arguments.rlhf import CheckArguments
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples"

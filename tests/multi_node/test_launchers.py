@@ -126,7 +126,7 @@ def test_a_host_that_vanishes_ends_the_other(launched, hosts, node):
     try:
         other = 1 - node
         assert run.nodes[other].wait(WITHIN) == 5, run.said()
-        assert f"node {node} has not been heard of for 10 s" in run.said()[other].splitlines()[-1]
+        assert f"node {node} has not been heard from for 10 s" in run.said()[other].splitlines()[-1]
     finally:
         hosts[node].plug_in()
 

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments
-from swift_r1.arguments.check import CheckArguments
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import spellings
+from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.plugins.import_names import IMPORT_NAMES
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from swift_r1.runtime.run_lock import run_folder_held
+from swift_r1.runtime.processes import run_folder_held
 
 SETTINGS = {"max_steps": 4, "save_steps": 1, "logging_steps": 1}
 
@@ -175,7 +175,7 @@ def test_it_waits_for_a_process_that_still_works_in_the_folder(runs, finished, c
 
 def test_a_folder_in_use_is_refused_in_the_end(tmp_path):
     ask = (
-        "import sys, pathlib; from swift_r1.runtime.run_lock import run_folder_held\n"
+        "import sys, pathlib; from swift_r1.runtime.processes import run_folder_held\n"
         "with run_folder_held(pathlib.Path(sys.argv[1]), wait_s=0.3): print('held')"
     )
 

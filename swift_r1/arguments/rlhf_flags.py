@@ -1,0 +1,82 @@
+"""All flags of `swift rlhf` in one dataclass, and what several of them mean together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from swift_r1.arguments.algorithm import AlgorithmArguments, PPOArguments
+from swift_r1.arguments.data import DataArguments
+from swift_r1.arguments.eval_tasks import Task, read_tasks
+from swift_r1.arguments.output import OutputArguments
+from swift_r1.arguments.parser import Command
+from swift_r1.arguments.reward import BuiltinRewardArguments, RewardArguments
+from swift_r1.arguments.rollout import GenerationArguments, MultiTurnArguments
+from swift_r1.arguments.training import ModelArguments, TrainingArguments
+
+
+@dataclass(frozen=True, kw_only=True)
+class RlhfFlags(
+    OutputArguments,
+    TrainingArguments,
+    AlgorithmArguments,
+    PPOArguments,
+    MultiTurnArguments,
+    GenerationArguments,
+    DataArguments,
+    BuiltinRewardArguments,
+    RewardArguments,
+    ModelArguments,
+    Command,
+):
+    """Every flag of `swift rlhf`, flat: the attribute has the flag's name."""
+
+    command: ClassVar[str] = "rlhf"
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """`--learning_rate`, or the default of what is trained."""
+        if self.learning_rate is not None:
+            return self.learning_rate
+        return 1e-5 if self.train_type == "full" else 1e-4
+
+    @property
+    def wants_reference(self) -> bool:
+        """Whether there is a KL, and so a reference policy."""
+        return (self.kl_coef if self.rlhf_type == "ppo" else self.beta) > 0
+
+    @property
+    def reward_names(self) -> list[str]:
+        """`--reward_funcs`, and the environment's own reward."""
+        episodes = ["gym_reward"] if self.use_gym_env and "gym_reward" not in self.reward_funcs else []
+        return [*self.reward_funcs, *episodes]
+
+    @property
+    def ratio_to_behaviour(self) -> bool:
+        """Whether the importance ratio is to the log-probs that the engine sampled with (`LossConfig`)."""
+        return self.async_generate and self.max_staleness > 0 and self.rollout_importance_sampling_mode is None
+
+    @property
+    def micro_batches_per_round(self) -> int:
+        """`--steps_per_generation`, where `--generation_batch_size` does not say it."""
+        return self.steps_per_generation or (self.num_mini_batches or 1) * self.gradient_accumulation_steps
+
+    def eval_tasks(self) -> list[Task]:
+        """What `--eval_datasets` names, in its order; a reward of None is the run's own.
+
+        Raises:
+            UsageError: every value that cannot be read, one a line.
+        """
+        temperature = self.temperature if self.eval_temperature is None else self.eval_temperature
+        defaults = {
+            "num_generations": self.num_generations_eval or self.num_generations,
+            "temperature": float(temperature),
+            "top_p": float(self.eval_top_p),
+            "max_completion_length": self.eval_max_completion_length or self.max_completion_length,
+            "system": self.system,
+            "prompt_template": self.prompt_template,
+            "response_prefix": self.response_prefix,
+            "enable_thinking": self.enable_thinking,
+            "instruction": None,
+        }
+        return read_tasks("--eval_datasets", self.eval_datasets, defaults)

