@@ -24,8 +24,7 @@ from swift_r1.inference.engines.base import EngineInfo, Generated
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.runtime.processes import leave, stop_at_once
 from swift_r1.weights.expected import expected_weights
-from swift_r1.wire.identity import tokenizer_hash
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
 
 MAX_MODEL_LEN = 1024
 

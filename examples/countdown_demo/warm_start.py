@@ -25,8 +25,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from swift_r1.rewards.graders import grade_countdown
 from swift_r1.inference.engines.transformers import TransformersEngine
+from swift_r1.rewards.graders import grade_countdown
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 STEPS = 880

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 
 
-class Gate:
+class Admission:
     """Counts running work and lets new work in only while nothing has closed it. One event loop only."""
 
     def __init__(self) -> None:
@@ -60,21 +60,21 @@ class Gate:
             self._changed.notify_all()
 
     def check(self) -> None:
-        """Raises Refused (503) where new work is turned away."""
+        """Raises HTTPError (503) where new work is turned away."""
         if self._refused is not None:
-            raise Refused(503, self._refused, 5)
+            raise HTTPError(503, self._refused, 5)
 
     async def drained(self, deadline_s: float, waiting_for: str) -> None:
         """Waits until no work runs.
 
         Raises:
-            Refused: 503 after the deadline.
+            HTTPError: 503 after the deadline.
         """
         async with self._changed:
             try:
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._running == 0), deadline_s)
             except TimeoutError as error:
-                raise Refused(
+                raise HTTPError(
                     503, f"{waiting_for} waited {deadline_s:g} s for {self._running} running requests to finish", 5
                 ) from error
 
@@ -83,7 +83,7 @@ class Gate:
         """Runs the body as admitted work.
 
         Raises:
-            Refused: 503 where the gate stayed closed for `deadline_s`, the engine sleeps, or it holds no whole version.
+            HTTPError: 503 where it stayed closed for `deadline_s`, the engine sleeps, or it holds no whole version.
         """
         async with self._changed:
             try:
@@ -91,7 +91,7 @@ class Gate:
                     self._changed.wait_for(lambda: self._refused is not None or not self._closed_by), deadline_s
                 )
             except TimeoutError as error:
-                raise Refused(503, f"waited {deadline_s:g} s for {self.why_closed} to end", 5) from error
+                raise HTTPError(503, f"waited {deadline_s:g} s for {self.why_closed} to end", 5) from error
             self.check()
             self._running += 1
         try:

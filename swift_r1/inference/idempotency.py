@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
 
 
@@ -20,7 +20,7 @@ class _Entry:
     tokens: int = 0
 
 
-class RequestMemory:
+class IdempotencyCache:
     """Remembers finished requests, the newest `max_requests` of them and at most `max_tokens` tokens.
 
     A generation is cancelled when everyone who waits for it has gone. Failures are not remembered.
@@ -41,7 +41,7 @@ class RequestMemory:
         """The output of `request`, generated at most once for its id.
 
         Raises:
-            Refused: 409 where the id was used before for another request.
+            HTTPError: 409 where the id was used before for another request.
         """
         fingerprint = hashlib.sha256(request.model_dump_json().encode()).digest()
         entry = self._entries.get(request.request_id)
@@ -50,7 +50,7 @@ class RequestMemory:
             self._entries[request.request_id] = entry
             entry.task.add_done_callback(lambda task: self._finished(request.request_id, entry, task))
         elif entry.fingerprint != fingerprint:
-            raise Refused(409, f"request_id {request.request_id!r} was used before for a different request")
+            raise HTTPError(409, f"request_id {request.request_id!r} was used before for a different request")
         entry.waiters += 1
         try:
             return await asyncio.shield(entry.task)

@@ -9,11 +9,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from swift_r1.inference.config import ServerConfig
-from swift_r1.inference.engines.base import Engine
+from swift_r1.inference.engines.base import InferenceEngine
 from swift_r1.inference.metrics import ServerMetrics
 from swift_r1.inference.service import RolloutService
 from swift_r1.weights.expected import Shapes
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 
 logger = logging.getLogger("swift_r1.inference")
 
@@ -21,7 +21,7 @@ _WATCH_EVERY_S = 0.25
 # So that whoever asks next learns from /health what happened, instead of finding no one.
 _DEAD_GRACE_S = 3.0
 
-Load = Callable[[], tuple[Engine, Shapes]]
+Load = Callable[[], tuple[InferenceEngine, Shapes]]
 
 
 class Lifecycle:
@@ -47,12 +47,12 @@ class Lifecycle:
             return self.dead
         if self.service is None:
             return "the model is being loaded"
-        return self.service.gate.why_closed
+        return self.service.admission.why_closed
 
     def loaded(self) -> RolloutService:
-        """Raises Refused (503) before the engine has loaded and after it died."""
+        """Raises HTTPError (503) before the engine has loaded and after it died."""
         if self.service is None or self.dead is not None:
-            raise Refused(503, self.why_not_ready or "", 5)
+            raise HTTPError(503, self.why_not_ready or "", 5)
         return self.service
 
     async def run(self) -> None:
@@ -77,10 +77,10 @@ class Lifecycle:
         logger.error("the engine died; this server ends in %g s", _DEAD_GRACE_S)
         await asyncio.sleep(_DEAD_GRACE_S)
 
-    async def _loading(self) -> tuple[Engine, Shapes]:
+    async def _loading(self) -> tuple[InferenceEngine, Shapes]:
         """In a thread of its own, which lives on: the kernel ends the engine's processes with the thread that started
         them. It holds up nobody's end, as one of a pool would."""
-        loaded: Future[tuple[Engine, Shapes]] = Future()
+        loaded: Future[tuple[InferenceEngine, Shapes]] = Future()
         loaded.set_running_or_notify_cancel()
 
         def load() -> None:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from swift_r1.inference.engines.base import EngineInfo
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 
 MAX_BODY_BYTES = 64 << 20
 MAX_HEADER_BYTES = 32 << 10
@@ -58,22 +58,22 @@ class LimitSizes:
 
 
 def check_request(request: wire.RolloutRequest, info: EngineInfo, max_n: int) -> None:
-    """Raises Refused (422) for a request that the model cannot take, or of more than `max_n` completions."""
+    """Raises HTTPError (422) for a request that the model cannot take, or of more than `max_n` completions."""
     name, limit = f"request {request.request_id!r}", info.max_model_len
     check_tokens(name, request.prompt_token_ids, info.vocab_size)
     check_tokens(f"stop_token_ids of {name}", request.sampling.stop_token_ids, info.vocab_size)
     if request.n > max_n:
-        raise Refused(422, f"{name} asks for n = {request.n}, this server gives at most {max_n}")
+        raise HTTPError(422, f"{name} asks for n = {request.n}, this server gives at most {max_n}")
     if request.seeds is not None and len(request.seeds) != request.n:
-        raise Refused(422, f"{name} has {len(request.seeds)} seeds for n = {request.n} completions")
+        raise HTTPError(422, f"{name} has {len(request.seeds)} seeds for n = {request.n} completions")
     prompt, new = len(request.prompt_token_ids), request.sampling.max_tokens
     if prompt + new > limit:
-        raise Refused(422, f"{name} is too long: {prompt} prompt + {new} new tokens, max_model_len is {limit}")
+        raise HTTPError(422, f"{name} is too long: {prompt} prompt + {new} new tokens, max_model_len is {limit}")
     if any(not text for text in request.sampling.stop):
-        raise Refused(422, f"{name} has an empty stop string")
+        raise HTTPError(422, f"{name} has an empty stop string")
 
 
 def check_tokens(name: str, tokens: Sequence[int], vocab_size: int) -> None:
-    """Raises Refused (422) for a token that the model does not have."""
+    """Raises HTTPError (422) for a token that the model does not have."""
     if tokens and max(tokens) >= vocab_size:
-        raise Refused(422, f"{name} has token {max(tokens)}, the vocabulary ends at {vocab_size - 1}")
+        raise HTTPError(422, f"{name} has token {max(tokens)}, the vocabulary ends at {vocab_size - 1}")

@@ -24,7 +24,7 @@ from swift_r1.inference.openai.routes import PATHS as OPENAI_PATHS
 from swift_r1.inference.openai.routes import add_openai
 from swift_r1.inference.updates import WeightUpdates
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import EngineDead, Full, Refused
+from swift_r1.wire.http_errors import EngineDead, HTTPError, Overloaded
 
 logger = logging.getLogger("swift_r1.inference")
 
@@ -141,10 +141,10 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
 
 
 def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> Response:
-        full = {wire.FULL_HEADER: str(error.retry_after)} if isinstance(error, Full) else None
-        return _error(error.status, error.sentence, error.retry_after, request.scope["path"], headers=full)
+    @app.exception_handler(HTTPError)
+    async def refused(request: Request, error: HTTPError) -> Response:
+        full = {wire.FULL_HEADER: str(error.retry_after)} if isinstance(error, Overloaded) else None
+        return _error(error.status, error.message, error.retry_after, request.scope["path"], headers=full)
 
     @app.exception_handler(EngineDead)
     async def engine_dead(request: Request, error: EngineDead) -> Response:
@@ -197,11 +197,11 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise Refused(499, "the client hung up")
+            raise HTTPError(499, "the client hung up")
         return task.result()
     except asyncio.CancelledError:
         # Only the server's end cancels a handler: its time to drain is over.
-        raise Refused(503, "the server is shutting down", 5) from None
+        raise HTTPError(503, "the server is shutting down", 5) from None
     finally:
         gone.cancel()
         task.cancel()

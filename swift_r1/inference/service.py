@@ -12,18 +12,18 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from swift_r1.inference.admission import Gate
+from swift_r1.inference.admission import Admission
 from swift_r1.inference.config import ServerConfig
-from swift_r1.inference.engines.base import Engine, Generated
+from swift_r1.inference.engines.base import Generated, InferenceEngine
 from swift_r1.inference.engines.replicas import Replicas
-from swift_r1.inference.idempotency import RequestMemory
+from swift_r1.inference.idempotency import IdempotencyCache
 from swift_r1.inference.limits import check_request, check_tokens
 from swift_r1.inference.metrics import ServerMetrics
 from swift_r1.inference.updates import WeightUpdates
 from swift_r1.weights.expected import Shapes
 from swift_r1.weights.update import UpdateMachine
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import Full, Refused
+from swift_r1.wire.http_errors import HTTPError, Overloaded
 
 T = TypeVar("T")
 Rows = tuple[tuple[float, ...], ...]
@@ -42,11 +42,11 @@ class RolloutService:
         expected: names and shapes of the model's weights.
     """
 
-    def __init__(self, config: ServerConfig, engine: Engine, expected: Shapes, metrics: ServerMetrics) -> None:
+    def __init__(self, config: ServerConfig, engine: InferenceEngine, expected: Shapes, metrics: ServerMetrics) -> None:
         self.config = config
         self.engine = engine
-        self.gate = Gate()
-        self.memory = RequestMemory()
+        self.admission = Admission()
+        self.cache = IdempotencyCache()
         # Held by whoever changes the engine (new weights, another score temperature).
         self._exclusive = asyncio.Lock()
         self.updating = WeightUpdates(
@@ -54,10 +54,10 @@ class RolloutService:
             engine,
             expected,
             metrics,
-            self.gate,
+            self.admission,
             self._exclusive,
             self._stop_running,
-            self.memory.forget_finished,
+            self.cache.forget_finished,
         )
         # Completions under way, those of the lease's holder apart.
         self._pending: Counter[bool] = Counter()
@@ -67,9 +67,9 @@ class RolloutService:
         self.started = int(time.time())
         self.metrics = metrics
         self.metrics.gauge("swift_weight_version", "Version of the served weights", lambda: self.updates.version)
-        self.metrics.gauge("swift_running_requests", "Requests in the engine", lambda: self.gate.running)
+        self.metrics.gauge("swift_running_requests", "Requests in the engine", lambda: self.admission.running)
         self.metrics.gauge("swift_asleep", "Sleep level of the engine", lambda: self.updating.sleeping.level)
-        self.metrics.gauge("swift_ready", "1 while generations are let in", lambda: self.gate.why_closed is None)
+        self.metrics.gauge("swift_ready", "1 while generations are let in", lambda: self.admission.why_closed is None)
 
     @property
     def model_name(self) -> str:
@@ -110,7 +110,7 @@ class RolloutService:
         """All requests of the batch, in its order.
 
         Raises:
-            Refused: 422 for a request that the model cannot take (nothing is generated then), 503 for "not now".
+            HTTPError: 422 for a request that the model cannot take (nothing is generated then), 503 for "not now".
             EngineDead: the engine's process ended.
         """
         for request in batch.requests:
@@ -120,7 +120,7 @@ class RolloutService:
             return await self._generate(request, lease)
 
         with self.room_for(sum(request.n for request in batch.requests), lease):
-            outputs = await _all([self.memory.answer(request, generate) for request in batch.requests])
+            outputs = await _all([self.cache.answer(request, generate) for request in batch.requests])
         return wire.RolloutResponse(outputs=tuple(outputs))
 
     async def score(self, request: wire.ScoreRequest, lease: str | None = None) -> wire.ScoreResponse:
@@ -128,14 +128,14 @@ class RolloutService:
         for number, sequence in enumerate(request.sequences):
             check_tokens(f"sequence {number}", sequence, self.engine.info.vocab_size)
             if not 2 <= len(sequence) < self.engine.info.max_model_len:
-                raise Refused(
+                raise HTTPError(
                     422,
                     f"sequence {number} has {len(sequence)} tokens; 2 to {self.engine.info.max_model_len - 1} "
                     "can be scored",
                 )
         if request.temperature == 1.0 and not self.engine.scores_alone:
             while True:
-                async with self.gate.shared(self.config.update_timeout):
+                async with self.admission.shared(self.config.update_timeout):
                     version = self.updates.version
                     rows, *copies = await self.stoppable(self._scores(request.sequences), lease)
                     # Where updates do not wait, one may have come meanwhile.
@@ -154,16 +154,16 @@ class RolloutService:
         """Runs the body as one request of so many completions. The lease's holder is not refused for others' sake.
 
         Raises:
-            Refused: 422 for more than the server ever takes at once, 503 for more than it takes now.
+            HTTPError: 422 for more than the server ever takes at once, 503 for more than it takes now.
         """
         limit, own = self.config.max_pending_requests, self.updates.holds(lease)
         if completions > limit:
-            raise Refused(
+            raise HTTPError(
                 422, f"{completions} completions at once are more than this server takes ({limit}): ask for fewer"
             )
         pending = self._pending[True] if own else self._pending.total()
         if pending + completions > limit:
-            raise Full(
+            raise Overloaded(
                 503, f"{pending} completions are under way, {completions} more are over the limit of {limit}", _FULL_S
             )
         self._pending[own] += completions
@@ -177,11 +177,11 @@ class RolloutService:
         """Runs the body as a generation; gives the weight version that it begins with.
 
         Raises:
-            Refused: 503 where it was not let in.
+            HTTPError: 503 where it was not let in.
         """
-        async with self.gate.shared(self.config.update_timeout):
+        async with self.admission.shared(self.config.update_timeout):
             if self.updates.broken is not None:
-                raise Refused(503, self.updates.broken, 5)
+                raise HTTPError(503, self.updates.broken, 5)
             yield self.updates.version
 
     # Inside
@@ -200,14 +200,14 @@ class RolloutService:
             return output
 
     async def stoppable(self, work: Sequence[Awaitable[T]], lease: str | None = None) -> list[T]:
-        """The results; Refused (503) where an update stopped the work of whoever showed this `lease`."""
+        """The results; HTTPError (503) where an update stopped the work of whoever showed this `lease`."""
         task = asyncio.ensure_future(_all(work))
         self._running[task] = running = _Running(lease)
         try:
             return await task
         except asyncio.CancelledError:
             if running.stopped is not None:
-                raise Refused(503, running.stopped, 1) from None
+                raise HTTPError(503, running.stopped, 1) from None
             raise
         finally:
             del self._running[task]
@@ -223,14 +223,14 @@ class RolloutService:
             logger.info("%s stopped %d running requests", what_for, stopped)
 
     @property
-    def _engines(self) -> Sequence[Engine]:
+    def _engines(self) -> Sequence[InferenceEngine]:
         """Every copy of the model: each must use the weights that it was sent."""
         return self.engine.engines if isinstance(self.engine, Replicas) else (self.engine,)
 
     def _scores(self, sequences: Sequence[Sequence[int]]) -> list[Awaitable[Rows]]:
         return [self._score(engine, sequences) for engine in self._engines]
 
-    async def _score(self, engine: Engine, sequences: Sequence[Sequence[int]]) -> Rows:
+    async def _score(self, engine: InferenceEngine, sequences: Sequence[Sequence[int]]) -> Rows:
         if engine.scores_alone:
             return tuple([await engine.score(one) for one in sequences])
         return tuple(await _all([engine.score(one) for one in sequences]))
@@ -239,14 +239,14 @@ class RolloutService:
         self, temperature: float, sequences: Sequence[Sequence[int]], lease: str | None
     ) -> tuple[int, list[Rows]]:
         timeout = self.config.update_timeout
-        async with self.gate.shared(timeout):
+        async with self.admission.shared(timeout):
             pass
         async with self._exclusive:
-            if (why := self.gate.why_closed) is not None:  # since it was let in
-                raise Refused(503, why, 5)
-            await self.gate.close(_SCORE, "scoring that has the engine for itself")
+            if (why := self.admission.why_closed) is not None:  # since it was let in
+                raise HTTPError(503, why, 5)
+            await self.admission.close(_SCORE, "scoring that has the engine for itself")
             try:
-                await self.gate.drained(timeout, "scoring")
+                await self.admission.drained(timeout, "scoring")
                 try:
                     if temperature != 1.0:
                         await self.engine.set_score_temperature(temperature)
@@ -255,7 +255,7 @@ class RolloutService:
                     if temperature != 1.0:
                         await asyncio.shield(self.engine.set_score_temperature(1.0))
             finally:
-                await self.gate.open(_SCORE)
+                await self.admission.open(_SCORE)
 
 
 @dataclass(slots=True)

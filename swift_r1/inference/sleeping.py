@@ -14,12 +14,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
-from swift_r1.inference.admission import Gate
-from swift_r1.inference.engines.base import Engine
+from swift_r1.inference.admission import Admission
+from swift_r1.inference.engines.base import InferenceEngine
 from swift_r1.weights.staging import Staging
 from swift_r1.weights.update import UpdateMachine
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 
 logger = logging.getLogger("swift_r1.inference")
 
@@ -38,15 +38,15 @@ class Sleeping:
 
     def __init__(
         self,
-        engine: Engine,
-        gate: Gate,
+        engine: InferenceEngine,
+        admission: Admission,
         exclusive: asyncio.Lock,
         machine: UpdateMachine,
         staging: Staging,
         adapters: bool,
         drained: Callable[[str], Awaitable[None]],
     ) -> None:
-        self._engine, self._gate, self._exclusive = engine, gate, exclusive
+        self._engine, self._admission, self._exclusive = engine, admission, exclusive
         self._machine, self._staging, self._adapters, self._drained = machine, staging, adapters, drained
         self.level = 0
         self._weights_away = False
@@ -58,20 +58,20 @@ class Sleeping:
         """New work is refused from now on; what runs ends first. An engine that sleeps already stays at its level.
 
         Raises:
-            Refused: 409 for who does not hold the lease, and while an update is open;
+            HTTPError: 409 for who does not hold the lease, and while an update is open;
                 422 where the engine cannot sleep; 503 if what runs did not end in time: then it stays awake.
             EngineDead: it did not fall asleep.
         """
         self._machine.check_holder(token)
         if not self._engine.info.can_sleep:
-            raise Refused(422, "this engine cannot sleep: vLLM can on a GPU, started with enable_sleep_mode")
+            raise HTTPError(422, "this engine cannot sleep: vLLM can on a GPU, started with enable_sleep_mode")
         if self._adapters and request.level > 1:
-            raise Refused(422, "with --vllm_enable_lora true adapters need the weights that sleep level 2 discards")
+            raise HTTPError(422, "with --vllm_enable_lora true adapters need the weights that sleep level 2 discards")
         self._check_no_update()
         if self.level and self._weights_away:
             return self.status()
         before = self.level
-        await self._gate.set_asleep(_sentence(request.level))
+        await self._admission.set_asleep(_sentence(request.level))
         try:
             await self._drained("the engine's sleep")
             async with self._exclusive:
@@ -83,10 +83,10 @@ class Sleeping:
                 if request.level > 1:
                     self._machine.discarded()
                     self._staging.base = None  # no change is taken to what is gone
-                    await self._gate.set_broken(self._machine.broken)
+                    await self._admission.set_broken(self._machine.broken)
         finally:
             if self.level == before and not self._weights_away:
-                await self._gate.set_asleep(_sentence(before) if before else None)
+                await self._admission.set_asleep(_sentence(before) if before else None)
         logger.info("the engine sleeps at level %d", self.level)
         return self.status()
 
@@ -94,7 +94,7 @@ class Sleeping:
         """Brings all its memory back; an engine that is awake stays so.
 
         Raises:
-            Refused: 409 for who does not hold the lease.
+            HTTPError: 409 for who does not hold the lease.
             EngineDead: it did not wake.
         """
         self._machine.check_holder(token)
@@ -102,7 +102,7 @@ class Sleeping:
             if self.level:
                 await self._rise(self._engine.wake())
                 self.level = 0
-                await self._gate.set_asleep(None)
+                await self._admission.set_asleep(None)
                 logger.info("the engine is awake")
         return self.status()
 
@@ -117,7 +117,7 @@ class Sleeping:
 
     def _check_no_update(self) -> None:
         if (version := self._machine.pending_version) is not None:
-            raise Refused(409, f"the update to weight version {version} is open: commit it before the engine sleeps")
+            raise HTTPError(409, f"the update to weight version {version} is open: commit it before the engine sleeps")
 
 
 def _sentence(level: int) -> str:

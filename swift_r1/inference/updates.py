@@ -8,9 +8,9 @@ import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from swift_r1.inference.admission import Gate
+from swift_r1.inference.admission import Admission
 from swift_r1.inference.config import ServerConfig
-from swift_r1.inference.engines.base import Engine
+from swift_r1.inference.engines.base import InferenceEngine
 from swift_r1.inference.metrics import ServerMetrics
 from swift_r1.inference.sleeping import Sleeping
 from swift_r1.weights.adapter import adapter_shapes
@@ -19,7 +19,7 @@ from swift_r1.weights.staging import StagedBucket, Staging
 from swift_r1.weights.transport import seconds_for
 from swift_r1.weights.update import UpdateMachine
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import EngineDead, Refused
+from swift_r1.wire.http_errors import EngineDead, HTTPError
 
 logger = logging.getLogger("swift_r1.inference")
 
@@ -46,21 +46,21 @@ class WeightUpdates:
     def __init__(
         self,
         config: ServerConfig,
-        engine: Engine,
+        engine: InferenceEngine,
         expected: Shapes,
         metrics: ServerMetrics,
-        gate: Gate,
+        admission: Admission,
         exclusive: asyncio.Lock,
         stop_running: Callable[[str, bool], None],
         committed: Callable[[], None],
     ) -> None:
-        self.config, self.engine, self.metrics, self.gate = config, engine, metrics, gate
+        self.config, self.engine, self.metrics, self.admission = config, engine, metrics, admission
         size = most_bytes(expected)
         self.staging = Staging(size + _HEADER_ROOM)
         patience = seconds_for(config.update_timeout, size)
         self.machine = UpdateMachine(expected, time.monotonic, patience, self.staging.forget)
         self.sleeping = Sleeping(
-            *(engine, gate, exclusive, self.machine, self.staging), config.vllm_enable_lora, self._drained
+            *(engine, admission, exclusive, self.machine, self.staging), config.vllm_enable_lora, self._drained
         )
         self.own_base = True
         self._expected, self._exclusive = expected, exclusive
@@ -78,20 +78,20 @@ class WeightUpdates:
         )
 
     async def take_lease(self, request: wire.LeaseRequest) -> wire.Lease:
-        async with self._gate_follows():
+        async with self._admission_follows():
             token = self.machine.take_lease(request.owner, request.ttl_seconds, request.token)
         return wire.Lease(token=token, ttl_seconds=request.ttl_seconds)
 
     async def release_lease(self, token: str | None) -> wire.UpdateStatus:
-        async with self._gate_follows():
+        async with self._admission_follows():
             self.machine.release(token)
         return self.status()
 
     async def begin(self, token: str | None, request: wire.UpdateBegin) -> wire.UpdateStatus:
         expected = self._adapter_shapes(request.adapter) if request.adapter is not None else None
         if request.adapter is not None and not self.own_base:
-            raise Refused(409, "whole weights were pushed, and adapters need the server's own: start it anew")
-        async with self._gate_follows():
+            raise HTTPError(409, "whole weights were pushed, and adapters need the server's own: start it anew")
+        async with self._admission_follows():
             self.machine.begin(token, request.version, expected)
             self._adapter, self._base = request.adapter, self.staging.base
         return self.status().model_copy(update={"folder": self.staging.shared, "base": self._base})
@@ -111,31 +111,31 @@ class WeightUpdates:
         With a `base`, the content hash of a version that was loaded before, only what has changed comes. `size` is that
         of the body, 0 where it is not known before.
         """
-        async with self._gate_follows():
+        async with self._admission_follows():
             self.machine.check_bucket_welcome(token, version, index)
             if base is None:
                 staged = await self.staging.write(index, chunks, digest, size)
             elif digest is None:
-                raise Refused(422, f"a change needs the hash of what it makes ({wire.DIGEST_HEADER})")
+                raise HTTPError(422, f"a change needs the hash of what it makes ({wire.DIGEST_HEADER})")
             elif base != self._base:
-                raise Refused(409, "this server does not hold the version that changes: send the bucket whole")
+                raise HTTPError(409, "this server does not hold the version that changes: send the bucket whole")
             else:
                 staged = await self.staging.change(index, chunks, digest)
             try:
                 self.machine.add_bucket(token, version, staged)
-            except Refused:
+            except HTTPError:
                 self.staging.forget([staged])
                 raise
         return self.status()
 
     async def file(self, token: str | None, request: wire.BucketFile) -> wire.UpdateStatus:
         """As `bucket`, for one that the lease's holder has written into the staging folder."""
-        async with self._gate_follows():
+        async with self._admission_follows():
             self.machine.check_bucket_welcome(token, request.version, request.index)
             staged = await self.staging.take(request.index, request.digest)
             try:
                 self.machine.add_bucket(token, request.version, staged)
-            except Refused:
+            except HTTPError:
                 self.staging.forget([staged])
                 raise
         return self.status()
@@ -143,20 +143,20 @@ class WeightUpdates:
     async def channel(self, token: str | None, request: wire.ChannelRequest) -> wire.UpdateStatus:
         """Takes the engine's workers into the NCCL group of the lease's holder."""
         workers = self.engine.info.nccl_workers
-        async with self._gate_follows():
+        async with self._admission_follows():
             self.machine.check_holder(token)
             if request.world_size != 1 + workers:
-                raise Refused(422, f"this server has {workers} workers that take weights over NCCL")
+                raise HTTPError(422, f"this server has {workers} workers that take weights over NCCL")
             async with self._exclusive:
                 await self.engine.join_nccl(request.unique_id, request.world_size)
         return self.status()
 
     async def stream(self, token: str | None, bucket: wire.StreamedBucket) -> wire.UpdateStatus:
         """Loads one bucket while the lease's holder broadcasts it. Running rollouts end first, as for `commit`."""
-        async with self._gate_follows():
+        async with self._admission_follows():
             self.machine.check_stream_welcome(token, bucket)
             if not self.engine.info.nccl_workers or self._adapter is not None:
-                raise Refused(422, "this server takes whole models over NCCL, on GPUs, and nothing else")
+                raise HTTPError(422, "this server takes whole models over NCCL, on GPUs, and nothing else")
             await self._make_way(bucket.version, self.config.update_policy, keep=False)
             async with self._exclusive:
                 self.machine.stream(token, bucket)
@@ -173,11 +173,11 @@ class WeightUpdates:
         """Loads the staged version into the engine; the policy says what becomes of running rollouts.
 
         Raises:
-            Refused: as UpdateMachine says; 503 if rollouts did not finish in time (the update stays open); 500 if
+            HTTPError: as UpdateMachine says; 503 if rollouts did not finish in time (the update stays open); 500 if
                 the engine could not load it (then nothing is served until a full push succeeds).
         """
         started = time.monotonic()
-        async with self._gate_follows():
+        async with self._admission_follows():
             if self.machine.already_committed(token, request.version, request.content_hash):
                 return self.status()
             opened = self.machine.opened(token, request.version)
@@ -192,7 +192,7 @@ class WeightUpdates:
         return self.status(seconds)
 
     async def abort(self, token: str | None, request: wire.UpdateAbort) -> wire.UpdateStatus:
-        async with self._gate_follows():
+        async with self._admission_follows():
             self.machine.abort(token, request.version)
         return self.status()
 
@@ -207,7 +207,7 @@ class WeightUpdates:
                 continue
             if what is not None:
                 logger.warning("%s; version %d stays", what, self.machine.version)
-                await self._sync_gate()
+                await self._sync_admission()
 
     async def _make_way(self, version: int, policy: str, keep: bool = True) -> None:
         """Does with running generations what the policy says; without `keep`, which a load that goes on for several
@@ -224,7 +224,7 @@ class WeightUpdates:
         grace = min(self.config.client_grace, timeout)
         stop = asyncio.get_running_loop().call_later(grace, self._stop_running, waiting_for, True)
         try:
-            await self.gate.drained(timeout, waiting_for)
+            await self.admission.drained(timeout, waiting_for)
             async with self._exclusive:  # a score that has the engine for itself
                 pass
         finally:
@@ -232,10 +232,10 @@ class WeightUpdates:
 
     def _adapter_shapes(self, adapter: wire.AdapterConfig) -> Shapes:
         if not self.config.vllm_enable_lora:
-            raise Refused(422, "this server takes no adapters: start it with --vllm_enable_lora true")
+            raise HTTPError(422, "this server takes no adapters: start it with --vllm_enable_lora true")
         highest = self.config.vllm_max_lora_rank
         if adapter.rank > highest:
-            raise Refused(422, f"the adapter has rank {adapter.rank}, more than --vllm_max_lora_rank {highest}")
+            raise HTTPError(422, f"the adapter has rank {adapter.rank}, more than --vllm_max_lora_rank {highest}")
         return adapter_shapes(self._expected, adapter)
 
     async def _load(self, buckets: list[StagedBucket], hash_of_all: str) -> None:
@@ -259,7 +259,7 @@ class WeightUpdates:
                 self.staging.hold(len(buckets), hash_of_all)
                 self._committed()
             finally:
-                await self._sync_gate()
+                await self._sync_admission()
 
     def _load_failed(self, error: Exception, buckets: Sequence[StagedBucket]) -> Exception:
         """What to raise for it."""
@@ -272,24 +272,24 @@ class WeightUpdates:
             return error
         logger.error("loading weight version %s failed", self.machine.pending_version, exc_info=error)
         self.machine.failed(_one_line(error))
-        return Refused(500, self.machine.broken or "")
+        return HTTPError(500, self.machine.broken or "")
 
     @asynccontextmanager
-    async def _gate_follows(self) -> AsyncIterator[None]:
+    async def _admission_follows(self) -> AsyncIterator[None]:
         try:
             yield
         finally:
-            await self._sync_gate()
+            await self._sync_admission()
 
-    async def _sync_gate(self) -> None:
+    async def _sync_admission(self) -> None:
         """Makes the gate say what the update machine says."""
         pending = self.machine.pending_version
         # First: what waits at the gate must not come in between.
-        await self.gate.set_broken(self.machine.broken)
+        await self.admission.set_broken(self.machine.broken)
         if pending is None:
-            await self.gate.open(_UPDATE)
+            await self.admission.open(_UPDATE)
         else:
-            await self.gate.close(_UPDATE, f"the update to weight version {pending} by {self.machine.owner}")
+            await self.admission.close(_UPDATE, f"the update to weight version {pending} by {self.machine.owner}")
 
 
 def _one_line(error: BaseException) -> str:

@@ -15,8 +15,7 @@ from swift_r1.sampling.scoring import ScoredRound, Scores, Scoring, loss_mask
 from swift_r1.tracking.stopwatch import Stopwatch
 from swift_r1.training.batch.batching import RoundBatch, round_batch
 from swift_r1.training.context import Parts
-from swift_r1.wire.protocol import RolloutRequest
-from swift_r1.wire.seeds import completion_seed
+from swift_r1.wire.protocol import RolloutRequest, completion_seed
 
 
 class _Where(NamedTuple):

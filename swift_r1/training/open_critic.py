@@ -19,7 +19,7 @@ from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.backends.local import LocalCritic
 from swift_r1.training.context import CriticParts
 from swift_r1.training.setup import optimizer_of, schedule_of
-from swift_r1.wire.identity import tokenizer_hash
+from swift_r1.wire.protocol import tokenizer_hash
 
 logger = logging.getLogger("swift_r1.training")
 

@@ -59,8 +59,7 @@ from swift_r1.training.setup import (
     quantization_of,
     schedule_of,
 )
-from swift_r1.wire.protocol import SamplingParams
-from swift_r1.wire.seeds import completion_seed
+from swift_r1.wire.protocol import SamplingParams, completion_seed
 
 logger = logging.getLogger("swift_r1.training")
 

@@ -47,8 +47,7 @@ from swift_r1.weights.lease_token import saved_token
 from swift_r1.weights.transport import AUTO, HTTP
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.http_errors import ServerRefused
-from swift_r1.wire.identity import tokenizer_hash
-from swift_r1.wire.protocol import UpdatePolicy
+from swift_r1.wire.protocol import UpdatePolicy, tokenizer_hash
 
 logger = logging.getLogger("swift_r1.training")
 

@@ -24,7 +24,10 @@ answered with 4xx or 503 and `{"error": "one sentence"}`.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -247,3 +250,20 @@ class ScoreResponse(Wire):
     logprobs: tuple[tuple[float, ...], ...]
     weight_version: int
     copies: tuple[tuple[tuple[float, ...], ...], ...] = ()
+
+
+class HasVocabulary(Protocol):
+    def get_vocab(self) -> Mapping[str, int]: ...
+
+
+def tokenizer_hash(tokenizer: HasVocabulary) -> str:
+    """SHA-256 (hex) over the sorted vocabulary, added tokens included: trainer and server mean the same tokens."""
+    pairs = sorted(tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(pairs, ensure_ascii=True).encode()).hexdigest()
+
+
+def completion_seed(run_seed: int, *where: object) -> int:
+    """A completion's own seed, 63 bits, from the run's seed and its place in the run: its text does not depend on what
+    else is in the batch."""
+    text = "/".join(map(str, (run_seed, *where)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

@@ -8,8 +8,7 @@ from typing import Any, Protocol
 
 from swift_r1.arguments.eval_tasks import Task
 from swift_r1.data.types import Prompt
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams
-from swift_r1.wire.seeds import completion_seed
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams, completion_seed
 
 
 @dataclass(frozen=True, slots=True)

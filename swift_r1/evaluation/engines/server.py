@@ -24,8 +24,7 @@ from swift_r1.evaluation.engines.base import OnWritten, Question, Written, reque
 from swift_r1.evaluation.model import base_of
 from swift_r1.runtime.processes import end_with_parent
 from swift_r1.sampling.pool.client import RolloutClient, ServerRefused
-from swift_r1.wire.identity import tokenizer_hash
-from swift_r1.wire.protocol import RolloutOutput, ServerInfo
+from swift_r1.wire.protocol import RolloutOutput, ServerInfo, tokenizer_hash
 
 _logger = logging.getLogger("swift_r1.evaluation")
 

@@ -58,7 +58,7 @@ class Piece:
     finish_reason: FinishReason | None = None
 
 
-class Engine(Protocol):
+class InferenceEngine(Protocol):
     """An engine with one set of weights. Methods raise EngineDead once its process is gone.
 
     Attributes:
@@ -88,7 +88,7 @@ class Engine(Protocol):
         """Token ids of the conversation in the model's template, with the opening of an answer.
 
         Raises:
-            Refused: 400 where the model has no template, or its template refuses the messages.
+            HTTPError: 400 where the model has no template, or its template refuses the messages.
         """
 
     @property
@@ -99,7 +99,7 @@ class Engine(Protocol):
         """Token ids of a plain text.
 
         Raises:
-            Refused: 400 where it has none.
+            HTTPError: 400 where it has none.
         """
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:

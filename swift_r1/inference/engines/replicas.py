@@ -13,18 +13,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swift_r1.inference.engines.base import Engine, Generated, Piece
+from swift_r1.inference.engines.base import Generated, InferenceEngine, Piece
 from swift_r1.wire.protocol import AdapterConfig, SamplingParams, StreamedTensor
 
 
 class Replicas:
-    """The `Engine` of several equal engines.
+    """The `InferenceEngine` of several equal engines.
 
     Attributes:
         engines: each with a copy of the model.
     """
 
-    def __init__(self, engines: Sequence[Engine]) -> None:
+    def __init__(self, engines: Sequence[InferenceEngine]) -> None:
         self.engines = engines
         self._load = [0] * len(engines)
         # A group of their workers would need a rank for each copy: weights come as files.
@@ -101,7 +101,7 @@ class Replicas:
             engine.shutdown()
 
     @contextmanager
-    def _least_loaded(self) -> Iterator[Engine]:
+    def _least_loaded(self) -> Iterator[InferenceEngine]:
         number = min(range(len(self.engines)), key=self._load.__getitem__)
         self._load[number] += 1
         try:

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from swift_r1.data.model_turn import rendered, turn_end
 from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, TokenLogprob
 from swift_r1.weights.adapter import write_adapter
-from swift_r1.wire.http_errors import EngineDead, Refused
-from swift_r1.wire.identity import tokenizer_hash
-from swift_r1.wire.protocol import AdapterConfig, SamplingParams, StreamedTensor
+from swift_r1.wire.http_errors import EngineDead, HTTPError
+from swift_r1.wire.protocol import AdapterConfig, SamplingParams, StreamedTensor, tokenizer_hash
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest
@@ -106,11 +105,11 @@ class VllmEngine:
         from jinja2 import TemplateError
 
         if not self._tokenizer.chat_template:
-            raise Refused(400, "this model has no chat template: use /v1/completions")
+            raise HTTPError(400, "this model has no chat template: use /v1/completions")
         try:
             return tuple(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
         except TemplateError as error:
-            raise Refused(400, f"the model's chat template refuses the messages: {error}") from error
+            raise HTTPError(400, f"the model's chat template refuses the messages: {error}") from error
 
     @cached_property
     def turn_end(self) -> int | None:
@@ -119,7 +118,7 @@ class VllmEngine:
     def encode(self, text: str) -> tuple[int, ...]:
         tokens = tuple(self._tokenizer.encode(text))
         if not tokens:
-            raise Refused(400, "the prompt has no tokens")
+            raise HTTPError(400, "the prompt has no tokens")
         return tokens
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:

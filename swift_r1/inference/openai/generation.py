@@ -13,7 +13,7 @@ from swift_r1.inference.engines.base import Piece
 from swift_r1.inference.limits import check_request
 from swift_r1.inference.service import RolloutService
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 
 _SEEDS = 2**63
 
@@ -46,7 +46,7 @@ class Pieces:
         """Waits to be let in; what is refused is refused before a byte of the answer is sent.
 
         Raises:
-            Refused: 422 for a request that the model cannot take, 503 for "not now".
+            HTTPError: 422 for a request that the model cannot take, 503 for "not now".
         """
         for ask in self._asks:
             request = wire.RolloutRequest(
@@ -70,7 +70,7 @@ class Pieces:
         """Number of the completion (`n` to a prompt) and its next piece.
 
         Raises:
-            Refused: the generation was stopped by an update, or the engine died.
+            HTTPError: the generation was stopped by an update, or the engine died.
         """
         try:
             while (item := await self._queue.get()) is not None:
@@ -91,7 +91,7 @@ class Pieces:
                     )
             self._queue.put_nowait(None)
         except asyncio.CancelledError:
-            self._queue.put_nowait(Refused(503, "the generation was stopped", 1))
+            self._queue.put_nowait(HTTPError(503, "the generation was stopped", 1))
             raise
         except Exception as error:  # noqa: BLE001 - handed to the reader, who raises it
             if admitted.done():

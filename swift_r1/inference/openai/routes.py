@@ -19,7 +19,7 @@ from swift_r1.inference.openai import answers
 from swift_r1.inference.openai.generation import Ask, Pieces
 from swift_r1.inference.openai.requests import ChatRequest, CompletionRequest
 from swift_r1.inference.service import RolloutService
-from swift_r1.wire.http_errors import EngineDead, Refused
+from swift_r1.wire.http_errors import EngineDead, HTTPError
 
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models")
 
@@ -44,12 +44,12 @@ def add_openai(app: FastAPI, lifecycle: Lifecycle, unless_gone: Work) -> None:
         service = lifecycle.loaded()
         _check_model(service, body.model)
         if body.top_logprobs is not None and not body.logprobs:
-            raise Refused(400, "top_logprobs needs logprobs to be true")
+            raise HTTPError(400, "top_logprobs needs logprobs to be true")
         prompt = service.engine.render([{"role": one.role, "content": one.text} for one in body.messages])
         room = service.engine.info.max_model_len - len(prompt)
         wanted = body.max_completion_tokens or body.max_tokens or room
         if room < 1:
-            raise Refused(
+            raise HTTPError(
                 400, f"the messages are {len(prompt)} tokens, the model takes {service.engine.info.max_model_len}"
             )
         top = (body.top_logprobs or 0) if body.logprobs else None
@@ -125,8 +125,8 @@ async def _streamed(
                 yield _event(head | {"choices": [delta(number, piece, first, offset)]})
                 offsets[number] = offset + len(piece.text)
                 written += len(piece.token_ids)
-        except Refused as refusal:
-            yield _event(answers.error(refusal.status, refusal.sentence))
+        except HTTPError as refusal:
+            yield _event(answers.error(refusal.status, refusal.message))
             return
         except EngineDead as death:
             yield _event(answers.error(503, str(death)))
@@ -166,7 +166,7 @@ def _model(service: RolloutService) -> dict[str, Any]:
 
 def _check_model(service: RolloutService, name: str) -> None:
     if name != service.model_name:
-        raise Refused(404, f"there is no model {name[:200]!r} here, only {service.model_name!r}")
+        raise HTTPError(404, f"there is no model {name[:200]!r} here, only {service.model_name!r}")
 
 
 def _wants_usage(body: ChatRequest | CompletionRequest) -> bool:

@@ -1,4 +1,4 @@
-"""Admission, request memory and the client's deadlines, without an engine."""
+"""Admission, the idempotency cache and the client's deadlines, without an engine."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from swift_r1.errors import RunFailed, ServerUnreachable
-from swift_r1.inference.admission import Gate
+from swift_r1.inference.admission import Admission
 from swift_r1.inference.engines.environment import engine_environment
-from swift_r1.inference.idempotency import RequestMemory
+from swift_r1.inference.idempotency import IdempotencyCache
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 
 
 def test_a_closed_gate_holds_new_work_and_lets_running_work_finish() -> None:
     async def story() -> list[str]:
-        gate, told = Gate(), []
+        admission, told = Admission(), []
         finish = asyncio.Event()
 
         async def work(name: str) -> None:
-            async with gate.shared(5):
+            async with admission.shared(5):
                 told.append(f"{name} in")
                 await finish.wait()
             told.append(f"{name} out")
 
         first = asyncio.create_task(work("first"))
-        while gate.running == 0:
+        while admission.running == 0:
             await asyncio.sleep(0)
-        await gate.close("update", "an update")
+        await admission.close("update", "an update")
         second = asyncio.create_task(work("second"))
-        drained = asyncio.create_task(gate.drained(5, "the update"))
+        drained = asyncio.create_task(admission.drained(5, "the update"))
         for _ in range(10):
             await asyncio.sleep(0)
         assert not drained.done() and told == ["first in"]
         finish.set()
         await drained
-        assert gate.running == 0
+        assert admission.running == 0
         told.append("drained")
-        await gate.open("update")
+        await admission.open("update")
         await asyncio.gather(first, second)
         return told
 
@@ -52,17 +52,17 @@ def test_a_closed_gate_holds_new_work_and_lets_running_work_finish() -> None:
 
 def test_waits_at_the_gate_have_a_deadline_and_say_what_for() -> None:
     async def story() -> None:
-        gate = Gate()
-        async with gate.shared(1):
-            with pytest.raises(Refused, match=r"the update waited 0.01 s for 1 running requests"):
-                await gate.drained(0.01, "the update")
-        await gate.close("update", "the update to weight version 3 by trainer")
-        with pytest.raises(Refused, match=r"waited 0.01 s for the update to weight version 3 by trainer to end"):
-            async with gate.shared(0.01):
+        admission = Admission()
+        async with admission.shared(1):
+            with pytest.raises(HTTPError, match=r"the update waited 0.01 s for 1 running requests"):
+                await admission.drained(0.01, "the update")
+        await admission.close("update", "the update to weight version 3 by trainer")
+        with pytest.raises(HTTPError, match=r"waited 0.01 s for the update to weight version 3 by trainer to end"):
+            async with admission.shared(0.01):
                 raise AssertionError("let in")
-        await gate.set_broken("no whole version")
-        with pytest.raises(Refused, match="no whole version"):
-            async with gate.shared(60):
+        await admission.set_broken("no whole version")
+        with pytest.raises(HTTPError, match="no whole version"):
+            async with admission.shared(60):
                 raise AssertionError("let in")
 
     asyncio.run(story())
@@ -79,13 +79,13 @@ def output(name: str, tokens: int = 4) -> RolloutOutput:
 
 def test_memory_is_bounded_forgets_failures_and_cancels_what_no_one_waits_for() -> None:
     async def story() -> None:
-        memory, calls = RequestMemory(max_requests=3, max_tokens=100), []
+        memory, calls = IdempotencyCache(max_requests=3, max_tokens=100), []
         cancelled = asyncio.Event()
 
         async def generate(asked: RolloutRequest) -> RolloutOutput:
             calls.append(asked.request_id)
             if asked.request_id == "fails":
-                raise Refused(503, "not now")
+                raise HTTPError(503, "not now")
             if asked.request_id == "slow":
                 try:
                     await asyncio.Event().wait()
@@ -98,10 +98,10 @@ def test_memory_is_bounded_forgets_failures_and_cancels_what_no_one_waits_for() 
             await memory.answer(request(name), generate)
         assert calls == ["a", "b", "c", "d", "a"] and len(memory) == 3
         for _ in range(2):
-            with pytest.raises(Refused, match="not now"):
+            with pytest.raises(HTTPError, match="not now"):
                 await memory.answer(request("fails"), generate)
         assert calls[-2:] == ["fails", "fails"]
-        with pytest.raises(Refused, match="used before for a different request"):
+        with pytest.raises(HTTPError, match="used before for a different request"):
             await memory.answer(request("a", n=2), generate)
         waiters = [asyncio.create_task(memory.answer(request("slow"), generate)) for _ in range(2)]
         while "slow" not in calls:
