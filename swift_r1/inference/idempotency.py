@@ -1,4 +1,4 @@
-"""Idempotent requests: the same request id is answered from memory, or joins the generation in progress."""
+"""Idempotent requests: a request id that comes again gets the answer of the first time, or joins its generation."""
 
 from __future__ import annotations
 
@@ -21,15 +21,14 @@ class _Entry:
 
 
 class IdempotencyCache:
-    """Remembers finished requests, the newest `max_requests` of them and at most `max_tokens` tokens.
+    """Keeps the newest finished requests: `max_requests` of them, and `max_tokens` tokens.
 
-    A generation is cancelled when everyone who waits for it has gone. Failures are not remembered.
+    A generation is cancelled when everyone who waits for it has gone. Failures are not kept.
     """
 
     def __init__(self, max_requests: int = 4096, max_tokens: int = 1_000_000) -> None:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._max_requests = max_requests
-        self._max_tokens = max_tokens
+        self._max_requests, self._max_tokens = max_requests, max_tokens
         self._tokens = 0
 
     def __len__(self) -> int:
@@ -61,7 +60,7 @@ class IdempotencyCache:
                 entry.task.cancel()
 
     def forget_finished(self) -> None:
-        """Called when the weights change: whoever asks again wants completions of the new ones."""
+        """For new weights: a request that comes again gets completions of theirs."""
         for key, entry in list(self._entries.items()):
             if entry.task.done():
                 self._forget(key, entry)

@@ -10,10 +10,9 @@ the engine to sleep and wakes it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
+from swift_r1.arguments.server import RolloutArguments
 from swift_r1.inference.admission import Admission
 from swift_r1.inference.engines.base import InferenceEngine
 from swift_r1.weights.staging import Staging
@@ -27,27 +26,20 @@ logger = logging.getLogger("swift_r1.inference")
 class Sleeping:
     """Puts one engine to sleep and wakes it.
 
-    Args:
-        exclusive: held by whoever changes the engine.
-        adapters: whether the engine takes adapters alone, which need weights that level 2 would discard.
-        drained: waits until nothing runs, or refuses (503); it is told what for.
-
     Attributes:
-        level: 0 while the engine is awake as a whole.
+        level: 0 while the whole engine is awake.
     """
 
     def __init__(
         self,
+        config: RolloutArguments,
         engine: InferenceEngine,
         admission: Admission,
-        exclusive: asyncio.Lock,
         machine: UpdateMachine,
         staging: Staging,
-        adapters: bool,
-        drained: Callable[[str], Awaitable[None]],
     ) -> None:
-        self._engine, self._admission, self._exclusive = engine, admission, exclusive
-        self._machine, self._staging, self._adapters, self._drained = machine, staging, adapters, drained
+        self._adapters, self._engine, self._admission = config.vllm_enable_lora, engine, admission
+        self._machine, self._staging = machine, staging
         self.level = 0
         self._weights_away = False
 
@@ -70,23 +62,20 @@ class Sleeping:
         self._check_no_update()
         if self.level and self._weights_away:
             return self.status()
-        before = self.level
-        await self._admission.set_asleep(_sentence(request.level))
+        self._refuse_work(request.level)
         try:
-            await self._drained("the engine's sleep")
-            async with self._exclusive:
+            await self._admission.drained("the engine's sleep")
+            async with self._admission.exclusive:
                 self._check_no_update()
-                if self._weights_away:  # the same was asked twice at once
+                if self._weights_away:  # a second call at the same time has done it
                     return self.status()
                 await self._engine.sleep(request.level)
                 self.level, self._weights_away = request.level, True
                 if request.level > 1:
                     self._machine.discarded()
-                    self._staging.base = None  # no change is taken to what is gone
-                    await self._admission.set_broken(self._machine.broken)
+                    self._staging.base = None  # changes to what is gone are not accepted
         finally:
-            if self.level == before and not self._weights_away:
-                await self._admission.set_asleep(_sentence(before) if before else None)
+            self._refuse_work(self.level)
         logger.info("the engine sleeps at level %d", self.level)
         return self.status()
 
@@ -98,27 +87,24 @@ class Sleeping:
             EngineDead: it did not wake.
         """
         self._machine.check_holder(token)
-        async with self._exclusive:
+        async with self._admission.exclusive:
             if self.level:
-                await self._rise(self._engine.wake())
-                self.level = 0
-                await self._admission.set_asleep(None)
+                await self._engine.wake()
+                self.level, self._weights_away = 0, False
+                self._refuse_work(0)
                 logger.info("the engine is awake")
         return self.status()
 
     async def wake_weights(self) -> None:
-        """Makes room for new weights, and for nothing else yet. Whoever loads them holds `exclusive`."""
+        """Makes room for new weights alone. Whoever loads them holds the admission's `exclusive`."""
         if self._weights_away:
-            await self._rise(self._engine.wake(weights_only=True))
+            await self._engine.wake(weights_only=True)
+            self._weights_away = False
 
-    async def _rise(self, waking: Awaitable[None]) -> None:
-        await waking
-        self._weights_away = False
+    def _refuse_work(self, level: int) -> None:
+        self._admission.asleep = f"the engine sleeps (level {level}) until its trainer wakes it" if level else None
+        self._admission.notify()
 
     def _check_no_update(self) -> None:
         if (version := self._machine.pending_version) is not None:
             raise HTTPError(409, f"the update to weight version {version} is open: commit it before the engine sleeps")
-
-
-def _sentence(level: int) -> str:
-    return f"the engine sleeps (level {level}) until its trainer wakes it"

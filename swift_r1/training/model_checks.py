@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from swift_r1.arguments import RlhfArguments
 from swift_r1.errors import UsageError
-from swift_r1.inference.engines.kv_cache import other_layers
+from swift_r1.inference.engines.decoding import other_layers
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.policy import ModelInputs

@@ -19,7 +19,7 @@ from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
-from swift_r1.inference.engines.kv_cache import check_layers
+from swift_r1.inference.engines.decoding import check_layers
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.freezing import Freezing
 from swift_r1.models.lora import LoraSettings, adapter_config, trained_share

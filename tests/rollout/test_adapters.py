@@ -193,7 +193,7 @@ def test_a_server_says_whether_an_adapter_would_be_on_its_own_base(
         assert client.info().own_base
         writer.push(2, [whole])
         assert not client.info().own_base
-        with pytest.raises(ServerRefused, match="adapters need the server's own: start it anew"):
+        with pytest.raises(ServerRefused, match="adapters need the server's own: start it again"):
             writer.push(3, [adapter], adapter=adapter_config(policy, SETTINGS))
 
 
@@ -210,7 +210,7 @@ def test_an_adapter_does_not_repair_a_base_that_is_half_loaded(
             patch.setattr(engine, "load_weights", breaks_off)
             with pytest.raises(ServerRefused, match="out of memory"):
                 writer.push(1, [whole])
-        with pytest.raises(ServerRefused, match="start it anew"):
+        with pytest.raises(ServerRefused, match="start it again"):
             writer.push(2, [adapter], adapter=adapter_config(policy, SETTINGS))
         assert "out of memory" in str(client.info().broken)
         writer.push(3, [whole])

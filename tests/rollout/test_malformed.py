@@ -35,6 +35,7 @@ class QuickEngine:
     turn_end = None
 
     def __init__(self) -> None:
+        self.prompts = self
         self.info = EngineInfo("quick", "0", VOCABULARY, "", LENGTH, "float32")
 
     def _check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
