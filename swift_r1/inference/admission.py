@@ -41,7 +41,7 @@ class Admission:
 
     Attributes:
         asleep: why work is refused while the engine sleeps, None while it is awake.
-        exclusive: held by whoever changes the engine (new weights, another score temperature).
+        exclusive: held while the engine is changed (new weights, another score temperature).
         running: requests in the engine.
     """
 
@@ -68,11 +68,6 @@ class Admission:
     def _refused(self) -> str | None:
         return self.asleep or self._machine.broken
 
-    def check(self) -> None:
-        """Raises HTTPError (503) where new work is refused."""
-        if self._refused is not None:
-            raise HTTPError(503, self._refused, 5)
-
     def notify(self) -> None:
         """Must follow each change of the machine or of `asleep`: what waits looks again."""
         self._changed.set()
@@ -87,9 +82,10 @@ class Admission:
         """
         await self._until(
             lambda: self._refused is not None or self.why_closed is None,
-            lambda: f"waited {self._config.update_timeout:g} s for {self.why_closed} to end",
+            lambda timeout: f"waited {timeout:g} s for {self.why_closed} to end",
         )
-        self.check()
+        if self._refused is not None:
+            raise HTTPError(503, self._refused, 5)
         self.running += 1
         try:
             yield
@@ -132,18 +128,17 @@ class Admission:
     async def _idle(self, waiting_for: str) -> None:
         await self._until(
             lambda: self.running == 0,
-            lambda: (
-                f"{waiting_for} waited {self._config.update_timeout:g} s for {self.running} running requests to finish"
-            ),
+            lambda timeout: f"{waiting_for} waited {timeout:g} s for {self.running} running requests to finish",
         )
 
-    async def _until(self, condition: Callable[[], bool], too_late: Callable[[], str]) -> None:
+    async def _until(self, condition: Callable[[], bool], too_late: Callable[[float], str]) -> None:
+        timeout = self._config.update_timeout
         try:
-            async with asyncio.timeout(self._config.update_timeout):
+            async with asyncio.timeout(timeout):
                 while not condition():
                     await self._changed.wait()
         except TimeoutError as error:
-            raise HTTPError(503, too_late(), 5) from error
+            raise HTTPError(503, too_late(timeout), 5) from error
 
     @contextmanager
     def room_for(self, completions: int, lease: str | None = None) -> Iterator[None]:
@@ -168,7 +163,7 @@ class Admission:
             self._pending[own] -= completions
 
     async def stoppable(self, work: Sequence[Awaitable[T]], lease: str | None = None) -> list[T]:
-        """The results; HTTPError (503) where an update stopped the work of whoever showed this `lease`."""
+        """The results, in order. Raises HTTPError (503) where `stop` ended them; `lease` is what the client showed."""
         task = asyncio.ensure_future(all_results(work))
         self._work[task] = running = _Work(lease)
         try:

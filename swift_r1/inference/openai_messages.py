@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,14 +12,7 @@ from swift_r1.wire.protocol import TOP_K_LIMIT, RolloutRequest, SamplingParams, 
 
 Stop = Annotated[str, Field(min_length=1)]
 TokenIds = Annotated[tuple[TokenId, ...], Field(min_length=1)]
-_ERROR_TYPES = {
-    400: "invalid_request_error",
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "invalid_request_error",
-    429: "rate_limit_error",
-    503: "overloaded_error",
-}
+_ERROR_TYPES = {401: "authentication_error", 404: "not_found_error", 503: "overloaded_error"}
 
 
 class OpenAIModel(BaseModel):
@@ -107,22 +99,6 @@ class CompletionRequest(Generation):
         return self.prompt
 
 
-@dataclass(slots=True)
-class Choice:
-    """One completion in the making: the sum of its pieces."""
-
-    text: str = ""
-    tokens: int = 0
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: str | None = None
-
-    def add(self, piece: Piece) -> None:
-        self.text += piece.text
-        self.tokens += len(piece.token_ids)
-        self.logprobs += piece.logprobs
-        self.finish_reason = piece.finish_reason
-
-
 def error(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
     """OpenAI's error object."""
     kind = _ERROR_TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
@@ -137,7 +113,17 @@ def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
     }
 
 
-def chat_choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:
+def joined(pieces: Sequence[Piece]) -> Piece:
+    """A whole completion."""
+    return Piece(
+        tuple(token for piece in pieces for token in piece.token_ids),
+        "".join(piece.text for piece in pieces),
+        tuple(one for piece in pieces for one in piece.logprobs),
+        pieces[-1].finish_reason if pieces else None,
+    )
+
+
+def chat_choice(index: int, choice: Piece, logprobs: bool) -> dict[str, Any]:
     return {
         "index": index,
         "message": {"role": "assistant", "content": choice.text, "refusal": None},
@@ -163,7 +149,7 @@ def _chat_logprobs(tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def completion_choice(index: int, part: Choice | Piece, logprobs: bool, offset: int = 0) -> dict[str, Any]:
+def completion_choice(index: int, part: Piece, logprobs: bool, offset: int = 0) -> dict[str, Any]:
     """`offset` is the number of characters before the part."""
     return {
         "index": index,

@@ -125,13 +125,13 @@ class Pieces:
             self._task.cancel()
             raise
 
-    async def collected(self) -> list[messages.Choice]:
-        """All completions, whole. Raises as `start` and the iteration do."""
+    async def collected(self) -> list[Piece]:
+        """Each completion as one piece. Raises as `start` and the iteration do."""
         await self.start()
-        choices = [messages.Choice() for _ in self._completions]
+        parts: list[list[Piece]] = [[] for _ in self._completions]
         async for number, piece in self:
-            choices[number].add(piece)
-        return choices
+            parts[number].append(piece)
+        return [messages.joined(one) for one in parts]
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
         """Number of the completion (`n` to a prompt) and its next piece. A reader that goes ends the engine's work.
@@ -174,10 +174,8 @@ class Pieces:
             self._queue.put_nowait((number, piece))
 
 
-def _whole(
-    pieces: Pieces, head: dict[str, Any], shown: list[dict[str, Any]], choices: Sequence[messages.Choice]
-) -> Response:
-    usage = messages.usage(pieces.prompt_tokens, sum(one.tokens for one in choices))
+def _whole(pieces: Pieces, head: dict[str, Any], shown: list[dict[str, Any]], choices: Sequence[Piece]) -> Response:
+    usage = messages.usage(pieces.prompt_tokens, sum(len(one.token_ids) for one in choices))
     return JSONResponse(head | _version(pieces.version) | {"choices": shown, "usage": usage})
 
 

@@ -192,13 +192,13 @@ class WeightUpdates:
         return self.status()
 
     async def watch_leases(self, interval_s: float = 1.0) -> None:
-        """Ends leases and updates of trainers that have gone silent, for as long as the server runs."""
+        """Ends leases and updates of silent trainers, for as long as the server runs."""
         while True:
             await asyncio.sleep(interval_s)
             try:
                 what = self.machine.expire()
             except OSError:
-                logger.exception("the files of an update could not be put away")
+                logger.exception("the files of an update could not be removed")
                 continue
             if what is not None:
                 logger.warning("%s; version %d stays", what, self.machine.version)

@@ -101,19 +101,17 @@ class InferenceEngine(Protocol):
     """An engine with one set of weights. Methods raise EngineDead once its process is gone.
 
     Attributes:
+        scores_alone: whether `score` must be the only call that runs.
         next_version: set before a load: the version of what it loads.
     """
 
     info: EngineInfo
     prompts: Prompts
+    scores_alone: bool
     next_version: int
 
     @property
     def dead(self) -> bool: ...
-
-    @property
-    def scores_alone(self) -> bool:
-        """Whether `score` must be the only call that runs."""
 
     async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
         """Samples one completion; cancelling the call stops the engine's work on it."""
@@ -182,7 +180,7 @@ class Replicas:
     def __init__(self, engines: Sequence[InferenceEngine]) -> None:
         self.engines = engines
         self._load = [0] * len(engines)
-        self.prompts = engines[0].prompts
+        self.prompts, self.scores_alone = engines[0].prompts, engines[0].scores_alone
         # A group of their workers would need a rank for each copy: weights come as files.
         self.info = replace(engines[0].info, nccl_workers=0)
 
@@ -198,10 +196,6 @@ class Replicas:
     @property
     def dead(self) -> bool:
         return any(engine.dead for engine in self.engines)
-
-    @property
-    def scores_alone(self) -> bool:
-        return any(engine.scores_alone for engine in self.engines)
 
     async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
         with self._least_loaded() as engine:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import torch
@@ -30,13 +30,11 @@ class Decoder(Protocol):
 
 @dataclass(slots=True)
 class _Row:
-    """One completion in the making, of the request of this number."""
+    """One completion of the request of this number, None until it has ended."""
 
     request: int
     seed: int
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+    completion: Completion | None = None
 
 
 class TransformersEngine:
@@ -72,8 +70,8 @@ class TransformersEngine:
         """Completions of all requests, in order.
 
         Args:
-            on_done: told how many more completions have ended.
-            on_output: given each request's number and completions as soon as all of them have ended.
+            on_done: called with the number of completions that have just ended.
+            on_output: called with each request's number and output as soon as all its completions have ended.
 
         Raises:
             ValueError: if a request does not have one seed per completion.
@@ -85,40 +83,29 @@ class TransformersEngine:
             groups.append([_Row(number, seed) for seed in request.seeds])
         outputs: dict[int, RolloutOutput] = {}
 
-        def completion(row: _Row) -> Completion:
-            assert row.finish_reason is not None
-            return Completion(
-                token_ids=tuple(row.token_ids),
-                logprobs=tuple(row.logprobs),
-                finish_reason=row.finish_reason,
-                weight_version=weight_version,
-            )
-
         def ended(done: Sequence[_Row]) -> None:
             on_done(len(done))
             for number in dict.fromkeys(row.request for row in done):
-                if all(row.finish_reason for row in groups[number]):
-                    completions = tuple(map(completion, groups[number]))
+                completions = tuple(row.completion for row in groups[number] if row.completion is not None)
+                if len(completions) == requests[number].n:
                     outputs[number] = RolloutOutput(request_id=requests[number].request_id, completions=completions)
                     on_output(number, outputs[number])
 
         with _evaluating(self.model), torch.inference_mode():
             for wave in self._waves(requests, [row for group in groups for row in group]):
-                self._decode(requests, wave, ended)
+                self._decode(requests, wave, weight_version, ended)
         return [outputs[number] for number in range(len(requests))]
 
     def _waves(self, requests: Sequence[RolloutRequest], rows: list[_Row]) -> Iterator[list[_Row]]:
         """Rows that are decoded together: same sampling except `max_tokens`, similar prompts, a cache that fits."""
-        kinds = [request.sampling.model_copy(update={"max_tokens": 1}) for request in requests]
-        order = sorted(range(len(requests)), key=lambda r: (repr(kinds[r]), len(requests[r].prompt_token_ids)))
-        rank = {request: position for position, request in enumerate(order)}
-        rows = sorted(rows, key=lambda row: rank[row.request])
+        kinds = [repr(request.sampling.model_copy(update={"max_tokens": 1})) for request in requests]
+        lengths = [len(request.prompt_token_ids) for request in requests]
+        rows = sorted(rows, key=lambda row: (kinds[row.request], lengths[row.request], row.request))
         if not self._bytes_per_token:
             self._bytes_per_token = self._read_prompts([(self.pad_token_id,)])[1].cache.bytes_per_token()
         wave: list[_Row] = []
         for row in rows:
-            request = requests[row.request]
-            length = len(request.prompt_token_ids) + request.sampling.max_tokens
+            length = lengths[row.request] + requests[row.request].sampling.max_tokens
             full = (len(wave) + 1) * length * self._bytes_per_token > _CACHE_BYTES
             if wave and (full or kinds[wave[0].request] != kinds[row.request]):
                 yield wave
@@ -128,7 +115,11 @@ class TransformersEngine:
             yield wave
 
     def _decode(
-        self, requests: Sequence[RolloutRequest], wave: list[_Row], on_ended: Callable[[Sequence[_Row]], None]
+        self,
+        requests: Sequence[RolloutRequest],
+        wave: list[_Row],
+        weight_version: int,
+        on_ended: Callable[[Sequence[_Row]], None],
     ) -> None:
         """Fills the rows of a wave; those that have ended are given to `on_ended` while the others go on."""
         device = self.model.device
@@ -145,7 +136,12 @@ class TransformersEngine:
             ids, values = written[places, :length].tolist(), logprobs[places, :length].tolist()
             done = [wave[place] for place in places.tolist()]
             for row, row_ids, row_values in zip(done, ids, values, strict=True):
-                row.token_ids, row.logprobs, row.finish_reason = row_ids, row_values, reason
+                row.completion = Completion(
+                    token_ids=tuple(row_ids),
+                    logprobs=tuple(row_values),
+                    finish_reason=reason,
+                    weight_version=weight_version,
+                )
             on_ended(done)
 
         # `rows` are the completions still in the batch; ended ones leave it when enough have gathered.

@@ -9,19 +9,22 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
+
+import vllm
+from vllm.inputs import tokens_input
+from vllm.logprobs import Logprob
+from vllm.lora.request import LoRARequest
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import SamplingParams as VllmSampling
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, Prompts, TokenLogprob
 from swift_r1.weights.adapter import write_adapter
 from swift_r1.wire.http_errors import EngineDead
 from swift_r1.wire.protocol import AdapterConfig, FinishReason, SamplingParams, StreamedTensor, tokenizer_hash
-
-if TYPE_CHECKING:
-    from vllm.logprobs import Logprob
-    from vllm.lora.request import LoRARequest
-    from vllm.outputs import CompletionOutput, RequestOutput
-    from vllm.sampling_params import SamplingParams as VllmSampling
-    from vllm.v1.engine.async_llm import AsyncLLM
 
 logger = logging.getLogger("swift_r1.inference.vllm")
 
@@ -36,14 +39,15 @@ class VllmEngine:
     """
 
     def __init__(self, llm: AsyncLLM, timeout: float) -> None:
-        import vllm
-
         self._llm, self._timeout = llm, timeout
         self._loads = 0  # of weights or adapters
         self.next_version = self._version = 0
         self._adapter: _Adapter | None = None
         self._adapters = 0
         self._stuck = False
+        # With adapters, log-probs of a prompt beside any other sequence kill vLLM's engine (0.32: the adapter of its
+        # output head counts sequences, not tokens).
+        self.scores_alone = llm.vllm_config.lora_config is not None
         config = llm.vllm_config.model_config
         parallel = llm.vllm_config.parallel_config
         tokenizer = llm.get_tokenizer()
@@ -63,12 +67,6 @@ class VllmEngine:
     def dead(self) -> bool:
         return self._stuck or self._llm.errored
 
-    @property
-    def scores_alone(self) -> bool:
-        # With adapters, log-probs of a prompt beside any other sequence kill vLLM's engine (0.32: the adapter of its
-        # output head counts sequences, not tokens).
-        return self._llm.vllm_config.lora_config is not None
-
     async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
         # A completion ends with the adapter that it began with.
         versions = ((0, self._version),) if self._adapter is not None else None
@@ -82,8 +80,6 @@ class VllmEngine:
     async def stream(
         self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
     ) -> AsyncIterator[Piece]:
-        from vllm.sampling_params import RequestOutputKind
-
         params = _sampling(sampling, seed, logprobs=top_logprobs, detokenize=True, output_kind=RequestOutputKind.DELTA)
         async for output in self._outputs(prompt, params):
             one = output.outputs[0]
@@ -95,9 +91,6 @@ class VllmEngine:
             yield Piece(tokens, one.text, logprobs, cast(FinishReason | None, one.finish_reason))
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
-        from vllm.sampling_params import RequestOutputKind
-        from vllm.sampling_params import SamplingParams as VllmSampling
-
         params = VllmSampling(
             max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
@@ -120,7 +113,7 @@ class VllmEngine:
         self._loads += 1
         self._use(None)
         self._version = self.next_version
-        # A step between the load and this is told as one of the older version, never the other way round.
+        # Tokens of a step between the load and this count as the older version's, never the other way round.
         await self._in_time(self._llm.update_weight_version(str(self._version)), "naming its weights")
         if not await self._in_time(self._llm.reset_prefix_cache(), "forgetting cached prefixes"):
             logger.info("requests are running: the prefix cache of the old weights stays until it is needed")
@@ -137,9 +130,7 @@ class VllmEngine:
         await self._loaded()
 
     async def load_adapter(self, files: Sequence[Path], config: AdapterConfig) -> None:
-        from vllm.lora.request import LoRARequest
-
-        # Never a number twice, also after a failure: vLLM does not read what it knows by its number again.
+        # A new number each time, also after a failure: vLLM does not read an adapter whose number it knows.
         self._adapters += 1
         folder = files[0].parent / f"adapter-{uuid.uuid4().hex}"
         adapter = _Adapter(LoRARequest(f"adapter-{self._adapters}", self._adapters, str(folder)))
@@ -188,9 +179,6 @@ class VllmEngine:
         return last
 
     async def _outputs(self, tokens: Sequence[int], params: VllmSampling) -> AsyncIterator[RequestOutput]:
-        from vllm.inputs import tokens_input
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         prompt = tokens_input(list(tokens), cache_salt=str(self._loads))
         adapter = self._adapter
         if adapter is not None:
@@ -220,8 +208,6 @@ class VllmEngine:
             raise EngineDead(f"its workers waited {self._timeout:g} s for the trainer in {method}") from error
 
     async def _in_time(self, work: Awaitable[T], what: str) -> T:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         try:
             return await asyncio.wait_for(work, self._timeout)
         except EngineDeadError as error:
@@ -248,9 +234,6 @@ def _versions(output: CompletionOutput) -> tuple[tuple[int, int], ...] | None:
 
 
 def _sampling(sampling: SamplingParams, seed: int | None, **more: Any) -> VllmSampling:
-    from vllm.sampling_params import RequestOutputKind
-    from vllm.sampling_params import SamplingParams as VllmSampling
-
     values: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import UsageError
-from swift_r1.inference.engines.base import Replicas
-from swift_r1.inference.engines.vllm import VllmEngine
+from swift_r1.inference.engines.base import InferenceEngine, Replicas
 from swift_r1.weights.transport import seconds_for
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ _CPU_BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
-def start_vllm(config: RolloutArguments, model_bytes: int) -> VllmEngine | Replicas:
+def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
     """Loads the model into new engine processes, as many copies as were asked for, one after another; see
     `start_engine`."""
     from vllm.platforms import current_platform
@@ -35,6 +34,8 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> VllmEngine | Repli
     arguments = engine_arguments(config, has_gpu)
     os.environ.update(engine_environment(os.environ, has_gpu, arguments["enforce_eager"]))
     from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from swift_r1.inference.engines.vllm import VllmEngine
 
     unknown = sorted(set(arguments) - {f.name for f in fields(AsyncEngineArgs)})
     if unknown:
