@@ -54,11 +54,12 @@ def offline(args: argparse.Namespace) -> None:
     from vllm.inputs import TokensPrompt
     from vllm.platforms import current_platform
 
-    from swift_r1.inference.config import ServerConfig
-    from swift_r1.inference.engines.environment import engine_environment
-    from swift_r1.inference.engines.vllm_start import engine_arguments
+    from swift_r1.arguments.server import RolloutArguments
+    from swift_r1.inference.engines.vllm_start import engine_arguments, engine_environment
 
-    config = ServerConfig(model=args.model, torch_dtype=args.torch_dtype, vllm_enforce_eager=args.vllm_enforce_eager)
+    config = RolloutArguments(
+        model=args.model, torch_dtype=args.torch_dtype, vllm_enforce_eager=args.vllm_enforce_eager
+    )
     gpu = not current_platform.is_cpu()
     arguments = engine_arguments(config, gpu)
     os.environ.update(engine_environment(os.environ, gpu, arguments["enforce_eager"]))

@@ -214,7 +214,7 @@ def start_server(folder: Path, model: Path, **args: Any) -> ServerProcess:
 def start_tiny_server(folder: Path, model: Path, port: int | None = None, **config: Any) -> ServerProcess:
     """Starts `tests/tiny_server.py`, without waiting for it: HTTP and updates of the real server, up in seconds.
 
-    `config` are fields of its ServerConfig.
+    `config` are fields of its RolloutArguments.
     """
     port = port or free_port()
     folder.mkdir(parents=True, exist_ok=True)

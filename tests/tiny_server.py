@@ -18,14 +18,13 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from swift_r1.arguments.server import RolloutArguments
 from swift_r1.inference import server
-from swift_r1.inference.config import ServerConfig
 from swift_r1.inference.engines.base import EngineInfo, Generated
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.runtime.processes import leave, stop_at_once
 from swift_r1.weights.expected import expected_weights
-from swift_r1.wire.identity import tokenizer_hash
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
 
 MAX_MODEL_LEN = 1024
 
@@ -97,7 +96,7 @@ def main(folder: str, port: int, more: str = "{}") -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(1)
     server.load_engine = lambda config: (TinyEngine(config.model), expected_weights(config.model))
-    config = ServerConfig(**{"model": folder, "port": port, "update_timeout": 20} | json.loads(more))
+    config = RolloutArguments(**{"model": folder, "port": port, "update_timeout": 20} | json.loads(more))
     return asyncio.run(server.serve(config, server.bind(config.host, port)))
 
 

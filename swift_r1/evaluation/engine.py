@@ -14,8 +14,7 @@ from swift_r1.arguments.eval_tasks import Task
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.data.prompts import Prompt
 from swift_r1.evaluation import base_of
-from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
-from swift_r1.wire.seeds import completion_seed
+from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams, completion_seed
 
 if TYPE_CHECKING:
     from swift_r1.inference.engines.transformers import TransformersEngine

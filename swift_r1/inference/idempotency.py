@@ -1,4 +1,4 @@
-"""Idempotent requests: the same request id is answered from memory, or joins the generation in progress."""
+"""Idempotent requests: a request id that comes again gets the answer of the first time, or joins its generation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
 
 
@@ -20,16 +20,15 @@ class _Entry:
     tokens: int = 0
 
 
-class RequestMemory:
-    """Remembers finished requests, the newest `max_requests` of them and at most `max_tokens` tokens.
+class IdempotencyCache:
+    """Keeps the newest finished requests: `max_requests` of them, and `max_tokens` tokens.
 
-    A generation is cancelled when everyone who waits for it has gone. Failures are not remembered.
+    A generation is cancelled when everyone who waits for it has gone. Failures are not kept.
     """
 
     def __init__(self, max_requests: int = 4096, max_tokens: int = 1_000_000) -> None:
         self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self._max_requests = max_requests
-        self._max_tokens = max_tokens
+        self._max_requests, self._max_tokens = max_requests, max_tokens
         self._tokens = 0
 
     def __len__(self) -> int:
@@ -41,7 +40,7 @@ class RequestMemory:
         """The output of `request`, generated at most once for its id.
 
         Raises:
-            Refused: 409 where the id was used before for another request.
+            HTTPError: 409 where the id was used before for another request.
         """
         fingerprint = hashlib.sha256(request.model_dump_json().encode()).digest()
         entry = self._entries.get(request.request_id)
@@ -50,7 +49,7 @@ class RequestMemory:
             self._entries[request.request_id] = entry
             entry.task.add_done_callback(lambda task: self._finished(request.request_id, entry, task))
         elif entry.fingerprint != fingerprint:
-            raise Refused(409, f"request_id {request.request_id!r} was used before for a different request")
+            raise HTTPError(409, f"request_id {request.request_id!r} was used before for a different request")
         entry.waiters += 1
         try:
             return await asyncio.shield(entry.task)
@@ -61,7 +60,7 @@ class RequestMemory:
                 entry.task.cancel()
 
     def forget_finished(self) -> None:
-        """Called when the weights change: whoever asks again wants completions of the new ones."""
+        """For new weights: a request that comes again gets completions of theirs."""
         for key, entry in list(self._entries.items()):
             if entry.task.done():
                 self._forget(key, entry)

@@ -13,7 +13,7 @@ _UPDATE_SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
 class ServerMetrics:
-    """One server's own registry, so that several in a process do not meet."""
+    """Metrics in a registry of their own, so that several servers in one process do not clash."""
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
@@ -61,7 +61,7 @@ class ServerMetrics:
 
 
 class CountAnswers:
-    """Counts answers by route; unknown paths are one route, or a scanner would fill the memory with labels."""
+    """Counts answers by route; unknown paths share one, or a scanner would fill the memory with labels."""
 
     def __init__(self, app: ASGIApp, metrics: ServerMetrics) -> None:
         self._app, self._metrics = app, metrics

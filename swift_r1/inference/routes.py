@@ -1,10 +1,9 @@
-"""HTTP in, HTTP out: each route is one call of RolloutService, or of its WeightUpdates."""
+"""HTTP: each route is one call of RolloutService, or of its WeightUpdates; errors are one plain sentence."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
-import logging
 from collections.abc import Coroutine, Mapping
 from typing import Annotated, Any, TypeVar
 
@@ -14,21 +13,21 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swift_r1.inference.lifecycle import Lifecycle
-from swift_r1.inference.limits import LimitSizes
 from swift_r1.inference.metrics import CountAnswers
-from swift_r1.inference.openai.answers import error as openai_error
-from swift_r1.inference.openai.routes import PATHS as OPENAI_PATHS
-from swift_r1.inference.openai.routes import add_openai
+from swift_r1.inference.openai_messages import error as openai_error
+from swift_r1.inference.openai_routes import PATHS as OPENAI_PATHS
+from swift_r1.inference.openai_routes import add_openai
+from swift_r1.inference.service import Lifecycle
 from swift_r1.inference.updates import WeightUpdates
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import EngineDead, Full, Refused
-
-logger = logging.getLogger("swift_r1.inference")
+from swift_r1.wire.http_errors import EngineDead, HTTPError, Overloaded
 
 T = TypeVar("T")
+MAX_BODY_BYTES = 64 << 20
+MAX_HEADER_BYTES = 32 << 10
+_BUCKET_PATH = "/v1/weights/bucket"  # its bodies have a limit of their own
 LeaseToken = Annotated[str | None, Header(alias=wire.LEASE_HEADER)]
 
 
@@ -41,7 +40,7 @@ def create_app(lifecycle: Lifecycle, api_key: str | None) -> FastAPI:
     _add_weights(app, lifecycle)
     add_openai(app, lifecycle, _unless_gone)
     # The last one added is the first to see a request.
-    app.add_middleware(LimitSizes, answer=lambda status, sentence, path: _error(status, sentence, path=path))
+    app.add_middleware(_LimitSizes)
     app.add_middleware(CountAnswers, metrics=lifecycle.metrics)
     if api_key is not None:
         app.add_middleware(_RequireKey, api_key=api_key)
@@ -56,7 +55,7 @@ def _add_state(app: FastAPI, lifecycle: Lifecycle) -> None:
         service = lifecycle.service
         if service is None:
             return JSONResponse({"status": "loading the model"})
-        return JSONResponse({"status": "asleep" if service.updating.sleeping.level else "ok"})
+        return JSONResponse({"status": "asleep" if service.updates.sleeping.level else "ok"})
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -84,7 +83,7 @@ def _add_generation(app: FastAPI, lifecycle: Lifecycle) -> None:
 
 def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
     def updates() -> WeightUpdates:
-        return lifecycle.loaded().updating
+        return lifecycle.loaded().updates
 
     @app.post("/v1/weights/lease", response_model=wire.Lease)
     async def take_lease(body: wire.LeaseRequest) -> Response:
@@ -141,10 +140,10 @@ def _add_weights(app: FastAPI, lifecycle: Lifecycle) -> None:
 
 
 def _add_errors(app: FastAPI) -> None:
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> Response:
-        full = {wire.FULL_HEADER: str(error.retry_after)} if isinstance(error, Full) else None
-        return _error(error.status, error.sentence, error.retry_after, request.scope["path"], headers=full)
+    @app.exception_handler(HTTPError)
+    async def refused(request: Request, error: HTTPError) -> Response:
+        full = {wire.FULL_HEADER: str(error.retry_after)} if isinstance(error, Overloaded) else None
+        return _error(error.status, error.message, error.retry_after, request.scope["path"], headers=full)
 
     @app.exception_handler(EngineDead)
     async def engine_dead(request: Request, error: EngineDead) -> Response:
@@ -197,11 +196,11 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise Refused(499, "the client hung up")
+            raise HTTPError(499, "the client hung up")
         return task.result()
     except asyncio.CancelledError:
-        # Only the server's end cancels a handler: its time to drain is over.
-        raise Refused(503, "the server is shutting down", 5) from None
+        # A handler is cancelled only when the server ends and its time to drain is over.
+        raise HTTPError(503, "the server is shutting down", 5) from None
     finally:
         gone.cancel()
         task.cancel()
@@ -220,12 +219,45 @@ class _RequireKey:
         self._expected = f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] == "/health":
-            await self._app(scope, receive, send)
-            return
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        if hmac.compare_digest(given, self._expected):
-            await self._app(scope, receive, send)
-            return
-        answer = _error(401, "this server needs its API key (Authorization: Bearer ...)", path=scope["path"])
+        answer: ASGIApp = self._app
+        if scope["type"] == "http" and scope["path"] != "/health":
+            given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+            if not hmac.compare_digest(given, self._expected):
+                answer = _error(401, "this server needs its API key (Authorization: Bearer ...)", path=scope["path"])
         await answer(scope, receive, send)
+
+
+class _LimitSizes:
+    """Refuses large headers (431) and bodies (413) before they are read."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        path, headers = scope["path"], scope["headers"]
+        if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+            too_large = _error(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes", path=path)
+            await too_large(scope, receive, send)
+            return
+        if path == _BUCKET_PATH:
+            await self._app(scope, receive, send)
+            return
+        message = f"the body is larger than {MAX_BODY_BYTES} bytes"
+        promised = next((value for name, value in headers if name == b"content-length"), b"0")
+        if promised.isdigit() and int(promised[:20]) > MAX_BODY_BYTES:
+            await _error(413, message, path=path)(scope, receive, send)
+            return
+        read = 0
+
+        async def counted() -> Message:
+            nonlocal read
+            part = await receive()
+            read += len(part.get("body", b""))
+            if read > MAX_BODY_BYTES:
+                raise HTTPException(413, message)  # FastAPI lets its own exception through while it reads a body
+            return part
+
+        await self._app(scope, counted, send)

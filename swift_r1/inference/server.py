@@ -18,23 +18,31 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
+from swift_r1.arguments.server import LOOPBACK, RolloutArguments
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, PortTaken, RunFailed, SwiftError, UsageError
-from swift_r1.inference.config import ServerConfig
 from swift_r1.runtime.processes import end_with_parent, leave, stop_at_once
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from swift_r1.inference.engines.base import InferenceEngine
+    from swift_r1.weights.expected import Shapes
 
 _SERVER = "SWIFT_R1_SERVER"  # its process id, for its engine's processes
 
 if __name__ == "__mp_main__":
-    # A process of vLLM's, which imports this module before all else: none outlives the one that started it.
+    # A process of vLLM's, which imports this module first: none outlives the server.
     end_with_parent(signal.SIGKILL)
     if int(os.environ[_SERVER]) not in (one.pid for one in psutil.Process().parents()):
         sys.exit("the server has ended")
 
 logger = logging.getLogger("swift_r1.inference")
 
+_ENGINE = "vllm"
 _DRAIN_S = 30
 _BACKLOG = 2048
 
@@ -49,10 +57,16 @@ def main(argv: Sequence[str]) -> int:
     os.environ[_SERVER] = str(os.getpid())
     from swift_r1.weights.staging import socket_folder
 
-    config = None
+    args = json.loads(Path(argv[0]).read_text())["args"]
+    merged = args.pop("merged", False)  # the model was made from --adapters for this server alone
+    config = RolloutArguments.from_dict(args)
     try:
-        config = ServerConfig.from_args(json.loads(Path(argv[0]).read_text())["args"])
-        config.check()
+        if not config.model:
+            raise UsageError("swift rollout needs --model")
+        if config.host not in LOOPBACK and not config.api_key:
+            raise UsageError(
+                f"--host {config.host} is reachable from other machines: give --api_key, or keep to 127.0.0.1"
+            )
         listener = bind(config.host, config.port)
         with socket_folder() as sockets:
             os.environ.setdefault("VLLM_RPC_BASE_PATH", str(sockets))
@@ -61,20 +75,20 @@ def main(argv: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     finally:
-        if config is not None and config.merged:
+        if merged:
             shutil.rmtree(config.model, ignore_errors=True)
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, taken before the model loads.
+    """A listening socket, opened before the model loads.
 
     Raises:
         PortTaken: if another process listens there.
         UsageError: if the address is not this machine's.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named: without it asyncio does not know that this is TCP and leaves Nagle's algorithm on, by which
-    # every answer is held back for 40 ms.
+    # With the protocol named asyncio knows that this is TCP and turns Nagle's algorithm off, which would hold every
+    # answer back for 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -88,7 +102,7 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-async def serve(config: ServerConfig, listener: socket.socket) -> int:
+async def serve(config: RolloutArguments, listener: socket.socket) -> int:
     """Answers on `listener` at once, `/ready` once the engine has loaded.
 
     Raises:
@@ -97,8 +111,8 @@ async def serve(config: ServerConfig, listener: socket.socket) -> int:
     """
     import uvicorn
 
-    from swift_r1.inference.lifecycle import Lifecycle
     from swift_r1.inference.routes import create_app
+    from swift_r1.inference.service import Lifecycle
     from swift_r1.weights.staging import remove_leftovers
 
     remove_leftovers()
@@ -148,24 +162,24 @@ async def serve(config: ServerConfig, listener: socket.socket) -> int:
     return code[0]
 
 
-def load_engine(config: ServerConfig):
-    """Starts vLLM; the model's skeleton tells which weights an update must bring."""
-    from swift_r1.inference.engines.vllm_start import start_vllm
+def load_engine(config: RolloutArguments) -> tuple[InferenceEngine, Shapes]:
+    """Starts the engine; the model's skeleton tells which weights an update must bring."""
+    from swift_r1.inference.engines import start_engine
     from swift_r1.weights.expected import expected_weights, most_bytes
 
-    expected = expected_weights(config.model, config.trust_remote_code)
+    expected = expected_weights(config.model)
     # A terminal's Ctrl-C goes to the engine's processes too, which would end at once: the server decides when they do.
-    # They inherit this thread's mask; SIGTERM, by which they are ended, stays open. The tracker is started first: doing
+    # They inherit this thread's mask; SIGTERM, which ends them, is not blocked. The tracker is started first: doing
     # so unblocks SIGINT.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        return start_vllm(config, most_bytes(expected)), expected
+        return start_engine(_ENGINE, config, most_bytes(expected)), expected
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def _stop_on_signals(server) -> list[int]:
+def _stop_on_signals(server: uvicorn.Server) -> list[int]:
     """Lets SIGINT and SIGTERM end the server (a second one without draining); holds the exit code."""
     code = [EXIT_OK]
     loop = asyncio.get_running_loop()

@@ -1,38 +1,35 @@
-"""What the server does, free of HTTP: rollouts, scores and weight updates over one engine."""
+"""What the server does, free of HTTP: rollouts and scores over one engine, and its life from loading to death."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
+import threading
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import asynccontextmanager
 
-from swift_r1.inference.admission import Gate
-from swift_r1.inference.config import ServerConfig
-from swift_r1.inference.engines.base import Engine, Generated
-from swift_r1.inference.engines.replicas import Replicas
-from swift_r1.inference.idempotency import RequestMemory
-from swift_r1.inference.limits import check_request, check_tokens
+from swift_r1.arguments.server import RolloutArguments
+from swift_r1.inference.admission import all_results, check_request, check_tokens
+from swift_r1.inference.engines.base import Generated, InferenceEngine, Replicas
+from swift_r1.inference.idempotency import IdempotencyCache
 from swift_r1.inference.metrics import ServerMetrics
 from swift_r1.inference.updates import WeightUpdates
 from swift_r1.weights.expected import Shapes
-from swift_r1.weights.update import UpdateMachine
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import Full, Refused
+from swift_r1.wire.http_errors import HTTPError
 
-T = TypeVar("T")
 Rows = tuple[tuple[float, ...], ...]
+Load = Callable[[], tuple[InferenceEngine, Shapes]]
 
 logger = logging.getLogger("swift_r1.inference")
 
-_SCORE = "score"
-_FULL_S = 2
-"""After so many seconds a server that was full may be asked again."""
+_MAX_N = 1024
+_WATCH_EVERY_S = 0.25
+# So that a client that asks next learns from /health what happened, instead of a refused connection.
+_DEAD_GRACE_S = 3.0
 
 
 class RolloutService:
@@ -40,42 +37,26 @@ class RolloutService:
 
     Args:
         expected: names and shapes of the model's weights.
+
+    Attributes:
+        max_n: most completions that a request may ask for.
     """
 
-    def __init__(self, config: ServerConfig, engine: Engine, expected: Shapes, metrics: ServerMetrics) -> None:
-        self.config = config
-        self.engine = engine
-        self.gate = Gate()
-        self.memory = RequestMemory()
-        # Held by whoever changes the engine (new weights, another score temperature).
-        self._exclusive = asyncio.Lock()
-        self.updating = WeightUpdates(
-            config,
-            engine,
-            expected,
-            metrics,
-            self.gate,
-            self._exclusive,
-            self._stop_running,
-            self.memory.forget_finished,
-        )
-        # Completions under way, those of the lease's holder apart.
-        self._pending: Counter[bool] = Counter()
-        self._running: dict[asyncio.Future[Any], _Running] = {}
-        self._instance = secrets.token_hex(8)
-
+    def __init__(
+        self, config: RolloutArguments, engine: InferenceEngine, expected: Shapes, metrics: ServerMetrics
+    ) -> None:
+        self.config, self.engine, self.metrics = config, engine, metrics
+        self.cache = IdempotencyCache()
+        self.updates = WeightUpdates(config, engine, expected, metrics, self.cache.forget_finished)
+        self.machine, self.admission = self.updates.machine, self.updates.admission
+        self.max_n = min(_MAX_N, config.max_pending_requests)
+        self.model_name = config.served_model_name or config.model
         self.started = int(time.time())
-        self.metrics = metrics
-        self.metrics.gauge("swift_weight_version", "Version of the served weights", lambda: self.updates.version)
-        self.metrics.gauge("swift_running_requests", "Requests in the engine", lambda: self.gate.running)
-        self.metrics.gauge("swift_asleep", "Sleep level of the engine", lambda: self.updating.sleeping.level)
-        self.metrics.gauge("swift_ready", "1 while generations are let in", lambda: self.gate.why_closed is None)
-
-    @property
-    def model_name(self) -> str:
-        return self.config.served_model_name or self.config.model
-
-    # Answers
+        self._instance = secrets.token_hex(8)
+        metrics.gauge("swift_weight_version", "Version of the served weights", lambda: self.machine.version)
+        metrics.gauge("swift_running_requests", "Requests in the engine", lambda: self.admission.running)
+        metrics.gauge("swift_asleep", "Sleep level of the engine", lambda: self.updates.sleeping.level)
+        metrics.gauge("swift_ready", "1 while generations are let in", lambda: self.admission.why_closed is None)
 
     def info(self) -> wire.ServerInfo:
         known = self.engine.info
@@ -86,31 +67,22 @@ class RolloutService:
             engine_version=known.version,
             vocab_size=known.vocab_size,
             tokenizer_hash=known.tokenizer_hash,
-            weight_version=self.updates.version,
-            broken=self.updates.broken,
-            asleep=self.updating.sleeping.level,
+            weight_version=self.machine.version,
+            broken=self.machine.broken,
+            asleep=self.updates.sleeping.level,
             max_model_len=known.max_model_len,
             max_n=self.max_n,
             dtype=known.dtype,
             max_lora_rank=self.config.vllm_max_lora_rank if self.config.vllm_enable_lora else None,
-            own_base=self.updating.own_base,
+            own_base=self.updates.own_base,
             nccl_workers=known.nccl_workers,
         )
 
-    @property
-    def updates(self) -> UpdateMachine:
-        return self.updating.machine
-
-    @property
-    def max_n(self) -> int:
-        """Most completions that a request may ask for."""
-        return min(self.config.max_n, self.config.max_pending_requests)
-
-    async def rollouts(self, batch: wire.RolloutBatch, lease: str | None = None) -> wire.RolloutResponse:
+    async def rollouts(self, batch: wire.RolloutBatch, lease: str | None) -> wire.RolloutResponse:
         """All requests of the batch, in its order.
 
         Raises:
-            Refused: 422 for a request that the model cannot take (nothing is generated then), 503 for "not now".
+            HTTPError: 422 for a request that the model cannot take (nothing is generated then), 503 for "not now".
             EngineDead: the engine's process ended.
         """
         for request in batch.requests:
@@ -119,151 +91,69 @@ class RolloutService:
         async def generate(request: wire.RolloutRequest) -> wire.RolloutOutput:
             return await self._generate(request, lease)
 
-        with self.room_for(sum(request.n for request in batch.requests), lease):
-            outputs = await _all([self.memory.answer(request, generate) for request in batch.requests])
+        with self.admission.room_for(sum(request.n for request in batch.requests), lease):
+            outputs = await all_results([self.cache.answer(request, generate) for request in batch.requests])
         return wire.RolloutResponse(outputs=tuple(outputs))
 
-    async def score(self, request: wire.ScoreRequest, lease: str | None = None) -> wire.ScoreResponse:
-        """Log-probs of given tokens; at a temperature other than 1, and with adapters, it has the engine for itself."""
-        for number, sequence in enumerate(request.sequences):
-            check_tokens(f"sequence {number}", sequence, self.engine.info.vocab_size)
-            if not 2 <= len(sequence) < self.engine.info.max_model_len:
-                raise Refused(
-                    422,
-                    f"sequence {number} has {len(sequence)} tokens; 2 to {self.engine.info.max_model_len - 1} "
-                    "can be scored",
-                )
-        if request.temperature == 1.0 and not self.engine.scores_alone:
-            while True:
-                async with self.gate.shared(self.config.update_timeout):
-                    version = self.updates.version
-                    rows, *copies = await self.stoppable(self._scores(request.sequences), lease)
-                    # Where updates do not wait, one may have come meanwhile.
-                    if self.updates.newest_version == version:
-                        break
-        else:
-            version, (rows, *copies) = await self._score_alone(request.temperature, request.sequences, lease)
-        return wire.ScoreResponse(logprobs=rows, weight_version=version, copies=tuple(copies))
-
-    def close(self) -> None:
-        self.updating.staging.close()
-        self.engine.shutdown()
-
-    @contextmanager
-    def room_for(self, completions: int, lease: str | None = None) -> Iterator[None]:
-        """Runs the body as one request of so many completions. The lease's holder is not refused for others' sake.
-
-        Raises:
-            Refused: 422 for more than the server ever takes at once, 503 for more than it takes now.
-        """
-        limit, own = self.config.max_pending_requests, self.updates.holds(lease)
-        if completions > limit:
-            raise Refused(
-                422, f"{completions} completions at once are more than this server takes ({limit}): ask for fewer"
-            )
-        pending = self._pending[True] if own else self._pending.total()
-        if pending + completions > limit:
-            raise Full(
-                503, f"{pending} completions are under way, {completions} more are over the limit of {limit}", _FULL_S
-            )
-        self._pending[own] += completions
-        try:
-            yield
-        finally:
-            self._pending[own] -= completions
-
-    @asynccontextmanager
-    async def admitted(self) -> AsyncIterator[int]:
-        """Runs the body as a generation; gives the weight version that it begins with.
-
-        Raises:
-            Refused: 503 where it was not let in.
-        """
-        async with self.gate.shared(self.config.update_timeout):
-            if self.updates.broken is not None:
-                raise Refused(503, self.updates.broken, 5)
-            yield self.updates.version
-
-    # Inside
-
     async def _generate(self, request: wire.RolloutRequest, lease: str | None) -> wire.RolloutOutput:
-        async with self.admitted() as version:
+        async with self.admission.admitted():
+            version = self.machine.version
             seeds: Sequence[int | None] = request.seeds or (None,) * request.n
-            done = await self.stoppable(
+            done = await self.admission.stoppable(
                 [self.engine.generate(request.prompt_token_ids, request.sampling, seed) for seed in seeds], lease
             )
-            newest = self.updates.newest_version
+            newest = self.machine.newest_version
             output = wire.RolloutOutput(
                 request_id=request.request_id, completions=tuple(_completion(one, version, newest) for one in done)
             )
             self.metrics.completed(output)
             return output
 
-    async def stoppable(self, work: Sequence[Awaitable[T]], lease: str | None = None) -> list[T]:
-        """The results; Refused (503) where an update stopped the work of whoever showed this `lease`."""
-        task = asyncio.ensure_future(_all(work))
-        self._running[task] = running = _Running(lease)
+    async def score(self, request: wire.ScoreRequest, lease: str | None) -> wire.ScoreResponse:
+        """Log-probs of given tokens; at a temperature other than 1, and with adapters, it has the engine for itself."""
+        for number, sequence in enumerate(request.sequences):
+            check_tokens(f"sequence {number}", sequence, self.engine.info.vocab_size)
+            if not 2 <= len(sequence) < self.engine.info.max_model_len:
+                raise HTTPError(
+                    422,
+                    f"sequence {number} has {len(sequence)} tokens; 2 to {self.engine.info.max_model_len - 1} "
+                    "can be scored",
+                )
+        if request.temperature != 1.0 or self.engine.scores_alone:
+            async with self.admission.alone(), self._score_temperature(request.temperature):
+                version = self.machine.version
+                rows, *copies = await self._scores(request.sequences, lease)
+        else:
+            while True:
+                async with self.admission.admitted():
+                    version = self.machine.version
+                    rows, *copies = await self._scores(request.sequences, lease)
+                    # Where updates do not wait, one may have come meanwhile.
+                    if self.machine.newest_version == version:
+                        break
+        return wire.ScoreResponse(logprobs=rows, weight_version=version, copies=tuple(copies))
+
+    async def _scores(self, sequences: Sequence[Sequence[int]], lease: str | None) -> list[Rows]:
+        """Of every copy of the model: each must use the weights that it was sent."""
+
+        async def score(engine: InferenceEngine) -> Rows:
+            if engine.scores_alone:
+                return tuple([await engine.score(one) for one in sequences])
+            return tuple(await all_results([engine.score(one) for one in sequences]))
+
+        engines = self.engine.engines if isinstance(self.engine, Replicas) else (self.engine,)
+        return await self.admission.stoppable([score(engine) for engine in engines], lease)
+
+    @asynccontextmanager
+    async def _score_temperature(self, temperature: float) -> AsyncIterator[None]:
+        if temperature == 1.0:
+            yield
+            return
         try:
-            return await task
-        except asyncio.CancelledError:
-            if running.stopped is not None:
-                raise Refused(503, running.stopped, 1) from None
-            raise
+            await self.engine.set_score_temperature(temperature)
+            yield
         finally:
-            del self._running[task]
-
-    def _stop_running(self, what_for: str, others_alone: bool) -> None:
-        stopped, why = 0, f"{what_for} stopped it; ask again"
-        for task, running in self._running.items():
-            if not (others_alone and self.updates.holds(running.lease)):
-                running.stopped = why
-                task.cancel()
-                stopped += 1
-        if stopped:
-            logger.info("%s stopped %d running requests", what_for, stopped)
-
-    @property
-    def _engines(self) -> Sequence[Engine]:
-        """Every copy of the model: each must use the weights that it was sent."""
-        return self.engine.engines if isinstance(self.engine, Replicas) else (self.engine,)
-
-    def _scores(self, sequences: Sequence[Sequence[int]]) -> list[Awaitable[Rows]]:
-        return [self._score(engine, sequences) for engine in self._engines]
-
-    async def _score(self, engine: Engine, sequences: Sequence[Sequence[int]]) -> Rows:
-        if engine.scores_alone:
-            return tuple([await engine.score(one) for one in sequences])
-        return tuple(await _all([engine.score(one) for one in sequences]))
-
-    async def _score_alone(
-        self, temperature: float, sequences: Sequence[Sequence[int]], lease: str | None
-    ) -> tuple[int, list[Rows]]:
-        timeout = self.config.update_timeout
-        async with self.gate.shared(timeout):
-            pass
-        async with self._exclusive:
-            if (why := self.gate.why_closed) is not None:  # since it was let in
-                raise Refused(503, why, 5)
-            await self.gate.close(_SCORE, "scoring that has the engine for itself")
-            try:
-                await self.gate.drained(timeout, "scoring")
-                try:
-                    if temperature != 1.0:
-                        await self.engine.set_score_temperature(temperature)
-                    return self.updates.version, await self.stoppable(self._scores(sequences), lease)
-                finally:
-                    if temperature != 1.0:
-                        await asyncio.shield(self.engine.set_score_temperature(1.0))
-            finally:
-                await self.gate.open(_SCORE)
-
-
-@dataclass(slots=True)
-class _Running:
-    """Work in the engine: the lease that its asker showed, and why it was stopped."""
-
-    lease: str | None
-    stopped: str | None = None
+            await asyncio.shield(self.engine.set_score_temperature(1.0))
 
 
 def _completion(one: Generated, version: int, newest: int) -> wire.Completion:
@@ -281,11 +171,75 @@ def _completion(one: Generated, version: int, newest: int) -> wire.Completion:
     )
 
 
-async def _all(work: Sequence[Awaitable[T]]) -> list[T]:
-    """Results in order; the first failure, or our own cancellation, cancels the rest."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()
+class Lifecycle:
+    """Loads the engine in the background, watches it, and says when the process must end.
+
+    Attributes:
+        service: the loaded server, None before.
+        dead: why it cannot serve any more, None while it lives.
+        failure: what loading raised.
+    """
+
+    def __init__(self, config: RolloutArguments, load: Load) -> None:
+        self._config, self._load = config, load
+        self.metrics = ServerMetrics()
+        self.service: RolloutService | None = None
+        self.dead: str | None = None
+        self.failure: BaseException | None = None
+
+    @property
+    def why_not_ready(self) -> str | None:
+        if self.dead is not None:
+            return self.dead
+        if self.service is None:
+            return "the model is being loaded"
+        return self.service.admission.why_closed
+
+    def loaded(self) -> RolloutService:
+        """Raises HTTPError (503) before the engine has loaded and after it died."""
+        if self.service is None or self.dead is not None:
+            raise HTTPError(503, self.why_not_ready or "", 5)
+        return self.service
+
+    async def run(self) -> None:
+        """Loads, then watches; returns once the server cannot serve (see `dead` and `failure`)."""
+        try:
+            engine, expected = await self._loading()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the process reports it and ends
+            self.failure = error
+            self.dead = f"the model could not be loaded: {str(error).splitlines()[0] if str(error) else repr(error)}"
+            return
+        self.service = RolloutService(self._config, engine, expected, self.metrics)
+        logger.info(
+            "serving %s, %d weights, max_model_len %d", self._config.model, len(expected), engine.info.max_model_len
+        )
+        leases = asyncio.create_task(self.service.updates.watch_leases())
+        try:
+            while not engine.dead:
+                await asyncio.sleep(_WATCH_EVERY_S)
+        finally:
+            leases.cancel()
+        self.dead = "the engine died"
+        logger.error("the engine died; this server ends in %g s", _DEAD_GRACE_S)
+        await asyncio.sleep(_DEAD_GRACE_S)
+
+    def _loading(self) -> Awaitable[tuple[InferenceEngine, Shapes]]:
+        """In a thread that never ends: the kernel ends the engine's processes with the thread that started them. It is
+        a daemon, so it does not hold up the end of this process as one of a pool would."""
+        loaded: Future[tuple[InferenceEngine, Shapes]] = Future()
+        loaded.set_running_or_notify_cancel()
+
+        def load() -> None:
+            try:
+                loaded.set_result(self._load())
+            except BaseException as error:  # noqa: BLE001 - raised again where the result is awaited
+                loaded.set_exception(error)
+            threading.Event().wait()
+
+        threading.Thread(target=load, name="engine", daemon=True).start()
+        return asyncio.wrap_future(loaded)
+
+    def close(self) -> None:
+        if self.service is not None:
+            self.service.updates.staging.close()
+            self.service.engine.shutdown()

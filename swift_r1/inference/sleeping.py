@@ -10,16 +10,15 @@ the engine to sleep and wakes it.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
-from swift_r1.inference.admission import Gate
-from swift_r1.inference.engines.base import Engine
+from swift_r1.arguments.server import RolloutArguments
+from swift_r1.inference.admission import Admission
+from swift_r1.inference.engines.base import InferenceEngine
 from swift_r1.weights.staging import Staging
 from swift_r1.weights.update import UpdateMachine
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 
 logger = logging.getLogger("swift_r1.inference")
 
@@ -27,27 +26,20 @@ logger = logging.getLogger("swift_r1.inference")
 class Sleeping:
     """Puts one engine to sleep and wakes it.
 
-    Args:
-        exclusive: held by whoever changes the engine.
-        adapters: whether the engine takes adapters alone, which need weights that level 2 would discard.
-        drained: waits until nothing runs, or refuses (503); it is told what for.
-
     Attributes:
-        level: 0 while the engine is awake as a whole.
+        level: 0 while the whole engine is awake.
     """
 
     def __init__(
         self,
-        engine: Engine,
-        gate: Gate,
-        exclusive: asyncio.Lock,
+        config: RolloutArguments,
+        engine: InferenceEngine,
+        admission: Admission,
         machine: UpdateMachine,
         staging: Staging,
-        adapters: bool,
-        drained: Callable[[str], Awaitable[None]],
     ) -> None:
-        self._engine, self._gate, self._exclusive = engine, gate, exclusive
-        self._machine, self._staging, self._adapters, self._drained = machine, staging, adapters, drained
+        self._adapters, self._engine, self._admission = config.vllm_enable_lora, engine, admission
+        self._machine, self._staging = machine, staging
         self.level = 0
         self._weights_away = False
 
@@ -58,35 +50,32 @@ class Sleeping:
         """New work is refused from now on; what runs ends first. An engine that sleeps already stays at its level.
 
         Raises:
-            Refused: 409 for who does not hold the lease, and while an update is open;
+            HTTPError: 409 for who does not hold the lease, and while an update is open;
                 422 where the engine cannot sleep; 503 if what runs did not end in time: then it stays awake.
             EngineDead: it did not fall asleep.
         """
         self._machine.check_holder(token)
         if not self._engine.info.can_sleep:
-            raise Refused(422, "this engine cannot sleep: vLLM can on a GPU, started with enable_sleep_mode")
+            raise HTTPError(422, "this engine cannot sleep: vLLM can on a GPU, started with enable_sleep_mode")
         if self._adapters and request.level > 1:
-            raise Refused(422, "with --vllm_enable_lora true adapters need the weights that sleep level 2 discards")
+            raise HTTPError(422, "with --vllm_enable_lora true adapters need the weights that sleep level 2 discards")
         self._check_no_update()
         if self.level and self._weights_away:
             return self.status()
-        before = self.level
-        await self._gate.set_asleep(_sentence(request.level))
+        self._refuse_work(request.level)
         try:
-            await self._drained("the engine's sleep")
-            async with self._exclusive:
+            await self._admission.drained("the engine's sleep")
+            async with self._admission.exclusive:
                 self._check_no_update()
-                if self._weights_away:  # the same was asked twice at once
+                if self._weights_away:  # a second call at the same time has done it
                     return self.status()
                 await self._engine.sleep(request.level)
                 self.level, self._weights_away = request.level, True
                 if request.level > 1:
                     self._machine.discarded()
-                    self._staging.base = None  # no change is taken to what is gone
-                    await self._gate.set_broken(self._machine.broken)
+                    self._staging.base = None  # changes to what is gone are not accepted
         finally:
-            if self.level == before and not self._weights_away:
-                await self._gate.set_asleep(_sentence(before) if before else None)
+            self._refuse_work(self.level)
         logger.info("the engine sleeps at level %d", self.level)
         return self.status()
 
@@ -94,31 +83,28 @@ class Sleeping:
         """Brings all its memory back; an engine that is awake stays so.
 
         Raises:
-            Refused: 409 for who does not hold the lease.
+            HTTPError: 409 for who does not hold the lease.
             EngineDead: it did not wake.
         """
         self._machine.check_holder(token)
-        async with self._exclusive:
+        async with self._admission.exclusive:
             if self.level:
-                await self._rise(self._engine.wake())
-                self.level = 0
-                await self._gate.set_asleep(None)
+                await self._engine.wake()
+                self.level, self._weights_away = 0, False
+                self._refuse_work(0)
                 logger.info("the engine is awake")
         return self.status()
 
     async def wake_weights(self) -> None:
-        """Makes room for new weights, and for nothing else yet. Whoever loads them holds `exclusive`."""
+        """Makes room for new weights alone. Whoever loads them holds the admission's `exclusive`."""
         if self._weights_away:
-            await self._rise(self._engine.wake(weights_only=True))
+            await self._engine.wake(weights_only=True)
+            self._weights_away = False
 
-    async def _rise(self, waking: Awaitable[None]) -> None:
-        await waking
-        self._weights_away = False
+    def _refuse_work(self, level: int) -> None:
+        self._admission.asleep = f"the engine sleeps (level {level}) until its trainer wakes it" if level else None
+        self._admission.notify()
 
     def _check_no_update(self) -> None:
         if (version := self._machine.pending_version) is not None:
-            raise Refused(409, f"the update to weight version {version} is open: commit it before the engine sleeps")
-
-
-def _sentence(level: int) -> str:
-    return f"the engine sleeps (level {level}) until its trainer wakes it"
+            raise HTTPError(409, f"the update to weight version {version} is open: commit it before the engine sleeps")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager
 
-from swift_r1.inference.admission import Gate
-from swift_r1.inference.config import ServerConfig
-from swift_r1.inference.engines.base import Engine
+from swift_r1.arguments.server import RolloutArguments
+from swift_r1.inference.admission import Admission
+from swift_r1.inference.engines.base import InferenceEngine
 from swift_r1.inference.metrics import ServerMetrics
 from swift_r1.inference.sleeping import Sleeping
 from swift_r1.weights.adapter import adapter_shapes
@@ -19,52 +19,43 @@ from swift_r1.weights.staging import StagedBucket, Staging
 from swift_r1.weights.transport import seconds_for
 from swift_r1.weights.update import UpdateMachine
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import EngineDead, Refused
+from swift_r1.wire.http_errors import EngineDead, HTTPError
 
 logger = logging.getLogger("swift_r1.inference")
 
-_UPDATE = "update"
 _HEADER_ROOM = 16 << 20
 
 
 class WeightUpdates:
-    """The state machine of `update.py` with a clock, an engine and files.
+    """The state machine of `weights/update.py` with a clock, an engine and files.
 
     Args:
         expected: names and shapes of the model's weights.
-        gate: closed while an update is open.
-        exclusive: held by whoever changes the engine.
-        stop_running: stops what runs, for what its askers are told of; with True what is not the trainer's own alone.
         committed: called when a new version is served.
 
     Attributes:
         machine: the served version, and what is under way.
-        sleeping: whether the engine sleeps; a load wakes as much of it as it needs.
+        sleeping: the engine's sleep; a load wakes as much of it as it needs.
         own_base: whether no whole weights have been pushed.
     """
 
     def __init__(
         self,
-        config: ServerConfig,
-        engine: Engine,
+        config: RolloutArguments,
+        engine: InferenceEngine,
         expected: Shapes,
         metrics: ServerMetrics,
-        gate: Gate,
-        exclusive: asyncio.Lock,
-        stop_running: Callable[[str, bool], None],
         committed: Callable[[], None],
     ) -> None:
-        self.config, self.engine, self.metrics, self.gate = config, engine, metrics, gate
+        self._config, self._engine, self._metrics, self._committed = config, engine, metrics, committed
         size = most_bytes(expected)
         self.staging = Staging(size + _HEADER_ROOM)
         patience = seconds_for(config.update_timeout, size)
         self.machine = UpdateMachine(expected, time.monotonic, patience, self.staging.forget)
-        self.sleeping = Sleeping(
-            *(engine, gate, exclusive, self.machine, self.staging), config.vllm_enable_lora, self._drained
-        )
+        self.admission = Admission(config, self.machine)
+        self.sleeping = Sleeping(config, engine, self.admission, self.machine, self.staging)
         self.own_base = True
-        self._expected, self._exclusive = expected, exclusive
-        self._stop_running, self._committed = stop_running, committed
+        self._expected = expected
         self._adapter: wire.AdapterConfig | None = None
         self._base: str | None = None
         self._commit: asyncio.Task[None] | None = None
@@ -77,21 +68,27 @@ class WeightUpdates:
             seconds=seconds,
         )
 
+    @contextmanager
+    def _changes(self) -> Iterator[None]:
+        """Around all that uses the machine, whose state may change also where it raises."""
+        try:
+            yield
+        finally:
+            self.admission.notify()
+
     async def take_lease(self, request: wire.LeaseRequest) -> wire.Lease:
-        async with self._gate_follows():
+        with self._changes():
             token = self.machine.take_lease(request.owner, request.ttl_seconds, request.token)
         return wire.Lease(token=token, ttl_seconds=request.ttl_seconds)
 
     async def release_lease(self, token: str | None) -> wire.UpdateStatus:
-        async with self._gate_follows():
+        with self._changes():
             self.machine.release(token)
         return self.status()
 
     async def begin(self, token: str | None, request: wire.UpdateBegin) -> wire.UpdateStatus:
         expected = self._adapter_shapes(request.adapter) if request.adapter is not None else None
-        if request.adapter is not None and not self.own_base:
-            raise Refused(409, "whole weights were pushed, and adapters need the server's own: start it anew")
-        async with self._gate_follows():
+        with self._changes():
             self.machine.begin(token, request.version, expected)
             self._adapter, self._base = request.adapter, self.staging.base
         return self.status().model_copy(update={"folder": self.staging.shared, "base": self._base})
@@ -103,67 +100,65 @@ class WeightUpdates:
         index: int,
         digest: str | None,
         chunks: AsyncIterator[bytes],
-        base: str | None = None,
-        size: int = 0,
+        base: str | None,
+        size: int,
     ) -> wire.UpdateStatus:
         """Stages one bucket; a refused one leaves the update open at the bucket before it.
 
         With a `base`, the content hash of a version that was loaded before, only what has changed comes. `size` is that
         of the body, 0 where it is not known before.
         """
-        async with self._gate_follows():
+        with self._changes():
             self.machine.check_bucket_welcome(token, version, index)
             if base is None:
                 staged = await self.staging.write(index, chunks, digest, size)
             elif digest is None:
-                raise Refused(422, f"a change needs the hash of what it makes ({wire.DIGEST_HEADER})")
+                raise HTTPError(422, f"a change needs the hash of what it makes ({wire.DIGEST_HEADER})")
             elif base != self._base:
-                raise Refused(409, "this server does not hold the version that changes: send the bucket whole")
+                raise HTTPError(409, "this server does not hold the version that changes: send the bucket whole")
             else:
                 staged = await self.staging.change(index, chunks, digest)
-            try:
-                self.machine.add_bucket(token, version, staged)
-            except Refused:
-                self.staging.forget([staged])
-                raise
-        return self.status()
+            return self._add(token, version, staged)
 
     async def file(self, token: str | None, request: wire.BucketFile) -> wire.UpdateStatus:
         """As `bucket`, for one that the lease's holder has written into the staging folder."""
-        async with self._gate_follows():
+        with self._changes():
             self.machine.check_bucket_welcome(token, request.version, request.index)
-            staged = await self.staging.take(request.index, request.digest)
-            try:
-                self.machine.add_bucket(token, request.version, staged)
-            except Refused:
-                self.staging.forget([staged])
-                raise
+            return self._add(token, request.version, await self.staging.take(request.index, request.digest))
+
+    def _add(self, token: str | None, version: int, staged: StagedBucket) -> wire.UpdateStatus:
+        try:
+            self.machine.add_bucket(token, version, staged)
+        except HTTPError:
+            self.staging.forget([staged])
+            raise
         return self.status()
 
     async def channel(self, token: str | None, request: wire.ChannelRequest) -> wire.UpdateStatus:
         """Takes the engine's workers into the NCCL group of the lease's holder."""
-        workers = self.engine.info.nccl_workers
-        async with self._gate_follows():
+        workers = self._engine.info.nccl_workers
+        with self._changes():
             self.machine.check_holder(token)
             if request.world_size != 1 + workers:
-                raise Refused(422, f"this server has {workers} workers that take weights over NCCL")
-            async with self._exclusive:
-                await self.engine.join_nccl(request.unique_id, request.world_size)
+                raise HTTPError(422, f"this server has {workers} workers that take weights over NCCL")
+            async with self.admission.exclusive:
+                await self._engine.join_nccl(request.unique_id, request.world_size)
         return self.status()
 
     async def stream(self, token: str | None, bucket: wire.StreamedBucket) -> wire.UpdateStatus:
-        """Loads one bucket while the lease's holder broadcasts it. Running rollouts end first, as for `commit`."""
-        async with self._gate_follows():
+        """Loads one bucket while the lease's holder broadcasts it. Running rollouts end first, whatever the policy: an
+        update in several requests cannot keep them going."""
+        with self._changes():
             self.machine.check_stream_welcome(token, bucket)
-            if not self.engine.info.nccl_workers or self._adapter is not None:
-                raise Refused(422, "this server takes whole models over NCCL, on GPUs, and nothing else")
-            await self._make_way(bucket.version, self.config.update_policy, keep=False)
-            async with self._exclusive:
+            if not self._engine.info.nccl_workers or self._adapter is not None:
+                raise HTTPError(422, "this server takes whole models over NCCL, on GPUs, and nothing else")
+            await self._make_way(bucket.version, self._config.update_policy, keep=False)
+            async with self.admission.exclusive:
                 self.machine.stream(token, bucket)
                 self.own_base = False
                 try:
                     await self.sleeping.wake_weights()
-                    await asyncio.shield(self.engine.receive_weights(bucket.tensors, bucket.index == 0))
+                    await asyncio.shield(self._engine.receive_weights(bucket.tensors, bucket.index == 0))
                     self.machine.received()
                 except Exception as error:
                     raise self._load_failed(error, []) from error
@@ -173,97 +168,83 @@ class WeightUpdates:
         """Loads the staged version into the engine; the policy says what becomes of running rollouts.
 
         Raises:
-            Refused: as UpdateMachine says; 503 if rollouts did not finish in time (the update stays open); 500 if
+            HTTPError: as UpdateMachine says; 503 if rollouts did not finish in time (the update stays open); 500 if
                 the engine could not load it (then nothing is served until a full push succeeds).
         """
         started = time.monotonic()
-        async with self._gate_follows():
+        with self._changes():
             if self.machine.already_committed(token, request.version, request.content_hash):
                 return self.status()
             opened = self.machine.opened(token, request.version)
-            await self._make_way(request.version, request.policy or self.config.update_policy)
+            await self._make_way(request.version, request.policy or self._config.update_policy)
             self.machine.check_still_open(opened)
             buckets = self.machine.start_loading(token, request.version, request.buckets, request.content_hash)
             # A task of its own: a trainer that hangs up must not leave the engine half loaded.
-            self._commit = asyncio.create_task(self._load(buckets, request.content_hash))
+            self._commit = asyncio.create_task(self._load(request, buckets))
             await asyncio.shield(self._commit)
         seconds = time.monotonic() - started
-        self.metrics.updated(seconds)
+        self._metrics.updated(seconds)
         return self.status(seconds)
 
     async def abort(self, token: str | None, request: wire.UpdateAbort) -> wire.UpdateStatus:
-        async with self._gate_follows():
+        with self._changes():
             self.machine.abort(token, request.version)
         return self.status()
 
     async def watch_leases(self, interval_s: float = 1.0) -> None:
-        """Ends leases and updates of trainers that have gone silent, for as long as the server runs."""
+        """Ends leases and updates of silent trainers, for as long as the server runs."""
         while True:
             await asyncio.sleep(interval_s)
             try:
                 what = self.machine.expire()
             except OSError:
-                logger.exception("the files of an update could not be put away")
+                logger.exception("the files of an update could not be removed")
                 continue
             if what is not None:
                 logger.warning("%s; version %d stays", what, self.machine.version)
-                await self._sync_gate()
+                self.admission.notify()
 
     async def _make_way(self, version: int, policy: str, keep: bool = True) -> None:
-        """Does with running generations what the policy says; without `keep`, which a load that goes on for several
-        requests cannot bear, they end first."""
         update = f"the update to weight version {version}"
         if policy == "abort":
-            self._stop_running(update, False)
+            self.admission.stop(update, False)
         if policy != "keep" or not keep:
-            await self._drained(update)
-
-    async def _drained(self, waiting_for: str) -> None:
-        """Waits until nothing runs. Whoever does not hold the lease has a grace: no client holds up a training."""
-        timeout = self.config.update_timeout
-        grace = min(self.config.client_grace, timeout)
-        stop = asyncio.get_running_loop().call_later(grace, self._stop_running, waiting_for, True)
-        try:
-            await self.gate.drained(timeout, waiting_for)
-            async with self._exclusive:  # a score that has the engine for itself
-                pass
-        finally:
-            stop.cancel()
+            await self.admission.drained(update)
 
     def _adapter_shapes(self, adapter: wire.AdapterConfig) -> Shapes:
-        if not self.config.vllm_enable_lora:
-            raise Refused(422, "this server takes no adapters: start it with --vllm_enable_lora true")
-        highest = self.config.vllm_max_lora_rank
+        highest = self._config.vllm_max_lora_rank
+        if not self._config.vllm_enable_lora:
+            raise HTTPError(422, "this server takes no adapters: start it with --vllm_enable_lora true")
         if adapter.rank > highest:
-            raise Refused(422, f"the adapter has rank {adapter.rank}, more than --vllm_max_lora_rank {highest}")
-        return adapter_shapes(self._expected, adapter)
+            raise HTTPError(422, f"the adapter has rank {adapter.rank}, more than --vllm_max_lora_rank {highest}")
+        shapes = adapter_shapes(self._expected, adapter)
+        if not self.own_base:
+            raise HTTPError(409, "whole weights were pushed, and adapters need the server's own: start it again")
+        return shapes
 
-    async def _load(self, buckets: list[StagedBucket], hash_of_all: str) -> None:
-        async with self._exclusive:
-            try:
-                paths = [bucket.path for bucket in buckets]
-                self.own_base = self.own_base and self._adapter is not None
-                assert self.machine.pending_version is not None
-                self.engine.next_version = self.machine.pending_version
-                await self.sleeping.wake_weights()
-                if self._adapter is not None:
-                    await self.engine.load_adapter(paths, self._adapter)
-                elif paths:
-                    await self.engine.load_weights(paths)
-                else:
-                    await self.engine.finish_receiving()
-            except Exception as error:
-                raise self._load_failed(error, buckets) from error
-            else:
+    async def _load(self, request: wire.UpdateCommit, buckets: Sequence[StagedBucket]) -> None:
+        with self._changes():
+            async with self.admission.exclusive:
+                try:
+                    paths = [bucket.path for bucket in buckets]
+                    self.own_base = self.own_base and self._adapter is not None
+                    self._engine.next_version = request.version
+                    await self.sleeping.wake_weights()
+                    if self._adapter is not None:
+                        await self._engine.load_adapter(paths, self._adapter)
+                    elif paths:
+                        await self._engine.load_weights(paths)
+                    else:
+                        await self._engine.finish_receiving()
+                except Exception as error:
+                    raise self._load_failed(error, buckets) from error
                 self.machine.loaded()
-                self.staging.hold(len(buckets), hash_of_all)
+                self.staging.hold(len(buckets), request.content_hash)
                 self._committed()
-            finally:
-                await self._sync_gate()
 
     def _load_failed(self, error: Exception, buckets: Sequence[StagedBucket]) -> Exception:
         """What to raise for it."""
-        self.metrics.update_failed()
+        self._metrics.update_failed()
         # The engine may still read them: not to be written to for the next version.
         for bucket in buckets:
             bucket.path.unlink(missing_ok=True)
@@ -271,26 +252,5 @@ class WeightUpdates:
             self.machine.failed("the engine died")
             return error
         logger.error("loading weight version %s failed", self.machine.pending_version, exc_info=error)
-        self.machine.failed(_one_line(error))
-        return Refused(500, self.machine.broken or "")
-
-    @asynccontextmanager
-    async def _gate_follows(self) -> AsyncIterator[None]:
-        try:
-            yield
-        finally:
-            await self._sync_gate()
-
-    async def _sync_gate(self) -> None:
-        """Makes the gate say what the update machine says."""
-        pending = self.machine.pending_version
-        # First: what waits at the gate must not come in between.
-        await self.gate.set_broken(self.machine.broken)
-        if pending is None:
-            await self.gate.open(_UPDATE)
-        else:
-            await self.gate.close(_UPDATE, f"the update to weight version {pending} by {self.machine.owner}")
-
-
-def _one_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+        self.machine.failed(f"{type(error).__name__}: {error}".splitlines()[0][:300])
+        return HTTPError(500, self.machine.broken or "")

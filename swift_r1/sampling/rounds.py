@@ -17,8 +17,7 @@ from swift_r1.sampling.prompts import Prompts
 from swift_r1.sampling.scoring import OpenRewards, ScoredRound, Scoring
 from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.tracking.recorder import Recorder
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams
-from swift_r1.wire.seeds import completion_seed
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams, completion_seed
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from swift_r1.plugins.protocol import (
 )
 from swift_r1.sampling.transcript import Transcript, TurnFault
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.seeds import completion_seed
+from swift_r1.wire.protocol import completion_seed
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from torch import Tensor
 from swift_r1.arguments import RlhfArguments
 from swift_r1.errors import UsageError
 from swift_r1.inference.engines.checks import narrowed, own_logprobs, tolerance
-from swift_r1.inference.engines.kv_cache import other_layers
+from swift_r1.inference.engines.decoding import other_layers
 from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.policy import Critic, ModelInputs
 from swift_r1.runtime.ranks import Ranks

@@ -65,8 +65,7 @@ from swift_r1.training.setup import (
     schedule_of,
 )
 from swift_r1.training.shared_device import SharedDevice
-from swift_r1.wire.protocol import SamplingParams
-from swift_r1.wire.seeds import completion_seed
+from swift_r1.wire.protocol import SamplingParams, completion_seed
 
 logger = logging.getLogger("swift_r1.training")
 

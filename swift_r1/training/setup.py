@@ -20,7 +20,7 @@ from swift_r1.arguments.server import LOOPBACK
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.inference.engines.checks import check_engine
-from swift_r1.inference.engines.kv_cache import check_layers
+from swift_r1.inference.engines.decoding import check_layers
 from swift_r1.inference.engines.transformers import TransformersEngine
 from swift_r1.models.loading import Quantization, end_tokens, has_value_head, load_critic, load_model
 from swift_r1.models.lora import LoraSettings, adapter_config
@@ -47,8 +47,7 @@ from swift_r1.weights.lease_token import saved_token
 from swift_r1.weights.transport import AUTO, HTTP
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.http_errors import ServerRefused
-from swift_r1.wire.identity import tokenizer_hash
-from swift_r1.wire.protocol import UpdatePolicy
+from swift_r1.wire.protocol import UpdatePolicy, tokenizer_hash
 
 logger = logging.getLogger("swift_r1.training")
 

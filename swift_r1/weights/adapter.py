@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from swift_r1.weights.expected import Shapes
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 from swift_r1.wire.protocol import AdapterConfig
 
 _PREFIX = "base_model.model."
@@ -23,7 +23,7 @@ def adapter_shapes(model: Shapes, config: AdapterConfig) -> dict[str, tuple[int,
     whose module is, or ends in, one of the target modules.
 
     Raises:
-        Refused: 422 where a target module is none of the model's.
+        HTTPError: 422 where a target module is none of the model's.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     found = set()
@@ -35,7 +35,7 @@ def adapter_shapes(model: Shapes, config: AdapterConfig) -> dict[str, tuple[int,
             shapes[f"{_PREFIX}{module}.lora_B.weight"] = (shape[0], config.rank)
             found |= targets
     if missing := sorted(set(config.target_modules) - found):
-        raise Refused(422, f"the served model has no linear module {', '.join(missing)}")
+        raise HTTPError(422, f"the served model has no linear module {', '.join(missing)}")
     return shapes
 
 

@@ -7,7 +7,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from swift_r1.weights.header import FLOAT_BYTES, TensorEntry
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -76,22 +76,22 @@ def check_bucket(tensors: Mapping[str, TensorEntry], expected: Shapes, already: 
     """Every tensor of a bucket is one of the model's, has its shape, and comes for the first time.
 
     Raises:
-        Refused: 422, naming the tensor.
+        HTTPError: 422, naming the tensor.
     """
     for name, entry in tensors.items():
         if name not in expected:
             tied = name == "lm_head.weight"
             hint = "it is tied to the embedding, which is sent alone" if tied else "the served model has no such weight"
-            raise Refused(422, f"unexpected weight {name}: {hint}")
+            raise HTTPError(422, f"unexpected weight {name}: {hint}")
         if entry.shape != expected[name]:
-            raise Refused(422, f"{name} has shape {list(entry.shape)}, the model's is {list(expected[name])}")
+            raise HTTPError(422, f"{name} has shape {list(entry.shape)}, the model's is {list(expected[name])}")
         if name in already:
-            raise Refused(422, f"{name} was sent twice in one version")
+            raise HTTPError(422, f"{name} was sent twice in one version")
 
 
 def check_complete(sent: set[str], expected: Shapes) -> None:
-    """Raises Refused (422) naming weights of the model that no bucket held."""
+    """Raises HTTPError (422) naming weights of the model that no bucket held."""
     missing = sorted(set(expected) - sent)
     if missing:
         shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
-        raise Refused(422, f"{len(missing)} of {len(expected)} weights were not sent: {shown}")
+        raise HTTPError(422, f"{len(missing)} of {len(expected)} weights were not sent: {shown}")

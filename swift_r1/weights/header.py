@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 
 FLOAT_BYTES: Mapping[str, int] = {"F32": 4, "BF16": 2, "F16": 2}
 _BYTES = FLOAT_BYTES | {"F64": 8, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
@@ -28,20 +28,20 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     """Names, dtypes and shapes in a safetensors file; the bytes must be exactly those the header promises.
 
     Raises:
-        Refused: 422 if it is no whole safetensors file of floating-point tensors.
+        HTTPError: 422 if it is no whole safetensors file of floating-point tensors.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
         start = file.read(8)
         length = struct.unpack("<Q", start)[0] if len(start) == 8 else size
         if length > min(size - 8, _MAX_HEADER):
-            raise Refused(422, f"the bucket is no whole safetensors file: {size} bytes are too few for its header")
+            raise HTTPError(422, f"the bucket is no whole safetensors file: {size} bytes are too few for its header")
         try:
             table = json.loads(file.read(length))
         except ValueError as error:
-            raise Refused(422, "the bucket is no safetensors file: its header is not JSON") from error
+            raise HTTPError(422, "the bucket is no safetensors file: its header is not JSON") from error
     if not isinstance(table, dict):
-        raise Refused(422, "the bucket is no safetensors file: its header is no JSON object")
+        raise HTTPError(422, "the bucket is no safetensors file: its header is no JSON object")
     table.pop("__metadata__", None)
     entries, spans = {}, []
     for name, item in table.items():
@@ -49,22 +49,22 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
             entry = TensorEntry(str(item["dtype"]), tuple(int(side) for side in item["shape"]))
             begin, end = (int(offset) for offset in item["data_offsets"])
         except (KeyError, TypeError, ValueError) as error:
-            raise Refused(422, f"the bucket's header describes {name!r} wrongly") from error
+            raise HTTPError(422, f"the bucket's header describes {name!r} wrongly") from error
         if entry.dtype not in FLOAT_BYTES:
-            raise Refused(422, f"{name} has dtype {entry.dtype}; weights are sent as {', '.join(FLOAT_BYTES)}")
+            raise HTTPError(422, f"{name} has dtype {entry.dtype}; weights are sent as {', '.join(FLOAT_BYTES)}")
         if min(entry.shape, default=0) < 0 or end - begin != prod(entry.shape) * FLOAT_BYTES[entry.dtype]:
-            raise Refused(422, f"{name} has {end - begin} bytes, its shape {list(entry.shape)} needs another number")
+            raise HTTPError(422, f"{name} has {end - begin} bytes, its shape {list(entry.shape)} needs another number")
         entries[name] = entry
         spans.append((begin, end))
     position = 0
     for begin, end in sorted(spans):
         if begin != position:
-            raise Refused(422, "the bucket's tensors overlap or leave gaps")
+            raise HTTPError(422, "the bucket's tensors overlap or leave gaps")
         position = end
     if position != size - 8 - length:
-        raise Refused(422, f"the bucket has {size - 8 - length} bytes of tensors, its header promises {position}")
+        raise HTTPError(422, f"the bucket has {size - 8 - length} bytes of tensors, its header promises {position}")
     if not entries:
-        raise Refused(422, "the bucket holds no tensor")
+        raise HTTPError(422, "the bucket holds no tensor")
     return entries
 
 

@@ -22,7 +22,7 @@ from swift_r1.weights.delta import BadChange, apply
 from swift_r1.weights.hashing import Hash, bucket_digest
 from swift_r1.weights.header import TensorEntry, read_header
 from swift_r1.weights.transport import incoming, reserve
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 
 logger = logging.getLogger("swift_r1.weights")
 
@@ -71,7 +71,7 @@ class Staging:
         """Streams one bucket to a file.
 
         Raises:
-            Refused: 413 if it is larger than the whole model may be; 422 if the bytes are not those promised; 507 where
+            HTTPError: 413 if it is larger than the whole model; 422 if the bytes are not those promised; 507 where
                 there is no room for it, on disk neither.
         """
         path = self._new_path()
@@ -94,7 +94,7 @@ class Staging:
                 async for chunk in chunks:
                     size += len(chunk)
                     if size > self.max_bytes:
-                        raise Refused(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
+                        raise HTTPError(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
                     pending.append(chunk)
                     if size - filled >= _CHUNK:
                         await asyncio.to_thread(flush, pending)
@@ -104,7 +104,7 @@ class Staging:
                 file.truncate()
             arrived = digest.hexdigest()
             if promised_digest is not None and arrived != promised_digest:
-                raise Refused(422, f"bucket {index} arrived with other bytes than were sent (their hash differs)")
+                raise HTTPError(422, f"bucket {index} arrived with other bytes than were sent (their hash differs)")
             return StagedBucket(index, path, arrived, read_header(path))
         except OSError as error:
             path.unlink(missing_ok=True)
@@ -118,27 +118,27 @@ class Staging:
         update began on that base.
 
         Raises:
-            Refused: 409 where the base has no such bucket; 413 for a change larger than the model; 422 for one that is
-                malformed, or whose outcome is not what was promised.
+            HTTPError: 409 where the base has no such bucket; 413 for a change larger than the model; 422 for one that
+                is malformed, or whose outcome is not what was promised.
         """
         source, body = incoming(self.folder, index), bytearray()
         async for chunk in chunks:
             body += chunk
             if len(body) > self.max_bytes:
-                raise Refused(413, f"the change to bucket {index} is larger than the whole model")
+                raise HTTPError(413, f"the change to bucket {index} is larger than the whole model")
         self.base = None
         if not _is_plain(source):
-            raise Refused(409, f"bucket {index} of that version is not here any more: send it whole")
+            raise HTTPError(409, f"bucket {index} of that version is not here any more: send it whole")
         path = self._new_path()
         source.rename(path)
         try:
             arrived = await asyncio.to_thread(_changed, path, bytes(body))
             if arrived != promised_digest:
-                raise Refused(422, f"bucket {index} with its changes is not what was promised (the hash differs)")
+                raise HTTPError(422, f"bucket {index} with its changes is not what was promised (the hash differs)")
             return StagedBucket(index, path, arrived, read_header(path))
         except BadChange as error:
             path.unlink(missing_ok=True)
-            raise Refused(422, f"the change to bucket {index} cannot be used: {error}") from error
+            raise HTTPError(422, f"the change to bucket {index} cannot be used: {error}") from error
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -152,23 +152,25 @@ class Staging:
         """Takes in a bucket that the trainer has written to `incoming(folder, index)`.
 
         Raises:
-            Refused: 409 where there is no such file; 413 and 422 as `write` does.
+            HTTPError: 409 where there is no such file; 413 and 422 as `write` does.
         """
         source = incoming(self.folder, index)
         self.base = None
         if self.shared is None or not _is_plain(source):
             if source.is_symlink():
                 source.unlink()
-            raise Refused(409, f"bucket {index} is not in this server's shared memory: send it over HTTP")
+            raise HTTPError(409, f"bucket {index} is not in this server's shared memory: send it over HTTP")
         path = self._new_path()
         # From here on no later bucket can be written into it.
         source.rename(path)
         try:
             if path.stat().st_size > self.max_bytes:
-                raise Refused(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
+                raise HTTPError(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
             arrived = await asyncio.to_thread(_file_digest, path)
             if arrived != promised_digest:
-                raise Refused(422, f"bucket {index} lies there with other bytes than were written (their hash differs)")
+                raise HTTPError(
+                    422, f"bucket {index} lies there with other bytes than were written (their hash differs)"
+                )
             return StagedBucket(index, path, arrived, read_header(path))
         except BaseException:
             path.unlink(missing_ok=True)
@@ -233,8 +235,8 @@ def _reserved(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
-def _no_room(path: Path, error: OSError) -> Refused:
-    return Refused(507, f"weights cannot be staged in {path.parent}: {error.strerror or error}")
+def _no_room(path: Path, error: OSError) -> HTTPError:
+    return HTTPError(507, f"weights cannot be staged in {path.parent}: {error.strerror or error}")
 
 
 def _changed(path: Path, change: bytes) -> str:

@@ -21,7 +21,7 @@ from swift_r1.weights.expected import Shapes, check_bucket, check_complete
 from swift_r1.weights.hashing import content_hash, entries_digest
 from swift_r1.weights.header import TensorEntry
 from swift_r1.weights.staging import StagedBucket
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 from swift_r1.wire.protocol import StreamedBucket
 
 
@@ -109,14 +109,14 @@ class UpdateMachine:
         """Returns the lease's token, `token` where one is given. With the token in force the lease is renewed.
 
         Raises:
-            Refused: 409 with the owner's name while another holds it.
+            HTTPError: 409 with the owner's name while another holds it.
         """
         self.expire()
         lease = self._lease
         if lease is not None:
             if not _same(token, lease.token):
                 left = math.ceil(max(lease.expires - self._clock(), 0.0))
-                raise Refused(409, f"{lease.owner} writes this server's weights (its lease has {left} s left)", left)
+                raise HTTPError(409, f"{lease.owner} writes this server's weights (its lease has {left} s left)", left)
             lease.owner, lease.ttl = owner, ttl
             lease.expires = self._clock() + ttl
             return lease.token
@@ -154,12 +154,12 @@ class UpdateMachine:
         self._holder(token)
         self._refuse_while_loading()
         if version <= self.version:
-            raise Refused(409, f"version {version} is not after the served version {self.version}")
+            raise HTTPError(409, f"version {version} is not after the served version {self.version}")
         self._drop_pending()
         self._pending = _Pending(version, self._clock(), self._expected if expected is None else expected)
 
     def check_holder(self, token: str | None) -> None:
-        """Raises Refused (409) for anyone but the lease's holder, and while an update is in the engine."""
+        """Raises HTTPError (409) for anyone but the lease's holder, and while an update is in the engine."""
         self._holder(token)
         self._refuse_while_loading()
 
@@ -167,24 +167,24 @@ class UpdateMachine:
         """What can be said before the bytes are read; the same is checked again when they have arrived.
 
         Raises:
-            Refused: 409 for a wrong lease, version or order.
+            HTTPError: 409 for a wrong lease, version or order.
         """
         self._holder(token)
         pending = self._open(version)
         if pending.streamed or index > len(pending.buckets):
-            raise Refused(409, f"bucket {index} came out of order, the next one is {len(pending.buckets)}")
+            raise HTTPError(409, f"bucket {index} came out of order, the next one is {len(pending.buckets)}")
 
     def add_bucket(self, token: str | None, version: int, bucket: StagedBucket) -> None:
         """Takes a staged bucket in; the same one again is taken for a repeated request.
 
         Raises:
-            Refused: 409 for a wrong lease, version or order; 422 for names or shapes that are not the model's.
+            HTTPError: 409 for a wrong lease, version or order; 422 for names or shapes that are not the model's.
         """
         self.check_bucket_welcome(token, version, bucket.index)
         pending = self._open(version)
         if bucket.index < len(pending.buckets):
             if pending.buckets[bucket.index].digest != bucket.digest:
-                raise Refused(409, f"bucket {bucket.index} came twice with different bytes")
+                raise HTTPError(409, f"bucket {bucket.index} came twice with different bytes")
             self._discard([bucket])
             return
         check_bucket(bucket.tensors, pending.expected, pending.names)
@@ -195,15 +195,15 @@ class UpdateMachine:
         """What can be said before the engine is touched.
 
         Raises:
-            Refused: 409 for a wrong lease, version or order; 422 for names or shapes that are not the model's.
+            HTTPError: 409 for a wrong lease, version or order; 422 for names or shapes that are not the model's.
         """
         self._holder(token)
         pending = self._open(bucket.version)
         if pending.buckets or bucket.index != len(pending.streamed):
-            raise Refused(409, f"bucket {bucket.index} came out of order, the next one is {len(pending.digests)}")
+            raise HTTPError(409, f"bucket {bucket.index} came out of order, the next one is {len(pending.digests)}")
         tensors = {one.name: TensorEntry(one.dtype, one.shape) for one in bucket.tensors}
         if len(tensors) < len(bucket.tensors):
-            raise Refused(422, "a weight's name comes twice in one bucket")
+            raise HTTPError(422, "a weight's name comes twice in one bucket")
         check_bucket(tensors, pending.expected, pending.names)
 
     def stream(self, token: str | None, bucket: StreamedBucket) -> None:
@@ -231,7 +231,7 @@ class UpdateMachine:
         """The open update, for `check_still_open`; a commit that waits for its turn counts as progress.
 
         Raises:
-            Refused: 409 for a wrong lease or version.
+            HTTPError: 409 for a wrong lease or version.
         """
         self._holder(token)
         pending = self._open(version)
@@ -240,26 +240,26 @@ class UpdateMachine:
         return pending
 
     def check_still_open(self, opened: object) -> None:
-        """Raises Refused (409) where the update was dropped, or begun anew by another process of the same run."""
+        """Raises HTTPError (409) where the update was dropped, or begun anew by another process of the same run."""
         if self._pending is not opened:
-            raise Refused(409, "the update that was to be committed is gone: it was dropped, or begun anew meanwhile")
+            raise HTTPError(409, "the update that was to be committed is gone: it was dropped, or begun anew meanwhile")
 
     def start_loading(self, token: str | None, version: int, buckets: int, hash_of_all: str) -> list[StagedBucket]:
         """Checks the whole update and hands out its buckets; `loaded` or `failed` must follow.
 
         Raises:
-            Refused: 409 for a wrong lease or version; 422 where the content is not whole: then the update is
+            HTTPError: 409 for a wrong lease or version; 422 where the content is not whole: then the update is
                 forgotten and the old version stays.
         """
         self._holder(token)
         pending = self._open(version)
         try:
             if buckets != len(pending.digests):
-                raise Refused(422, f"{len(pending.digests)} buckets arrived, {buckets} were sent")
+                raise HTTPError(422, f"{len(pending.digests)} buckets arrived, {buckets} were sent")
             if not hmac.compare_digest(content_hash(pending.digests), hash_of_all):
-                raise Refused(422, f"the content hash of version {version} differs: bytes changed on the way")
+                raise HTTPError(422, f"the content hash of version {version} differs: bytes changed on the way")
             check_complete(pending.names, pending.expected)
-        except Refused:
+        except HTTPError:
             self._drop_pending()
             raise
         pending.loading = True
@@ -289,7 +289,7 @@ class UpdateMachine:
         self._holder(token)
         self._refuse_while_loading()
         if self._pending is not None and self._pending.version != version:
-            raise Refused(409, f"version {self._pending.version} is being updated, not {version}")
+            raise HTTPError(409, f"version {self._pending.version} is being updated, not {version}")
         self._drop_pending()
 
     def _finish(self) -> None:
@@ -302,22 +302,22 @@ class UpdateMachine:
         """Only the lease's holder may go on; doing so renews the lease."""
         self.expire()
         if self._lease is None:
-            raise Refused(409, "no one holds the lease on this server's weights (never taken, given back or expired)")
+            raise HTTPError(409, "no one holds the lease on this server's weights (never taken, given back or expired)")
         if not _same(token, self._lease.token):
-            raise Refused(409, f"this is not the lease in force, {self._lease.owner} holds it")
+            raise HTTPError(409, f"this is not the lease in force, {self._lease.owner} holds it")
         self._lease.expires = self._clock() + self._lease.ttl
 
     def _open(self, version: int) -> _Pending:
         if self._pending is None:
-            raise Refused(409, f"no update is open (version {version} was not begun, or was dropped)")
+            raise HTTPError(409, f"no update is open (version {version} was not begun, or was dropped)")
         if self._pending.version != version:
-            raise Refused(409, f"version {self._pending.version} is being updated, not {version}")
+            raise HTTPError(409, f"version {self._pending.version} is being updated, not {version}")
         self._refuse_while_loading()
         return self._pending
 
     def _refuse_while_loading(self) -> None:
         if self._pending is not None and self._pending.loading:
-            raise Refused(409, f"version {self._pending.version} is being loaded right now")
+            raise HTTPError(409, f"version {self._pending.version} is being loaded right now")
 
     def _drop_pending(self) -> None:
         """Forgets the open update; one that is in the engine in part leaves it broken."""

@@ -1,4 +1,4 @@
-"""The one way in which the server says no, and what the client makes of it."""
+"""HTTP errors: what the server raises to answer with one, and what the client raises when it gets one."""
 
 from __future__ import annotations
 
@@ -7,28 +7,26 @@ from swift_r1.errors import RunFailed
 NOT_NOW = 503
 
 
-class Refused(Exception):
-    """A request that is answered with `status` and one plain sentence.
+class HTTPError(Exception):
+    """Answers the request with `status` and one plain sentence.
 
     Args:
-        status: HTTP status, 4xx for the asker's fault, 503 for "not now".
-        sentence: what is wrong and, where it helps, what to do.
+        status: HTTP status; 4xx where the client is at fault, 503 for "not now".
+        message: what is wrong and, where it helps, what to do.
         retry_after: seconds after which asking again makes sense.
     """
 
-    def __init__(self, status: int, sentence: str, retry_after: int | None = None) -> None:
-        super().__init__(sentence)
-        self.status = status
-        self.sentence = sentence
-        self.retry_after = retry_after
+    def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.retry_after = status, message, retry_after
 
 
-class Full(Refused):
-    """The server serves, and has no room now: nothing is wrong with it."""
+class Overloaded(HTTPError):
+    """The server is healthy but has no room for the request now."""
 
 
 class EngineDead(Exception):
-    """The engine's process has ended; nothing but a restart of the server helps."""
+    """The engine's process has ended; only a restart of the server helps."""
 
 
 class ServerRefused(RunFailed):

@@ -1,13 +1,13 @@
 """The wire of `swift rollout`: JSON in and out for rollouts, safetensors bytes for weights, no pickle.
 
-These models are shared by server and client, so the two cannot drift apart. Unknown fields are refused.
+Server and client share these models, so the two cannot drift apart. Unknown fields are refused.
 
 Weight updates are a small transaction under a lease::
 
     POST   /v1/weights/lease    LeaseRequest   -> Lease            one writer at a time (409 otherwise)
     POST   /v1/weights/begin    UpdateBegin    -> UpdateStatus     opens version N+1
     PUT    /v1/weights/bucket   safetensors bytes, headers below   -> UpdateStatus
-                                (with a base: what has changed in the bucket of that version, see weights/delta.py)
+                                (with a base: only what changed in that version's bucket, see weights/delta.py)
     POST   /v1/weights/file     BucketFile     -> UpdateStatus     the same through a file in shared memory
     POST   /v1/weights/channel  ChannelRequest -> UpdateStatus     joins an NCCL group
     POST   /v1/weights/stream   StreamedBucket -> UpdateStatus     a bucket through it, loaded at once
@@ -17,14 +17,17 @@ Weight updates are a small transaction under a lease::
     POST   /v1/sleep            SleepRequest   -> SleepStatus      the engine gives its memory back
     POST   /v1/wake                            -> SleepStatus      and takes it again
 
-Every call under the lease renews it. Rollouts and scores may show it too: an update does not stop its holder's own. A
-commit or a sleep that has waited too long for those is answered with 503 and can be repeated. Whatever is wrong is
-answered with 4xx or 503 and `{"error": "one sentence"}`.
+Every call under the lease renews it. Rollouts and scores may show it too: an update does not stop those of the lease's
+holder. A commit or a sleep that has waited too long for them is answered with 503 and can be repeated. Errors are 4xx
+or 503 with `{"error": "one sentence"}`.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,12 +37,12 @@ BUCKET_HEADER = "X-Swift-Bucket"
 DIGEST_HEADER = "X-Swift-Bucket-XXH3"
 BASE_HEADER = "X-Swift-Base-XXH3"
 FULL_HEADER = "X-Swift-Full"
-"""Of a 503 for want of room alone: seconds after which asking again is enough."""
+"""Only in a 503 for lack of room: seconds after which to ask again."""
 
 FinishReason = Literal["stop", "length", "abort"]
 UpdatePolicy = Literal["wait", "abort", "keep"]
 TokenId = Annotated[int, Field(ge=0)]
-# The limit makes pydantic look into the text: JSON can spell half a character, which nothing behind it can write.
+# The limit makes pydantic check the text: JSON can hold half a surrogate pair, which cannot be encoded.
 Text = Annotated[str, Field(max_length=64 << 20)]
 Digest = Annotated[str, Field(pattern="^[0-9a-f]{32}$")]
 TOP_K_LIMIT = 2**31
@@ -47,7 +50,7 @@ Seed = Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class Wire(BaseModel):
-    """Base of everything on the wire: frozen, and an unknown field is an error, not a shrug."""
+    """Base of all messages: frozen, and unknown fields are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -72,7 +75,7 @@ class RolloutRequest(Wire):
     request_id: str = Field(min_length=1, max_length=200)
     prompt_token_ids: tuple[TokenId, ...] = Field(min_length=1)
     n: int = Field(default=1, ge=1)
-    seeds: tuple[Seed, ...] | None = None  # one a completion
+    seeds: tuple[Seed, ...] | None = None  # one per completion
     sampling: SamplingParams
 
 
@@ -88,7 +91,7 @@ class Completion(Wire):
 
     Where an update came meanwhile (`--update_policy keep`) all tokens were written by versions from `weight_version` to
     `newest_weight_version`; None otherwise. `weight_versions` says which wrote which, as `(first token, version)` in
-    order; None where one wrote all, or where the engine cannot tell. A change of versions may be told one token late.
+    order; None where one wrote all, or where the engine cannot tell. A new version may be reported one token late.
     """
 
     token_ids: tuple[int, ...]
@@ -109,13 +112,13 @@ class RolloutResponse(Wire):
 
 
 class ServerInfo(Wire):
-    """Answer of `GET /info`: enough for a trainer to know that it talks to the right server.
+    """Answer of `GET /info`: enough for a trainer to know that this is the right server.
 
-    `instance` is another one at each start of a server. `broken` says why it holds no whole version (a full push
-    repairs that; `weight_version` is then only what the next one must be above), None where it does. `asleep` is the
-    level at which its engine sleeps, 0 while it is awake. `max_lora_rank` is None where adapters alone are not taken.
-    `own_base` is false once whole weights were pushed: an adapter would be put on those. `nccl_workers` is how many
-    processes take weights over NCCL, 0 where there is no GPU.
+    `instance` changes with each start of a server. `broken` says why it holds no whole version (a full push repairs
+    that; `weight_version` is then only a lower bound for the next one), None where it does. `asleep` is the sleep level
+    of its engine, 0 while it is awake. `max_lora_rank` is None where adapters alone are not accepted. `own_base` is
+    false once whole weights were pushed: an adapter would be applied to those. `nccl_workers` is how many processes
+    take weights over NCCL, 0 without a GPU.
     """
 
     instance: str
@@ -136,7 +139,7 @@ class ServerInfo(Wire):
 
 
 class LeaseRequest(Wire):
-    """Takes the lease, or with the `token` in force renews it. A taker that names its token may repeat itself."""
+    """Takes the lease, or renews it with the `token` in force. A request that names its token may be repeated."""
 
     owner: str = Field(min_length=1, max_length=200)
     ttl_seconds: float = Field(default=600.0, gt=0, le=86_400)
@@ -175,7 +178,7 @@ class BucketFile(Wire):
 
 
 class ChannelRequest(Wire):
-    """Makes the engine's workers ranks 1, 2, ... of the NCCL group of this id (base64); the asker is rank 0."""
+    """Makes the engine's workers ranks 1, 2, ... of the NCCL group of this id (base64); the client is rank 0."""
 
     unique_id: str = Field(pattern="^[A-Za-z0-9+/]{171}=$")
     world_size: int = Field(ge=2, le=100_000)
@@ -188,7 +191,7 @@ class StreamedTensor(Wire):
 
 
 class StreamedBucket(Wire):
-    """Bucket `index` comes over NCCL while this is being answered: its tensors, one broadcast from rank 0 each."""
+    """Bucket `index` comes over NCCL while the server answers: its tensors, one broadcast from rank 0 each."""
 
     version: int = Field(ge=1)
     index: int = Field(ge=0, lt=1_000_000)
@@ -197,8 +200,8 @@ class StreamedBucket(Wire):
 
 class UpdateCommit(Wire):
     """Closes an update. `content_hash` is the XXH3 over the buckets' digests in order; such a digest is of
-    the bucket's bytes, or for NCCL of its tensors' names, dtypes and shapes. `policy` is what becomes of running
-    rollouts, None for the server's own `--update_policy`."""
+    the bucket's bytes, or for NCCL of its tensors' names, dtypes and shapes. `policy` is for running rollouts, None
+    for the server's own `--update_policy`."""
 
     version: int = Field(ge=1)
     buckets: int = Field(ge=1)
@@ -247,3 +250,20 @@ class ScoreResponse(Wire):
     logprobs: tuple[tuple[float, ...], ...]
     weight_version: int
     copies: tuple[tuple[tuple[float, ...], ...], ...] = ()
+
+
+class HasVocabulary(Protocol):
+    def get_vocab(self) -> Mapping[str, int]: ...
+
+
+def tokenizer_hash(tokenizer: HasVocabulary) -> str:
+    """SHA-256 (hex) over the sorted vocabulary, added tokens included: trainer and server mean the same tokens."""
+    pairs = sorted(tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(pairs, ensure_ascii=True).encode()).hexdigest()
+
+
+def completion_seed(run_seed: int, *where: object) -> int:
+    """A completion's own seed, 63 bits, from the run's seed and its place in the run: its text does not depend on what
+    else is in the batch."""
+    text = "/".join(map(str, (run_seed, *where)))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

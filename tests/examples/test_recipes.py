@@ -252,7 +252,7 @@ def test_swift_check_passes(calls, data: Path, monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_the_page_says_what_is_there(recipe: str) -> None:
     """Flags on our side of the table exist; the commands at the end parse, and what curl sends is a chat request."""
-    from swift_r1.inference.openai.requests import ChatRequest
+    from swift_r1.inference.openai_messages import ChatRequest
 
     page = (EXAMPLES / recipe / "README.md").read_text()
     rows = [re.split(r"(?<!\\)\|", line) for line in page.splitlines() if line.startswith("| ")]

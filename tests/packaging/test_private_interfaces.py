@@ -85,7 +85,7 @@ RELIED_ON = {
         ("transformers", "core_model_loading.py", "revert_weight_conversion(model state_dict)"),
         ("transformers", "modeling_utils.py", "PreTrainedModel._keys_to_ignore_on_save"),
     ],
-    "shared prompts and decoding of many completions (models/attention.py, rollout/engines)": [
+    "shared prompts and decoding of many completions (models/attention.py, inference/engines)": [
         ("transformers", "integrations/sdpa_attention.py", "sdpa_attention_forward(module query key value)"),
         ("transformers", "masking_utils.py", "ALL_MASK_ATTENTION_FUNCTIONS"),
         ("transformers", "configuration_utils.py", "PreTrainedConfig._attn_implementation"),

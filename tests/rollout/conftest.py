@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import uvicorn
 
-from swift_r1.inference.config import ServerConfig
-from swift_r1.inference.lifecycle import Lifecycle
+from swift_r1.arguments.server import RolloutArguments
 from swift_r1.inference.routes import create_app
+from swift_r1.inference.service import Lifecycle
 from swift_r1.sampling.pool.client import RolloutClient
 
 WAIT_S = 60
@@ -37,7 +37,7 @@ def serve_engine() -> Iterator[Callable[..., str]]:
     stops: list[Callable[[], None]] = []
 
     def serve(engine: Any, expected: Any, **config: Any) -> str:
-        lifecycle = Lifecycle(ServerConfig(model="none", **config), lambda: (engine, expected))
+        lifecycle = Lifecycle(RolloutArguments(model="none", **config), lambda: (engine, expected))
         server = uvicorn.Server(uvicorn.Config(create_app(lifecycle, None), port=0, log_level="error"))
         listening = threading.Event()
 

@@ -32,8 +32,7 @@ from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.writer import WeightWriter
-from swift_r1.wire.identity import tokenizer_hash
-from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, tokenizer_hash
 
 PHASES = ("begin", "bucket", "commit", "generation", "idle")
 WAIT_S = 300

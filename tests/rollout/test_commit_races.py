@@ -1,4 +1,4 @@
-"""Commits that wait, and what must not come between: a successor, requests at the gate, the update's own deadline."""
+"""Commits that wait, and what must not come between: a successor, requests that wait, the update's own deadline."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import httpx
 import pytest
 import torch
 
-from swift_r1.inference.admission import Gate
+from swift_r1.arguments.server import RolloutArguments
+from swift_r1.inference.admission import Admission
 from swift_r1.inference.engines.base import EngineInfo, Generated
-from swift_r1.inference.updates import WeightUpdates
 from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.weights.hashing import bucket_digest, content_hash
 from swift_r1.weights.push import to_bytes
+from swift_r1.weights.update import UpdateMachine
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 WAIT_S = 20
@@ -100,27 +102,25 @@ def test_a_dead_trainers_commit_leaves_its_successors_update_alone(
 
 
 def test_nothing_comes_in_between_a_load_that_failed_and_the_word_of_it() -> None:
-    """On Python 3.11 a waiting request that is let in holds the gate's lock over several turns of the loop."""
-
     async def admitted() -> int:
-        gate = Gate()
+        machine = SimpleNamespace(pending_version=1, broken=None, owner="me")
+        admission = Admission(RolloutArguments(update_timeout=WAIT_S), cast(UpdateMachine, machine))
         inside = 0
 
         async def ask() -> None:
             nonlocal inside
-            with contextlib.suppress(Refused):
-                async with gate.shared(WAIT_S):
+            with contextlib.suppress(HTTPError):
+                async with admission.admitted():
                     inside += 1
 
-        await gate.close("update", "the update")
         asked = [asyncio.create_task(ask()) for _ in range(5)]
         for _ in range(100):
             await asyncio.sleep(0)
-        failed = SimpleNamespace(pending_version=None, broken="half of it is loaded", owner="me")
+        machine.pending_version, machine.broken = None, "half of it is loaded"
         asked.append(asyncio.create_task(ask()))
-        told = asyncio.create_task(WeightUpdates._sync_gate(SimpleNamespace(machine=failed, gate=gate)))
+        admission.notify()
         asked += [asyncio.create_task(ask()) for _ in range(3)]
-        await asyncio.gather(*asked, told)
+        await asyncio.gather(*asked)
         return inside
 
     assert asyncio.run(admitted()) == 0

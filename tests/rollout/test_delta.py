@@ -17,7 +17,7 @@ from swift_r1.weights.hashing import bucket_digest, content_hash
 from swift_r1.weights.push import to_bytes
 from swift_r1.weights.snapshot import KeptWeights, Superseded
 from swift_r1.weights.staging import Staging
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 
 WORDS = 200_000
 
@@ -119,11 +119,11 @@ def test_the_server_makes_the_new_file_of_the_old_one(staging: Staging) -> None:
         assert staging.base is None and made.path.read_bytes() == new and made.digest == bucket_digest(new)
         # Its file was used up; another outcome than promised is refused, and no file is left of it.
         for index, promised, says in ((0, "0" * 32, "not here any more"), (1, "0" * 32, "not here")):
-            with pytest.raises(Refused, match=says):
+            with pytest.raises(HTTPError, match=says):
                 await staging.change(index, chunks(change), promised)
         staging.forget([made])
         staging.hold(1, "g")
-        with pytest.raises(Refused, match="is not what was promised"):
+        with pytest.raises(HTTPError, match="is not what was promised"):
             await staging.change(0, chunks(change), "0" * 32)
         staging.hold(1, "g")
         assert staging.base is None and not list(Path(staging.folder).iterdir())

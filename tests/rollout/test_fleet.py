@@ -31,8 +31,7 @@ from swift_r1.sampling.weight_check import TOLERANCE
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import expected_weights
-from swift_r1.wire.identity import tokenizer_hash
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
 
 BACK_WITHIN_S = 240
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
@@ -406,12 +405,12 @@ def test_a_server_that_dies_of_every_request_is_given_up(
     connect: Any, tiny_model: Path, tiny_engine: Any, serve_engine: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It refuses for now, again and again; the other goes on alone."""
-    from swift_r1.wire.http_errors import Refused
+    from swift_r1.wire.http_errors import HTTPError
 
     engines = [tiny_engine(str(tiny_model)) for _ in range(2)]
 
     async def refuses(*_args: Any) -> Any:
-        raise Refused(503, "not now", 1)
+        raise HTTPError(503, "not now", 1)
 
     engines[0].generate = refuses
     expected = expected_weights(str(tiny_model))

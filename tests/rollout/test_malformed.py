@@ -20,7 +20,7 @@ from schemathesis import GenerationMode
 
 from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, TokenLogprob
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 EXPECTED = {"w": (2,)}
@@ -35,6 +35,7 @@ class QuickEngine:
     turn_end = None
 
     def __init__(self) -> None:
+        self.prompts = self
         self.info = EngineInfo("quick", "0", VOCABULARY, "", LENGTH, "float32")
 
     def _check(self, prompt: Sequence[int], sampling: SamplingParams) -> None:
@@ -57,7 +58,7 @@ class QuickEngine:
 
     def encode(self, text: str) -> tuple[int, ...]:
         if not text:
-            raise Refused(400, "the prompt has no tokens")
+            raise HTTPError(400, "the prompt has no tokens")
         return tuple(byte % VOCABULARY for byte in text.encode())
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:

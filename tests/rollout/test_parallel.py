@@ -14,10 +14,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import UsageError
-from swift_r1.inference.config import ServerConfig
-from swift_r1.inference.engines.base import EngineInfo, Generated
-from swift_r1.inference.engines.replicas import Replicas
+from swift_r1.inference.engines.base import EngineInfo, Generated, Replicas
 from swift_r1.inference.engines.vllm_start import replica_environments
 from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.weight_check import mean_difference, probe_sequences
@@ -30,6 +29,7 @@ class Copy:
     """An engine that says its `number` once it is released."""
 
     scores_alone = False
+    prompts = None
     dead = False
 
     def __init__(self, number: int) -> None:
@@ -87,7 +87,7 @@ def test_each_copy_has_its_part_of_the_cpu() -> None:
     name = "VLLM_CPU_OMP_THREADS_BIND"
 
     def parts(copies: int, each: int, binding: str) -> list[dict[str, str]]:
-        config = ServerConfig("m", vllm_data_parallel_size=copies, vllm_tensor_parallel_size=each)
+        config = RolloutArguments(model="m", vllm_data_parallel_size=copies, vllm_tensor_parallel_size=each)
         return replica_environments({name: binding}, config, has_gpu=False)
 
     assert parts(1, 2, "0|1") == [{}]
@@ -97,7 +97,7 @@ def test_each_copy_has_its_part_of_the_cpu() -> None:
 
 
 def test_each_copy_has_its_gpus() -> None:
-    config = ServerConfig("m", vllm_data_parallel_size=2, vllm_tensor_parallel_size=2)
+    config = RolloutArguments(model="m", vllm_data_parallel_size=2, vllm_tensor_parallel_size=2)
     name = "CUDA_VISIBLE_DEVICES"
     assert replica_environments({name: "4,5,6,7"}, config, has_gpu=True) == [{name: "4,5"}, {name: "6,7"}]
     with pytest.raises(UsageError, match="2 copies of 2 GPUs each need 4 GPUs, and 3 are here"):

@@ -26,8 +26,7 @@ from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire.http_errors import ServerRefused
-from swift_r1.wire.identity import tokenizer_hash
-from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, tokenizer_hash
 
 BACK_WITHIN_S = 240
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)

@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from swift_r1.errors import RunFailed
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.wire.identity import tokenizer_hash
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
 
 PROMPT = (1, 20, 31, 42, 7)
 

@@ -33,6 +33,7 @@ class EndlessEngine:
     turn_end = None
 
     def __init__(self) -> None:
+        self.prompts = self
         self.info = EngineInfo("endless", "0", 10, "", 1000, "float32")
         self.may_end = threading.Event()
         self.streams = self.stopped = 0

@@ -28,8 +28,7 @@ from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import expected_weights
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.http_errors import ServerRefused
-from swift_r1.wire.identity import tokenizer_hash
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
 from tests.rollout.test_fleet import learn, requests, until
 from tests.tiny_server import TinyEngine
 

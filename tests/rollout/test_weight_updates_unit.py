@@ -19,7 +19,7 @@ from swift_r1.weights.header import TensorEntry, read_header
 from swift_r1.weights.push import in_buckets, to_bytes
 from swift_r1.weights.staging import StagedBucket, Staging
 from swift_r1.weights.update import UpdateMachine
-from swift_r1.wire.http_errors import Refused
+from swift_r1.wire.http_errors import HTTPError
 
 EXPECTED = {"a": (2, 3), "b": (4,)}
 
@@ -60,13 +60,13 @@ def test_a_whole_update_serves_the_next_version(machine: UpdateMachine, discarde
     total = content_hash(part.digest for part in parts)
     assert machine.start_loading(token, 1, 2, total) == parts
     assert machine.version == 0
-    with pytest.raises(Refused, match="being loaded right now"):
+    with pytest.raises(HTTPError, match="being loaded right now"):
         machine.abort(token, 1)
     machine.loaded()
     assert (machine.version, machine.pending_version, discarded) == (1, None, parts)
     assert machine.already_committed(token, 1, total)
     assert not machine.already_committed(token, 1, "0" * 32)
-    with pytest.raises(Refused, match="not after the served version 1"):
+    with pytest.raises(HTTPError, match="not after the served version 1"):
         machine.begin(token, 1)
 
 
@@ -91,7 +91,7 @@ def test_a_silent_trainer_loses_its_lease_and_the_next_takes_over(
     first = machine.take_lease("first", 10)
     machine.begin(first, 1)
     machine.add_bucket(first, 1, bucket(0, "a"))
-    with pytest.raises(Refused, match=r"first writes this server.s weights \(its lease has 10 s left\)"):
+    with pytest.raises(HTTPError, match=r"first writes this server.s weights \(its lease has 10 s left\)"):
         machine.take_lease("second", 10)
     assert machine.take_lease("first", 10, first) == first and machine.staged == 1
     clock.now = 9
@@ -101,7 +101,7 @@ def test_a_silent_trainer_loses_its_lease_and_the_next_takes_over(
     clock.now = 20
     second = machine.take_lease("second", 10)
     assert machine.pending_version is None and len(discarded) == 1
-    with pytest.raises(Refused, match="second holds it"):
+    with pytest.raises(HTTPError, match="second holds it"):
         machine.begin(first, 1)
     machine.begin(second, 1)
 
@@ -115,7 +115,7 @@ def test_an_update_that_stands_still_is_given_up_before_its_long_lease(machine: 
     assert machine.expire() is None
     clock.now = 110
     assert machine.expire() == "trainer left the update to version 1 for 60 s"
-    with pytest.raises(Refused, match="no update is open"):
+    with pytest.raises(HTTPError, match="no update is open"):
         machine.add_bucket(token, 1, bucket(1, "b"))
     machine.begin(token, 1)
 
@@ -128,7 +128,7 @@ def test_a_lease_does_not_expire_while_the_engine_loads(machine: UpdateMachine, 
     machine.start_loading(token, 1, 1, content_hash([whole.digest]))
     clock.now = 100
     assert machine.expire() is None
-    with pytest.raises(Refused):
+    with pytest.raises(HTTPError):
         machine.take_lease("another", 10)
     machine.loaded()
     assert machine.version == 1 and machine.owner == "trainer"
@@ -145,11 +145,11 @@ def test_repeated_and_misplaced_buckets(machine: UpdateMachine, discarded: list[
         (bucket(2, "b"), "out of order, the next one is 1"),
         (bucket(1, "a"), "a was sent twice"),
     ]:
-        with pytest.raises(Refused, match=sentence):
+        with pytest.raises(HTTPError, match=sentence):
             machine.add_bucket(token, 3, refused)
-    with pytest.raises(Refused, match="version 3 is being updated, not 2"):
+    with pytest.raises(HTTPError, match="version 3 is being updated, not 2"):
         machine.add_bucket(token, 2, bucket(1, "b"))
-    with pytest.raises(Refused, match="1 of 2 weights were not sent: b"):
+    with pytest.raises(HTTPError, match="1 of 2 weights were not sent: b"):
         machine.start_loading(token, 3, 1, content_hash([bucket(0, "a").digest]))
     assert machine.pending_version is None
 
@@ -198,7 +198,7 @@ def test_no_order_of_calls_serves_a_mixture(steps: list[str]) -> None:
                 machine.expire()
             elif step == "release":
                 machine.release(token)
-        except Refused as refused:
+        except HTTPError as refused:
             assert refused.status in (409, 422)
         assert machine.version == before
         assert loading == (machine.pending_version is not None and loading)
@@ -227,7 +227,7 @@ def safetensors(header: object, data: bytes) -> bytes:
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, body: bytes, sentence: str) -> None:
     path = tmp_path / "bucket"
     path.write_bytes(body)
-    with pytest.raises(Refused, match=sentence):
+    with pytest.raises(HTTPError, match=sentence):
         read_header(path)
 
 
@@ -235,7 +235,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, body: bytes, sen
 def test_no_bytes_break_the_header_reader(tmp_path_factory: pytest.TempPathFactory, body: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any-bytes"
     path.write_bytes(body)
-    with pytest.raises(Refused):
+    with pytest.raises(HTTPError):
         read_header(path)
 
 
@@ -264,9 +264,9 @@ def test_staging_streams_hashes_and_limits() -> None:
     try:
         staged = write(body, bucket_digest(body))
         assert staged.path.read_bytes() == body and staged.digest == bucket_digest(body)
-        with pytest.raises(Refused, match="their hash differs"):
+        with pytest.raises(HTTPError, match="their hash differs"):
             write(body[:-1] + b"x", bucket_digest(body))
-        with pytest.raises(Refused, match="larger than the whole model"):
+        with pytest.raises(HTTPError, match="larger than the whole model"):
             write(bytes(3000), None)
         assert list(staging.folder.iterdir()) == [staged.path]
     finally:

@@ -154,7 +154,7 @@ def test_requests_of_different_lengths_are_decoded_together(model):
         request.model_copy(update={"sampling": request.sampling.model_copy(update={"max_tokens": limit})})
         for request, limit in zip(requests([5, 9, 7], ignore_eos=True), (3, 24, 11), strict=True)
     ]
-    waves = list(engine(model)._waves(asked, [_Row(number, 0, 0) for number in range(3)]))
+    waves = list(engine(model)._waves(asked, [_Row(number, 0) for number in range(3)]))
     assert len(waves) == 1
     told = []
     together = engine(model).generate(asked, 0, told.append)

@@ -191,7 +191,7 @@ def test_an_attention_that_forgets_its_window_is_found(tmp_path, monkeypatch):
     """At the length of a real window, which no probe reaches: windows are narrowed for it."""
     from transformers import AttentionInterface
 
-    from swift_r1.inference.engines import attention as decoding
+    from swift_r1.inference.engines import decoding
     from swift_r1.models import attention as training
 
     def forgetting(own):

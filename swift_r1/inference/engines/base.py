@@ -1,12 +1,17 @@
-"""What the server asks of an engine."""
+"""What the server asks of an engine; and several copies of a model as one."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
+from swift_r1.data.prompt_templates import rendered, turn_end
+from swift_r1.wire.http_errors import HTTPError
 from swift_r1.wire.protocol import AdapterConfig, FinishReason, SamplingParams, StreamedTensor
 
 
@@ -58,22 +63,55 @@ class Piece:
     finish_reason: FinishReason | None = None
 
 
-class Engine(Protocol):
+class Prompts:
+    """Token ids of OpenAI's prompts, by the engine's Hugging Face tokenizer."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """The conversation in the model's template, with the opening of an answer.
+
+        Raises:
+            HTTPError: 400 where the model has no template, or its template refuses the messages.
+        """
+        from jinja2 import TemplateError
+
+        if not self._tokenizer.chat_template:
+            raise HTTPError(400, "this model has no chat template: use /v1/completions")
+        try:
+            return tuple(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+        except TemplateError as error:
+            raise HTTPError(400, f"the model's chat template refuses the messages: {error}") from error
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Raises HTTPError (400) for a text without tokens."""
+        tokens = tuple(self._tokenizer.encode(text))
+        if not tokens:
+            raise HTTPError(400, "the prompt has no tokens")
+        return tokens
+
+    @cached_property
+    def turn_end(self) -> int | None:
+        """The token that ends an answer in the model's template, where there is one."""
+        return turn_end(partial(rendered, self._tokenizer), self._tokenizer)
+
+
+class InferenceEngine(Protocol):
     """An engine with one set of weights. Methods raise EngineDead once its process is gone.
 
     Attributes:
+        scores_alone: whether `score` must be the only call that runs.
         next_version: set before a load: the version of what it loads.
     """
 
     info: EngineInfo
+    prompts: Prompts
+    scores_alone: bool
     next_version: int
 
     @property
     def dead(self) -> bool: ...
-
-    @property
-    def scores_alone(self) -> bool:
-        """Whether `score` must be the only call that runs."""
 
     async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
         """Samples one completion; cancelling the call stops the engine's work on it."""
@@ -81,26 +119,8 @@ class Engine(Protocol):
     def stream(
         self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
     ) -> AsyncIterator[Piece]:
-        """Samples one completion, piece by piece; the last one has the reason of its end. `top_logprobs` of None leaves
+        """Samples one completion, piece by piece; the last one has the finish reason. `top_logprobs` of None leaves
         log-probs out."""
-
-    def render(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Token ids of the conversation in the model's template, with the opening of an answer.
-
-        Raises:
-            Refused: 400 where the model has no template, or its template refuses the messages.
-        """
-
-    @property
-    def turn_end(self) -> int | None:
-        """The token that ends an answer in the model's template, where one does."""
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of a plain text.
-
-        Raises:
-            Refused: 400 where it has none.
-        """
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         """The `L - 1` log-probs of a sequence's tokens after the first, under the temperature set last."""
@@ -137,10 +157,102 @@ class Engine(Protocol):
         """Gives its memory back: 1 keeps the weights on the host, 2 discards them. Only while nothing runs.
 
         Raises:
-            EngineDead: it did not work, and the engine cannot be used any more.
+            EngineDead: it failed, and the engine cannot be used any more.
         """
 
     async def wake(self, weights_only: bool = False) -> None:
         """Takes its memory again, or that of the weights alone, which is all that a load needs. Raises as `sleep`."""
 
     def shutdown(self) -> None: ...
+
+
+_NO_NCCL = "copies of a model take weights over http or shm"
+
+
+class Replicas:
+    """Several equal engines, each with a copy of the model, as one: each completion goes to the least loaded copy, new
+    weights to all.
+
+    vLLM's `data_parallel_size` does the first too; with an engine for each copy the server knows that every one has
+    loaded the whole version, and the probe can ask each.
+    """
+
+    def __init__(self, engines: Sequence[InferenceEngine]) -> None:
+        self.engines = engines
+        self._load = [0] * len(engines)
+        self.prompts, self.scores_alone = engines[0].prompts, engines[0].scores_alone
+        # A group of their workers would need a rank for each copy: weights come as files.
+        self.info = replace(engines[0].info, nccl_workers=0)
+
+    @property
+    def next_version(self) -> int:
+        return self.engines[0].next_version
+
+    @next_version.setter
+    def next_version(self, version: int) -> None:
+        for engine in self.engines:
+            engine.next_version = version
+
+    @property
+    def dead(self) -> bool:
+        return any(engine.dead for engine in self.engines)
+
+    async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
+        with self._least_loaded() as engine:
+            return await engine.generate(prompt, sampling, seed)
+
+    async def stream(
+        self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
+    ) -> AsyncIterator[Piece]:
+        with self._least_loaded() as engine:
+            async for piece in engine.stream(prompt, sampling, seed, top_logprobs):
+                yield piece
+
+    async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
+        with self._least_loaded() as engine:
+            return await engine.score(sequence)
+
+    async def set_score_temperature(self, temperature: float) -> None:
+        await _all(engine.set_score_temperature(temperature) for engine in self.engines)
+
+    async def load_weights(self, files: Sequence[Path]) -> None:
+        await _all(engine.load_weights(files) for engine in self.engines)
+
+    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig) -> None:
+        await _all(engine.load_adapter(files, config) for engine in self.engines)
+
+    async def sleep(self, level: int) -> None:
+        await _all(engine.sleep(level) for engine in self.engines)
+
+    async def wake(self, weights_only: bool = False) -> None:
+        await _all(engine.wake(weights_only) for engine in self.engines)
+
+    async def join_nccl(self, unique_id: str, world_size: int) -> None:
+        raise NotImplementedError(_NO_NCCL)
+
+    async def receive_weights(self, tensors: Sequence[StreamedTensor], first: bool) -> None:
+        raise NotImplementedError(_NO_NCCL)
+
+    async def finish_receiving(self) -> None:
+        raise NotImplementedError(_NO_NCCL)
+
+    def shutdown(self) -> None:
+        for engine in self.engines:
+            engine.shutdown()
+
+    @contextmanager
+    def _least_loaded(self) -> Iterator[InferenceEngine]:
+        number = min(range(len(self.engines)), key=self._load.__getitem__)
+        self._load[number] += 1
+        try:
+            yield self.engines[number]
+        finally:
+            self._load[number] -= 1
+
+
+async def _all(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Waits for all, also where one has failed: none may still read when its files are removed."""
+    ended = await asyncio.gather(*work, return_exceptions=True)
+    for one in ended:
+        if isinstance(one, BaseException):
+            raise one

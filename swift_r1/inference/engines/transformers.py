@@ -1,23 +1,22 @@
 """The embedded engine: completions from a transformers model in the trainer's own process.
 
-It decodes all completions of a round together, on the very weights that are being trained: each prompt is
-read once and its keys and values are shared out to its `n` completions; rows that end leave the batch.
+It decodes all completions of a round together, with the weights in training: each prompt is read once, its keys and
+values are repeated for its `n` completions, and rows that end leave the batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
-from swift_r1.inference.engines.attention import decoding
-from swift_r1.inference.engines.kv_cache import AppendCache, check_layers, left_padded
-from swift_r1.inference.engines.sampling import sample, uniform_streams
-from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
+from swift_r1.inference.engines.decoding import AppendCache, check_layers, decoding, sample, uniform_streams
+from swift_r1.wire.protocol import Completion, FinishReason, RolloutOutput, RolloutRequest, SamplingParams
 
 _CACHE_BYTES = 2 * 2**30
 _COMPACT_BELOW = 0.75
@@ -31,44 +30,35 @@ class Decoder(Protocol):
 
 @dataclass(slots=True)
 class _Row:
-    """One completion in the making; `request` and `index` say whose it is."""
+    """One completion of the request of this number, None until it has ended."""
 
     request: int
-    index: int
     seed: int
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: str = ""
-
-    def completion(self, weight_version: int) -> Completion:
-        return Completion(
-            token_ids=tuple(self.token_ids),
-            logprobs=tuple(self.logprobs),
-            finish_reason=self.finish_reason,
-            weight_version=weight_version,
-        )
+    completion: Completion | None = None
 
 
 class TransformersEngine:
     """Generates with `model` (a causal LM, as `from_pretrained` gives it).
 
     Args:
-        model: the weights to sample from; the trainer may change them between calls.
+        model: the trainer may change its weights between calls.
         tokenizer: decodes text where stop strings are asked for.
         eos_token_ids: tokens that end a completion.
-        pad_token_id: fills shorter prompts on the left; its value is never seen by attention.
+        pad_token_id: fills shorter prompts on the left; attention never sees it.
 
     Raises:
-        UsageError: for an architecture whose cache this engine does not carry.
+        UsageError: for an architecture whose layers need another cache.
     """
 
-    def __init__(self, model: nn.Module, tokenizer: Decoder, eos_token_ids: Sequence[int], pad_token_id: int) -> None:
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: Decoder, eos_token_ids: Sequence[int], pad_token_id: int
+    ) -> None:
         self.config = model.config.get_text_config()
         check_layers(self.config)
         self.model, self.tokenizer = model, tokenizer
         self.eos = torch.tensor(sorted(eos_token_ids), dtype=torch.long)
         self.pad_token_id = pad_token_id
-        self._bytes_a_token = 0  # of the cache, known once a prompt was read
+        self._bytes_per_token = 0  # of the cache, known once a prompt was read
 
     def generate(
         self,
@@ -80,48 +70,43 @@ class TransformersEngine:
         """Completions of all requests, in order.
 
         Args:
-            on_done: told how many more completions have ended.
-            on_output: given each request's number and completions as soon as all of them have ended.
+            on_done: called with the number of completions that have just ended.
+            on_output: called with each request's number and output as soon as all its completions have ended.
 
         Raises:
-            ValueError: if a request has no seeds, or not one a completion.
+            ValueError: if a request does not have one seed per completion.
         """
-        rows: list[_Row] = []
+        groups: list[list[_Row]] = []
         for number, request in enumerate(requests):
             if request.seeds is None or len(request.seeds) != request.n:
-                raise ValueError(f"request {request.request_id}: one seed a completion is needed")
-            rows += [_Row(number, index, seed) for index, seed in enumerate(request.seeds)]
-        groups: list[list[_Row]] = [[] for _ in requests]
-        for row in rows:
-            groups[row.request].append(row)
+                raise ValueError(f"request {request.request_id}: one seed per completion is needed")
+            groups.append([_Row(number, seed) for seed in request.seeds])
         outputs: dict[int, RolloutOutput] = {}
 
         def ended(done: Sequence[_Row]) -> None:
             on_done(len(done))
             for number in dict.fromkeys(row.request for row in done):
-                if all(row.finish_reason for row in groups[number]):
-                    completions = tuple(row.completion(weight_version) for row in groups[number])
+                completions = tuple(row.completion for row in groups[number] if row.completion is not None)
+                if len(completions) == requests[number].n:
                     outputs[number] = RolloutOutput(request_id=requests[number].request_id, completions=completions)
                     on_output(number, outputs[number])
 
         with _evaluating(self.model), torch.inference_mode():
-            for wave in self._waves(requests, rows):
-                self._decode(requests, wave, ended)
+            for wave in self._waves(requests, [row for group in groups for row in group]):
+                self._decode(requests, wave, weight_version, ended)
         return [outputs[number] for number in range(len(requests))]
 
     def _waves(self, requests: Sequence[RolloutRequest], rows: list[_Row]) -> Iterator[list[_Row]]:
-        """Rows that are decoded together: same sampling but for `max_tokens`, similar prompts, a cache that fits."""
-        kinds = [request.sampling.model_copy(update={"max_tokens": 1}) for request in requests]
-        order = sorted(range(len(requests)), key=lambda r: (repr(kinds[r]), len(requests[r].prompt_token_ids)))
-        rank = {request: position for position, request in enumerate(order)}
-        rows = sorted(rows, key=lambda row: rank[row.request])
-        if not self._bytes_a_token:
-            self._bytes_a_token = self._read_prompts([(self.pad_token_id,)])[1].cache.bytes_a_token()
+        """Rows that are decoded together: same sampling except `max_tokens`, similar prompts, a cache that fits."""
+        kinds = [repr(request.sampling.model_copy(update={"max_tokens": 1})) for request in requests]
+        lengths = [len(request.prompt_token_ids) for request in requests]
+        rows = sorted(rows, key=lambda row: (kinds[row.request], lengths[row.request], row.request))
+        if not self._bytes_per_token:
+            self._bytes_per_token = self._read_prompts([(self.pad_token_id,)])[1].cache.bytes_per_token()
         wave: list[_Row] = []
         for row in rows:
-            request = requests[row.request]
-            length = len(request.prompt_token_ids) + request.sampling.max_tokens
-            full = (len(wave) + 1) * length * self._bytes_a_token > _CACHE_BYTES
+            length = lengths[row.request] + requests[row.request].sampling.max_tokens
+            full = (len(wave) + 1) * length * self._bytes_per_token > _CACHE_BYTES
             if wave and (full or kinds[wave[0].request] != kinds[row.request]):
                 yield wave
                 wave = []
@@ -130,7 +115,11 @@ class TransformersEngine:
             yield wave
 
     def _decode(
-        self, requests: Sequence[RolloutRequest], wave: list[_Row], on_ended: Callable[[Sequence[_Row]], None]
+        self,
+        requests: Sequence[RolloutRequest],
+        wave: list[_Row],
+        weight_version: int,
+        on_ended: Callable[[Sequence[_Row]], None],
     ) -> None:
         """Fills the rows of a wave; those that have ended are given to `on_ended` while the others go on."""
         device = self.model.device
@@ -143,11 +132,16 @@ class TransformersEngine:
         logprobs = torch.zeros(len(wave), longest, device=device)
         over = torch.zeros(len(wave), dtype=torch.bool, device=device)
 
-        def finish(places: Tensor, length: int, reason: str) -> None:
+        def finish(places: Tensor, length: int, reason: FinishReason) -> None:
             ids, values = written[places, :length].tolist(), logprobs[places, :length].tolist()
             done = [wave[place] for place in places.tolist()]
             for row, row_ids, row_values in zip(done, ids, values, strict=True):
-                row.token_ids, row.logprobs, row.finish_reason = row_ids, row_values, reason
+                row.completion = Completion(
+                    token_ids=tuple(row_ids),
+                    logprobs=tuple(row_values),
+                    finish_reason=reason,
+                    weight_version=weight_version,
+                )
             on_ended(done)
 
         # `rows` are the completions still in the batch; ended ones leave it when enough have gathered.
@@ -161,10 +155,11 @@ class TransformersEngine:
                 ended |= self._hits_stop_string(written[rows, : step + 1], sampling.stop)
             running = ~over[rows]
             stopped, full = rows[ended & running], rows[~ended & running & (limits[rows] == step + 1)]
-            for places, reason in ((stopped, "stop"), (full, "length")):
-                if len(places):
-                    over[places] = True
-                    finish(places, step + 1, reason)
+            over[stopped], over[full] = True, True
+            if len(stopped):
+                finish(stopped, step + 1, "stop")
+            if len(full):
+                finish(full, step + 1, "length")
             alive = ~over[rows]
             count = int(alive.sum())
             if count == 0:
@@ -186,17 +181,20 @@ class TransformersEngine:
 
     def _read_prompts(self, prompts: list[tuple[int, ...]]) -> tuple[Tensor, _DecodeState]:
         """Reads each different prompt once; gives every row the logits of its first token."""
+        device = self.model.device
         different = list(dict.fromkeys(prompts))
-        token_ids, lengths = left_padded(different, self.pad_token_id, self.model.device)
-        width = token_ids.shape[1]
-        columns = torch.arange(width, device=token_ids.device)
+        width = max(map(len, different))
+        padded = [[self.pad_token_id] * (width - len(prompt)) + list(prompt) for prompt in different]
+        token_ids = torch.tensor(padded, device=device)
+        lengths = torch.tensor([len(prompt) for prompt in different], device=device)
+        columns = torch.arange(width, device=device)
         attended = columns >= (width - lengths)[:, None]
         cache = AppendCache(self.config)
         ragged = not bool(attended.all())
         positions = (columns - (width - lengths)[:, None]).clamp(min=0)
         logits = self._last_logits(token_ids, attended if ragged else None, positions, cache)
         where = {prompt: number for number, prompt in enumerate(different)}
-        rows = torch.tensor([where[prompt] for prompt in prompts], device=token_ids.device)
+        rows = torch.tensor([where[prompt] for prompt in prompts], device=device)
         state = _DecodeState(cache, lengths, attended if ragged else None)
         return logits[rows], state.select_rows(rows)
 
@@ -229,7 +227,7 @@ class _DecodeState:
     attended: Tensor | None
 
     def select_rows(self, rows: Tensor) -> _DecodeState:
-        self.cache.select_rows(rows)
+        self.cache.reorder_cache(cast(torch.LongTensor, rows))
         return _DecodeState(self.cache, self.positions[rows], None if self.attended is None else self.attended[rows])
 
     def advance(self) -> Tensor | None:
@@ -242,10 +240,10 @@ class _DecodeState:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def _evaluating(model: PreTrainedModel) -> Iterator[None]:
     """Evaluation mode (no dropout, and gradient checkpointing would switch the cache off), then back."""
     training = model.training
-    model.eval()
+    model.train(False)
     try:
         yield
     finally:

@@ -6,23 +6,25 @@ import asyncio
 import logging
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from swift_r1.data.prompt_templates import rendered, turn_end
-from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, TokenLogprob
+import vllm
+from vllm.inputs import tokens_input
+from vllm.logprobs import Logprob
+from vllm.lora.request import LoRARequest
+from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import SamplingParams as VllmSampling
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, Prompts, TokenLogprob
 from swift_r1.weights.adapter import write_adapter
-from swift_r1.wire.http_errors import EngineDead, Refused
-from swift_r1.wire.identity import tokenizer_hash
-from swift_r1.wire.protocol import AdapterConfig, SamplingParams, StreamedTensor
-
-if TYPE_CHECKING:
-    from vllm.lora.request import LoRARequest
-    from vllm.outputs import CompletionOutput, RequestOutput
-    from vllm.v1.engine.async_llm import AsyncLLM
+from swift_r1.wire.http_errors import EngineDead
+from swift_r1.wire.protocol import AdapterConfig, FinishReason, SamplingParams, StreamedTensor, tokenizer_hash
 
 logger = logging.getLogger("swift_r1.inference.vllm")
 
@@ -30,27 +32,26 @@ T = TypeVar("T")
 
 
 class VllmEngine:
-    """Wraps a running AsyncLLM; one engine request a completion, so that a seed pins its completion.
+    """Wraps a running AsyncLLM; each completion is an engine request of its own, so that its seed determines it.
 
     Args:
-        llm: started with `start_vllm`.
         timeout: seconds that a call into the workers may take.
     """
 
     def __init__(self, llm: AsyncLLM, timeout: float) -> None:
-        import vllm
-
-        self._llm = llm
-        self._timeout = timeout
-        self._loads = 0
-        self.next_version = 0
-        self._version = 0
+        self._llm, self._timeout = llm, timeout
+        self._loads = 0  # of weights or adapters
+        self.next_version = self._version = 0
         self._adapter: _Adapter | None = None
         self._adapters = 0
         self._stuck = False
+        # With adapters, log-probs of a prompt beside any other sequence kill vLLM's engine (0.32: the adapter of its
+        # output head counts sequences, not tokens).
+        self.scores_alone = llm.vllm_config.lora_config is not None
         config = llm.vllm_config.model_config
         parallel = llm.vllm_config.parallel_config
-        self._tokenizer = tokenizer = llm.get_tokenizer()
+        tokenizer = llm.get_tokenizer()
+        self.prompts = Prompts(tokenizer)
         self.info = EngineInfo(
             name="vllm",
             version=vllm.__version__,
@@ -66,73 +67,37 @@ class VllmEngine:
     def dead(self) -> bool:
         return self._stuck or self._llm.errored
 
-    @property
-    def scores_alone(self) -> bool:
-        # With adapters, log-probs of a prompt beside any other sequence kill vLLM's engine (0.32: the adapter of its
-        # output head counts sequences, not tokens).
-        return self._llm.vllm_config.lora_config is not None
-
     async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
-        from vllm.sampling_params import RequestOutputKind
-
-        params = _sampling(sampling, seed, output_kind=RequestOutputKind.FINAL_ONLY, skip_special_tokens=False)
         # A completion ends with the adapter that it began with.
         versions = ((0, self._version),) if self._adapter is not None else None
-        output = (await self._run(prompt, params)).outputs[0]
+        output = (await self._final_output(prompt, _sampling(sampling, seed, skip_special_tokens=False))).outputs[0]
         if output.finish_reason not in ("stop", "length", "abort") or output.logprobs is None:
             raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r}")
         tokens = tuple(output.token_ids)
-        logprobs = tuple(entry[token].logprob for token, entry in zip(tokens, output.logprobs, strict=True))
-        return Generated(tokens, logprobs, output.finish_reason, versions or _versions(output))
+        reason = cast(FinishReason, output.finish_reason)
+        return Generated(tokens, _logprobs(tokens, output.logprobs), reason, versions or _versions(output))
 
     async def stream(
         self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
     ) -> AsyncIterator[Piece]:
-        from vllm.sampling_params import RequestOutputKind
-
         params = _sampling(sampling, seed, logprobs=top_logprobs, detokenize=True, output_kind=RequestOutputKind.DELTA)
         async for output in self._outputs(prompt, params):
             one = output.outputs[0]
             tokens = tuple(one.token_ids)
-            logprobs = ()
+            logprobs: tuple[TokenLogprob, ...] = ()
             if top_logprobs is not None and one.logprobs is not None:
-                logprobs = tuple(
-                    _token_logprob(token, entry, top_logprobs)
-                    for token, entry in zip(tokens, one.logprobs, strict=True)
-                )
-            yield Piece(tokens, one.text, logprobs, one.finish_reason)
-
-    def render(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        from jinja2 import TemplateError
-
-        if not self._tokenizer.chat_template:
-            raise Refused(400, "this model has no chat template: use /v1/completions")
-        try:
-            return tuple(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-        except TemplateError as error:
-            raise Refused(400, f"the model's chat template refuses the messages: {error}") from error
-
-    @cached_property
-    def turn_end(self) -> int | None:
-        return turn_end(partial(rendered, self._tokenizer), self._tokenizer)
-
-    def encode(self, text: str) -> tuple[int, ...]:
-        tokens = tuple(self._tokenizer.encode(text))
-        if not tokens:
-            raise Refused(400, "the prompt has no tokens")
-        return tokens
+                entries = zip(tokens, one.logprobs, strict=True)
+                logprobs = tuple(_token_logprob(token, entry or {}, top_logprobs) for token, entry in entries)
+            yield Piece(tokens, one.text, logprobs, cast(FinishReason | None, one.finish_reason))
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
-        from vllm.sampling_params import RequestOutputKind
-        from vllm.sampling_params import SamplingParams as VllmSampling
-
         params = VllmSampling(
             max_tokens=1, prompt_logprobs=0, detokenize=False, output_kind=RequestOutputKind.FINAL_ONLY
         )
-        entries = (await self._run(sequence, params)).prompt_logprobs
+        entries = (await self._final_output(sequence, params)).prompt_logprobs
         if entries is None or len(entries) != len(sequence):
             raise RuntimeError("vLLM returned no log-probs of the prompt")
-        return tuple(entry[token].logprob for token, entry in zip(sequence[1:], entries[1:], strict=True))
+        return _logprobs(sequence[1:], entries[1:])
 
     async def set_score_temperature(self, temperature: float) -> None:
         await self._on_workers("swift_set_logits_scale", 1.0 / temperature)
@@ -148,7 +113,7 @@ class VllmEngine:
         self._loads += 1
         self._use(None)
         self._version = self.next_version
-        # A step between the load and this is told as one of the older version, never the other way round.
+        # Tokens of a step between the load and this count as the older version's, never the other way round.
         await self._in_time(self._llm.update_weight_version(str(self._version)), "naming its weights")
         if not await self._in_time(self._llm.reset_prefix_cache(), "forgetting cached prefixes"):
             logger.info("requests are running: the prefix cache of the old weights stays until it is needed")
@@ -165,9 +130,7 @@ class VllmEngine:
         await self._loaded()
 
     async def load_adapter(self, files: Sequence[Path], config: AdapterConfig) -> None:
-        from vllm.lora.request import LoRARequest
-
-        # Never a number twice, also after a failure: vLLM does not read what it knows by its number again.
+        # A new number each time, also after a failure: vLLM does not read an adapter whose number it knows.
         self._adapters += 1
         folder = files[0].parent / f"adapter-{uuid.uuid4().hex}"
         adapter = _Adapter(LoRARequest(f"adapter-{self._adapters}", self._adapters, str(folder)))
@@ -190,7 +153,7 @@ class VllmEngine:
         await self._or_dead(self._llm.wake_up(["weights"] if weights_only else None), "waking up")
 
     async def _or_dead(self, work: Awaitable[Any], what: str) -> None:
-        """What may leave the engine with some of its memory and not the rest: only a new one helps then."""
+        """For what may leave the engine with only a part of its memory: it cannot be used after a failure."""
         try:
             await self._in_time(work, what)
         except Exception as error:
@@ -207,7 +170,7 @@ class VllmEngine:
         self._use(None)
         self._llm.shutdown()
 
-    async def _run(self, tokens: Sequence[int], params: Any) -> RequestOutput:
+    async def _final_output(self, tokens: Sequence[int], params: VllmSampling) -> RequestOutput:
         last = None
         async for output in self._outputs(tokens, params):
             last = output
@@ -215,17 +178,13 @@ class VllmEngine:
             raise RuntimeError("vLLM ended a request without an answer")
         return last
 
-    async def _outputs(self, tokens: Sequence[int], params: Any) -> AsyncIterator[RequestOutput]:
-        from vllm.inputs import tokens_input
-        from vllm.v1.engine.exceptions import EngineDeadError
-
+    async def _outputs(self, tokens: Sequence[int], params: VllmSampling) -> AsyncIterator[RequestOutput]:
         prompt = tokens_input(list(tokens), cache_salt=str(self._loads))
         adapter = self._adapter
         if adapter is not None:
             adapter.users += 1
         try:
-            # A name of its own for each engine request: a repeated one must not meet its cancelled twin.
-            name = uuid.uuid4().hex
+            name = uuid.uuid4().hex  # unique: a repeated request must not meet its cancelled twin
             lora = adapter.request if adapter is not None else None
             async for output in self._llm.generate(prompt, params, request_id=name, lora_request=lora):
                 yield output
@@ -241,7 +200,7 @@ class VllmEngine:
         return await self._in_time(self._llm.collective_rpc(method, args=args), method)
 
     async def _collectively(self, method: str, *args: Any) -> None:
-        """What the workers do together with the trainer: where that does not come, nothing ends their wait."""
+        """For what the workers do together with the trainer: nothing ends their wait for one that does not come."""
         try:
             await self._on_workers(method, *args)
         except TimeoutError as error:
@@ -249,8 +208,6 @@ class VllmEngine:
             raise EngineDead(f"its workers waited {self._timeout:g} s for the trainer in {method}") from error
 
     async def _in_time(self, work: Awaitable[T], what: str) -> T:
-        from vllm.v1.engine.exceptions import EngineDeadError
-
         try:
             return await asyncio.wait_for(work, self._timeout)
         except EngineDeadError as error:
@@ -259,7 +216,7 @@ class VllmEngine:
 
 @dataclass(slots=True, eq=False)
 class _Adapter:
-    """An adapter in a folder, which vLLM may read again for as long as requests use it."""
+    """An adapter in a folder, which vLLM may read again as long as requests use it."""
 
     request: LoRARequest
     users: int = 0
@@ -276,10 +233,8 @@ def _versions(output: CompletionOutput) -> tuple[tuple[int, int], ...] | None:
     return tuple((span.start, int(span.version) if span.version.isdigit() else 0) for span in spans)
 
 
-def _sampling(sampling: SamplingParams, seed: int | None, **more: Any) -> Any:
-    from vllm.sampling_params import SamplingParams as VllmSampling
-
-    values = {
+def _sampling(sampling: SamplingParams, seed: int | None, **more: Any) -> VllmSampling:
+    values: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
@@ -290,21 +245,21 @@ def _sampling(sampling: SamplingParams, seed: int | None, **more: Any) -> Any:
         "seed": seed,
         "logprobs": 0,
         "detokenize": bool(sampling.stop),
+        "output_kind": RequestOutputKind.FINAL_ONLY,
     }
     return VllmSampling(**values | more)
 
 
-def _token_logprob(token: int, entry: Mapping[int, Any], top: int) -> TokenLogprob:
-    """vLLM gives the sampled token beside the `top` likeliest, which it may be one of."""
-
-    def text(value: Any) -> str:
-        return value.decoded_token or ""
-
-    likeliest = sorted(entry.items(), key=lambda item: -item[1].logprob)[:top]
-    others = tuple(TokenLogprob(other, text(value), _finite(value.logprob)) for other, value in likeliest)
-    return TokenLogprob(token, text(entry[token]), _finite(entry[token].logprob), others)
+def _logprobs(tokens: Sequence[int], entries: Iterable[Mapping[int, Logprob] | None]) -> tuple[float, ...]:
+    return tuple((entry or {})[token].logprob for token, entry in zip(tokens, entries, strict=True))
 
 
-def _finite(logprob: float) -> float:
-    """What sampling has cut off (`top_p`, `top_k`) is at -inf, which JSON cannot say; OpenAI's floor is -9999."""
-    return max(logprob, -9999.0)
+def _token_logprob(token: int, entry: Mapping[int, Logprob], top: int) -> TokenLogprob:
+    """vLLM's `entry` has the sampled token beside the `top` likeliest, which it may be one of."""
+
+    def one(number: int, *others: TokenLogprob) -> TokenLogprob:
+        # What sampling has cut off (`top_p`, `top_k`) is at -inf, which JSON has no word for; OpenAI's floor is -9999.
+        return TokenLogprob(number, entry[number].decoded_token or "", max(entry[number].logprob, -9999.0), others)
+
+    likeliest = sorted(entry, key=lambda number: -entry[number].logprob)[:top]
+    return one(token, *map(one, likeliest))

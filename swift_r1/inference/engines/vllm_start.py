@@ -1,4 +1,4 @@
-"""Starts vLLM with the arguments that a server's flags amount to."""
+"""Starts vLLM with the arguments that follow from the server's flags."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import UsageError
-from swift_r1.inference.config import ServerConfig
-from swift_r1.inference.engines.environment import engine_environment
-from swift_r1.inference.engines.replicas import Replicas
-from swift_r1.inference.engines.vllm import VllmEngine
+from swift_r1.inference.engines.base import InferenceEngine, Replicas
 from swift_r1.weights.transport import seconds_for
 
 if TYPE_CHECKING:
@@ -23,26 +21,21 @@ logger = logging.getLogger("swift_r1.inference.vllm")
 
 _CPU_CACHE_BYTES = 2 << 30
 _WORKER = "swift_r1.inference.engines.vllm_worker.SwiftWorker"
-
-
-_PARTS = "VLLM_CPU_OMP_THREADS_BIND"
+_CPU_BINDING = "VLLM_CPU_OMP_THREADS_BIND"
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
-def start_vllm(config: ServerConfig, model_bytes: int) -> VllmEngine | Replicas:
-    """Loads the model into new engine processes, as many copies as were asked for, one after another. Blocks for
-    seconds to minutes; call it off the event loop. `model_bytes`, at most of all weights, give calls their limit.
-
-    Raises:
-        UsageError: for engine arguments that vLLM does not have, or does not take so.
-        Exception: what vLLM raised (no memory, broken model folder, ...).
-    """
+def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
+    """Loads the model into new engine processes, as many copies as were asked for, one after another; see
+    `start_engine`."""
     from vllm.platforms import current_platform
 
     has_gpu = not current_platform.is_cpu()
     arguments = engine_arguments(config, has_gpu)
     os.environ.update(engine_environment(os.environ, has_gpu, arguments["enforce_eager"]))
     from vllm.engine.arg_utils import AsyncEngineArgs
+
+    from swift_r1.inference.engines.vllm import VllmEngine
 
     unknown = sorted(set(arguments) - {f.name for f in fields(AsyncEngineArgs)})
     if unknown:
@@ -56,7 +49,7 @@ def start_vllm(config: ServerConfig, model_bytes: int) -> VllmEngine | Replicas:
     engines: list[VllmEngine] = []
     try:
         for part in replica_environments(os.environ, config, has_gpu):
-            # The engine's processes take over this process's environment as it is when they start.
+            # The engine's processes inherit this process's environment as it is when they start.
             os.environ.update(part)
             limit = seconds_for(config.update_timeout, model_bytes)
             engines.append(VllmEngine(_started(arguments, config.vllm_engine_kwargs), limit))
@@ -79,8 +72,21 @@ def _started(arguments: Mapping[str, Any], given: Mapping[str, Any]) -> AsyncLLM
     return AsyncLLM.from_vllm_config(config, disable_log_stats=bool(arguments["disable_log_stats"]))
 
 
-def replica_environments(environ: Mapping[str, str], config: ServerConfig, has_gpu: bool) -> list[dict[str, str]]:
-    """For each copy of the model, what its processes find otherwise: their GPUs, or their part of the CPU.
+def engine_environment(environment: Mapping[str, str], has_gpu: bool, eager: bool) -> dict[str, str]:
+    """Variables to add for the engine's processes, except those that the user has set.
+
+    Allocator, OpenMP runtime and processor binding are the launcher's (`swift_r1.launch.environment`).
+    """
+    # Spawned, they inherit none of this process's threads and locks.
+    wanted = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    if eager and not has_gpu:
+        # Else one helper of the sampler is compiled: 10 s at the first request, and it needs a C++ compiler.
+        wanted["TORCH_COMPILE_DISABLE"] = "1"
+    return {name: value for name, value in wanted.items() if name not in environment}
+
+
+def replica_environments(environ: Mapping[str, str], config: RolloutArguments, has_gpu: bool) -> list[dict[str, str]]:
+    """For each copy of the model, the variables that differ: its GPUs, or its part of the CPU.
 
     Raises:
         UsageError: there are too few GPUs for all.
@@ -92,19 +98,21 @@ def replica_environments(environ: Mapping[str, str], config: ServerConfig, has_g
         import torch
 
         visible = environ.get(_DEVICES)
-        devices = visible.split(",") if visible else [str(one) for one in range(torch.cuda.device_count())]
-        if len(devices) < copies * each:
+        name, separator = _DEVICES, ","
+        parts = visible.split(",") if visible else [str(one) for one in range(torch.cuda.device_count())]
+        if len(parts) < copies * each:
             raise UsageError(
-                f"{copies} copies of {each} GPUs each need {copies * each} GPUs, and {len(devices)} are here"
+                f"{copies} copies of {each} GPUs each need {copies * each} GPUs, and {len(parts)} are here"
             )
-        return [{_DEVICES: ",".join(devices[one * each : (one + 1) * each])} for one in range(copies)]
-    parts = environ.get(_PARTS, "").split("|")
-    if len(parts) != copies * each:
-        return [{}] * copies  # the user's own binding
-    return [{_PARTS: "|".join(parts[one * each : (one + 1) * each])} for one in range(copies)]
+    else:
+        name, separator = _CPU_BINDING, "|"
+        parts = environ.get(_CPU_BINDING, "").split("|")
+        if len(parts) != copies * each:
+            return [{}] * copies  # the user's own binding
+    return [{name: separator.join(parts[one * each : (one + 1) * each])} for one in range(copies)]
 
 
-def engine_arguments(config: ServerConfig, has_gpu: bool) -> dict[str, Any]:
+def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
     """vLLM's engine arguments for this configuration.
 
     Log-probs are "processed": of the distribution that was sampled from, after temperature.
@@ -117,7 +125,7 @@ def engine_arguments(config: ServerConfig, has_gpu: bool) -> dict[str, Any]:
         "enforce_eager": eager,
         "tensor_parallel_size": config.vllm_tensor_parallel_size,
         "enable_prefix_caching": config.vllm_enable_prefix_caching,
-        "trust_remote_code": config.trust_remote_code,
+        "trust_remote_code": False,
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": _WORKER,
         "disable_log_stats": True,
@@ -132,7 +140,7 @@ def engine_arguments(config: ServerConfig, has_gpu: bool) -> dict[str, Any]:
         arguments["weight_transfer_config"] = {"backend": "nccl"}
     else:
         arguments["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
-        # Only whole blocks of a prompt are shared by its group: of vLLM's 128 tokens, none of a short prompt.
+        # Only whole blocks of a prompt are shared by its group: with vLLM's 128 tokens, none of a short prompt.
         arguments["block_size"] = 32
         # A seeded request whose prompt is read in two steps kills vLLM's CPU engine (0.32: "CPU Generator does not
         # use offset"): a prompt waits for a step that has room for all of it.
@@ -150,9 +158,9 @@ def _one_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _config_dtype(config: ServerConfig) -> str:
-    """The dtype of the model's config: vLLM's "auto" would serve a float32 model in bfloat16, unasked."""
+def _config_dtype(config: RolloutArguments) -> str:
+    """The dtype of the model's config: vLLM's "auto" would serve a float32 model in bfloat16."""
     from transformers import AutoConfig
 
-    dtype = AutoConfig.from_pretrained(config.model, trust_remote_code=config.trust_remote_code).dtype
+    dtype = AutoConfig.from_pretrained(config.model).dtype
     return "auto" if dtype is None else str(dtype).removeprefix("torch.")

@@ -36,7 +36,6 @@ class SwiftWorker:
             Exception: whatever reading or loading raised; the model then is a mixture, but can be loaded again.
         """
         self._end_open_update()
-        model = self.model_runner.get_model()
         count = 0
 
         def tensors() -> Iterator[tuple[str, Tensor]]:
@@ -45,20 +44,14 @@ class SwiftWorker:
                 count += 1
                 yield name, tensor
 
-        update = _Update(model)
-        pack_experts_anew(model)
-        try:
-            with update.noting(model):
-                self.model_runner.reload_weights(weights_iterator=tensors())
-        except BaseException:
-            _leave_reload(model, self.model_runner)
-            raise
-        update.check_whole()
-        repack_embeddings(model)
+        update = _Update(self.model_runner)
+        with update.loading():
+            self.model_runner.reload_weights(weights_iterator=tensors())
+        update.finish()
         return count
 
     def swift_join_nccl(self, unique_id: str, world_size: int) -> None:
-        """Joins the trainer's NCCL group (vLLM's own transfer engine, one tensor a broadcast)."""
+        """Joins the trainer's NCCL group (vLLM's own transfer engine, one tensor per broadcast)."""
         self._end_open_update()
         self.shutdown_weight_transfer_engine()
         self.init_weight_transfer_engine(
@@ -71,31 +64,19 @@ class SwiftWorker:
         """Receives these tensors from the trainer and loads them; see `swift_finish_receiving`."""
         if first:
             self._end_open_update()
-            self._swift_update = _Update(self.model_runner.get_model())
-            pack_experts_anew(self.model_runner.get_model())
+            self._swift_update = _Update(self.model_runner)
             self.start_weight_update()
-        model = self.model_runner.get_model()
-        try:
-            with self._swift_update.noting(model):
-                self.update_weights({"names": list(names), "dtype_names": list(dtypes), "shapes": list(shapes)})
-        except BaseException:
-            _leave_reload(model, self.model_runner)
-            raise
+        with self._swift_update.loading():
+            self.update_weights({"names": list(names), "dtype_names": list(dtypes), "shapes": list(shapes)})
 
     def swift_finish_receiving(self) -> None:
-        """Ends the update.
-
-        Raises:
-            RuntimeError: if a parameter of the engine's model got no value.
-        """
-        model = self.model_runner.get_model()
+        """Ends the update. Raises RuntimeError if a parameter of the engine's model got no value."""
         try:
             self.finish_weight_update()
         except BaseException:
             self._end_open_update()
             raise
-        self._swift_update.check_whole()
-        repack_embeddings(model)
+        self._swift_update.finish()
 
     def _end_open_update(self) -> None:
         """Leaves an update that broke off between two buckets: vLLM would refuse the next one, and keep its half."""
@@ -121,37 +102,40 @@ class SwiftWorker:
 
 
 class _Update:
-    """Which parameters an update must give a value, and which it did: vLLM only logs what it left out.
+    """Loading one version into the model, with a check of what vLLM only logs: that every parameter gets a value."""
 
-    Args:
-        model: as it is before the update.
-    """
-
-    def __init__(self, model: nn.Module) -> None:
-        self._wanted = _parameter_names(model)
+    def __init__(self, runner: Any) -> None:
+        self._runner, self._model = runner, runner.get_model()
+        self._wanted = _parameter_names(self._model)
         self._loaded: set[str] = set()
+        repack_experts(self._model)
 
     @contextmanager
-    def noting(self, model: nn.Module) -> Iterator[None]:
-        """Notes what `model.load_weights` loads."""
-        original = model.load_weights
+    def loading(self) -> Iterator[None]:
+        """Around each load: notes what it loads, and leaves the update where it fails."""
+        original = self._model.load_weights
 
         def load_and_note(weights: Iterable[tuple[str, Tensor]]) -> set[str]:
             # By now vLLM has put a checkpoint's parameters in the place of those that it derives from them.
-            self._wanted &= _parameter_names(model)
+            self._wanted &= _parameter_names(self._model)
             self._loaded.update(original(weights))
             return self._loaded
 
-        model.load_weights = load_and_note
+        self._model.load_weights = load_and_note
         try:
-            yield
-        finally:
-            del model.load_weights
+            try:
+                yield
+            finally:
+                del self._model.load_weights
+        except BaseException:
+            _leave_reload(self._model, self._runner)
+            raise
 
-    def check_whole(self) -> None:
+    def finish(self) -> None:
         """Raises RuntimeError if a parameter got no value."""
         if missing := sorted(self._wanted - self._loaded):
             raise RuntimeError(f"{len(missing)} engine parameters got no value: {', '.join(missing[:5])}")
+        repack_embeddings(self._model)
 
 
 def _parameter_names(model: nn.Module) -> set[str]:
@@ -187,14 +171,14 @@ def repack_embeddings(model: nn.Module) -> None:
             method.process_weights_after_loading(module)
 
 
-def pack_experts_anew(model: nn.Module) -> None:
+def repack_experts(model: nn.Module) -> None:
     """Has the coming reload pack the experts of a layer as the first load did.
 
     On CPU their matrix product takes a packed copy, which vLLM makes with the product's kernel, and only then: a reload
     would write plain weights where packed ones are read, and nothing says so. Elsewhere there is nothing to pack.
     """
     for module in model.modules():
-        method = getattr(module, "quant_method", None)
+        method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None and next(module.parameters()).device.type == "cpu":
             method.moe_kernel = None
 
@@ -203,5 +187,5 @@ def _leave_reload(model: nn.Module, runner: Any) -> None:
     """Takes the model out of a half-done layerwise reload; otherwise the next one would keep its first half."""
     from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload
 
-    finalize_layerwise_reload(model, runner.vllm_config.model_config)
+    finalize_layerwise_reload(model, runner.vllm_config.model_config)  # type: ignore[no-untyped-call] # vLLM's
     logger.warning("a weight update broke off: the model holds a mixture until the next full one")

@@ -1,4 +1,4 @@
-"""Admission, request memory and the client's deadlines, without an engine."""
+"""Admission, the idempotency cache and the client's deadlines, without an engine."""
 
 from __future__ import annotations
 
@@ -7,63 +7,96 @@ import socket
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
+from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import RunFailed, ServerUnreachable
-from swift_r1.inference.admission import Gate
-from swift_r1.inference.engines.environment import engine_environment
-from swift_r1.inference.idempotency import RequestMemory
+from swift_r1.inference.admission import Admission
+from swift_r1.inference.engines.vllm_start import engine_environment
+from swift_r1.inference.idempotency import IdempotencyCache
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.wire.http_errors import Refused
+from swift_r1.weights.update import UpdateMachine
+from swift_r1.wire.http_errors import HTTPError
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 
 
-def test_a_closed_gate_holds_new_work_and_lets_running_work_finish() -> None:
+def admission_with(update_timeout: float, **machine: object) -> tuple[Admission, SimpleNamespace]:
+    state = SimpleNamespace(**{"broken": None, "pending_version": None, "owner": None, "holds": bool} | machine)
+    config = RolloutArguments(update_timeout=update_timeout, client_grace=60)
+    return Admission(config, cast(UpdateMachine, state)), state
+
+
+def test_an_open_update_holds_new_work_and_lets_running_work_finish() -> None:
     async def story() -> list[str]:
-        gate, told = Gate(), []
+        (admission, machine), told = admission_with(5), []
         finish = asyncio.Event()
 
         async def work(name: str) -> None:
-            async with gate.shared(5):
+            async with admission.admitted():
                 told.append(f"{name} in")
                 await finish.wait()
             told.append(f"{name} out")
 
         first = asyncio.create_task(work("first"))
-        while gate.running == 0:
+        while admission.running == 0:
             await asyncio.sleep(0)
-        await gate.close("update", "an update")
+        machine.pending_version = 1
         second = asyncio.create_task(work("second"))
-        drained = asyncio.create_task(gate.drained(5, "the update"))
+        drained = asyncio.create_task(admission.drained("the update"))
         for _ in range(10):
             await asyncio.sleep(0)
         assert not drained.done() and told == ["first in"]
         finish.set()
         await drained
-        assert gate.running == 0
+        assert admission.running == 0
         told.append("drained")
-        await gate.open("update")
+        machine.pending_version = None
+        admission.notify()
         await asyncio.gather(first, second)
         return told
 
     assert asyncio.run(story()) == ["first in", "first out", "drained", "second in", "second out"]
 
 
-def test_waits_at_the_gate_have_a_deadline_and_say_what_for() -> None:
+def test_waits_for_admission_have_a_deadline_and_say_what_for() -> None:
     async def story() -> None:
-        gate = Gate()
-        async with gate.shared(1):
-            with pytest.raises(Refused, match=r"the update waited 0.01 s for 1 running requests"):
-                await gate.drained(0.01, "the update")
-        await gate.close("update", "the update to weight version 3 by trainer")
-        with pytest.raises(Refused, match=r"waited 0.01 s for the update to weight version 3 by trainer to end"):
-            async with gate.shared(0.01):
+        admission, machine = admission_with(0.01)
+        async with admission.admitted():
+            with pytest.raises(HTTPError, match=r"the update waited 0.01 s for 1 running requests"):
+                await admission.drained("the update")
+        machine.pending_version, machine.owner = 3, "trainer"
+        with pytest.raises(HTTPError, match=r"waited 0.01 s for the update to weight version 3 by trainer to end"):
+            async with admission.admitted():
                 raise AssertionError("let in")
-        await gate.set_broken("no whole version")
-        with pytest.raises(Refused, match="no whole version"):
-            async with gate.shared(60):
+        admission, machine = admission_with(60, broken="no whole version")
+        with pytest.raises(HTTPError, match="no whole version"):
+            async with admission.admitted():
                 raise AssertionError("let in")
+
+    asyncio.run(story())
+
+
+def test_work_that_is_cancelled_while_it_waits_takes_no_place() -> None:
+    async def story() -> None:
+        admission, machine = admission_with(5, pending_version=1)
+
+        async def work() -> None:
+            async with admission.admitted():
+                raise AssertionError("let in")
+
+        waiting = asyncio.create_task(work())
+        for _ in range(10):
+            await asyncio.sleep(0)
+        machine.pending_version = None
+        admission.notify()
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert admission.running == 0
+        await admission.drained("the update")
 
     asyncio.run(story())
 
@@ -77,15 +110,15 @@ def output(name: str, tokens: int = 4) -> RolloutOutput:
     return RolloutOutput(request_id=name, completions=(one,))
 
 
-def test_memory_is_bounded_forgets_failures_and_cancels_what_no_one_waits_for() -> None:
+def test_the_cache_is_bounded_forgets_failures_and_cancels_what_no_one_waits_for() -> None:
     async def story() -> None:
-        memory, calls = RequestMemory(max_requests=3, max_tokens=100), []
+        cache, calls = IdempotencyCache(max_requests=3, max_tokens=100), []
         cancelled = asyncio.Event()
 
         async def generate(asked: RolloutRequest) -> RolloutOutput:
             calls.append(asked.request_id)
             if asked.request_id == "fails":
-                raise Refused(503, "not now")
+                raise HTTPError(503, "not now")
             if asked.request_id == "slow":
                 try:
                     await asyncio.Event().wait()
@@ -95,15 +128,15 @@ def test_memory_is_bounded_forgets_failures_and_cancels_what_no_one_waits_for() 
             return output(asked.request_id, 60 if asked.request_id == "long" else 4)
 
         for name in ("a", "a", "b", "c", "d", "a"):
-            await memory.answer(request(name), generate)
-        assert calls == ["a", "b", "c", "d", "a"] and len(memory) == 3
+            await cache.answer(request(name), generate)
+        assert calls == ["a", "b", "c", "d", "a"] and len(cache) == 3
         for _ in range(2):
-            with pytest.raises(Refused, match="not now"):
-                await memory.answer(request("fails"), generate)
+            with pytest.raises(HTTPError, match="not now"):
+                await cache.answer(request("fails"), generate)
         assert calls[-2:] == ["fails", "fails"]
-        with pytest.raises(Refused, match="used before for a different request"):
-            await memory.answer(request("a", n=2), generate)
-        waiters = [asyncio.create_task(memory.answer(request("slow"), generate)) for _ in range(2)]
+        with pytest.raises(HTTPError, match="used before for a different request"):
+            await cache.answer(request("a", n=2), generate)
+        waiters = [asyncio.create_task(cache.answer(request("slow"), generate)) for _ in range(2)]
         while "slow" not in calls:
             await asyncio.sleep(0)
         waiters[0].cancel()
@@ -112,10 +145,10 @@ def test_memory_is_bounded_forgets_failures_and_cancels_what_no_one_waits_for() 
         waiters[1].cancel()
         await asyncio.wait_for(cancelled.wait(), 5)
         assert calls.count("slow") == 1
-        await memory.answer(request("long"), generate)
-        await memory.answer(request("long2"), generate)
-        await memory.answer(request("long3"), generate)
-        assert len(memory) <= 3
+        await cache.answer(request("long"), generate)
+        await cache.answer(request("long2"), generate)
+        await cache.answer(request("long3"), generate)
+        assert len(cache) <= 3
 
     asyncio.run(story())
 
