@@ -4,7 +4,8 @@ Skips for want of data become failures where `SWIFT_R1_REQUIRE_DATA=1` (continuo
 one for want of data if the test carries the marker `data` or the reason names `SWIFT_R1_DATA`.
 
 A process that tests have started and that outlives them fails the run: it would keep ports, memory and the run's output
-open. So does a thread that keeps Python from ending.
+open. So does a thread that keeps Python from ending. Where several processes run the tests (pytest-xdist), each looks
+after its own, and the first one after what a crashed one has left.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import os
 import sys
 import uuid
 from collections.abc import Generator
+from typing import Any
 
 import psutil
 import pytest
 
 REQUIRED = os.environ.get("SWIFT_R1_REQUIRE_DATA") == "1"
 MARK = "SWIFT_R1_TESTS"  # in the environment of all that tests start
+LEFT = pytest.StashKey[list[str]]()
 GRACE_S = 15.0  # for what has been killed to be gone
 EXIT_S = 120.0  # for Python to end
 
@@ -48,8 +51,24 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-def pytest_configure() -> None:
-    os.environ[MARK] = uuid.uuid4().hex
+def pytest_configure(config: pytest.Config) -> None:
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    # A worker's mark begins with that of the process that has started it.
+    os.environ[MARK] = f"{os.environ[MARK]}/{worker}" if worker else uuid.uuid4().hex
+    config.stash[LEFT] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.scheduling import Groups
+
+    return Groups(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker's end: what outlived its tests is the run's fault."""
+    node.config.stash[LEFT] += getattr(node, "workeroutput", {}).get("left running", [])
 
 
 def started_by_tests() -> list[psutil.Process]:
@@ -66,7 +85,7 @@ def lives(process: psutil.Process) -> bool:
 
 def is_marked(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return process.environ().get(MARK) == os.environ[MARK]
+        return process.environ().get(MARK, "").startswith(os.environ[MARK])
     return False
 
 
@@ -79,12 +98,16 @@ def words_of(process: psutil.Process) -> list[str]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     psutil.wait_procs(started_by_tests(), GRACE_S)
-    if not (left := started_by_tests()):
-        return
-    for one in left:
-        print(f"\nleft running by the tests: {one.pid}: {' '.join(words_of(one))[:300]}", file=sys.__stderr__)
+    left = session.config.stash[LEFT]
+    for one in started_by_tests():
+        left.append(f"{one.pid}: {' '.join(words_of(one))[:300]}")
         one.kill()
-    session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["left running"] = left
+    elif left:
+        for line in left:
+            print(f"\nleft running by the tests: {line}", file=sys.__stderr__)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_unconfigure() -> None:
