@@ -65,6 +65,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Groups(config, log)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from tests.scheduling import put_in_order
+
+        put_in_order(items)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     """A worker's end: what outlived its tests is the run's fault."""
