@@ -209,7 +209,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
 
 
 @pytest.fixture
-def make_rounds() -> Iterator[Callable[..., Any]]:
+def make_rounds(script: Script) -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
     def make(staleness: int = 1, total: int = 10, step_size: int = 1, dynamic_sample: bool = False) -> Any:
@@ -223,6 +223,7 @@ def make_rounds() -> Iterator[Callable[..., Any]]:
         return made[-1]
 
     yield make
+    script.finish(*script.answered)  # what is under way ends now
     for rounds in made:
         rounds.close()
 
