@@ -25,6 +25,7 @@ REQUIRED = os.environ.get("SWIFT_R1_REQUIRE_DATA") == "1"
 MARK = "SWIFT_R1_TESTS"  # in the environment of all that tests start
 LEFT = pytest.StashKey[list[str]]()
 GRACE_S = 15.0  # for what has been killed to be gone
+WORKER_BYTES = 8 << 30  # pytest, a vLLM server, two ranks
 EXIT_S = 120.0  # for Python to end
 
 
@@ -59,10 +60,22 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    from tests.scheduling import Groups
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `-n auto`: two where the machine has the processors and the memory for them, else none beside this process."""
+    enough = len(os.sched_getaffinity(0)) >= 2 and psutil.virtual_memory().total >= 2 * WORKER_BYTES
+    return 2 if enough else 0
 
-    return Groups(config, log)
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    from tests.scheduling import scope_of
+
+    config.option.loadscopereorder = False  # tests come in the order in which they are to begin
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = scope_of
+    return scheduler
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

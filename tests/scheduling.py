@@ -6,10 +6,7 @@ together too. What takes longest comes first, so that the processes end at about
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 GROUPS = {
     "vllm": (
@@ -21,16 +18,16 @@ GROUPS = {
     ),
     "backends": ("tests/training/test_backends.py", "tests/training/test_families.py"),
 }
-"""Files that share a session's server or workers, in the order in which the groups are to begin."""
-LONGEST = (
-    "tests/resume/test_exact_resume.py",
-    "tests/e2e/test_embedded.py",
-    "tests/rewards/test_reward_pool.py",
-)
-"""Of the files that are in no group, those that begin first."""
+"""Files that share what a session has one of: a vLLM server, the workers of `tests/training/conftest.py`."""
+SHORT_S = 3.0
+SECONDS: dict[str, float] = {
+    "tests/resume/test_exact_resume.py": 60,
+    "tests/e2e/test_embedded.py": 30,
+    "tests/rewards/test_reward_pool.py": 60,
+}
+"""What the tests of a file take where it is longer than SHORT_S; roughly, on two quiet cores."""
 
 _GROUP_OF = {file: name for name, files in GROUPS.items() for file in files}
-_PLACES = {name: place for place, name in enumerate((*GROUPS, *LONGEST))}
 
 
 def scope_of(nodeid: str) -> str:
@@ -40,15 +37,8 @@ def scope_of(nodeid: str) -> str:
 
 
 def put_in_order(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: _PLACES.get(scope_of(item.nodeid), len(_PLACES)))
-
-
-class Groups(LoadScopeScheduling):
-    """Gives a process that has nothing left the next scope, in the order of the tests."""
-
-    def __init__(self, config: Any, log: Any = None) -> None:
-        super().__init__(config, log)
-        config.option.loadscopereorder = False
-
-    def _split_scope(self, nodeid: str) -> str:
-        return scope_of(nodeid)
+    """The longest groups and files first."""
+    seconds: dict[str, float] = {}
+    for file, own in SECONDS.items():
+        seconds[scope_of(file)] = seconds.get(scope_of(file), 0) + own
+    items.sort(key=lambda item: -seconds.get(scope_of(item.nodeid), SHORT_S))
