@@ -25,6 +25,7 @@ import selectors
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import traceback
 from pathlib import Path
@@ -150,6 +151,7 @@ def run(words: list[str], environ: dict[str, str]) -> NoReturn:
     """Runs a program to its end, and ends this process as Python would."""
     os.environ.clear()
     os.environ.update(environ)
+    tempfile.tempdir = None
     code: Any = 0
     try:
         if words[0] == "-m":

@@ -25,12 +25,13 @@ PIPE, STDOUT, DEVNULL = subprocess.PIPE, subprocess.STDOUT, subprocess.DEVNULL
 
 
 class ForkedProcess:
-    """As `subprocess.Popen`: `stdout` and `stderr` are text where they are pipes."""
+    """As `subprocess.Popen`: `stdin`, `stdout` and `stderr` are text where they are pipes."""
 
-    def __init__(self, pid: int, ended: int, words: Sequence[str], stdout: IO[str] | None, stderr: IO[str] | None):
-        self.pid, self.args, self.stdout, self.stderr = pid, words, stdout, stderr
+    def __init__(self, pid: int, ended: int, words: Sequence[str], pipes: Mapping[str, IO[str]]) -> None:
+        self.pid, self.args = pid, words
+        self.stdin, self.stdout, self.stderr = (pipes.get(name) for name in ("stdin", "stdout", "stderr"))
         self.returncode: int | None = None
-        self._ended = ended
+        self._ended = os.fdopen(ended, "rb", buffering=0)
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
@@ -59,8 +60,7 @@ class ForkedProcess:
         if self.returncode is None and select.select([self._ended], [], [], timeout)[0]:
             with self._lock:
                 if self.returncode is None:
-                    said = os.read(self._ended, 16)
-                    os.close(self._ended)
+                    said = self._ended.read(16)
                     assert said, "the fork server has ended"
                     self.returncode = int(said)
         return self.returncode
@@ -115,6 +115,7 @@ def start(
     *,
     cwd: Path | str = REPO,
     environ: Mapping[str, str] | None = None,
+    stdin: Any = DEVNULL,
     stdout: Any = None,
     stderr: Any = None,
     prepare: Sequence[Any] | None = None,
@@ -123,23 +124,25 @@ def start(
 
     Args:
         environ: beside this process's own.
+        stdin: PIPE or DEVNULL.
         stdout: an open file, PIPE, DEVNULL, or None for this process's own; `stderr` may be STDOUT too.
         prepare: a module, a function of it and JSON arguments: what is called in the process before the program runs.
     """
-    pipes: dict[str, IO[str] | None] = {"stdout": None, "stderr": None}
+    pipes: dict[str, IO[str]] = {}
     with contextlib.ExitStack() as cleanup:
 
         def descriptor_of(name: str, target: Any, own: int) -> int:
             if target == PIPE:
                 read, write = os.pipe()
-                cleanup.callback(os.close, write)
-                pipes[name] = os.fdopen(read)
-                return write
+                own, theirs = (write, read) if name == "stdin" else (read, write)
+                cleanup.callback(os.close, theirs)
+                pipes[name] = os.fdopen(own, "w" if name == "stdin" else "r")
+                return theirs
             if target == DEVNULL:
                 return cleanup.enter_context(open(os.devnull, "r+b")).fileno()
             return own if target is None else target.fileno()
 
-        stdin = cleanup.enter_context(open(os.devnull)).fileno()
+        into = descriptor_of("stdin", stdin, 0)
         out = descriptor_of("stdout", stdout, 1)
         err = out if stderr == STDOUT else descriptor_of("stderr", stderr, 2)
         ended, end = os.pipe()
@@ -147,11 +150,11 @@ def start(
         request = {
             "words": [str(word) for word in words],
             "cwd": str(cwd),
-            "environ": dict(os.environ) | {"PYTHONPATH": str(REPO)} | dict(environ or {}),
+            "environ": dict(os.environ) | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"} | dict(environ or {}),
             "prepare": prepare,
         }
-        pid = _server.start(request, [stdin, out, err, end])
-    return ForkedProcess(pid, ended, words, pipes["stdout"], pipes["stderr"])
+        pid = _server.start(request, [into, out, err, end])
+    return ForkedProcess(pid, ended, words, pipes)
 
 
 def run(words: Sequence[str], *, timeout: float, **more: Any) -> subprocess.CompletedProcess[str]:
