@@ -189,9 +189,13 @@ def wait_until_gone(processes: Iterable[psutil.Process], within_s: float = 5.0) 
 
 
 def free_port() -> int:
-    """A port below the range that the system hands out itself, so that none is taken before the server binds it."""
+    """A port below the range that the system hands out itself, so that none is taken before the server binds it.
+
+    Where several processes run the tests, none gets another one's.
+    """
+    processes, own = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), os.environ.get("PYTEST_XDIST_WORKER", "gw0")
     while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
+        port = random.SystemRandom().randrange(20_000 + int(own.removeprefix("gw")) % processes, 32_000, processes)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
