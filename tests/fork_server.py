@@ -60,11 +60,11 @@ def main(control: socket.socket) -> None:
                     return
                 pid = os.fork()
                 if pid == 0:
-                    others = [other.data[1] for other in selector.get_map().values() if other.data]
+                    for other in list(selector.get_map().values()):
+                        for descriptor in (other.fd, *other.data[1:]) if other.data else ():
+                            os.close(descriptor)
                     selector.close()
                     control.close()
-                    for descriptor in others:
-                        os.close(descriptor)
                     become(descriptors, **json.loads(message))
                 for descriptor in descriptors[:-1]:
                     os.close(descriptor)
