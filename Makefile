@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install test test-long test-ms-swift test-lm-eval demo demo-ppo demo-server smollm2 lint format typecheck clean clean-all
+.PHONY: help install check test test-long test-ms-swift test-lm-eval demo demo-ppo demo-server smollm2 lint format typecheck clean clean-all
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -17,10 +17,13 @@ help: ## this list
 install: ## .venv with the `swift` command (about 3 minutes the first time)
 	@PYTHON="$(PYTHON)" scripts/install.sh
 
-test: install ## the tests; PYTEST_ARGS='-k rewards' to choose
-	@$(ENV) $(PY) -m pytest -m "not long and not gpu" $(PYTEST_ARGS)
+check: install ## ruff, mypy and the tests of what has changed since main, in a minute or two
+	@$(ENV) $(PY) scripts/check.py
 
-test-long: install ## the slow tests too, over an hour
+test: install ## the tests, on two processes; PYTEST_ARGS='-k rewards' to choose, '-n 0 -s' to see what they print
+	@$(ENV) $(PY) -m pytest -n auto -m "not long and not gpu" $(PYTEST_ARGS)
+
+test-long: install ## the slow tests too, one after another, over an hour
 	@$(ENV) $(PY) -m pytest -m "not gpu" $(PYTEST_ARGS)
 
 test-ms-swift: install ## plugins and datasets beside the real ms-swift 4.6.0, in .venv-ms-swift on top of .venv (3 minutes the first time)

@@ -4,7 +4,8 @@ Skips for want of data become failures where `SWIFT_R1_REQUIRE_DATA=1` (continuo
 one for want of data if the test carries the marker `data` or the reason names `SWIFT_R1_DATA`.
 
 A process that tests have started and that outlives them fails the run: it would keep ports, memory and the run's output
-open. So does a thread that keeps Python from ending.
+open. So does a thread that keeps Python from ending. Where several processes run the tests (pytest-xdist), each looks
+after its own, and the first one after what a crashed one has left.
 """
 
 from __future__ import annotations
@@ -15,13 +16,16 @@ import os
 import sys
 import uuid
 from collections.abc import Generator
+from typing import Any
 
 import psutil
 import pytest
 
 REQUIRED = os.environ.get("SWIFT_R1_REQUIRE_DATA") == "1"
 MARK = "SWIFT_R1_TESTS"  # in the environment of all that tests start
+LEFT = pytest.StashKey[list[str]]()
 GRACE_S = 15.0  # for what has been killed to be gone
+WORKER_BYTES = 8 << 30  # pytest, a vLLM server, two ranks
 EXIT_S = 120.0  # for Python to end
 
 
@@ -48,14 +52,52 @@ def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest
     return report
 
 
-def pytest_configure() -> None:
-    os.environ[MARK] = uuid.uuid4().hex
+def pytest_configure(config: pytest.Config) -> None:
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    # A worker's mark begins with that of the process that has started it.
+    os.environ[MARK] = f"{os.environ[MARK]}/{worker}" if worker else uuid.uuid4().hex
+    config.stash[LEFT] = []
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """Of `-n auto`: two where the machine has the processors and the memory for them, else none beside this process."""
+    enough = len(os.sched_getaffinity(0)) >= 2 and psutil.virtual_memory().total >= 2 * WORKER_BYTES
+    return 2 if enough else 0
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from xdist.scheduler import LoadScopeScheduling
+
+    from tests.scheduling import scope_of
+
+    config.option.loadscopereorder = False  # tests come in the order in which they are to begin
+    scheduler = LoadScopeScheduling(config, log)
+    scheduler._split_scope = scope_of
+    return scheduler
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from tests.scheduling import put_in_order
+
+        put_in_order(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker's end: what outlived its tests is the run's fault."""
+    node.config.stash[LEFT] += getattr(node, "workeroutput", {}).get("left running", [])
 
 
 def started_by_tests() -> list[psutil.Process]:
     """Processes that tests have started and that live, orphans too; Python's own helpers end with it."""
-    children = [one for one in psutil.Process().children() if "multiprocessing." not in " ".join(words_of(one))]
-    return [one for one in psutil.process_iter() if lives(one) and (one in children or is_marked(one))]
+    children = psutil.Process().children()
+    own = [one for one in children if "multiprocessing.resource_tracker" in " ".join(words_of(one))]
+    return [
+        one for one in psutil.process_iter() if one not in own and lives(one) and (one in children or is_marked(one))
+    ]
 
 
 def lives(process: psutil.Process) -> bool:
@@ -66,7 +108,7 @@ def lives(process: psutil.Process) -> bool:
 
 def is_marked(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return process.environ().get(MARK) == os.environ[MARK]
+        return process.environ().get(MARK, "").startswith(os.environ[MARK])
     return False
 
 
@@ -79,12 +121,16 @@ def words_of(process: psutil.Process) -> list[str]:
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     psutil.wait_procs(started_by_tests(), GRACE_S)
-    if not (left := started_by_tests()):
-        return
-    for one in left:
-        print(f"\nleft running by the tests: {one.pid}: {' '.join(words_of(one))[:300]}", file=sys.__stderr__)
+    left = session.config.stash[LEFT]
+    for one in started_by_tests():
+        left.append(f"{one.pid}: {' '.join(words_of(one))[:300]}")
         one.kill()
-    session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    if (output := getattr(session.config, "workeroutput", None)) is not None:
+        output["left running"] = left
+    elif left:
+        for line in left:
+            print(f"\nleft running by the tests: {line}", file=sys.__stderr__)
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
 def pytest_unconfigure() -> None:

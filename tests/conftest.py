@@ -18,6 +18,8 @@ from typing import Any
 import psutil
 import pytest
 
+from tests import forks
+
 REPO = Path(__file__).resolve().parent.parent
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -83,6 +85,13 @@ def save_tiny_model(
 
 
 @pytest.fixture(scope="session", autouse=True)
+def fork_server() -> Iterator[None]:
+    """What `forks` starts comes from it; it is the last to end."""
+    yield
+    forks.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
 def own_data_cache(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Prepared rows of the tests, and of the processes that they start, are kept apart from the user's."""
     os.environ["SWIFT_R1_CACHE"] = str(tmp_path_factory.mktemp("cache"))
@@ -129,7 +138,7 @@ class ServerProcess:
 
     url: str
     port: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | forks.ForkedProcess
     log: Path
 
     def below(self) -> list[psutil.Process]:
@@ -180,9 +189,13 @@ def wait_until_gone(processes: Iterable[psutil.Process], within_s: float = 5.0) 
 
 
 def free_port() -> int:
-    """A port below the range that the system hands out itself, so that none is taken before the server binds it."""
+    """A port below the range that the system hands out itself, so that none is taken before the server binds it.
+
+    Where several processes run the tests, none gets another one's.
+    """
+    processes, own = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")), os.environ.get("PYTEST_XDIST_WORKER", "gw0")
     while True:
-        port = random.SystemRandom().randrange(20_000, 32_000)
+        port = random.SystemRandom().randrange(20_000 + int(own.removeprefix("gw")) % processes, 32_000, processes)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
@@ -220,13 +233,10 @@ def start_tiny_server(folder: Path, model: Path, port: int | None = None, **conf
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "server.log"
     with log.open("ab") as out:
-        process = subprocess.Popen(
-            [sys.executable, str(REPO / "tests" / "tiny_server.py"), str(model), str(port), json.dumps(config)],
-            cwd=REPO,
-            env=os.environ | {"PYTHONPATH": str(REPO), "OMP_NUM_THREADS": "1"},
+        process = forks.start(
+            [str(REPO / "tests" / "tiny_server.py"), str(model), str(port), json.dumps(config)],
             stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
+            stderr=forks.STDOUT,
         )
     return ServerProcess(f"http://127.0.0.1:{port}", port, process, log)
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import forks
 
 REPO = Path(__file__).resolve().parents[2]
 COUNTDOWN = str(REPO / "plugins" / "countdown.py")
@@ -92,15 +92,7 @@ def plugin(tmp_path: Path) -> Path:
 
 
 def swift(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "swift_r1", *words],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=120,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-    )
+    return forks.run(["-m", "swift_r1", *words], cwd=cwd, timeout=120)
 
 
 def check(cwd: Path, *words: str, code: int) -> dict[str, Any]:

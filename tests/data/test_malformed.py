@@ -6,9 +6,6 @@ import gzip
 import io
 import json
 import logging
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +16,9 @@ import pytest
 from swift_r1.data import files
 from swift_r1.data.loading import load_rows
 from swift_r1.errors import UsageError
+from tests import forks
 from tests.data.test_builtin import arguments
 
-REPO = Path(__file__).parents[2]
 GOOD = b'{"question": "1 + 1?", "solution": "2"}\n'
 
 
@@ -191,14 +188,8 @@ def test_the_command_ends_with_2(tmp_path: Path, name: str) -> None:
     file.write_bytes(content)
     command = ["rlhf", "--rlhf_type", "grpo", "--model", str(tmp_path), "--dataset", str(file)]
     command += ["--per_device_train_batch_size", "8"]
-    done = subprocess.run(
-        [sys.executable, "-m", "swift_r1", *command, "--reward_funcs", "format", "--output_dir", str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        env={**os.environ, "PYTHONPATH": str(REPO)},
-    )
+    command += ["--reward_funcs", "format", "--output_dir", str(tmp_path / "out")]
+    done = forks.run(["-m", "swift_r1", *command], timeout=100)
     assert done.returncode == 2
     lines = [text for text in done.stderr.splitlines() if line.format(file) in text]
     assert len(lines) == 1 and lines[0].startswith("swift rlhf: ") and "Traceback" not in done.stderr

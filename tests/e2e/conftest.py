@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests import forks
+
 PLUGIN = Path(__file__).parent / "digits_plugin.py"
 
 
@@ -34,9 +36,10 @@ class Run:
 
 @pytest.fixture
 def rlhf(tmp_path: Path) -> Callable[..., Run]:
-    """`rlhf(model, processes=1, **flags) -> Run` on the digits task; what it prints is shown if a test fails."""
+    """`rlhf(model, processes=1, cold=False, **flags) -> Run` on the digits task; what it prints is shown if a test
+    fails. `cold` pays for the imports, goes through the real launcher, and draws curves."""
 
-    def run(model: Path, processes: int = 1, **flags: Any) -> Run:
+    def run(model: Path, processes: int = 1, cold: bool = False, **flags: Any) -> Run:
         defaults = {
             "rlhf_type": "grpo",
             "external_plugins": PLUGIN,
@@ -53,15 +56,20 @@ def rlhf(tmp_path: Path) -> Callable[..., Run]:
             "add_version": "false",
         }
         words = [word for name, value in (defaults | flags).items() for word in _flag(name, value)]
-        done = subprocess.run(
-            [sys.executable, "-m", "swift_r1", "rlhf", "--model", str(model), *words],
-            cwd=tmp_path,
-            env=os.environ | {"NPROC_PER_NODE": str(processes), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
+        words = ["-m", "swift_r1", "rlhf", "--model", str(model), *words]
+        environ = {"NPROC_PER_NODE": str(processes), "OMP_NUM_THREADS": "1"}
+        if cold:
+            done = subprocess.run(
+                [sys.executable, *words],
+                cwd=tmp_path,
+                env=os.environ | environ,
+                capture_output=True,
+                text=True,
+                timeout=280,
+                check=False,
+            )
+        else:
+            done = forks.run(words, cwd=tmp_path, environ=environ, timeout=280)
         print(done.stdout, done.stderr)
         return Run(done.returncode, done.stderr, Path((defaults | flags)["output_dir"]))
 

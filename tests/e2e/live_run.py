@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from tests import forks
 from tests.conftest import living
 
 PLUGIN = Path(__file__).parent / "digits_plugin.py"
@@ -57,22 +58,30 @@ def words_of(model: Path, folder: Path, **more: Any) -> list[str]:
 class LiveRun:
     """A run in a session of its own, with a folder for temporary files of its own where `temporary` names one.
 
+    Args:
+        cold: with its imports and the real launcher, where the test is about processes and signals.
+
     Attributes:
         said: what it has printed to stderr so far.
     """
 
-    def __init__(self, words: list[str], processes: int = 1, temporary: Path | None = None) -> None:
+    def __init__(self, words: list[str], processes: int = 1, temporary: Path | None = None, cold: bool = False) -> None:
         environ = {"NPROC_PER_NODE": str(processes), "OMP_NUM_THREADS": "1"}
         if temporary is not None:
             environ["TMPDIR"] = str(temporary)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "swift_r1", "rlhf", *words],
-            env=os.environ | environ,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        words = ["-m", "swift_r1", "rlhf", *words]
+        self.process: subprocess.Popen[str] | forks.ForkedProcess
+        if cold:
+            self.process = subprocess.Popen(
+                [sys.executable, *words],
+                env=os.environ | environ,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
+            )
+        else:
+            self.process = forks.start(words, environ=environ, stdout=forks.DEVNULL, stderr=forks.PIPE)
         self.said = ""
         self.traces = Traces(self.process.pid)
 

@@ -32,7 +32,7 @@ class Run(LiveRun):
             "learning_rate": 1e-2,
             **({"deepspeed": "zero3"} if processes > 1 else {}),
         }
-        super().__init__(words_of(model, folder, **flags | more), processes)
+        super().__init__(words_of(model, folder, **flags | more), processes, cold=True)
 
     def engines(self) -> list[psutil.Process]:
         """The servers beside the ranks that run now."""

@@ -39,9 +39,8 @@ def test_reward_rises(rlhf, tiny_model):
 def test_outputs_are_as_the_contract_says(rlhf, tiny_model):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    run = rlhf(
-        tiny_model, max_steps=5, save_steps=2, save_total_limit=2, beta=0.1, learning_rate=1e-3, num_iterations=1
-    )
+    flags = {"max_steps": 5, "save_steps": 2, "save_total_limit": 2, "beta": 0.1, "learning_rate": 1e-3}
+    run = rlhf(tiny_model, cold=True, num_iterations=1, **flags)
     assert run.code == 0
     assert [line["step"] for line in run.steps] == [1, 2, 3, 4, 5]
     for line in run.steps:

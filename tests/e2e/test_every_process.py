@@ -120,7 +120,9 @@ class Soak:
             url = {} if self.server is None else {"vllm_server_base_url": self.server.url}
             more = {"max_steps": STEPS, "save_steps": 10, "save_total_limit": 2, "dataloader_num_workers": 1}
             more |= {"learning_rate": 1e-3, "resume_from_checkpoint": "last"} | self.layout.flags | url
-            self.live = LiveRun(words_of(self.model, self.folder, **more), self.layout.processes, self.temporary)
+            self.live = LiveRun(
+                words_of(self.model, self.folder, **more), self.layout.processes, self.temporary, cold=True
+            )
             code = self.live.follow(self.at_step if disturbed else lambda _step: None, SOAK_S)
             left = self.live.traces.left(ENDS_IN_S)
             print(self.live.said)

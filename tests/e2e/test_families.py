@@ -56,9 +56,7 @@ def table():
 
 @pytest.fixture(scope="module")
 def runs(tiny_model):
-    made = Runs(tiny_model)
-    yield made
-    made.close()
+    return Runs(tiny_model)
 
 
 @pytest.mark.parametrize("train_type", ["full", "lora"])

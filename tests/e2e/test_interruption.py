@@ -3,9 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
-import threading
 import time
 
 import pytest
@@ -15,38 +12,25 @@ from tests.conftest import wait_until_gone
 from tests.e2e.live_run import PLUGIN, LiveRun, words_of
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_ends(tiny_model, tmp_path, number, code):
+@pytest.mark.parametrize(("number", "code", "cold"), [(signal.SIGTERM, 143, False), (signal.SIGINT, 130, True)])
+def test_a_signal_saves_and_ends(tiny_model, tmp_path, number, code, cold):
     run_dir = tmp_path / "run"
-    words = [
-        *(sys.executable, "-m", "swift_r1", "rlhf", "--rlhf_type", "grpo", "--model", str(tiny_model)),
-        *("--external_plugins", os.path.join(os.path.dirname(__file__), "digits_plugin.py")),
-        *("--dataset", "counting#50", "--reward_funcs", "digits", "--num_generations", "4"),
-        *("--per_device_train_batch_size", "4", "--max_completion_length", "8", "--max_steps", "100000"),
-        *("--logging_steps", "1", "--report_to", "none", "--output_dir", str(run_dir), "--add_version", "false"),
-        *("--dataloader_num_workers", "1"),
-    ]
-    process = subprocess.Popen(
-        words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
-    watchdog = threading.Timer(200, process.kill)
-    watchdog.start()
+    flags = {"dataset": "counting#50", "per_device_train_batch_size": 4, "max_completion_length": 8}
+    run = LiveRun(words_of(tiny_model, run_dir, max_steps=100_000, dataloader_num_workers=1, **flags), cold=cold)
+
+    def send(step):
+        if step == 2:
+            # To the whole group, as a terminal's Ctrl-C.
+            os.killpg(run.process.pid, number)
+
     try:
-        # Off a terminal each step is a line, so this waits for the second step and nothing else.
-        for line in process.stderr:
-            if line.startswith("step 2/"):
-                # To the whole group, as a terminal's Ctrl-C.
-                os.killpg(process.pid, number)
-                break
-        errors = process.stderr.read()
-        assert process.wait(60) == code, errors
+        assert run.follow(send, 200) == code, run.said
     finally:
-        watchdog.cancel()
-        process.kill()
+        run.close()
     (checkpoint,) = list_checkpoints(run_dir)
     summary = json.loads((run_dir / "summary.json").read_text())
     assert checkpoint.name == f"checkpoint-{summary['steps']}" and (checkpoint / "model.safetensors").exists()
-    assert errors.count("stopping after this step") == 1
+    assert run.said.count("stopping after this step") == 1
 
 
 @pytest.mark.parametrize(
@@ -63,7 +47,9 @@ def test_a_signal_before_the_first_step_ends_at_once(tiny_model, tmp_path, monke
     plugin = PLUGIN.with_name("waiting_plugin.py")
     monkeypatch.setenv("WAITING_PLUGIN", str(tmp_path / "loads"))
     flags = {"deepspeed": "zero2", "per_device_train_batch_size": 8} if processes > 1 else {}
-    run = LiveRun(words_of(tiny_model, tmp_path / "run", external_plugins=[PLUGIN, plugin], **flags), processes)
+    run = LiveRun(
+        words_of(tiny_model, tmp_path / "run", external_plugins=[PLUGIN, plugin], **flags), processes, cold=True
+    )
     end_while_it_loads(run, number, code, lambda: (tmp_path / "loads").exists())
 
 
@@ -71,7 +57,7 @@ def test_a_signal_before_the_first_step_ends_at_once(tiny_model, tmp_path, monke
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_while_the_engine_beside_the_trainer_loads(tiny_model, tmp_path, number, code):
     flags = {"use_vllm": "true", "vllm_mode": "colocate", "torch_dtype": "float32", "vllm_server_timeout": 300}
-    run = LiveRun(words_of(tiny_model, tmp_path / "run", **flags))
+    run = LiveRun(words_of(tiny_model, tmp_path / "run", **flags), cold=True)
     end_while_it_loads(run, number, code, lambda: any("EngineCore" in one.name() for one in run.traces.look()))
 
 
@@ -80,7 +66,7 @@ def end_while_it_loads(run, number, code, loads):
     try:
         deadline = time.monotonic() + 120
         while not loads():
-            assert run.process.poll() is None and time.monotonic() < deadline, run.process.communicate()
+            assert run.process.poll() is None and time.monotonic() < deadline, run.process.returncode
             time.sleep(0.05)
         run.traces.look()
         run.process.send_signal(number)

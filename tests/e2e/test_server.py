@@ -15,6 +15,7 @@ def test_zero3_keeps_the_engine_on_the_trainers_weights(rlhf, tiny_model, url, l
     run = rlhf(
         tiny_model,
         processes=2,
+        cold=learning_rate > 0,
         deepspeed="zero3",
         use_vllm="true",
         vllm_mode="server",

@@ -7,9 +7,6 @@ that want one. With vLLM on a GPU: `tests/rollout/test_sleep.py` and `test_coloc
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -22,6 +19,7 @@ from safetensors.torch import load_file
 
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.rlhf import RlhfArguments
+from tests import forks
 from tests.e2e.conftest import PLUGIN
 
 LOGP_NOISE = 2e-3
@@ -76,17 +74,10 @@ def train(tmp_path: Path, save_model: Callable[..., Path], start_tiny: Callable[
                 }
             )
         )
-        start = [str(PLUGIN.with_name("copying_worker.py"))]
+        worker = [str(PLUGIN.with_name("copying_worker.py")), str(folder / "args.json")]
         if processes > 1:
-            start = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *start]
-        done = subprocess.run(
-            [sys.executable, *start, str(folder / "args.json")],
-            env=os.environ | environ | {"PYTHONPATH": str(PLUGIN.parents[2])},
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
+            worker = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}", *worker]
+        done = forks.run(worker, environ=environ, timeout=280)
         print(done.stdout, done.stderr)
         assert done.returncode == 0
         lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +14,7 @@ from swift_r1.arguments.eval_tasks import BOXED
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.errors import UsageError
 from swift_r1.training.evaluate import plain_means
+from tests import forks
 
 from .conftest import rows_of
 
@@ -46,15 +44,7 @@ def train(model: Path, folder: Path, **flags: Any) -> list[dict[str, Any]]:
     words: list[str] = []
     for name, value in (defaults | flags).items():
         words += [f"--{name}", *map(str, value if isinstance(value, list) else [value])]
-    done = subprocess.run(
-        [sys.executable, "-m", "swift_r1", "rlhf", *words],
-        cwd=folder.parent,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = forks.run(["-m", "swift_r1", "rlhf", *words], cwd=folder.parent, timeout=280)
     print(done.stdout, done.stderr)
     assert done.returncode == 0
     lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]

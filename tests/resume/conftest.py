@@ -6,14 +6,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import forks
+from tests.forks import ForkedProcess
 
 HERE = Path(__file__).parent
 DEADLINE = 200
@@ -32,36 +33,28 @@ class Runs:
 
     def __init__(self, model: Path) -> None:
         self._model = model
-        self._server = subprocess.Popen(
-            [sys.executable, str(HERE / "fork_server.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
-        )
-        assert self._server.stdout is not None
-        self._server.stdout.readline()
 
-    def start(self, folder: Path, forget: str | None = None, processes: int = 1, **flags: Any) -> int:
-        """Starts a run whose folder is `folder`; returns its process id."""
+    def start(self, folder: Path, forget: str | None = None, processes: int = 1, **flags: Any) -> ForkedProcess:
+        """Starts a run whose folder is `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
-        request = {
-            "words": words(self._model, folder, **flags),
-            "cwd": str(folder.parent),
-            "log": str(folder.parent / f"{folder.name}.log"),
-            "forget": forget,
-            "processes": processes,
-        }
-        return int(self._ask(request)["pid"])
+        with _log_of(folder).open("a") as log:
+            return forks.start(
+                ["-m", "swift_r1", "rlhf", *words(self._model, folder, **flags)],
+                cwd=folder.parent,
+                environ={"OMP_NUM_THREADS": "1", "NPROC_PER_NODE": str(processes)},
+                stdout=log,
+                stderr=forks.STDOUT,
+                prepare=forget and ["tests.resume.forgetting", "forget", forget],
+            )
 
-    def wait(self, pid: int, folder: Path, kill_after: float | None = None) -> Ended:
+    def wait(self, run: ForkedProcess, folder: Path, kill_after: float | None = None) -> Ended:
         """Until the run has ended; `kill_after` seconds its whole process group gets SIGKILL."""
-        timer = threading.Timer(DEADLINE if kill_after is None else kill_after, _kill_group, (pid,))
-        timer.start()
-        code = int(self._ask({"wait": pid})["code"])
-        timer.cancel()
-        timer.join()
-        return Ended(code, (folder.parent / f"{folder.name}.log").read_text())
+        try:
+            code = run.wait(DEADLINE if kill_after is None else kill_after)
+        except subprocess.TimeoutExpired:
+            _kill_group(run.pid)
+            code = run.wait(DEADLINE)
+        return Ended(code, _log_of(folder).read_text())
 
     def run(self, folder: Path, forget: str | None = None, processes: int = 1, **flags: Any) -> Ended:
         """A run from its start to its end."""
@@ -69,16 +62,9 @@ class Runs:
         print(ended.said)
         return ended
 
-    def close(self) -> None:
-        # It holds nothing: its runs have ended.
-        self._server.kill()
-        self._server.wait(60)
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
-        assert self._server.stdin is not None and self._server.stdout is not None
-        self._server.stdin.write(json.dumps(request) + "\n")
-        self._server.stdin.flush()
-        return json.loads(self._server.stdout.readline())
+def _log_of(folder: Path) -> Path:
+    return folder.parent / f"{folder.name}.log"
 
 
 def words(model: Path, folder: Path, /, **flags: Any) -> list[str]:
@@ -129,10 +115,8 @@ def _kill_group(pid: int) -> None:
 
 
 @pytest.fixture(scope="session")
-def runs(tiny_model: Path) -> Iterator[Runs]:
-    made = Runs(tiny_model)
-    yield made
-    made.close()
+def runs(tiny_model: Path) -> Runs:
+    return Runs(tiny_model)
 
 
 @pytest.fixture

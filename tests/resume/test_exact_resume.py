@@ -100,8 +100,8 @@ def kill_and_resume(runs, folder, settings, seconds, kills):
     Fewer are where a start reached the end first; a first one that does is done again with half the time.
     """
     for killed in range(kills):
-        pid = runs.start(folder, resume_from_checkpoint="last", **settings)
-        ended = runs.wait(pid, folder, kill_after=random.uniform(0.1, seconds))
+        run = runs.start(folder, resume_from_checkpoint="last", **settings)
+        ended = runs.wait(run, folder, kill_after=random.uniform(0.1, seconds))
         if ended.code == 0 and killed == 0:
             shutil.rmtree(folder)
             return kill_and_resume(runs, folder, settings, seconds / 2, kills)

@@ -164,12 +164,12 @@ def test_a_log_that_was_cut_is_refused(runs, copy):
 def test_it_waits_for_a_process_that_still_works_in_the_folder(runs, finished, copy, same):
     with (copy / ".lock").open("w") as held:
         fcntl.lockf(held, fcntl.LOCK_EX)
-        pid = runs.start(copy, resume_from_checkpoint="last", **SETTINGS)
+        run = runs.start(copy, resume_from_checkpoint="last", **SETTINGS)
         log, deadline = copy.parent / "run.log", time.monotonic() + 100
         while not (log.exists() and "waiting for another process" in log.read_text()):
             assert time.monotonic() < deadline, log.read_text()
             time.sleep(0.05)
-    assert runs.wait(pid, copy).code == 0
+    assert runs.wait(run, copy).code == 0
     same(finished, copy)
 
 

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,19 +12,13 @@ from transformers import AutoModelForCausalLM
 
 from swift_r1.training.checkpoint.folder import fault_of
 from swift_r1.training.checkpoint.resume import RunSummary
+from tests import forks
 
 HERE = Path(__file__).parent
 
 
 def test_an_exit_at_any_file_operation_leaves_a_whole_checkpoint(tiny_model, tmp_path):
-    done = subprocess.run(
-        [sys.executable, str(HERE / "exit_at_operation.py"), str(tiny_model), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+    done = forks.run([str(HERE / "exit_at_operation.py"), str(tiny_model), str(tmp_path)], timeout=250)
     assert done.returncode == 0, done.stderr[-3000:]
     # A file is opened, synced and hashed, folders are made, synced and renamed, the old one is removed file by file.
     assert int(done.stdout.split()[-1]) > 50

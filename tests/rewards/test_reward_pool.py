@@ -225,7 +225,7 @@ def args(timeout: float = 1.0, workers: int = 2, **others: object) -> SimpleName
     )
 
 
-NAMES = ["length", "moody", "strange", "seen", "waiting", "plain", "scalar", "short", "single", "word"]
+NAMES = ["moody", "strange", "waiting", "scalar", "short", "single", "word"]
 
 
 @pytest.fixture(scope="module")
@@ -238,18 +238,16 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def score(plugin: Path) -> Iterator:
     """Scores with one function of a pool that all tests share, so each fault also meets a pool that was hurt before."""
-    pools = {name: RewardPool(args(0.5), [name], loading(plugin)) for name in NAMES}
-    started: dict[str, RewardPool] = {}
+    with RewardPool(args(0.5), NAMES, loading(plugin)) as pool:
 
-    def with_one(name: str, completions: list[str], group_size: int) -> RewardColumn:
-        if name not in started:
-            started[name] = pools[name].__enter__()
-        (column,) = started[name].score(batch(completions, group_size))
-        return column
+        def with_one(name: str, completions: list[str], group_size: int) -> RewardColumn:
+            given = batch(completions, group_size)
+            open_batch = pool.open(given.trainer_state, [name])
+            open_batch.add(0, given)
+            _, (column,) = open_batch.result()
+            return column
 
-    yield with_one
-    for pool in started.values():
-        pool.close()
+        yield with_one
 
 
 def wait_gone(pid: int) -> None:
@@ -332,14 +330,14 @@ def test_what_workers_print_is_shown_call_by_call(plugin: Path, capfd: pytest.Ca
     assert out.index("more output of this reward call is dropped") < out.index("last words")
 
 
-@pytest.mark.parametrize("word", ["child", "session", "fork", "childsleep"])
-def test_processes_that_a_reward_leaves_are_ended(plugin: Path, tmp_path: Path, word: str) -> None:
-    note = tmp_path / "pid"
+def test_processes_that_a_reward_leaves_are_ended(plugin: Path, tmp_path: Path) -> None:
     with RewardPool(args(1.0, 1), ["moody"], loading(plugin)) as pool:
-        column = pool.score(batch([f"{word} {note}", "a"], 2))[0]
-        assert bool(column.invalid) == (word == "childsleep")
-        wait_gone(int(note.read_text()))
-        assert pool.score(batch(["aa", "a"], 2))[0].values == (2.0, 1.0)
+        for word in ("child", "session", "fork", "childsleep"):
+            note = tmp_path / word
+            column = pool.score(batch([f"{word} {note}", "a"], 2))[0]
+            assert bool(column.invalid) == (word == "childsleep"), word
+            wait_gone(int(note.read_text()))
+            assert pool.score(batch(["aa", "a"], 2))[0].values == (2.0, 1.0), word
 
 
 def test_a_leak_costs_workers_and_no_rewards(plugin: Path) -> None:

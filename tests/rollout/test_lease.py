@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +19,7 @@ from swift_r1.weights import writer as writer_module
 from swift_r1.weights.lease_token import save_token, saved_token
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.http_errors import ServerRefused
+from tests import forks
 
 WAIT_S = 60
 
@@ -141,13 +140,7 @@ def test_swift_rlhf_stops_before_it_loads_a_model(tiny_server: Any, tiny_model: 
     with RolloutClient(tiny_server.url) as client, WeightWriter(client, "somebody", ttl_s=3) as somebody:
         client.wait_until_ready(WAIT_S)
         somebody.hold(WAIT_S)
-        ended = subprocess.run(
-            [sys.executable, "-m", "swift_r1", "rlhf", "--rlhf_type", "grpo", *words],
-            env=os.environ,
-            capture_output=True,
-            text=True,
-            timeout=WAIT_S,
-        )
+        ended = forks.run(["-m", "swift_r1", "rlhf", "--rlhf_type", "grpo", *words], timeout=WAIT_S)
     assert ended.returncode == 2
     assert "somebody writes this server's weights" in ended.stderr.splitlines()[-1]
     assert not (tmp_path / "out").exists()

@@ -163,7 +163,7 @@ def test_vllm_on_two_workers_takes_new_weights(
     ],
 )
 def test_engine_arguments_that_vllm_does_not_take(tiny_model: Path, argument: str, line: str) -> None:
-    words = ["rollout", "--model", str(tiny_model), "--port", "31999", "--vllm_engine_kwargs", argument]
+    words = ["rollout", "--model", str(tiny_model), "--port", "18432", "--vllm_engine_kwargs", argument]
     ended = subprocess.run(
         [sys.executable, "-m", "swift_r1", *words], capture_output=True, text=True, timeout=VLLM_WAIT_S, check=False
     )

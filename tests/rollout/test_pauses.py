@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -14,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests import forks
 
 PHASES = ("begin", "bucket", "commit", "generation", "idle")
 RUN = Path(__file__).with_name("paused_run.py")
@@ -28,13 +28,8 @@ def paused_run(
 ) -> str:
     """What the run has logged; it must end well, and every phase with the completions of an undisturbed run."""
     named = [f"{one.url}={one.pid}" for one in servers]
-    process = subprocess.Popen(
-        [sys.executable, str(RUN), str(model), who, str(ttl), str(silence), *named],
-        env=os.environ | {"PYTHONPATH": str(RUN.parents[2]), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    words = [str(RUN), str(model), who, str(ttl), str(silence), *named]
+    process = forks.start(words, stdout=forks.PIPE, stderr=forks.PIPE)
     pid = servers[0].pid if who == "server" else process.pid
     logged: list[str] = []
     assert process.stdout is not None and process.stderr is not None

@@ -231,6 +231,7 @@ def make_rounds(script: Script) -> Iterator[Callable[..., Any]]:
         return made[-1]
 
     yield make
+    script.finish(*script.answered)  # what is under way ends now
     for rounds in made:
         rounds.close()
 

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -15,8 +12,10 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
+from tests import forks
+from tests.forks import ForkedProcess
+
 WORKER = Path(__file__).with_name("backend_worker.py")
-REPO = Path(__file__).resolve().parents[2]
 
 
 class Jobs:
@@ -24,7 +23,7 @@ class Jobs:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._ranks: dict[int, list[subprocess.Popen[str]]] = {}
+        self._ranks: dict[int, list[ForkedProcess]] = {}
         self._done: dict[str, tuple[dict[str, Any], dict[str, Tensor]]] = {}
 
     def run(self, ranks: int = 1, **case: Any) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -50,24 +49,18 @@ class Jobs:
             worker.wait(60)
         self._ranks = {}
 
-    def _start(self, ranks: int) -> list[subprocess.Popen[str]]:
+    def _start(self, ranks: int) -> list[ForkedProcess]:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
         for rank in range(ranks):
             place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
             meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-            environ = {"PYTHONPATH": REPO, "OMP_NUM_THREADS": 1, "DS_ACCELERATOR": "cpu"} | place | meeting
+            environ = {name: str(value) for name, value in {"DS_ACCELERATOR": "cpu", **place, **meeting}.items()}
+            words = [str(WORKER), *(["distributed"] if ranks > 1 else [])]
             with (self._folder / f"{ranks}-{rank}.log").open("wb") as log:
                 self._ranks[ranks].append(
-                    subprocess.Popen(
-                        [sys.executable, str(WORKER), *(["distributed"] if ranks > 1 else [])],
-                        env=os.environ | {name: str(value) for name, value in environ.items()},
-                        stdin=subprocess.PIPE,
-                        stdout=subprocess.PIPE,
-                        stderr=log,
-                        text=True,
-                    )
+                    forks.start(words, environ=environ, stdin=forks.PIPE, stdout=forks.PIPE, stderr=log)
                 )
         for worker in self._ranks[ranks]:
             assert _answer(worker) == "ready", "a worker did not start"
@@ -82,7 +75,7 @@ def _pipe(pipe: IO[str] | None) -> IO[str]:
     return pipe
 
 
-def _answer(worker: subprocess.Popen[str]) -> str:
+def _answer(worker: ForkedProcess) -> str:
     """The worker's next answer, "" where it has ended; what libraries print is left out."""
     for line in _pipe(worker.stdout):
         if line.strip() in ("ok", "ready") or line.startswith('"'):

@@ -3,8 +3,6 @@
 import os
 import signal
 import socket
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -13,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
 from swift_r1.runtime.ranks import join_ranks, lost_peer, peer_fault
+from tests import forks
 
 
 def test_groups_that_others_make_wait_as_long_as_ours(monkeypatch):
@@ -44,11 +43,9 @@ def scene(tmp_path):
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = str(free.getsockname()[1])
-        command = [sys.executable, str(Path(__file__).with_name("rank_pair.py")), name]
+        command = [str(Path(__file__).with_name("rank_pair.py")), name]
         started.extend(
-            subprocess.Popen(
-                [*command, str(rank), port, str(timeout_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+            forks.start([*command, str(rank), port, str(timeout_s)], stdin=forks.PIPE, stdout=forks.PIPE)
             for rank in range(2)
         )
         for one in started:
@@ -58,7 +55,7 @@ def scene(tmp_path):
     yield play
     for one in started:
         one.kill()
-        one.communicate()
+        one.wait(20)
 
 
 def test_a_rank_that_scores_for_several_time_outs_is_waited_for(scene):

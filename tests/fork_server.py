@@ -1,0 +1,182 @@
+"""Starts Python programs without paying for their imports each time: a process that has them forks for each start.
+
+`python -m tests.fork_server FD`, where FD is a socket to `tests/forks.py`. Each message on it is a JSON object with
+`words` (what follows `python`: `-m MODULE ...` or `SCRIPT ...`), `cwd`, `environ` and perhaps `prepare` (a module, a
+function and its arguments, called first). With it come four descriptors: stdin, stdout, stderr, and one to which the
+exit code is written in the end (negative: the signal). The answer is the process id; the process leads a session.
+
+A program starts as from the command line, except that modules are there already. Where it would become another Python
+program by `exec`, it runs that one in this process; torch's elastic launcher is replaced by forks, one per rank. A run
+draws no curves at its end, which would take longer than most runs of tests.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import json
+import logging
+import os
+import pkgutil
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from swift_r1.errors import EXIT_LOST_PEER, EXIT_RUN_FAILED
+
+MESSAGE_BYTES = 1 << 20
+DESCRIPTORS = 4
+ELASTIC, WORKER = "swift_r1.launch.elastic", "swift_r1.training.worker"
+
+
+def main(control: socket.socket) -> None:
+    """Forks until the other side hangs up; in a child, does not return."""
+    import_everything()
+    gc.freeze()  # the collector does not write to what is shared
+    control.send(b"ready")
+    with selectors.DefaultSelector() as selector:
+        selector.register(control, selectors.EVENT_READ)
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is not control:
+                    pid, ended = key.data
+                    _, status = os.waitpid(pid, 0)
+                    selector.unregister(key.fileobj)
+                    os.close(key.fd)
+                    with contextlib.suppress(BrokenPipeError), open(ended, "w") as pipe:
+                        pipe.write(str(os.waitstatus_to_exitcode(status)))
+                    continue
+                message, descriptors, _, _ = socket.recv_fds(control, MESSAGE_BYTES, DESCRIPTORS)
+                if not message:
+                    return
+                pid = os.fork()
+                if pid == 0:
+                    for other in list(selector.get_map().values()):
+                        for descriptor in (other.fd, *other.data[1:]) if other.data else ():
+                            os.close(descriptor)
+                    selector.close()
+                    control.close()
+                    become(descriptors, **json.loads(message))
+                for descriptor in descriptors[:-1]:
+                    os.close(descriptor)
+                selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, descriptors[-1]))
+                control.send(str(pid).encode())
+
+
+IMPORTED_LATE = (
+    *("deepspeed", "peft.tuners.lora", "transformers.models.llama.modeling_llama", "transformers.optimization"),
+    *("uvicorn.lifespan.off", "uvicorn.loops.auto", "uvicorn.protocols.http.auto"),
+)
+
+
+def import_everything() -> None:
+    """All of our modules, without vLLM, and what a run of a tiny model imports late."""
+    import swift_r1
+
+    ours = [module.name for module in pkgutil.walk_packages(swift_r1.__path__, "swift_r1.")]
+    for name in (*ours, *IMPORTED_LATE):
+        if "vllm" not in name and not name.endswith("__main__"):
+            importlib.import_module(name)
+    recorder = importlib.import_module("swift_r1.tracking.recorder")
+    assert callable(recorder.draw_curves)
+    recorder.draw_curves = lambda log, folder: None
+
+
+def become(
+    descriptors: list[int], words: list[str], cwd: str, environ: dict[str, str], prepare: list[Any] | None = None
+) -> NoReturn:
+    os.setsid()
+    for target, source in enumerate(descriptors[:3]):
+        os.dup2(source, target)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    os.chdir(cwd)
+    os.execve = in_place_of_exec
+    if prepare is not None:
+        module, function, *arguments = prepare
+        getattr(importlib.import_module(module), function)(*arguments)
+    run(words, environ)
+
+
+def in_place_of_exec(path: str, argv: list[str], environ: dict[str, str]) -> NoReturn:
+    assert path == sys.executable, path
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
+    logging.root.handlers.clear()
+    for logger in (logging.root, *logging.root.manager.loggerDict.values()):
+        if isinstance(logger, logging.Logger) and logger.name.startswith(("root", "swift_r1")):
+            logger.setLevel(logging.WARNING if logger is logging.root else logging.NOTSET)
+    if argv[1:3] == ["-m", ELASTIC]:
+        run_ranks(argv[3:], environ)
+    run(argv[1:], environ)
+
+
+def run_ranks(words: list[str], environ: dict[str, str]) -> NoReturn:
+    """Ends with the code of the rank that failed first, and ends the others then."""
+    size = int(environ["NPROC_PER_NODE"])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    meeting |= {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    living = set()
+    for rank in range(size):
+        pid = os.fork()
+        if pid == 0:
+            run(["-m", WORKER, *words], environ | meeting | {"RANK": str(rank), "LOCAL_RANK": str(rank)})
+        living.add(pid)
+    code = 0
+    while living:
+        pid, status = os.wait()
+        living.discard(pid)
+        own = os.waitstatus_to_exitcode(status)
+        if own and code in (0, EXIT_LOST_PEER):
+            code = own
+        if code not in (0, EXIT_LOST_PEER):
+            for other in living:
+                os.kill(other, signal.SIGKILL)
+    os._exit(EXIT_RUN_FAILED if code < 0 else code)
+
+
+def run(words: list[str], environ: dict[str, str]) -> NoReturn:
+    """Runs a program to its end, and ends this process as Python would."""
+    os.environ.clear()
+    os.environ.update(environ)
+    tempfile.tempdir = None
+    code: Any = 0
+    try:
+        if words[0] == "-m":
+            sys.argv, sys.path[0] = words[1:], os.getcwd()
+            if not hasattr(sys.modules.get(words[1]), "__path__"):
+                sys.modules.pop(words[1], None)  # as for any program, its module is `__main__`
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv, sys.path[0] = words, str(Path(words[0]).parent)
+            runpy.run_path(words[0], run_name="__main__")
+    except SystemExit as end:
+        code = end.code or 0
+        if not isinstance(code, int):
+            print(code, file=sys.stderr)
+            code = 1
+    except BaseException:  # noqa: BLE001  as Python ends
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,101 @@
+"""Called in a run's process before it begins: a part of the saved state is forgotten, or a loss spoiled."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+
+def forget(part: str) -> None:
+    """`part` names a part of the saved state that the run is not to get back, or is `finite:<numbers>` of losses to
+    spoil, or `nothing`, to save a tiny model as a large one, in many buckets."""
+    from swift_r1.training.checkpoint import resume, saving
+    from swift_r1.training.checkpoint.state import RunState
+    from swift_r1.training.optimizer import LearningRate
+
+    reads: dict[str, Callable[[RunState], RunState]] = {
+        "prompts_taken": lambda state: replace(state, prompts_taken=0),
+        "rounds": lambda state: replace(state, rounds=state.rounds - 1),
+        "weight_version": lambda state: replace(state, weight_version=0),
+        "window": lambda state: replace(state, window={}),
+        "run_id": lambda state: replace(state, run_id="other"),
+    }
+    if part in reads:
+        original = RunState.read
+        RunState.read = classmethod(lambda cls, path: reads[part](original(path)))  # type: ignore[method-assign]
+    elif part == "nothing":
+        from swift_r1.training.backends import optimizer_state
+        from swift_r1.training.checkpoint import tensors
+
+        tensors.BUCKET_BYTES = 20_000
+        optimizer_state._BUCKET_NUMBERS = 5_000
+    elif part.startswith("finite:"):
+        _poison({int(number) for number in part.removeprefix("finite:").split(",")})
+    elif part == "learning_rate":
+        LearningRate.go_to = lambda self, step: None  # type: ignore[method-assign]
+    elif part == "rng":
+        resume.rng_of = lambda checkpoint, rank: {}
+    elif part == "reference":
+        from swift_r1.training.backends.reference import FrozenReference
+
+        FrozenReference.load_weights = lambda self, read: None  # type: ignore[method-assign]
+    elif part == "critic_learning_rate":
+        _forget_rate_of_the_critic()
+    elif part == "critic":
+        from swift_r1.training.backends.local import LocalCritic
+
+        LocalCritic.load_training_state = lambda self, read: None  # type: ignore[method-assign]
+    elif part == "old_values":
+        round_tensors = saving.round_tensors_of
+        resume.round_tensors_of = lambda checkpoint: {
+            name: tensor * 0 if name.startswith("old_values") else tensor
+            for name, tensor in round_tensors(checkpoint).items()
+        }
+    elif part == "old_logps":
+        round_tensors = saving.round_tensors_of
+        resume.round_tensors_of = lambda checkpoint: {
+            name: tensor for name, tensor in round_tensors(checkpoint).items() if not name.startswith("old_logps")
+        }
+    else:
+        tensor = saving.SavedTensors.__call__
+
+        def worn(self: Any, name: str) -> Any:
+            value = tensor(self, name)
+            if name.partition(":")[0] != part:
+                return value
+            return value.bfloat16().float() if part == "master" else value * 0
+
+        saving.SavedTensors.__call__ = worn  # type: ignore[method-assign]
+
+
+def _forget_rate_of_the_critic() -> None:
+    """The second schedule to be brought to its place is the critic's."""
+    from swift_r1.training.optimizer import LearningRate
+
+    original, seen = LearningRate.go_to, []
+
+    def go_to(self: LearningRate, step: int) -> None:
+        seen.append(step)
+        if len(seen) == 1:
+            original(self, step)
+
+    LearningRate.go_to = go_to  # type: ignore[method-assign]
+
+
+def _poison(numbers: set[int]) -> None:
+    """The losses of these backward passes are not finite (counted from 1; on one rank alone where there are two)."""
+    from swift_r1.training.backends.deepspeed import DeepSpeedBackend
+    from swift_r1.training.backends.local import LocalBackend
+
+    seen = 0
+    for backend in (LocalBackend, DeepSpeedBackend):
+
+        def backward(self: Any, loss: Any, last: bool, original: Any = backend.backward) -> None:
+            nonlocal seen
+            seen += 1
+            here = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
+            original(self, loss * float("inf") * 0 if seen in numbers and here else loss, last)
+
+        backend.backward = backward  # type: ignore[method-assign]
