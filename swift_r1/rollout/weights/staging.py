@@ -12,7 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -265,10 +265,15 @@ def socket_folder() -> Iterator[Path]:
 
 def _own_folder(prefix: str, parent: Path | None) -> tuple[Path, int]:
     """A new folder, and a descriptor that locks it for as long as the process lives, however it ends."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return folder, lock
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock).st_nlink:
+                return folder, lock
+            os.close(lock)
+        # Another server that starts now took it for a leftover before it was locked.
 
 
 def remove_leftovers() -> None:
