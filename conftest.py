@@ -54,8 +54,11 @@ def pytest_configure() -> None:
 
 def started_by_tests() -> list[psutil.Process]:
     """Processes that tests have started and that live, orphans too; Python's own helpers end with it."""
-    children = [one for one in psutil.Process().children() if "multiprocessing." not in " ".join(words_of(one))]
-    return [one for one in psutil.process_iter() if lives(one) and (one in children or is_marked(one))]
+    children = psutil.Process().children()
+    own = [one for one in children if "multiprocessing.resource_tracker" in " ".join(words_of(one))]
+    return [
+        one for one in psutil.process_iter() if one not in own and lives(one) and (one in children or is_marked(one))
+    ]
 
 
 def lives(process: psutil.Process) -> bool:

@@ -18,7 +18,7 @@ from swift_r1.rollout.client import RolloutClient
 from swift_r1.rollout.engines.base import EngineInfo, Generated
 from swift_r1.rollout.gate import Gate
 from swift_r1.rollout.protocol import RolloutRequest, SamplingParams
-from swift_r1.rollout.refusals import Refused
+from swift_r1.rollout.refusals import Refused, ServerRefused
 from swift_r1.rollout.updates import WeightUpdates
 from swift_r1.rollout.weights.hashing import bucket_digest, content_hash
 from swift_r1.rollout.weights.push import to_bytes
@@ -129,7 +129,12 @@ def test_nothing_comes_in_between_a_load_that_failed_and_the_word_of_it() -> Non
 def test_a_commit_that_waited_too_long_can_be_repeated(engine: Engine, serve_engine: Callable[..., str]) -> None:
     url = serve_engine(engine, {"w": (2,)}, update_timeout=1.5)
     with RolloutClient(url) as client, RolloutClient(url) as asker:
-        running = in_thread(lambda: asker.generate([request("r")]))
+
+        def ask() -> None:
+            with pytest.raises(ServerRefused, match="ask again"):
+                asker.generate([request("r")])
+
+        running = in_thread(ask)
         assert engine.started.wait(WAIT_S)
         with WeightWriter(client) as writer, httpx.Client(base_url=url, trust_env=False) as http:
             writer.take()
