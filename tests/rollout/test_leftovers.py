@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
 from pathlib import Path
 
@@ -46,3 +48,18 @@ def test_a_new_folder_is_not_taken_for_a_leftover(tmp_path: Path, monkeypatch: p
         enough.set()
         for one in others:
             one.join()
+
+
+def test_segments_of_vllms_workers_go_once_nobody_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(staging.tempfile, "gettempdir", lambda: str(tmp_path))
+    used, new, left = (tmp_path / f"vllm_dist_{name}-tp:0-[0-1]-cpushm_0" for name in ("used", "new", "left"))
+    for segment in (used, new, left):
+        segment.write_bytes(bytes(4096))
+    for segment in (used, left):
+        os.utime(segment, (0, 0))
+    with used.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ):
+        remove_leftovers()
+        assert used.exists() and new.exists() and not left.exists()
+    remove_leftovers()
+    assert new.exists() and not used.exists()
