@@ -131,6 +131,8 @@ def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, r
         report.datasets.append(DatasetReport(source.name, False, 0, error.faults, (), "", None))
         return []
     problems = [f"row left out: {example}" for example in drops.examples]
+    if drops.broken > len(problems):
+        problems.append(f"{drops.broken} of the first {drops.seen} rows are left out")
     if not rows:
         filtered = f" (its preprocessor filtered {drops.filtered} out)" if drops.filtered else ""
         none = f"none of the first {drops.seen} rows can be used{filtered}" if drops.seen else "it has no rows"

@@ -71,6 +71,7 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+        self._wandb.teardown()  # ends wandb's own process
 
 
 class SwanLab:

@@ -11,8 +11,9 @@ import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 _PREFIX = "swift-r1-weights-"
 _SOCKETS = "swift-r1-sockets-"
 _CHUNK = 4 << 20
+_SEGMENT_STARTS_S = 60.0  # from when vLLM's workers make a segment to when all have mapped it
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,20 +269,28 @@ def socket_folder() -> Iterator[Path]:
 
 def _own_folder(prefix: str, parent: Path | None) -> tuple[Path, int]:
     """A new folder, and a descriptor that locks it for as long as the process lives, however it ends."""
-    folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(lock, fcntl.LOCK_EX)
-    return folder, lock
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with suppress(FileNotFoundError):
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.fstat(lock).st_nlink:
+                return folder, lock
+            os.close(lock)
+        # Another server that starts now took it for a leftover before it was locked.
 
 
 def remove_leftovers() -> None:
     """Deletes what servers that were killed have left in shared memory, which outlives a process: their staging folders
-    (a living one holds its own locked, in whatever container it runs), and the mark that each process with Intel's
-    OpenMP makes there and removes only where it ends by itself."""
+    (a living one holds its own locked, in whatever container it runs), the mark that each process with Intel's OpenMP
+    makes there and removes only where it ends by itself, and the segments of vLLM's workers."""
     for mark in _SHARED_MEMORY.glob(f"__KMP_REGISTERED_LIB_*_{os.getuid()}"):
         pid = mark.name.split("_")[-2]  # this process's own, which nothing asks for again, goes too
         if pid == str(os.getpid()) or not Path(f"/proc/{pid}").exists():
             mark.unlink(missing_ok=True)
+    for segment in _unmapped_segments():
+        logger.info("removing %s, left by an engine that is gone", segment)
+        segment.unlink(missing_ok=True)
     for parent in {_SHARED_MEMORY, Path(tempfile.gettempdir())}:
         for folder in (*parent.glob(f"{_PREFIX}*"), *parent.glob(f"{_SOCKETS}*")):
             try:
@@ -296,3 +306,21 @@ def remove_leftovers() -> None:
                 pass
             finally:
                 os.close(descriptor)
+
+
+def _unmapped_segments() -> list[Path]:
+    """Those through which the workers of one vLLM engine on a CPU exchange tensors, if no process has them mapped.
+
+    A process of another container is not seen here; what it has mapped stays with it though the name is gone.
+    """
+    old = []
+    for segment in _SHARED_MEMORY.glob("vllm_dist_*-cpushm_*"):
+        with suppress(FileNotFoundError):
+            about = segment.stat()
+            if about.st_uid == os.getuid() and time.time() - about.st_mtime > _SEGMENT_STARTS_S:
+                old.append(segment)
+    mapped = set()
+    for maps in Path("/proc").glob("[0-9]*/maps") if old else ():
+        with suppress(OSError):  # it has ended, or is another user's
+            mapped |= {line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "-cpushm_" in line}
+    return [segment for segment in old if str(segment) not in mapped]

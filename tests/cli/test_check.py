@@ -119,6 +119,15 @@ def test_a_good_plugin(plugin: Path) -> None:
     assert found["plugins"][0]["schedulers"] == ["again"]
 
 
+def test_the_count_of_rows_left_out(plugin: Path) -> None:
+    rows = [{"query": "1 + 1?", "solution": "2"}, *[{"solution": "2"}] * 5]
+    (plugin.parent / "mixed.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (data,) = check(plugin.parent, "--dataset", "mixed.jsonl", "--reward_funcs", "right", code=0)["datasets"]
+    *examples, count = data["problems"]
+    assert [example.split(":")[2] for example in examples] == ["2", "3", "4"]
+    assert count == "5 of the first 6 rows are left out"
+
+
 def test_what_each_broken_reward_is_told(plugin: Path) -> None:
     names = ["right", "evaluates", "same", "no_empty", "raises", "one_value", "moody", "silent"]
     found = check(plugin.parent, "--dataset", "sums", "--reward_funcs", *names, code=2)

@@ -23,7 +23,7 @@ from swift_r1.weights.push import to_bytes
 from swift_r1.weights.update import UpdateMachine
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import HTTPError
+from swift_r1.wire.http_errors import HTTPError, ServerRefused
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 WAIT_S = 20
@@ -129,7 +129,12 @@ def test_nothing_comes_in_between_a_load_that_failed_and_the_word_of_it() -> Non
 def test_a_commit_that_waited_too_long_can_be_repeated(engine: Engine, serve_engine: Callable[..., str]) -> None:
     url = serve_engine(engine, {"w": (2,)}, update_timeout=1.5)
     with RolloutClient(url) as client, RolloutClient(url) as asker:
-        running = in_thread(lambda: asker.generate([request("r")]))
+
+        def ask() -> None:
+            with pytest.raises(ServerRefused, match="ask again"):
+                asker.generate([request("r")])
+
+        running = in_thread(ask)
         assert engine.started.wait(WAIT_S)
         with WeightWriter(client) as writer, httpx.Client(base_url=url, trust_env=False) as http:
             writer.take()

@@ -124,7 +124,9 @@ class Writer:
         self.bodies = [to_bytes(bucket) for bucket in in_buckets(model.named_parameters(), SMALL_BUCKETS)]
         lease = self.http.post("/v1/weights/lease", json={"owner": "writer"})
         self.headers = {wire.LEASE_HEADER: lease.json()["token"]}
-        assert self.post("begin", {"version": self.version}).status_code == 200
+        begun = self.post("begin", {"version": self.version})
+        assert begun.status_code == 200
+        self.folder = Path(begun.json()["folder"])
 
     def post(self, what: str, body: dict[str, object]) -> httpx.Response:
         return self.http.post(f"/v1/weights/{what}", json=body, headers=self.headers)
@@ -234,8 +236,7 @@ def test_a_failed_load_is_not_ready_until_a_full_push(
     for index, body in enumerate(writer.bodies):
         assert writer.put(index, body).status_code == 200
     # What cannot be foreseen: a staged file changes under the server, after the first layers are loaded.
-    [folder] = [f for f in Path("/dev/shm").glob("swift-r1-weights-*") if len(list(f.iterdir())) == len(writer.bodies)]
-    last = sorted(folder.iterdir())[-1]
+    last = sorted(writer.folder.iterdir())[-1]
     last.write_bytes(last.read_bytes()[:-200])
     assert writer.commit().status_code == 500
     writer.release()

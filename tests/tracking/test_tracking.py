@@ -4,6 +4,7 @@ import io
 import json
 import math
 
+import psutil
 import pytest
 from rich.console import Console
 
@@ -68,6 +69,7 @@ def test_wandb_without_a_key_is_offline_and_does_not_ask(tmp_path, monkeypatch):
     reporter.log_completions([{"step": 1, "prompt": "p", "completion": "c", "reward": 1.0, "advantage": 0.0}], 1)
     reporter.close()
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert not [child for child in psutil.Process().children() if "wandb-core" in child.name()]
 
 
 def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
