@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from swift_r1.errors import UsageError
 from swift_r1.models.quantization import plain_value, whole_dtype, whole_shape
-from swift_r1.weights.adapter import adapter_name
+from swift_r1.weights.expected import adapter_name
 from swift_r1.wire.protocol import AdapterConfig
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ round's last long completions alone, and the round that the trainer waits for is
 round takes further prompts on its way (`--dynamic_sample`) or is played by one stage (several turns), the next waits
 for its end.
 
-Only the trainer's thread pushes weights and restores a server that was lost: both are collective.
+Only the trainer's thread pushes weights: that is collective. A server that was lost is brought back by its pool.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.watchdog import Watchdog
 from swift_r1.sampling.collecting import Collector
 from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Stage
-from swift_r1.sampling.pool.pool import Fleet
-from swift_r1.sampling.pool.session import ServerLink, ServerLost
-from swift_r1.sampling.prefetch_rollouts import AheadRollouts
-from swift_r1.sampling.remote import ServerRollouts
+from swift_r1.sampling.pool.health import GatherAgain
+from swift_r1.sampling.pool.pool import ServerPool
+from swift_r1.sampling.remote import AheadRollouts, ServerRollouts
 from swift_r1.sampling.scoring import ScoredRound
-from swift_r1.sampling.staleness import ServedVersions, oldest_rounds, staleness_metrics
+from swift_r1.sampling.staleness import oldest_rounds, staleness_metrics
 from swift_r1.tracking.recorder import SilentRecorder
 from swift_r1.tracking.stopwatch import Stopwatch
 from swift_r1.training.batch.batching import RoundBatch
@@ -38,7 +37,7 @@ from swift_r1.training.context import Parts
 logger = logging.getLogger("swift_r1.training")
 
 _TELL_S = 2.0  # between two words on how a round stands
-_LOOK_S = 0.5  # between two looks whether a lost server is back by itself
+_LOOK_S = 0.5  # between two looks at the servers
 _CLOSE_S = 10.0
 _ENOUGH = 0.75  # of a round answered, so that the next may begin
 
@@ -79,20 +78,19 @@ class Rounds:
 
     Args:
         parts: of the run.
-        link, served: of the run's server.
+        pool: of the run's servers.
         stage: where trajectories of several turns are played, not that of the trainer's thread.
     """
 
-    def __init__(self, parts: Parts, link: ServerLink | Fleet, served: ServedVersions, stage: Stage | None) -> None:
+    def __init__(self, parts: Parts, pool: ServerPool, stage: Stage | None) -> None:
         assert parts.main is not None
-        self.parts, self.link, self.served, self.stage = parts, link, served, stage
+        self.parts, self.pool, self.stage = parts, pool, stage
         self.position = (parts.main.prompts.taken, parts.main.prompts.digest)
         self._in_order = stage is not None or parts.args.dynamic_sample
         self._changed = threading.Condition()
         self._rounds: dict[int, Round] = {}
         self._next: int | None = None
         self._end = 0
-        self._parked: set[object] = set()  # threads that wait for a lost server
         self._closed = False
         self._threads: list[threading.Thread] = []
 
@@ -107,17 +105,11 @@ class Rounds:
             self._end = min(trained + self.parts.args.max_staleness + 1, self.parts.plan.rounds)
             self._begin()
 
-    def restored(self) -> None:
-        """A server that was lost is back, with this run's weights."""
-        with self._changed:
-            self._parked.clear()
-            self._changed.notify_all()
-
     def wait(self, number: int, heard: Callable[[Round], None]) -> None:
         """Until round `number` has ended; `heard` is told every few seconds how it stands.
 
         Raises:
-            ServerLost: a round waits for its server to be restored.
+            GatherAgain: the servers need the weights from all ranks.
             SwiftError: what ended the round.
         """
         told = time.monotonic()
@@ -126,8 +118,8 @@ class Rounds:
                 round_ = self._rounds[number]
                 if round_.ended:
                     break
-                if self._parked:
-                    raise ServerLost
+                if self.pool.health.wants_gather:
+                    raise GatherAgain
                 self._changed.wait(_LOOK_S)
             if time.monotonic() > told + _TELL_S:
                 heard(round_)
@@ -161,20 +153,12 @@ class Rounds:
         if self._closed:
             raise _Ended
 
-    def await_restored(self, link: ServerLink) -> None:
-        """Until the trainer's thread has restored the server, or it is back as it was."""
-        me = object()
-        with self._changed:
-            self._parked.add(me)
-            self._changed.notify_all()
-        while not link.answers_again(self.served):
+    def await_restored(self) -> None:
+        """Until the trainer's thread has pushed the weights again."""
+        while not self.pool.health.ready:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or me not in self._parked, _LOOK_S)
-                if me not in self._parked:
-                    return
+                self._changed.wait_for(lambda: self._closed, _LOOK_S)
             self.check_going_on()
-        with self._changed:
-            self._parked.discard(me)
 
     def changed(self, round_: Round, asked: int = 0, answered: int = 0) -> None:
         """`asked` and `answered` completions more."""
@@ -232,7 +216,7 @@ class Rounds:
         """What a round's collector works with: it is alone, and what it tells is for `Rounds`."""
         alone = Ranks(0, 1, self.parts.ranks.device, None)
         oldest = round_.number - self.parts.args.max_staleness
-        rollouts = AheadRollouts(self.link, self.served, oldest, self)
+        rollouts = AheadRollouts(self.pool, oldest, self)
         return replace(
             self.parts,
             ranks=alone,
@@ -250,8 +234,8 @@ def open_collector(parts: Parts, stopwatch: Stopwatch) -> Collector | AheadColle
     rollouts = parts.rollouts
     assert isinstance(rollouts, ServerRollouts)
     rounds = None
-    if rollouts.link is not None:
-        rounds = Rounds(parts, rollouts.link, rollouts.served, parts.main and parts.main.stage_ahead)
+    if rollouts.pool is not None:
+        rounds = Rounds(parts, rollouts.pool, parts.main and parts.main.stage_ahead)
     return AheadCollector(parts, stopwatch, rollouts, rounds)
 
 
@@ -275,7 +259,6 @@ class AheadCollector:
         self.rollouts.served.rounds = trained
         self.rollouts.publish_weights()
         if self.rounds is not None:
-            self.rounds.restored()
             self.rounds.allow(begun, trained)
 
     def roll_out(self, number: int, step: int) -> tuple[RoundBatch, ScoredRound | None]:
@@ -284,17 +267,13 @@ class AheadCollector:
         Raises:
             RunFailed: a completion is older than `--max_staleness` allows.
         """
-        parts, again = self.parts, False
+        parts = self.parts
         self._heard = 0
         parts.watchdog.progress("generation")
         parts.recorder.phase("generating", parts.plan.completions_per_round)
 
-        def wait(_link: ServerLink | Fleet) -> None:
-            nonlocal again
+        def wait(_pool: ServerPool) -> None:
             assert self.rounds is not None
-            if again:
-                self.rounds.restored()
-            again = True
             self.rounds.wait(number, self._hear)
 
         with self.stopwatch.timed("generate"):

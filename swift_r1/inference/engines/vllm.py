@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from swift_r1.data.model_turn import rendered, turn_end
 from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, TokenLogprob
-from swift_r1.weights.adapter import write_adapter
+from swift_r1.weights.expected import write_adapter
 from swift_r1.wire.http_errors import EngineDead, HTTPError
 from swift_r1.wire.protocol import AdapterConfig, SamplingParams, StreamedTensor, tokenizer_hash
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from swift_r1.weights.header import header_of
+from swift_r1.weights.buckets import header_of
 
 _DTYPES = {
     torch.float64: "F64",
