@@ -1,6 +1,6 @@
 """Completions for the loop, from this process's own weights or from a rollout server, by the same calls.
 
-Here is what the two have in common, and the first; `server_rollouts.py` has the second.
+Here is what the two have in common, and the first; `remote.py` has the second.
 
 All methods are collective: every rank calls them, the main rank passes and receives.
 """

@@ -121,7 +121,7 @@ class Health:
             if any(one.ready for one in self.sessions):
                 return
             failed = [one.failed for one in self.sessions if one.failed is not None]
-            away = [self._overdue[one] for one in self.sessions if one in self._overdue]
+            away = [self._overdue[one] for one in self.sessions if one in self._overdue and one.failed is None]
         if len(failed) == len(self.sessions):
             raise failed[-1]
         if len(failed) + len(away) == len(self.sessions):
