@@ -40,12 +40,10 @@ logger = logging.getLogger(__name__)
 
 LEASE_TTL_S = 30.0
 _RENEWALS_PER_TTL = 5
-QUICK_S = 30.0
-"""For what a server answers at once, even when busy."""
-WORK_S = 600.0
-"""For what takes it long, whatever the model's size (see `seconds_for`)."""
+QUICK_S = 30.0  # for what a server answers at once, even when busy
+WORK_S = 600.0  # for what takes it long, whatever the model's size (see `seconds_for`)
+# How a server refuses a change to what it does not hold (any more), or whose outcome is not what was promised.
 _NO_SUCH_BASE = (409, 413, 422)
-"""How a server refuses a change to what it does not hold (any more), or whose outcome is not what was promised."""
 _POLL_S = 0.5
 _REPORT_EVERY_S = 5.0
 _TOKEN_FILE = ".lease"
@@ -208,8 +206,7 @@ class WeightWriter:
         Raises as `push` does.
         """
         self.take()
-        body = wire.SleepRequest.model_validate({"level": level})
-        self._once_drained("/v1/sleep", wire.SleepStatus, body)
+        self._once_drained("/v1/sleep", wire.SleepStatus, wire.SleepRequest.model_validate({"level": level}))
 
     def wake(self) -> None:
         """Wakes the server's engine where it sleeps; raises as `push` does."""
@@ -220,9 +217,9 @@ class WeightWriter:
         # A server that was started again, or did not hear of this process for long, knows of no lease.
         self.take()
         try:
-            begin = wire.UpdateBegin(version=push.version, adapter=push.adapter)
             if push.transport == NCCL:
                 self.nccl.connect()
+            begin = wire.UpdateBegin(version=push.version, adapter=push.adapter)
             begun = self.client.call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, self.headers)
             digests = overlapped(buckets, self._sender(push, begun))
             commit = wire.UpdateCommit(
@@ -271,10 +268,12 @@ class WeightWriter:
                 return by_http(index, bucket)
             path = incoming(shared, index)
             try:
-                if isinstance(bucket, SnapshotBucket) and bucket.link(path):
+                if isinstance(bucket, SnapshotBucket):
                     digest, size = bucket.digest, bucket.size
+                    if not bucket.link(path):
+                        write_file(path, bucket.parts())
                 else:
-                    parts = _parts(bucket)
+                    parts = parts_of(bucket)
                     digest, size = write_file(path, parts), _size(parts)
             except OSError as error:
                 logger.warning(
@@ -299,7 +298,7 @@ class WeightWriter:
                 parts, push.changes = [memoryview(bucket.change)], True
                 about[wire.BASE_HEADER] = str(bucket.base)
             else:
-                parts = _parts(bucket)
+                parts = bucket.parts() if isinstance(bucket, SnapshotBucket) else parts_of(bucket)
             digest = bucket.digest if isinstance(bucket, SnapshotBucket) else parts_digest(parts)
             about |= {wire.DIGEST_HEADER: digest, "Content-Length": str(_size(parts))}
             call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers | about, sent(_size(parts)))
@@ -315,8 +314,8 @@ class WeightWriter:
     def _abort(self, version: int) -> None:
         """Best effort: without it the server waits for the update's time to be over."""
         try:
-            abort = wire.UpdateAbort(version=version)
-            self.client.call("POST", "/v1/weights/abort", wire.UpdateStatus, abort, self.headers, QUICK_S)
+            body = wire.UpdateAbort(version=version)
+            self.client.call("POST", "/v1/weights/abort", wire.UpdateStatus, body, self.headers, QUICK_S)
         except SwiftError as error:
             logger.warning("the update to weight version %d could not be aborted: %s", version, error)
 
@@ -335,20 +334,15 @@ class WeightWriter:
 
 @dataclass(slots=True)
 class _Push:
-    """One attempt at a version. `whole`: nothing goes as a change; `changes`: something did; `overflows`: shared memory
-    was full; `bytes` sent so far."""
+    """One attempt at a version."""
 
     version: int
     transport: str
     adapter: wire.AdapterConfig | None
-    whole: bool = False
-    changes: bool = False
-    overflows: bool = False
-    bytes: int = 0
-
-
-def _parts(bucket: Bucket) -> list[memoryview]:
-    return bucket.parts() if isinstance(bucket, SnapshotBucket) else parts_of(bucket)
+    whole: bool = False  # nothing goes as a change
+    changes: bool = False  # something went as a change
+    overflows: bool = False  # shared memory was full
+    bytes: int = 0  # sent so far
 
 
 def _size(parts: Sequence[memoryview]) -> int:
