@@ -20,7 +20,7 @@ from typing import Any
 
 from weight_sync import server
 
-from swift_r1.weights.snapshot import KeptWeights
+from swift_r1.weights.snapshot import WeightSnapshot
 from swift_r1.weights.writer import WeightWriter
 
 BATCH, LENGTH = 8, 64
@@ -40,14 +40,14 @@ def train_step(backend: Any, rate: float, generator: Any) -> None:
     backend.step(rate)
 
 
-def keep(kept: KeptWeights, backend: Any, version: int, compare: bool) -> float:
+def keep(kept: WeightSnapshot, backend: Any, version: int, compare: bool) -> float:
     from swift_r1.models.weights import policy_weights
 
     started = time.perf_counter()
-    kept.begin(version, None, compare)
+    kept.begin(version, None, compare, shared=False)
     for bucket in backend.weight_buckets(policy_weights(backend.model)):
         kept.add(bucket)
-    kept.finish()
+    kept.end(whole=True)
     return time.perf_counter() - started
 
 
@@ -77,7 +77,7 @@ def main() -> None:
                 load_model(args.model, args.torch_dtype, False), OptimizerConfig(rate, 0.0, 0.9, 0.95, 1e-8, 1.0)
             )
             generator = torch.Generator().manual_seed(0)
-            kept, version = KeptWeights(), max(versions, default=0) + 1
+            kept, version = WeightSnapshot(), max(versions, default=0) + 1
             keep(kept, backend, version, False)
             for writer in writers:
                 writer.push(version, kept.reading(version, copy=False), "http")
@@ -87,8 +87,8 @@ def main() -> None:
                 version += 1
                 prepare = keep(kept, backend, version, True)
                 buckets = list(kept.reading(version, copy=False))
-                size = sum(len(part) for one in buckets for part in one.parts)
-                sent = sum(min(len(one.change or b"") or size, sum(map(len, one.parts))) for one in buckets)
+                size = sum(one.size for one in buckets)
+                sent = sum(min(len(one.change or b"") or size, one.size) for one in buckets)
                 line = f"lr {rate:g} step {step}: {kept.changed / kept.total:.3%} changed, {sent / 1e6:.2f} of "
                 line += f"{size / 1e6:.1f} MB ({sent / size:.2%}), prepare {prepare:.2f} s"
                 row = [kept.changed / kept.total, sent, prepare]

@@ -30,7 +30,7 @@ from swift_r1.launch.run_folder import (
     write_args,
 )
 from swift_r1.runtime.processes import say
-from swift_r1.weights.lease_token import save_token, saved_token
+from swift_r1.weights.writer import saved_token
 
 _USAGE = """swift rlhf [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
 
@@ -83,6 +83,8 @@ def run(words: Sequence[str]) -> int:
         token = wait_for_servers(args, folder)
     folder = folder or make_run_folder(args, world)
     if token is not None:
+        from swift_r1.weights.writer import save_token
+
         save_token(folder, token)
     args_json = write_args(folder, args, world, words, data_hash, resume.checkpoint, data.prepared)
     additions = trainer_environment(
@@ -136,7 +138,7 @@ def wait_for_servers(
         UsageError: one wants another API key, or another trainer writes to it; or they are not alike.
     """
     from swift_r1.sampling.pool.client import RolloutClient
-    from swift_r1.sampling.pool.health import why_not_alike
+    from swift_r1.sampling.pool.session import why_not_alike
     from swift_r1.weights.writer import WeightWriter
 
     def report(text: str) -> None:

@@ -13,8 +13,7 @@ from swift_r1.inference.admission import Admission
 from swift_r1.inference.engines.base import InferenceEngine
 from swift_r1.inference.metrics import ServerMetrics
 from swift_r1.inference.sleeping import Sleeping
-from swift_r1.weights.adapter import adapter_shapes
-from swift_r1.weights.expected import Shapes, most_bytes
+from swift_r1.weights.expected import Shapes, adapter_shapes, most_bytes
 from swift_r1.weights.staging import StagedBucket, Staging
 from swift_r1.weights.transport import seconds_for
 from swift_r1.weights.update import UpdateMachine

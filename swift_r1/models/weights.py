@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from swift_r1.arguments.training import ModelArguments
 from swift_r1.errors import UsageError
-from swift_r1.weights.adapter import adapter_name
+from swift_r1.weights.expected import adapter_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,7 +7,7 @@ round's last long completions alone, and the round that the trainer waits for is
 round takes further prompts on its way (`--dynamic_sample`) or is played by one stage (several turns), the next waits
 for its end.
 
-Only the trainer's thread pushes weights and restores a server that was lost: both are collective.
+Only the trainer's thread pushes weights: that is collective. A server that was lost is brought back by its pool.
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from swift_r1.errors import RunFailed
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import Generator
 from swift_r1.sampling.multi_turn import Turns
-from swift_r1.sampling.pool.pool import Fleet
-from swift_r1.sampling.pool.session import ServerLink, ServerLost
-from swift_r1.sampling.prefetch_rollouts import AheadRollouts
-from swift_r1.sampling.remote import ServerRollouts
+from swift_r1.sampling.pool.health import GatherAgain
+from swift_r1.sampling.pool.pool import ServerPool
+from swift_r1.sampling.remote import AheadRollouts, ServerRollouts
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import ScoredRound
-from swift_r1.sampling.staleness import ServedVersions, oldest_rounds, staleness_metrics
+from swift_r1.sampling.staleness import oldest_rounds, staleness_metrics
 from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.tracking.recorder import Recorder
 
@@ -38,7 +37,7 @@ logger = logging.getLogger("swift_r1.training")
 MakeTurns = Callable[[Generator, Ranks], Turns]
 
 _TELL_S = 2.0  # between two reports of how a round stands
-_LOOK_S = 0.5  # between two looks whether a lost server is back by itself
+_LOOK_S = 0.5  # between two looks at the servers
 _CLOSE_S = 10.0
 _ENOUGH = 0.75  # of a round answered, so that the next may begin
 
@@ -79,14 +78,12 @@ class Prefetcher:
 
     Args:
         sampler: of the run.
-        link, served: of the run's server.
+        pool: of the run's servers.
         make_turns: what answers prompts in a round's thread.
     """
 
-    def __init__(
-        self, sampler: RoundSampler, link: ServerLink | Fleet, served: ServedVersions, make_turns: MakeTurns
-    ) -> None:
-        self.sampler, self.link, self.served, self._make_turns = sampler, link, served, make_turns
+    def __init__(self, sampler: RoundSampler, pool: ServerPool, make_turns: MakeTurns) -> None:
+        self.sampler, self.pool, self._make_turns = sampler, pool, make_turns
         self.position = sampler.position
         self._staleness = sampler.args.max_staleness
         self._in_order = sampler.args.multi_turn_scheduler is not None or sampler.args.dynamic_sample
@@ -94,7 +91,6 @@ class Prefetcher:
         self._rounds: dict[int, _Round] = {}
         self._next: int | None = None
         self._end = 0
-        self._parked: set[object] = set()  # threads that wait for a lost server
         self._closed = False
         self._threads: list[threading.Thread] = []
 
@@ -109,17 +105,11 @@ class Prefetcher:
             self._end = min(trained + self._staleness + 1, self.sampler.plan.rounds)
             self._begin()
 
-    def restored(self) -> None:
-        """A server that was lost is back, with this run's weights."""
-        with self._changed:
-            self._parked.clear()
-            self._changed.notify_all()
-
     def wait(self, number: int, on_answered: Callable[[int], None]) -> None:
         """Until round `number` has ended; `on_answered` is told every few seconds how many completions are there.
 
         Raises:
-            ServerLost: a round waits for its server to be restored.
+            GatherAgain: the servers need the weights from all ranks.
             SwiftError: what ended the round.
         """
         told = time.monotonic()
@@ -128,8 +118,8 @@ class Prefetcher:
                 round_ = self._rounds[number]
                 if round_.ended:
                     break
-                if self._parked:
-                    raise ServerLost
+                if self.pool.health.wants_gather:
+                    raise GatherAgain
                 self._changed.wait(_LOOK_S)
             if time.monotonic() > told + _TELL_S:
                 on_answered(round_.answered)
@@ -164,20 +154,12 @@ class Prefetcher:
         if self._closed:
             raise _Ended
 
-    def await_restored(self, link: ServerLink) -> None:
-        """Until the trainer's thread has restored the server, or it is back as it was."""
-        me = object()
-        with self._changed:
-            self._parked.add(me)
-            self._changed.notify_all()
-        while not link.answers_again(self.served):
+    def await_restored(self) -> None:
+        """Until the trainer's thread has pushed the weights again."""
+        while not self.pool.health.ready:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or me not in self._parked, _LOOK_S)
-                if me not in self._parked:
-                    return
+                self._changed.wait_for(lambda: self._closed, _LOOK_S)
             self.check_going_on()
-        with self._changed:
-            self._parked.discard(me)
 
     def _count(self, round_: _Round, asked: int = 0, answered: int = 0) -> None:
         """`asked` and `answered` completions more."""
@@ -232,7 +214,7 @@ class Prefetcher:
         """The run's, without the other ranks, and watched by this object alone: the watchdog and the recorder hear of
         what the trainer's thread waits for."""
         alone = Ranks(0, 1, self.sampler.ranks.device, None)
-        rollouts = AheadRollouts(self.link, self.served, round_.number - self._staleness, self)
+        rollouts = AheadRollouts(self.pool, round_.number - self._staleness, self)
         return replace(
             self.sampler,
             ranks=alone,
@@ -250,8 +232,8 @@ class PrefetchedRounds:
     def __init__(self, sampler: RoundSampler, rollouts: ServerRollouts, make_turns: MakeTurns) -> None:
         self.sampler, self.rollouts = sampler, rollouts
         self.prefetcher = None
-        if rollouts.link is not None:
-            self.prefetcher = Prefetcher(sampler, rollouts.link, rollouts.served, make_turns)
+        if rollouts.pool is not None:
+            self.prefetcher = Prefetcher(sampler, rollouts.pool, make_turns)
 
     def publish_weights(self, begun: int, in_the_middle: bool) -> None:
         """As of `RoundSampler`, while the server goes on generating; then rounds may begin that these are fresh enough
@@ -260,7 +242,6 @@ class PrefetchedRounds:
         self.rollouts.served.rounds = trained
         self.rollouts.publish_weights()
         if self.prefetcher is not None:
-            self.prefetcher.restored()
             self.prefetcher.allow(begun, trained)
 
     def sample(self, number: int, step: int) -> ScoredRound | None:
@@ -270,7 +251,7 @@ class PrefetchedRounds:
             RunFailed: a completion is older than `--max_staleness` allows.
         """
         sampler, prefetcher = self.sampler, self.prefetcher
-        known, again = 0, False
+        known = 0
         sampler.progress("generation")
         sampler.recorder.phase("generating", sampler.plan.completions_per_round)
 
@@ -280,12 +261,8 @@ class PrefetchedRounds:
                 sampler.on_done(answered - known)
                 known = answered
 
-        def wait(_link: ServerLink | Fleet) -> None:
-            nonlocal again
+        def wait(_pool: ServerPool) -> None:
             assert prefetcher is not None
-            if again:
-                prefetcher.restored()
-            again = True
             prefetcher.wait(number, on_answered)
 
         with sampler.stopwatch.timed("generate"):

@@ -1,79 +1,87 @@
-"""Completions from a `swift rollout` server: the main rank talks to it, all ranks gather the weights.
+"""Completions from `swift rollout` servers: rank 0 talks to them, all ranks gather the weights.
 
-A server that is lost on the way is waited for, brought to the trainer's weights, and asked again for exactly what it
-had not answered. All ranks take part, since gathering weights is collective: after each attempt of the main rank a
-broadcast tells the others how it ended.
+The pool brings lost servers back by itself, from the snapshot of the weights. After each attempt of rank 0 a broadcast
+tells the others how it ended: whether the run goes on, and where weights went by NCCL and a server has lost them,
+whether they are to be gathered again.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
 
 import torch
+from transformers import PreTrainedModel
 
 from swift_r1.errors import EXIT_SERVER_UNREACHABLE, RunFailed, ServerUnreachable, SwiftError
+from swift_r1.models.policy import ModelInputs
 from swift_r1.models.weights import adapter_weights, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import OnDone, OnOutput, TrainedPolicy
-from swift_r1.sampling.pool.pool import Fleet
-from swift_r1.sampling.pool.session import ServerLink, ServerLost
-from swift_r1.sampling.staleness import ServedVersions
-from swift_r1.sampling.weight_check import mean_difference, own_logprobs, probe_sequences, tolerance
+from swift_r1.sampling.pool.health import GatherAgain
+from swift_r1.sampling.pool.pool import ServerPool
+from swift_r1.sampling.staleness import ServedVersions, oldest_rounds
+from swift_r1.weights.buckets import Tensors
 from swift_r1.weights.expected import as_in_checkpoint
 from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, RolloutRequest
 
-logger = logging.getLogger("swift_r1.sampling.base")
+logger = logging.getLogger(__name__)
 
-# How an attempt of the main rank ended; an exit code stands for the error that ends the run.
-_DONE, _LOST = 0, -1
-_NO_PUSH = -1
+# How an attempt of rank 0 ended; an exit code stands for the error that ends the run.
+_DONE, _GATHER_AGAIN = 0, -1
 
+_MAX_STALE_ANSWERS = 3  # to one request
 
-def _nothing() -> None: ...
+_SEQUENCES, _LENGTH = 4, 48  # of the weight check
+_STEP = 7919  # a prime: the tokens are spread over the vocabulary and do not repeat soon
+TOLERANCE, TOLERANCE_16_BIT = 0.01, 0.2
+"""Largest mean difference (nats) between two engines' log-probs that rounding explains. In bf16 SmolLM2 differs by
+0.075 from itself in float32 on these tokens; an output head that stayed behind by a few updates made it 0.25."""
 
 
 class ServerRollouts:
-    """The `Rollouts` of a server.
+    """The `Rollouts` of a pool of servers.
 
     Args:
-        link: on the main rank, None elsewhere.
-        first_version: of the weights that the server holds now.
-        check_steps: updates between two checks that the engine uses what it was sent; 0 for none.
-        adapter: of the policy, where the server takes it alone; it has the base weights from its own `--model`.
+        pool: on rank 0, None elsewhere.
+        check_steps: updates between two checks that the engines use what they were sent; 0 for none.
+        adapter: of the policy, where the servers take it alone; they have the base weights from their own `--model`.
 
     Attributes:
         served: what was pushed.
-        before_scoring: called on all ranks before the server scores, which an engine that sleeps cannot do.
+        weight_version: the highest number of the weights that the servers hold.
+        before_scoring: called on all ranks before servers score, which an engine that sleeps cannot do.
     """
 
     def __init__(
         self,
-        link: ServerLink | Fleet | None,
+        pool: ServerPool | None,
         backend: TrainedPolicy,
         ranks: Ranks,
-        first_version: int,
         check_steps: int = 0,
         adapter: AdapterConfig | None = None,
     ) -> None:
-        self.link, self.backend, self.ranks = link, backend, ranks
-        self.weight_version = first_version
-        self.max_model_length = link.first.max_model_len if link is not None else None
+        self.pool, self.backend, self.ranks = pool, backend, ranks
+        self.served = ServedVersions() if pool is None else pool.served
+        self.weight_version = 0 if pool is None else pool.version
+        self.max_model_length = None if pool is None else pool.first.max_model_len
         self._check_steps, self._updates = check_steps, 0
         self._adapter = adapter
-        self.served = ServedVersions()
         self.before_scoring: Callable[[], None] = lambda: None
         self._metrics: dict[str, float] = {}
 
     def generate(
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
     ) -> list[RolloutOutput] | None:
-        """Every request is answered once, whatever happens to the server meanwhile.
+        """Every request is answered once, whatever happens to the servers meanwhile.
 
         Raises:
-            ServerUnreachable: the server did not come back.
-            RunFailed: it refused, or another trainer writes to it.
+            ServerUnreachable: no server came back.
+            RunFailed: a server refused, or another trainer writes to it.
         """
         asked = list(requests or ())
         answers: dict[str, RolloutOutput] = {}
@@ -83,62 +91,105 @@ class ServerRollouts:
             on_done(len(output.completions))
             on_output(output)
 
-        def ask(link: ServerLink | Fleet) -> None:
+        def ask(pool: ServerPool) -> None:
             missing = [request for request in asked if request.request_id not in answers]
-            if len(missing) < len(asked):
-                logger.info("asking again for the %d of %d prompts that were not answered", len(missing), len(asked))
-            link.ask(missing, (self.weight_version,), answered, _nothing)
+            pool.ask(missing, pool.served.current, answered)
 
         self.attend(ask)
         return None if requests is None else [answers[request.request_id] for request in asked]
 
-    def attend(self, work: Callable[[ServerLink], None]) -> None:
-        """Runs `work` on the main rank until it ends without ServerLost; after each loss the server is brought back,
-        with these weights. All other ranks take part in that. Whatever `work` waits for has a deadline.
+    def attend(self, work: Callable[[ServerPool], None]) -> None:
+        """Runs `work` on rank 0, again after each time that weights had to be gathered for it, in which all other ranks
+        take part. Whatever `work` waits for has a deadline.
 
         Raises:
             ServerUnreachable, RunFailed: as `work` and `generate` do.
         """
-        while self._attempt(work) == _LOST:
-            self._restore()
+        while not self._attempt(work):
+            self._push()
 
     def resume(self, weight_version: int) -> None:
         """Nothing to do: a server counts by itself, over all runs that it has served."""
 
     def publish_weights(self) -> None:
-        """Also checks, after the first update and every `check_steps` updates, that the engine uses them.
+        """Also checks, after the first update and every `check_steps` updates, that the engines use them.
 
         Raises as `generate` does.
         """
-        self.weight_version += 1
-        if self._push() == _LOST:
-            self._restore()
-        if self.link is not None:
-            self.link.pushed()
-        self._updates += 1
+        self._push()
+        if self.pool is not None:
+            self.pool.published()
+        returned = None if self.pool is None else [torch.tensor([int(self.pool.health.take_returned())])]
+        # A server that came back is a new engine: this update of it is checked as the first one was.
+        self._updates = 1 if self.ranks.broadcast(returned)[0].item() else self._updates + 1
         # Nothing else tells whether the server's base weights are those that an adapter was trained on.
         first = self._updates == 1 and (self._check_steps or self._adapter is not None)
         if first or (self._check_steps and self._updates % self._check_steps == 0):
             self._check_weights()
 
     def sleep(self, level: int) -> None:
-        """The engine gives its memory back; raises as `generate` does."""
-        self.attend(lambda link: link.sleep(level))
+        """The engines give their memory back; raises as `generate` does."""
+        self.attend(lambda pool: pool.sleep(level))
 
     def wake(self) -> None:
-        """The engine has its memory again, and these weights; raises as `generate` does."""
-        self.attend(lambda link: link.wake())
+        """The engines have their memory again, and these weights; raises as `generate` does."""
+        self.attend(lambda pool: pool.wake())
 
     def take_metrics(self) -> dict[str, float]:
         taken, self._metrics = self._metrics, {}
-        if self.link is not None:
-            taken["rollout/refused"], self.link.refused = float(self.link.refused), 0
-            taken["rollout/servers"] = float(self.link.take_servers())
-            taken["rollout/bytes"] = float(self.link.take_bytes())
-        return taken
+        return taken if self.pool is None else taken | self.pool.take_metrics()
+
+    def _push(self) -> None:
+        while not self._push_once():
+            pass
+
+    def _push_once(self) -> bool:
+        """Whether servers have the weights; else they are to be gathered again."""
+        model = self.backend.model
+        weights = policy_weights(model) if self._adapter is None else adapter_weights(model)
+        gathered = self.backend.weight_buckets(weights, on_host=self.pool is None or not self.pool.by_nccl)
+
+        def buckets() -> Iterator[Tensors]:
+            for bucket in gathered:
+                yield bucket if self._adapter is not None else list(as_in_checkpoint(model, dict(bucket)).items())
+
+        def send(pool: ServerPool) -> None:
+            try:
+                pool.push(buckets(), self._adapter)
+            finally:
+                # Gathering is collective: the other ranks go through all buckets, whatever becomes of the push.
+                for _bucket in gathered:
+                    pass
+
+        if self.pool is None:
+            for _bucket in gathered:
+                pass
+        return self._attempt(send)
+
+    def _attempt(self, work: Callable[[ServerPool], None]) -> bool:
+        """Runs `work` on rank 0; every rank learns whether it is done, or raises what ends the run."""
+        code, fault = _DONE, None
+        if self.pool is not None:
+            try:
+                with self.ranks.busy():
+                    work(self.pool)
+            except GatherAgain:
+                code = _GATHER_AGAIN
+            except SwiftError as error:
+                code, fault = error.exit_code, error
+            self.ranks.broadcast([torch.tensor([code, self.pool.version])])
+            self.weight_version = self.pool.version
+        else:
+            code, self.weight_version = self.ranks.broadcast(None)[0].tolist()
+        if fault is not None:
+            raise fault
+        if code > 0:
+            kind = ServerUnreachable if code == EXIT_SERVER_UNREACHABLE else RunFailed
+            raise kind("rank 0 gave up on the rollout server")
+        return code == _DONE
 
     def _check_weights(self) -> None:
-        """Compares the engine's log-probs with the trainer's; one full push is tried as a repair.
+        """Compares the engines' log-probs with the trainer's; one full push is tried as a repair.
 
         Raises:
             RunFailed: they differ by more than rounding after it too.
@@ -148,14 +199,12 @@ class ServerRollouts:
         if difference <= allowed:
             return
         what = f"the engine's log-probs differ from the trainer's by {difference:.3g} nats on average"
-        if self.link is not None:
+        if self.pool is not None:
             logger.warning(
                 "%s after weight version %d (rounding explains %g): pushing all weights once more",
                 *(what, self.weight_version, allowed),
             )
-        self.weight_version += 1
-        if self._push() == _LOST:
-            self._restore()
+        self._push()
         again, allowed = self._difference()
         if again > allowed:
             raise RunFailed(
@@ -165,85 +214,118 @@ class ServerRollouts:
             )
 
     def _difference(self) -> tuple[float, float]:
-        """The mean difference of log-probs, and what of it rounding explains; the same on every rank."""
-        vocab_size = self.backend.model.config.get_text_config().vocab_size
-        sequences = probe_sequences(vocab_size)
-        own = own_logprobs(self.backend, sequences, self.ranks.device)
+        """The mean difference of log-probs, and what of it rounding explains; the same on every rank.
+
+        Hashes prove that bytes arrived. They say nothing of what an engine does with them afterwards: repacked copies,
+        tied heads and quantised layers can stay at an old version without an error.
+        """
+        model = cast(PreTrainedModel, self.backend.model)
+        sequences = probe_sequences(model.config.get_text_config().vocab_size)
+        own = self._own_logprobs(sequences)
         self.before_scoring()
         found = None
 
-        def compare(link: ServerLink | Fleet) -> None:
+        def compare(pool: ServerPool) -> None:
             nonlocal found
-            own_dtype = str(self.backend.model.dtype).removeprefix("torch.")
-            difference = link.farthest(sequences, self.weight_version, lambda rows: mean_difference(rows, own))
-            found = [torch.tensor([difference, tolerance(own_dtype, link.first.dtype)], dtype=torch.float32)]
+            own_dtype = str(model.dtype).removeprefix("torch.")
+            difference = pool.largest_difference(sequences, lambda rows: mean_difference(rows, own))
+            found = [torch.tensor([difference, tolerance(own_dtype, pool.first.dtype)], dtype=torch.float32)]
 
         self.attend(compare)
         difference, allowed = self.ranks.broadcast(found)[0].tolist()
         # What is not a number is no agreement.
         return (difference if math.isfinite(difference) else math.inf), allowed
 
-    def _restore(self) -> None:
-        """Waits for the server and brings it to the weights of this moment."""
-        while True:
-            target = _NO_PUSH
+    @torch.no_grad()
+    def _own_logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """The policy's log-probs of each sequence's tokens after the first, at temperature 1. Collective."""
+        token_ids = torch.tensor(sequences, device=self.ranks.device)
+        rows, length = token_ids.shape
+        positions = torch.arange(rows * length, device=self.ranks.device).view(rows, length)[:, :-1].flatten()
+        inputs = ModelInputs(token_ids, positions, token_ids[:, 1:].flatten())
+        logps: list[list[float]] = self.backend.logprobs(inputs, 1.0).logps.float().view(rows, length - 1).tolist()
+        return logps
 
-            def reconnect(link: ServerLink | Fleet) -> None:
-                nonlocal target
-                wanted = link.reconnect(self.weight_version, _nothing)
-                target = _NO_PUSH if wanted is None else wanted
 
-            if self._attempt(reconnect) == _LOST:
-                continue
-            target = int(self.ranks.broadcast([torch.tensor([target])] if self.link is not None else None)[0])
-            if target == _NO_PUSH:
+def probe_sequences(vocab_size: int) -> list[tuple[int, ...]]:
+    """The fixed prompts as token ids: any tokens do, since both sides read the same ones."""
+    tokens = [number * _STEP % vocab_size for number in range(1, 1 + _SEQUENCES * _LENGTH)]
+    return [tuple(tokens[start : start + _LENGTH]) for start in range(0, len(tokens), _LENGTH)]
+
+
+def mean_difference(one: Sequence[Sequence[float]], other: Sequence[Sequence[float]]) -> float:
+    """Mean absolute difference of two lists of log-probs of the same tokens, in nats."""
+    differences = [abs(a - b) for left, right in zip(one, other, strict=True) for a, b in zip(left, right, strict=True)]
+    return sum(differences) / len(differences)
+
+
+def tolerance(*dtypes: str) -> float:
+    """For the dtypes of trainer and engine (`float32`, `bfloat16`, `float16`)."""
+    return TOLERANCE if set(dtypes) == {"float32"} else TOLERANCE_16_BIT
+
+
+class Trainer(Protocol):
+    """What a round that is generated ahead needs of the trainer's thread."""
+
+    def check_going_on(self) -> None:
+        """Raises where the run has ended and the completions are not needed any more."""
+        ...
+
+    def await_restored(self) -> None:
+        """Returns once a server is there with this run's weights."""
+        ...
+
+
+@dataclass(frozen=True)
+class AheadRollouts:
+    """The `Generator` of one round that is generated ahead, on rank 0.
+
+    Attributes:
+        oldest: rounds that must be behind the weights of every completion.
+    """
+
+    pool: ServerPool
+    oldest: int
+    trainer: Trainer
+
+    def generate(
+        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
+    ) -> list[RolloutOutput] | None:
+        """Every request is answered once, by weights that are not too old.
+
+        Raises:
+            ServerUnreachable, RunFailed: as `ServerPool.ask`; a server that goes on answering with weights too old.
+        """
+        assert requests is not None
+        answers: dict[str, RolloutOutput] = {}
+        stale: Counter[str] = Counter()
+        asked: dict[str, str] = {}
+
+        def answered(output: RolloutOutput) -> None:
+            name = asked[output.request_id]
+            if (rounds := oldest_rounds(output.completions, self.pool.served)) < self.oldest:
+                self.pool.refuse_stale()
+                stale[name] += 1
+                if stale[name] > _MAX_STALE_ANSWERS:
+                    raise RunFailed(
+                        f"the rollout server answered {stale[name]} times with weights of {rounds} rounds where "
+                        f"--max_staleness wants at least {self.oldest}: it does not use what it was sent"
+                    )
                 return
-            self.weight_version = target
-            if self._push() == _DONE:
-                # A server that came back is a new engine: the next update is checked as the first one was.
-                self._updates = 0
-                return
+            answers[name] = output.model_copy(update={"request_id": name})
+            on_done(len(output.completions))
+            on_output(answers[name])
 
-    def _push(self) -> int:
-        self.served.pushing(self.weight_version)
-        model = self.backend.model
-        weights = policy_weights(model) if self._adapter is None else adapter_weights(model)
-        # NCCL reads them where they are: through host memory they would be copied twice.
-        on_host = not (isinstance(self.link, ServerLink) and self.link.by_nccl)
-        buckets = self.backend.weight_buckets(weights, on_host=on_host)
-        if self._adapter is None:
-            buckets = (list(as_in_checkpoint(model, dict(bucket)).items()) for bucket in buckets)
-
-        def send(link: ServerLink | Fleet) -> None:
+        while missing := [request for request in requests if request.request_id not in answers]:
+            # Asked again under the same name, a server would give the stale answer again, from memory.
+            renamed = [
+                request.model_copy(update={"request_id": f"{request.request_id}~{times}"}) if times else request
+                for request in missing
+                for times in (stale[request.request_id],)
+            ]
+            asked = {new.request_id: old.request_id for new, old in zip(renamed, missing, strict=True)}
             try:
-                link.push(self.weight_version, buckets, self._adapter)
-            finally:
-                # Gathering is collective: the other ranks go through all buckets, whatever becomes of the push.
-                for _bucket in buckets:
-                    pass
-
-        if self.link is None:
-            for _bucket in buckets:
-                pass
-        return self._attempt(send)
-
-    def _attempt(self, work: Callable[[ServerLink | Fleet], None]) -> int:
-        """Runs `work` on the main rank; every rank gets `_DONE` or `_LOST`, or raises what ends the run."""
-        if self.link is None:
-            code = int(self.ranks.broadcast(None)[0])
-            if code > 0:
-                kind = ServerUnreachable if code == EXIT_SERVER_UNREACHABLE else RunFailed
-                raise kind("the main rank gave up on the rollout server")
-            return code
-        code, fault = _DONE, None
-        try:
-            with self.ranks.busy():
-                work(self.link)
-        except ServerLost:
-            code = _LOST
-        except SwiftError as error:
-            code, fault = error.exit_code, error
-        self.ranks.broadcast([torch.tensor([code])])
-        if fault is not None:
-            raise fault
-        return code
+                self.pool.ask(renamed, self.pool.served, answered, self.trainer.check_going_on)
+            except GatherAgain:
+                self.trainer.await_restored()
+        return [answers[request.request_id] for request in requests]

@@ -18,15 +18,23 @@ class ServedVersions:
 
     Attributes:
         rounds: of the weights that are pushed next; a round that is not over does not count.
+        current: numbers of the newest weights: a server that comes back ahead of the others, as one that another run
+            has used, gets them under a number above its own. At first the highest number that a server has.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: int = 0) -> None:
         self.rounds = 0
+        self.current = {first}
         self._rounds_of: dict[int, int] = {}
 
-    def pushing(self, version: int) -> None:
-        """To be called before the server can answer with `version`."""
-        self._rounds_of[version] = self.rounds
+    def pushing(self, version: int, again: bool = False) -> None:
+        """To be called before a server can answer with `version`; `again`: of the weights that were pushed last."""
+        if again:
+            self._rounds_of[version] = self._rounds_of[min(self.current)]
+            self.current.add(version)
+        else:
+            self._rounds_of[version] = self.rounds
+            self.current = {version}
 
     def rounds_of(self, version: int) -> int:
         return self._rounds_of[version]

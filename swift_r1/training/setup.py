@@ -9,14 +9,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from swift_r1.algorithms import PPOConfig
 from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments
-from swift_r1.arguments.server import LOOPBACK
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.inference.engines.checks import check_engine
@@ -28,12 +26,10 @@ from swift_r1.models.weights import freezing_of, trained_share
 from swift_r1.plugins.rollouts import RolloutScheduler, multi_turns
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import EmbeddedRollouts, Rollouts
-from swift_r1.sampling.fleet_rollouts import FleetRollouts
 from swift_r1.sampling.multi_turn import Stage
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.sampling.pool.health import Member
-from swift_r1.sampling.pool.pool import Fleet
-from swift_r1.sampling.pool.session import Expected, ServerLink
+from swift_r1.sampling.pool.pool import ServerPool
+from swift_r1.sampling.pool.session import Expected, ServerSession
 from swift_r1.sampling.prefetch import prefetches
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.turn_engine import Limits, TurnEngine
@@ -43,9 +39,8 @@ from swift_r1.training.checkpoint.state import seed_everything
 from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
 from swift_r1.training.ppo import TrainedCritic
-from swift_r1.weights.lease_token import saved_token
-from swift_r1.weights.transport import AUTO, HTTP
-from swift_r1.weights.writer import WeightWriter
+from swift_r1.weights.transport import HTTP
+from swift_r1.weights.writer import WeightWriter, saved_token
 from swift_r1.wire.http_errors import ServerRefused
 from swift_r1.wire.protocol import UpdatePolicy, tokenizer_hash
 
@@ -199,26 +194,11 @@ def let_sleep(writers: Sequence[WeightWriter], level: int) -> None:
             logger.warning("the engine stays awake while the model is loaded: %s", error)
 
 
-def open_link(args: RlhfArguments, expected: Expected, writers: Sequence[WeightWriter]) -> ServerLink | Fleet:
-    """The server, or several of them as one; also one whose weights may go as changes to those before."""
-    timeout, transport = args.vllm_server_timeout, args.weight_transport
-    elsewhere = any(httpx.URL(writer.client.base_url).host not in LOOPBACK for writer in writers)
-    changes = {"true": True, "false": False, "auto": None}[args.weight_delta]
-    if changes:
-        transport = HTTP
-    may_change = changes or (changes is None and transport in (AUTO, HTTP) and (elsewhere or transport == HTTP))
-    if len(writers) == 1 and not may_change:
-        return ServerLink(writers[0].client, expected, timeout, transport, writers[0])
-    members = [
-        Member(
-            writer.client,
-            ServerLink(
-                writer.client, expected, timeout, transport, writer, f"the rollout server at {writer.client.base_url}"
-            ),
-        )
-        for writer in writers
-    ]
-    return Fleet(members, timeout, changes)
+def open_pool(args: RlhfArguments, expected: Expected, writers: Sequence[WeightWriter]) -> ServerPool:
+    compare = {"true": True, "false": False, "auto": None}[args.weight_delta]
+    transport = HTTP if compare else args.weight_transport
+    sessions = [ServerSession(writer, expected, args.vllm_server_timeout, transport) for writer in writers]
+    return ServerPool(sessions, args.vllm_server_timeout, transport, compare)
 
 
 def open_rollouts(
@@ -237,16 +217,15 @@ def open_rollouts(
         engine = TransformersEngine(backend.generation_model(), tokenizer, ends, pad)
         check_engine(engine, vocab_size)
         return EmbeddedRollouts(engine, backend, ranks)
-    link, version = None, None
+    pool, limits = None, None
     if writers:
         longest = args.max_length + args.max_completion_length if args.max_length else None
         groups = (args.num_generations, args.num_generations_eval, *(one.num_generations for one in args.eval_tasks()))
         expected = Expected(args.model, tokenizer_hash(tokenizer), vocab_size, longest, max(groups))
-        link = open_link(args, expected, writers)
-        if isinstance(link, Fleet):
-            cleanup.callback(link.roster.close)
-        version = [torch.tensor([link.first.weight_version, link.first.max_lora_rank or 0, link.first.own_base])]
-    first_version, max_rank, own_base = ranks.broadcast(version)[0].tolist()
+        pool = open_pool(args, expected, writers)
+        cleanup.callback(pool.close)
+        limits = [torch.tensor([pool.first.max_lora_rank or 0, pool.first.own_base])]
+    max_rank, own_base = ranks.broadcast(limits)[0].tolist()
     adapter, lora = None, lora_of(args)
     # The server's base is not of 4 bits: merged with that of the trainer it is the policy, on its own it is not.
     if lora is not None and max_rank and quantization_of(args) is None:
@@ -263,9 +242,7 @@ def open_rollouts(
         adapter = adapter_config(backend.model, lora)
         if ranks.is_main:
             logger.info("adapters alone go to the rollout server, which takes them up to rank %d", max_rank)
-    several = ranks.broadcast([torch.tensor([int(isinstance(link, Fleet))])] if link is not None else None)[0].item()
-    kind = FleetRollouts if several else ServerRollouts
-    return kind(link, backend, ranks, first_version, args.weight_check_steps, adapter)
+    return ServerRollouts(pool, backend, ranks, args.weight_check_steps, adapter)
 
 
 def open_stage(

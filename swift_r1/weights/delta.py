@@ -17,12 +17,12 @@ Words = NDArray[np.uint16]
 
 _HEAD = struct.Struct("<4sIQ")
 _MAGIC = b"sr1d"
-_GAPS = {1: np.dtype("<u1"), 2: np.dtype("<u2")}
+_GAPS: dict[int, np.dtype[np.uint8 | np.uint16]] = {1: np.dtype("<u1"), 2: np.dtype("<u2")}
 _WORD = np.dtype("<u2")
 
 
 class BadChange(Exception):
-    """What was sent as a change is none, or is none of this file."""
+    """What was sent is not a change, or not one to this file."""
 
 
 def changed_words(new: Words, old: Words) -> NDArray[np.int64]:
@@ -34,7 +34,7 @@ def encode(words: Words, changed: NDArray[np.int64]) -> bytes:
     """The change to `words` in which those at `changed` (ascending) are new."""
     gaps = np.diff(changed, prepend=-1)
     size = min(_GAPS, key=lambda width: _entries(gaps, width) * (width + _WORD.itemsize))
-    longest = np.iinfo(_GAPS[size]).max
+    longest = _longest(size)
     more = (gaps - 1) // longest
     ends = np.cumsum(more + 1) - 1
     spread = np.full(int(ends[-1]) + 1 if len(ends) else 0, longest, dtype=np.int64)
@@ -58,6 +58,7 @@ def apply(body: bytes, words: Words) -> int:
     if len(body) < _HEAD.size:
         raise BadChange("it is cut")
     magic, size, count = _HEAD.unpack_from(body)
+    assert isinstance(count, int)
     if magic != _MAGIC or size not in _GAPS:
         raise BadChange("it does not begin as a change does")
     if len(body) != _HEAD.size + count * (size + _WORD.itemsize):
@@ -73,7 +74,12 @@ def apply(body: bytes, words: Words) -> int:
 
 def _entries(gaps: NDArray[np.int64], width: int) -> int:
     """How many words have to be named with gaps of `width` bytes."""
-    return int(len(gaps) + ((gaps - 1) // np.iinfo(_GAPS[width]).max).sum())
+    return int(len(gaps) + ((gaps - 1) // _longest(width)).sum())
+
+
+def _longest(width: int) -> int:
+    """The longest gap that a number of `width` bytes holds."""
+    return (1 << 8 * width) - 1
 
 
 def words_of(parts: Sequence[memoryview]) -> list[Words]:

@@ -1,18 +1,23 @@
-"""Which weights make a model whole, by the names and shapes that its checkpoint has them in."""
+"""Which weights make a model whole, or a LoRA adapter of it, by the names and shapes of their files."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from math import prod
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
-from swift_r1.weights.header import FLOAT_BYTES, TensorEntry
+from swift_r1.weights.buckets import FLOAT_BYTES, TensorEntry
 from swift_r1.wire.http_errors import HTTPError
+from swift_r1.wire.protocol import AdapterConfig
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
+    from transformers import PreTrainedModel
 
 Shapes = Mapping[str, tuple[int, ...]]
+_PEFT_PREFIX = "base_model.model."
 
 
 def expected_weights(model: str, trust_remote_code: bool = False) -> dict[str, tuple[int, ...]]:
@@ -35,14 +40,17 @@ def skeleton(model: str, trust_remote_code: bool = False) -> nn.Module:
 
     config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
     with torch.device("meta"):
-        empty: nn.Module = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        # transformers has no types for it.
+        empty: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, trust_remote_code=trust_remote_code
+        )
     return empty
 
 
 def own_weights(model: nn.Module) -> dict[str, tuple[int, ...]]:
     """Shapes of the weights and persistent buffers by the names that the model itself has for them, tied ones once."""
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
-    if model.config.get_text_config().tie_word_embeddings:
+    if cast("PreTrainedModel", model).config.get_text_config().tie_word_embeddings:
         shapes.pop("lm_head.weight", None)  # in a skeleton it is not tied yet
     lasting = model.state_dict(keep_vars=True)
     return shapes | {name: tuple(buffer.shape) for name, buffer in model.named_buffers() if name in lasting}
@@ -54,8 +62,12 @@ def use_checkpoint_form(model: nn.Module) -> None:
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import PrefixChange
 
-    conversions = get_model_conversion_mapping(model, add_legacy=False)
-    model._weight_conversions = [one for one in conversions if not isinstance(one, PrefixChange)]
+    pretrained = cast("PreTrainedModel", model)
+    conversions = get_model_conversion_mapping(pretrained, add_legacy=False)
+    # To mypy every attribute of a module is a tensor or a module.
+    pretrained._weight_conversions = [  # type: ignore[assignment]
+        one for one in conversions if not isinstance(one, PrefixChange)
+    ]
 
 
 def as_in_checkpoint(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -63,7 +75,7 @@ def as_in_checkpoint(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
     in one tensor, and has names of its own for some modules."""
     from transformers.core_model_loading import revert_weight_conversion
 
-    converted: dict[str, Tensor] = revert_weight_conversion(model, dict(weights))
+    converted: dict[str, Tensor] = revert_weight_conversion(cast("PreTrainedModel", model), dict(weights))
     return converted
 
 
@@ -95,3 +107,47 @@ def check_complete(sent: set[str], expected: Shapes) -> None:
     if missing:
         shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
         raise HTTPError(422, f"{len(missing)} of {len(expected)} weights were not sent: {shown}")
+
+
+def adapter_name(parameter: str, adapter: str = "default") -> str:
+    """peft's name in a file for the parameter that it adds to the model: `x.lora_A.default.weight`, say."""
+    return _PEFT_PREFIX + parameter.replace(f".{adapter}.", ".")
+
+
+def adapter_shapes(model: Shapes, config: AdapterConfig) -> dict[str, tuple[int, ...]]:
+    """Every weight of the adapter: `A [rank, in]` and `B [out, rank]` for each linear weight `[out, in]` of `model`
+    whose module is, or ends in, one of the target modules.
+
+    Raises:
+        HTTPError: 422 where a target module is none of the model's.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    found = set()
+    for name, shape in model.items():
+        module = name.removesuffix(".weight")
+        targets = {one for one in config.target_modules if module == one or module.endswith(f".{one}")}
+        if targets and len(shape) == 2:
+            shapes[f"{_PEFT_PREFIX}{module}.lora_A.weight"] = (config.rank, shape[1])
+            shapes[f"{_PEFT_PREFIX}{module}.lora_B.weight"] = (shape[0], config.rank)
+            found |= targets
+    if missing := sorted(set(config.target_modules) - found):
+        raise HTTPError(422, f"the served model has no linear module {', '.join(missing)}")
+    return shapes
+
+
+def write_adapter(folder: Path, files: Sequence[Path], config: AdapterConfig) -> None:
+    """Makes `folder`, as peft would save the adapter whose tensors are in the safetensors `files`."""
+    from safetensors.torch import load_file, save_file
+
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    about = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "r": config.rank,
+        "lora_alpha": config.alpha,
+        "target_modules": list(config.target_modules),
+        "bias": "none",
+    }
+    (folder / "adapter_config.json").write_text(json.dumps(about), encoding="utf-8")

@@ -1,29 +1,39 @@
-"""The newest version of the weights in the trainer's memory, for servers that take it at their own time.
+"""The newest weights, gathered once by all ranks and kept on rank 0, for servers that take them at their own time.
 
-One thread writes a version bucket by bucket; others read it, those of the same version while it is written. The copy
-is what a server that comes back is brought up to date with, without the other ranks, and what the next version is
-compared with to know what has changed. It costs the model's size in its own dtype, on the main rank's host.
+One thread writes a version bucket by bucket; others read it, those of the same version while it is written. A server
+that comes back is brought up to date from here, without the other ranks, and the next version is compared with this one
+to know what has changed.
+
+It costs the model's size in its own dtype. Where a server on this host takes weights through shared memory, that is the
+only copy: a bucket is a file without a name, and servers get links to it. It goes with the last of them that has it, so
+a process that is killed leaves nothing behind. Where versions are compared, and where shared memory has no room, a
+bucket is in this process's own memory.
 """
 
 from __future__ import annotations
 
+import os
+import resource
+import shutil
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from swift_r1.weights import delta
-from swift_r1.weights.hashing import content_hash, parts_digest
+from swift_r1.weights.buckets import Tensors, content_hash, parts_digest, parts_of
+from swift_r1.weights.transport import fill
 
 if TYPE_CHECKING:
-    import torch
-
     from swift_r1.wire.protocol import AdapterConfig
 
 _LOOK_S = 1.0
+_SHARED_MEMORY = "/dev/shm"
 
 
 class Superseded(Exception):
@@ -31,91 +41,152 @@ class Superseded(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
-    """A bucket ready for any number of servers.
+class SnapshotBucket:
+    """A bucket ready for any number of servers: the bytes of a safetensors file.
 
     Attributes:
-        parts: the bytes of its safetensors file.
         digest: their XXH3 (hex).
         base: content hash of the version that `change` is to; None where there is no change, or none that is smaller.
         change: see `delta`.
     """
 
-    parts: tuple[memoryview, ...]
+    data: memoryview | SharedFile
+    size: int
     digest: str
     base: str | None = None
     change: bytes | None = None
 
+    def parts(self) -> list[memoryview]:
+        """All bytes, in memory."""
+        return [self.data if isinstance(self.data, memoryview) else memoryview(self.data.read(self.size))]
+
+    def link(self, path: Path) -> bool:
+        """Whether it could be put there without copying it."""
+        return isinstance(self.data, SharedFile) and self.data.link(path)
+
+
+class SharedFile:
+    """A file in shared memory that has no name but those under which servers on this host get it.
+
+    Raises:
+        OSError: there is no such memory.
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = os.open(_SHARED_MEMORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        weakref.finalize(self, os.close, self._descriptor)
+        self._places: set[Path] = set()
+
+    def write(self, parts: Sequence[memoryview]) -> str:
+        """Replaces the contents; returns their hash. Raises OSError where there is no room."""
+        return fill(self._descriptor, parts)
+
+    def read(self, size: int) -> bytes:
+        return os.pread(self._descriptor, size, 0)
+
+    def link(self, path: Path) -> bool:
+        """Puts it at `path`, in place of what is there; False where that cannot be, on another file system say."""
+        if self._is_at(path):
+            return True
+        try:
+            path.unlink(missing_ok=True)
+            # Only with a folder's descriptor does Python have the link followed, to the file behind it.
+            os.link(f"/proc/self/fd/{self._descriptor}", path, src_dir_fd=self._descriptor, follow_symlinks=True)
+        except OSError:
+            return False
+        self._places.add(path)
+        return True
+
+    @property
+    def can_be_linked(self) -> bool:
+        """The kernel makes no link to a file that has lost all of its own."""
+        return not self._places or os.fstat(self._descriptor).st_nlink > 0
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether no server reads it any more: one that does has moved it elsewhere."""
+        return os.fstat(self._descriptor).st_nlink == sum(map(self._is_at, self._places))
+
+    def _is_at(self, path: Path) -> bool:
+        try:
+            return os.path.samestat(path.lstat(), os.fstat(self._descriptor))
+        except OSError:
+            return False
+
 
 @dataclass(slots=True)
 class _Kept:
-    """A bucket's bytes, whose first `header` ones say what it holds."""
+    """A bucket whose first `header` bytes say what it holds; `memory` has it as words where it is in own memory. One
+    that is `lent` to a server that comes back is read at that server's time: its file is not written to again."""
 
-    data: NDArray[np.uint16]
-    header: int
-    prepared: Prepared
+    bucket: SnapshotBucket
+    header: bytes
+    memory: NDArray[np.uint16] | None
+    lent: bool = False
 
 
-class KeptWeights:
+class WeightSnapshot:
     """The newest version.
 
     Attributes:
-        version: of what is kept, or being written.
+        version: of what is here, or being written.
         adapter: what `begin` was told.
-        whole: whether all its buckets are there.
+        writing: whether a version is being written.
+        whole: whether all buckets of the newest version are here.
         changed, total: words of 16 bits that are not those of the version before, and all that were compared with it.
     """
 
     def __init__(self) -> None:
         self._turn = threading.Condition()
-        self._buckets: list[_Kept] = []
+        self._kept: list[_Kept] = []
         self._count = 0
         self._hash: str | None = None
-        self._failed = False
-        self._compare = False
+        self._compare = self._shared = False
+        self._room = 0  # of shared memory, for new files
         self.version = -1
         self.adapter: AdapterConfig | None = None
-        self.whole = False
+        self.writing = self.whole = False
         self.changed = self.total = 0
 
-    def begin(self, version: int, adapter: AdapterConfig | None, compare: bool) -> None:
-        """Readers of the version before get `Superseded`. With `compare` buckets also come as what has changed."""
+    def begin(self, version: int, adapter: AdapterConfig | None, compare: bool, shared: bool) -> None:
+        """Begins a version; readers of the one before get `Superseded`.
+
+        Args:
+            compare: buckets also come as what has changed.
+            shared: a server on this host may take buckets from shared memory.
+        """
         with self._turn:
-            # What was broken off in the middle is compared with nothing.
-            self._hash = content_hash(one.prepared.digest for one in self._buckets) if self.whole else None
+            # An incomplete version is no base for comparison.
+            self._hash = content_hash(one.bucket.digest for one in self._kept) if self.whole else None
             self._compare = compare and self._hash is not None and adapter == self.adapter
-            self.version, self.adapter, self.whole, self._failed = version, adapter, False, False
+            self._shared = shared and not compare and os.path.isdir(_SHARED_MEMORY)
+            # At most half of what is free: other programs need some too.
+            self._room = shutil.disk_usage(_SHARED_MEMORY).free // 2 if self._shared else 0
+            self.version, self.adapter, self.writing, self.whole = version, adapter, True, False
             self._count = self.changed = self.total = 0
             self._turn.notify_all()
 
-    def add(self, bucket: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """Copies the version's next bucket."""
-        from swift_r1.weights.push import parts_of
-
+    def add(self, bucket: Tensors) -> str:
+        """Copies the version's next bucket; returns its digest."""
         parts = parts_of(bucket)
+        old = self._kept[self._count] if self._count < len(self._kept) else None
+        if old is not None and old.header != bytes(parts[0]):
+            old = None
+        kept = (self._in_file(parts, old) if self._shared else None) or self._in_memory(parts, old)
         with self._turn:
-            if self._count < len(self._buckets) and _same_table(self._buckets[self._count], parts[0]):
-                kept = self._buckets[self._count]
-                kept.prepared = self._overwritten(kept, parts)
-            else:
-                kept = _copied(parts)
-                self._buckets[self._count :] = [kept]
+            self._kept[self._count : self._count + 1] = [kept]
             self._count += 1
             self._turn.notify_all()
+        return kept.bucket.digest
 
-    def finish(self) -> None:
+    def end(self, whole: bool) -> None:
+        """All buckets are here, or those that are missing will not come."""
         with self._turn:
-            del self._buckets[self._count :]
-            self.whole = True
+            del self._kept[self._count :]
+            self.writing, self.whole = False, whole
             self._turn.notify_all()
 
-    def fail(self) -> None:
-        """The version will not become whole."""
-        with self._turn:
-            self._failed = True
-            self._turn.notify_all()
-
-    def reading(self, version: int, copy: bool, wanted: Callable[[], bool] = lambda: True) -> Iterable[Prepared]:
+    def reading(self, version: int, copy: bool, wanted: Callable[[], bool] = lambda: True) -> Iterable[SnapshotBucket]:
         """The version's buckets in order, each as soon as it is there; can be gone through again.
 
         Args:
@@ -123,65 +194,81 @@ class KeptWeights:
             wanted: whether the reader is to go on.
 
         Raises:
-            Superseded: the version is no longer kept, or not wanted. Without `copy` a bucket in hand then changes.
+            Superseded: the version is no longer here, or not wanted. Without `copy` a bucket in hand then changes.
         """
         return _Reading(self, version, copy, wanted)
 
-    def bucket(self, version: int, index: int, copy: bool) -> Prepared | None:
+    def bucket(self, version: int, index: int, copy: bool) -> SnapshotBucket | None:
         """None after the last one."""
         with self._turn:
-            # Whoever writes is heard within the deadlines of its collectives: it finishes, or fails.
-            while self.version == version and not (self.whole or self._failed or index < self._count):
+            # Whoever writes is heard within the deadlines of its collectives: it comes to an end.
+            while self.version == version and self.writing and index >= self._count:
                 self._turn.wait(_LOOK_S)
-            if self.version != version or self._failed:
+            if self.version != version or not (self.writing or self.whole):
                 raise Superseded
             if index >= self._count:
                 return None
-            found = self._buckets[index].prepared
+            kept = self._kept[index]
+            found = kept.bucket
             if not copy:
                 return found
-            return Prepared(tuple(memoryview(bytes(part)) for part in found.parts), found.digest)
+            if isinstance(found.data, memoryview):
+                return SnapshotBucket(memoryview(bytes(found.data)), found.size, found.digest)
+            if not found.data.can_be_linked and (copied := self._in_file(found.parts(), None)):
+                # Still by the hash of what was gathered: the server looks whether these are the same bytes.
+                kept.bucket = replace(found, data=copied.bucket.data)
+            kept.lent = True
+            return kept.bucket
 
-    def _overwritten(self, kept: _Kept, parts: Sequence[memoryview]) -> Prepared:
-        at, places = kept.header // 2, [np.empty(0, np.int64)]
+    def _in_file(self, parts: Sequence[memoryview], old: _Kept | None) -> _Kept | None:
+        """None where shared memory has no room for it, or this process for another open file."""
+        size = sum(map(len, parts))
+        # Pages that are there already are written twice as fast: the memory of new ones is cleared first.
+        file = old.bucket.data if old is not None and not old.lent else None
+        try:
+            if not isinstance(file, SharedFile) or not (file.is_unused and file.can_be_linked):
+                if size > self._room or self._count > resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2:
+                    return None
+                file = SharedFile()
+                self._room -= size
+            digest = file.write(parts)
+        except OSError:
+            return None
+        return _Kept(SnapshotBucket(file, size, digest), bytes(parts[0]), None)
+
+    def _in_memory(self, parts: Sequence[memoryview], old: _Kept | None) -> _Kept:
+        header = bytes(parts[0])
+        if old is None or old.memory is None:
+            data = np.concatenate(delta.words_of(parts))
+            whole = data.data.cast("B")
+            return _Kept(SnapshotBucket(whole, len(whole), parts_digest([whole])), header, data)
+        data, at, places = old.memory, len(header) // 2, [np.empty(0, np.int64)]
         for new in delta.words_of(parts[1:]):
-            old = kept.data[at : at + len(new)]
+            before = data[at : at + len(new)]
             if self._compare:
-                changed = delta.changed_words(new, old)
+                changed = delta.changed_words(new, before)
                 self.changed, self.total = self.changed + len(changed), self.total + len(new)
                 places.append(changed + at)
-            np.copyto(old, new)
+            np.copyto(before, new)
             at += len(new)
-        whole = kept.prepared.parts
-        digest = parts_digest(whole)
-        if not self._compare:
-            return Prepared(whole, digest)
-        change = delta.encode(kept.data, np.concatenate(places))
-        if len(change) >= kept.data.nbytes:
-            return Prepared(whole, digest)
-        return Prepared(whole, digest, self._hash, change)
+        whole = data.data.cast("B")
+        change = delta.encode(data, np.concatenate(places)) if self._compare else None
+        if change is not None and len(change) >= len(whole):
+            change = None
+        base = None if change is None else self._hash
+        return _Kept(SnapshotBucket(whole, len(whole), parts_digest([whole]), base, change), header, data)
 
 
 class _Reading:
-    """`KeptWeights.reading`."""
+    """`WeightSnapshot.reading`."""
 
-    def __init__(self, kept: KeptWeights, version: int, copy: bool, wanted: Callable[[], bool]) -> None:
-        self._kept, self._version, self._copy, self._wanted = kept, version, copy, wanted
+    def __init__(self, snapshot: WeightSnapshot, version: int, copy: bool, wanted: Callable[[], bool]) -> None:
+        self._snapshot, self._version, self._copy, self._wanted = snapshot, version, copy, wanted
 
-    def __iter__(self) -> Iterator[Prepared]:
+    def __iter__(self) -> Iterator[SnapshotBucket]:
         index = 0
-        while (bucket := self._kept.bucket(self._version, index, self._copy)) is not None:
+        while (bucket := self._snapshot.bucket(self._version, index, self._copy)) is not None:
             if not self._wanted():
                 raise Superseded
             yield bucket
             index += 1
-
-
-def _same_table(kept: _Kept, header: memoryview) -> bool:
-    return kept.header == len(header) and kept.data[: kept.header // 2].tobytes() == bytes(header)
-
-
-def _copied(parts: Sequence[memoryview]) -> _Kept:
-    data = np.concatenate(delta.words_of(parts))
-    whole = (memoryview(data).cast("B"),)
-    return _Kept(data, len(parts[0]), Prepared(whole, parts_digest(whole)))

@@ -19,9 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
+from swift_r1.weights.buckets import Hash, TensorEntry, bucket_digest, read_header
 from swift_r1.weights.delta import BadChange, apply
-from swift_r1.weights.hashing import Hash, bucket_digest
-from swift_r1.weights.header import TensorEntry, read_header
 from swift_r1.weights.transport import incoming, reserve
 from swift_r1.wire.http_errors import HTTPError
 
@@ -80,40 +79,37 @@ class Staging:
         self.base = None
         # A spare file's pages are there already, which halves the time: the memory of new ones is cleared first.
         spare = incoming(self.folder, index)
-        if _is_plain(spare):
+        if _is_own(spare):
             spare.rename(path)
         path = await asyncio.to_thread(self._with_room, path, min(size_promised, self.max_bytes))
         digest, size, filled = Hash(), 0, 0
         pending: list[bytes] = []
-        try:
-            with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "r+b") as file:
+        with (
+            _removed_on_failure(path),
+            open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "r+b") as file,
+        ):
 
-                def flush(blocks: list[bytes]) -> None:
-                    whole = b"".join(blocks)
-                    digest.update(whole)
-                    file.write(whole)
+            def flush(blocks: list[bytes]) -> None:
+                whole = b"".join(blocks)
+                digest.update(whole)
+                file.write(whole)
 
-                async for chunk in chunks:
-                    size += len(chunk)
-                    if size > self.max_bytes:
-                        raise HTTPError(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
-                    pending.append(chunk)
-                    if size - filled >= _CHUNK:
-                        await asyncio.to_thread(flush, pending)
-                        pending, filled = [], size
-                if pending:
+            async for chunk in chunks:
+                size += len(chunk)
+                if size > self.max_bytes:
+                    raise HTTPError(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
+                pending.append(chunk)
+                if size - filled >= _CHUNK:
                     await asyncio.to_thread(flush, pending)
-                file.truncate()
+                    pending, filled = [], size
+            if pending:
+                await asyncio.to_thread(flush, pending)
+            file.truncate()
+            file.flush()
             arrived = digest.hexdigest()
             if promised_digest is not None and arrived != promised_digest:
                 raise HTTPError(422, f"bucket {index} arrived with other bytes than were sent (their hash differs)")
             return StagedBucket(index, path, arrived, read_header(path))
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            raise _no_room(path, error) from error
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
 
     async def change(self, index: int, chunks: AsyncIterator[bytes], promised_digest: str) -> StagedBucket:
         """Makes a bucket of the base's one and what has changed in it (see `delta`). Whoever asks has seen that the
@@ -129,25 +125,22 @@ class Staging:
             if len(body) > self.max_bytes:
                 raise HTTPError(413, f"the change to bucket {index} is larger than the whole model")
         self.base = None
-        if not _is_plain(source):
+        if not _is_own(source):
             raise HTTPError(409, f"bucket {index} of that version is not here any more: send it whole")
         path = self._new_path()
         source.rename(path)
-        try:
-            arrived = await asyncio.to_thread(_changed, path, bytes(body))
+        with _removed_on_failure(path):
+            try:
+                arrived = await asyncio.to_thread(_changed, path, bytes(body))
+            except BadChange as error:
+                raise HTTPError(422, f"the change to bucket {index} cannot be used: {error}") from error
             if arrived != promised_digest:
                 raise HTTPError(422, f"bucket {index} with its changes is not what was promised (the hash differs)")
             return StagedBucket(index, path, arrived, read_header(path))
-        except BadChange as error:
-            path.unlink(missing_ok=True)
-            raise HTTPError(422, f"the change to bucket {index} cannot be used: {error}") from error
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
 
     def hold(self, buckets: int, hash_of_all: str) -> None:
         """The version that was loaded is the base of later changes, where `forget` has kept all its files."""
-        kept = all(_is_plain(incoming(self.folder, index)) for index in range(buckets))
+        kept = all(_is_own(incoming(self.folder, index)) for index in range(buckets))
         self.base = hash_of_all if buckets and kept else None
 
     async def take(self, index: int, promised_digest: str) -> StagedBucket:
@@ -165,7 +158,7 @@ class Staging:
         path = self._new_path()
         # From here on no later bucket can be written into it.
         source.rename(path)
-        try:
+        with _removed_on_failure(path):
             if path.stat().st_size > self.max_bytes:
                 raise HTTPError(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
             arrived = await asyncio.to_thread(_file_digest, path)
@@ -174,9 +167,6 @@ class Staging:
                     422, f"bucket {index} lies there with other bytes than were written (their hash differs)"
                 )
             return StagedBucket(index, path, arrived, read_header(path))
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
 
     def forget(self, buckets: list[StagedBucket]) -> None:
         """Their files become spare ones for the next version's buckets, where there is memory enough."""
@@ -205,23 +195,31 @@ class Staging:
 
     def _with_room(self, path: Path, size: int) -> Path:
         """A file with room for `size` bytes: `path`, or one on disk."""
-        try:
-            _reserved(path, size)
-            return path
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            if self.shared is None:
-                raise _no_room(path, error) from error
-            logger.warning("%s has no room for %d bytes (%s): they go to disk", path.parent, size, error.strerror)
-        if self._on_disk is None:
-            self._on_disk = self._made(None)
-        path = self._on_disk / path.name
-        try:
-            _reserved(path, size)
-        except OSError as error:
-            path.unlink(missing_ok=True)
-            raise _no_room(path, error) from error
+        if self.shared is not None:
+            try:
+                _reserve(path, size)
+                return path
+            except OSError as error:
+                path.unlink(missing_ok=True)
+                logger.warning("%s has no room for %d bytes (%s): they go to disk", path.parent, size, error.strerror)
+            if self._on_disk is None:
+                self._on_disk = self._made(None)
+            path = self._on_disk / path.name
+        with _removed_on_failure(path):
+            _reserve(path, size)
         return path
+
+
+@contextmanager
+def _removed_on_failure(path: Path) -> Iterator[None]:
+    """Raises HTTPError 507 for an OSError."""
+    try:
+        yield
+    except BaseException as error:
+        path.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise HTTPError(507, f"weights cannot be staged in {path.parent}: {error.strerror or error}") from error
+        raise
 
 
 def _is_plain(path: Path) -> bool:
@@ -229,7 +227,12 @@ def _is_plain(path: Path) -> bool:
     return path.is_file() and not path.is_symlink()
 
 
-def _reserved(path: Path, size: int) -> None:
+def _is_own(path: Path) -> bool:
+    """A file that may be written to: no other server on this host was given the same one."""
+    return _is_plain(path) and path.stat().st_nlink == 1
+
+
+def _reserve(path: Path, size: int) -> None:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         reserve(descriptor, size)
@@ -237,15 +240,11 @@ def _reserved(path: Path, size: int) -> None:
         os.close(descriptor)
 
 
-def _no_room(path: Path, error: OSError) -> HTTPError:
-    return HTTPError(507, f"weights cannot be staged in {path.parent}: {error.strerror or error}")
-
-
 def _changed(path: Path, change: bytes) -> str:
     """Applies the change to the file; its hash then."""
     words = np.memmap(path, np.uint16, "r+", shape=(path.stat().st_size // 2,))
     apply(change, words)
-    return bucket_digest(memoryview(words).cast("B"))
+    return bucket_digest(words.data.cast("B"))
 
 
 def _file_digest(path: Path) -> str:

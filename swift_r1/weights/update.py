@@ -17,9 +17,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from swift_r1.weights.buckets import TensorEntry, content_hash, entries_digest
 from swift_r1.weights.expected import Shapes, check_bucket, check_complete
-from swift_r1.weights.hashing import content_hash, entries_digest
-from swift_r1.weights.header import TensorEntry
 from swift_r1.weights.staging import StagedBucket
 from swift_r1.wire.http_errors import HTTPError
 from swift_r1.wire.protocol import StreamedBucket

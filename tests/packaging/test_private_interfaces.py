@@ -116,7 +116,7 @@ RELIED_ON = {
             "VocabParallelEmbedding UnquantizedEmbeddingMethod.process_weights_after_loading(layer)",
         ),
     ],
-    "weights by NCCL (weights/nccl.py, engines/vllm_worker.py)": [
+    "weights by NCCL (weights/transport.py, engines/vllm_worker.py)": [
         (
             "vllm",
             "v1/worker/gpu_worker.py",

@@ -4,19 +4,75 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import uvicorn
 
 from swift_r1.arguments.server import RolloutArguments
+from swift_r1.errors import SwiftError
 from swift_r1.inference.routes import create_app
 from swift_r1.inference.service import Lifecycle
 from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.sampling.pool.pool import ServerPool
+from swift_r1.sampling.pool.session import Expected, ServerSession
+from swift_r1.weights.buckets import Tensors, parts_of
+from swift_r1.weights.writer import WeightWriter
+from swift_r1.wire.protocol import UpdateStatus
 
 WAIT_S = 60
+
+
+def to_bytes(bucket: Tensors) -> bytes:
+    """The bucket as one safetensors file in memory."""
+    return b"".join(parts_of(bucket))
+
+
+def in_buckets(weights: Iterable[tuple[str, torch.Tensor]], max_bytes: int) -> Iterator[list[tuple[str, torch.Tensor]]]:
+    """Groups a lazy stream of named tensors; a bucket exceeds `max_bytes` only if one tensor alone does."""
+    bucket: list[tuple[str, torch.Tensor]] = []
+    size = 0
+    for name, tensor in weights:
+        if bucket and size + tensor.nbytes > max_bytes:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append((name, tensor))
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+def push_weights(
+    client: RolloutClient, version: int, buckets: Iterable[Tensors], transport: str = "auto", owner: str | None = None
+) -> UpdateStatus:
+    """One push under a lease of its own."""
+    with WeightWriter(client, owner) as writer:
+        return writer.push(version, buckets, transport)
+
+
+def pool_of(
+    clients: Sequence[RolloutClient],
+    expected: Expected,
+    timeout_s: float,
+    transport: str = "auto",
+    compare: bool | None = None,
+    **writing: Any,
+) -> ServerPool:
+    """Sessions with all of these servers; `writing` are arguments of their `WeightWriter`s. To be closed."""
+    sessions = []
+    for client in clients:
+        client.wait_until_ready(timeout_s, or_asleep=True)
+        writer = WeightWriter(client, **writing)
+        writer.hold(timeout_s)
+        try:
+            sessions.append(ServerSession(writer, expected, timeout_s, transport))
+        except SwiftError:
+            writer.close()
+            raise
+    return ServerPool(sessions, timeout_s, transport, compare)
 
 
 @pytest.fixture(scope="session")

@@ -22,17 +22,14 @@ from swift_r1.models.loading import load_model
 from swift_r1.models.weights import Weight
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import ignore_output
-from swift_r1.sampling.fleet_rollouts import FleetRollouts
 from swift_r1.sampling.pool import client as client_module
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.sampling.pool.health import Member
-from swift_r1.sampling.pool.pool import Fleet
-from swift_r1.sampling.pool.session import Expected, ServerLink
+from swift_r1.sampling.pool.session import Expected
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, tokenizer_hash
+from tests.rollout.conftest import pool_of
 
 PHASES = ("begin", "bucket", "commit", "generation", "idle")
 WAIT_S = 300
@@ -92,16 +89,9 @@ def main(model: str, who: str, ttl: float, silence: float, servers: Sequence[str
     backend = OneWeightABucket(load_model(model, "float32", False), OptimizerConfig(1e-3, 0.0, 0.9, 0.99, 1e-8, 1.0))
     urls = [server.split("=")[0] for server in servers]
     pauses = Pauses(int(servers[0].split("=")[1]) if who == "server" else os.getpid())
-    members = []
-    for url in urls:
-        client = Client(url, silence_s=silence)
-        client.wait_until_ready(WAIT_S)
-        writer = WeightWriter(client, ttl_s=ttl)
-        writer.hold(WAIT_S)
-        members.append(Member(client, ServerLink(client, expected, WAIT_S, writer=writer)))
-    link = members[0].link if len(members) == 1 else Fleet(members, WAIT_S)
-    kind = ServerRollouts if len(members) == 1 else FleetRollouts
-    rollouts = kind(link, backend, Ranks(0, 1, torch.device("cpu"), None), link.first.weight_version)
+    clients = [Client(url, silence_s=silence) for url in urls]
+    pool = pool_of(clients, expected, WAIT_S, ttl_s=ttl)
+    rollouts = ServerRollouts(pool, backend, Ranks(0, 1, torch.device("cpu"), None))
 
     def completions(name: str, phase: str = "") -> list[tuple[int, ...]]:
         told: list[int] = []
@@ -117,10 +107,10 @@ def main(model: str, who: str, ttl: float, silence: float, servers: Sequence[str
 
     rollouts.publish_weights()
     undisturbed = completions("undisturbed")
-    members[0].client.pauses = pauses
+    clients[0].pauses = pauses
     for phase in PHASES:
         end = time.monotonic() + WAIT_S
-        while link.take_servers() < len(members):  # those that were given up for silence in the phase before
+        while len(pool.health.ready) < len(clients):  # those that were given up for silence in the phase before
             assert time.monotonic() < end
             time.sleep(0.05)
         pauses.armed = phase
@@ -130,7 +120,7 @@ def main(model: str, who: str, ttl: float, silence: float, servers: Sequence[str
         print(f"{phase} same={same} paused={not pauses.armed}", flush=True)
     # What was lost in the last phase may still be on its way back.
     rollouts.publish_weights()
-    link.close()
+    pool.close()
 
 
 if __name__ == "__main__":

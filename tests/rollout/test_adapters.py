@@ -16,15 +16,15 @@ from swift_r1.models.lora import LoraSettings, adapter_config
 from swift_r1.models.weights import adapter_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.sampling.pool.session import Expected, ServerLink
+from swift_r1.sampling.pool.session import Expected
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.weights.adapter import adapter_shapes, write_adapter
-from swift_r1.weights.expected import expected_weights
+from swift_r1.weights.expected import adapter_shapes, expected_weights, write_adapter
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.http_errors import HTTPError, ServerRefused
 from swift_r1.wire.protocol import AdapterConfig, tokenizer_hash
+from tests.rollout.conftest import pool_of
 
 SETTINGS = LoraSettings(rank=4, alpha=8, target_modules=("all-linear",))
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
@@ -105,10 +105,10 @@ def rollouts(url: str, engine: PeftEngine, tiny_model: Path, policy: torch.nn.Mo
     backend = LocalBackend(policy, OptimizerConfig(0.1, 0.0, 0.9, 0.99, 1e-8, 1.0))
     with RolloutClient(url) as client:
         expected = Expected(str(tiny_model), engine.info.tokenizer_hash, engine.info.vocab_size, None)
-        link = ServerLink(client, expected, 60)
-        assert link.first.max_lora_rank == 8
-        yield ServerRollouts(link, backend, ONE_RANK, 0, adapter=adapter_config(policy, SETTINGS))
-        link.close()
+        pool = pool_of([client], expected, 60)
+        assert pool.first.max_lora_rank == 8
+        yield ServerRollouts(pool, backend, ONE_RANK, adapter=adapter_config(policy, SETTINGS))
+        pool.close()
 
 
 def test_the_engine_uses_the_adapter_of_each_version(rollouts: ServerRollouts, policy: Any, url: str) -> None:

@@ -18,13 +18,13 @@ from swift_r1.arguments.server import RolloutArguments
 from swift_r1.inference.admission import Admission
 from swift_r1.inference.engines.base import EngineInfo, Generated
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.weights.hashing import bucket_digest, content_hash
-from swift_r1.weights.push import to_bytes
+from swift_r1.weights.buckets import bucket_digest, content_hash
 from swift_r1.weights.update import UpdateMachine
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.http_errors import HTTPError, ServerRefused
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from tests.rollout.conftest import to_bytes
 
 WAIT_S = 20
 OLD, NEW = [("w", torch.ones(2))], [("w", torch.zeros(2))]

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_r1.weights import delta
-from swift_r1.weights.hashing import bucket_digest, content_hash
-from swift_r1.weights.push import to_bytes
-from swift_r1.weights.snapshot import KeptWeights, Superseded
+from swift_r1.weights.buckets import bucket_digest, content_hash
+from swift_r1.weights.snapshot import Superseded, WeightSnapshot
 from swift_r1.weights.staging import Staging
 from swift_r1.wire.http_errors import HTTPError
+from tests.rollout.conftest import to_bytes
 
 WORDS = 200_000
 
@@ -57,24 +57,24 @@ def bucket(*values: float) -> list[tuple[str, torch.Tensor]]:
     ]
 
 
-def written(kept: KeptWeights, version: int, *buckets: list[tuple[str, torch.Tensor]], compare: bool = True) -> None:
-    kept.begin(version, None, compare)
+def written(kept: WeightSnapshot, version: int, *buckets: list[tuple[str, torch.Tensor]], compare: bool = True) -> None:
+    kept.begin(version, None, compare, shared=False)
     for one in buckets:
         kept.add(one)
-    kept.finish()
+    kept.end(whole=True)
 
 
 def test_kept_weights_are_the_newest_version_and_what_has_changed() -> None:
-    kept = KeptWeights()
+    kept = WeightSnapshot()
     written(kept, 1, bucket(1, 2), bucket(3, 4))
     first = list(kept.reading(1, copy=True))
-    assert [b"".join(one.parts) for one in first] == [to_bytes(bucket(1, 2)), to_bytes(bucket(3, 4))]
+    assert [b"".join(one.parts()) for one in first] == [to_bytes(bucket(1, 2)), to_bytes(bucket(3, 4))]
     assert [one.change for one in first] == [None, None]
     written(kept, 2, bucket(1, 5), bucket(3, 4))
     second = list(kept.reading(2, copy=False))
     assert [one.digest for one in second] == [bucket_digest(to_bytes(b)) for b in (bucket(1, 5), bucket(3, 4))]
     assert (kept.changed, kept.total) == (1, 2 * 2002)
-    words = np.frombuffer(b"".join(first[0].parts), np.uint16).copy()
+    words = np.frombuffer(b"".join(first[0].parts()), np.uint16).copy()
     assert second[0].change is not None and delta.apply(second[0].change, words) == 1
     assert words.tobytes() == to_bytes(bucket(1, 5))
     assert {one.base for one in second} == {content_hash(one.digest for one in first)}
@@ -83,8 +83,8 @@ def test_kept_weights_are_the_newest_version_and_what_has_changed() -> None:
     # Another shape, fewer buckets, everything changed, and a version that broke off: whole.
     written(kept, 3, [("a", torch.ones(3))])
     assert [one.change for one in kept.reading(3, copy=False)] == [None]
-    kept.begin(4, None, True)
-    kept.fail()
+    kept.begin(4, None, compare=True, shared=False)
+    kept.end(whole=False)
     with pytest.raises(Superseded):
         next(iter(kept.reading(4, copy=False)))
     written(kept, 5, [("a", torch.ones(3))])

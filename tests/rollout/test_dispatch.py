@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 
 from swift_r1.errors import RunFailed, ServerUnreachable
-from swift_r1.sampling.pool.router import Dispatch
+from swift_r1.sampling.pool.router import Router
 from swift_r1.sampling.pool.session import ServerLost
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 
@@ -24,7 +25,7 @@ class NoConnections:
 
 @dataclass(eq=False)
 class Server:
-    """A `Member`, its client and its link in one; `asked` are the requests that it has not answered or failed."""
+    """A `ServerSession` and its client in one; `asked` are the requests that it has not answered or failed."""
 
     name: str
     epoch: int = 0
@@ -34,10 +35,6 @@ class Server:
 
     @property
     def client(self) -> Server:
-        return self
-
-    @property
-    def link(self) -> Server:
         return self
 
     def open_async(self) -> NoConnections:
@@ -67,7 +64,7 @@ class Server:
 
 @dataclass
 class Servers:
-    """A `Roster`."""
+    """A `Health`."""
 
     members: list[Server]
 
@@ -80,7 +77,9 @@ class Servers:
 
     def check_any(self) -> None: ...
 
-    def lose(self, member: Server, _epoch: int) -> None:
+    def attempt(self, member: Server, _epoch: int, work: Callable[[], None]) -> None:
+        with suppress(ServerLost):
+            work()
         member.epoch += 1
         self.members.remove(member)
 
@@ -98,9 +97,9 @@ def played(
     servers: list[Server], names: str, story: Callable[[], Awaitable[None]], on_answer: Callable[[RolloutOutput], None]
 ) -> None:
     async def play() -> None:
-        dispatch = Dispatch(Servers(list(servers)), [request(one) for one in names], (0,), on_answer, lambda: None)
+        router = Router(Servers(list(servers)), [request(one) for one in names], (0,), on_answer, lambda: None)
         telling = asyncio.create_task(story())
-        await asyncio.gather(asyncio.wait_for(dispatch.run(), WAIT_S), telling)
+        await asyncio.gather(asyncio.wait_for(router.run(), WAIT_S), telling)
 
     asyncio.run(play())
 

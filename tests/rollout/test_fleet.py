@@ -1,4 +1,4 @@
-"""Several servers as one: real kills of one and of all, updates to each, and what keeps them from being a fleet."""
+"""Several servers as one: real kills of one and of all, updates to each, and what keeps them from being a pool."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from swift_r1.models.loading import load_model
 from swift_r1.models.weights import Weight
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import ignore_output
-from swift_r1.sampling.fleet_rollouts import FleetRollouts
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.sampling.pool.health import Member, Roster, why_not_alike
-from swift_r1.sampling.pool.pool import Fleet
-from swift_r1.sampling.pool.session import Expected, ServerLink
-from swift_r1.sampling.weight_check import TOLERANCE
+from swift_r1.sampling.pool.health import Health
+from swift_r1.sampling.pool.pool import ServerPool
+from swift_r1.sampling.pool.session import Expected, why_not_alike
+from swift_r1.sampling.remote import TOLERANCE, ServerRollouts
+from swift_r1.sampling.staleness import ServedVersions
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import expected_weights
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
+from tests.rollout.conftest import pool_of
 
 BACK_WITHIN_S = 240
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
@@ -69,7 +70,7 @@ def learn(backend: LocalBackend, by: float) -> None:
 
 
 @pytest.fixture
-def connect(tiny_model: Path, backend: OneWeightABucket) -> Iterator[Callable[..., FleetRollouts]]:
+def connect(tiny_model: Path, backend: OneWeightABucket) -> Iterator[Callable[..., ServerRollouts]]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
@@ -77,18 +78,14 @@ def connect(tiny_model: Path, backend: OneWeightABucket) -> Iterator[Callable[..
 
     def to(
         urls: Sequence[str], timeout_s: float = BACK_WITHIN_S, silence_s: float = 60.0, check: int = 0, **options: Any
-    ) -> FleetRollouts:
-        members = []
-        for url in urls:
-            client = RolloutClient(url, silence_s=silence_s)
+    ) -> ServerRollouts:
+        clients = [RolloutClient(url, silence_s=silence_s) for url in urls]
+        open_.extend(clients)
+        for client in clients:
             client.wait_until_ready(BACK_WITHIN_S)
-            expected = Expected("tiny", tokenizer_hash(tokenizer), len(tokenizer), None)
-            link = ServerLink(client, expected, timeout_s, options.get("transport", "auto"), name=f"server {url}")
-            members.append(Member(client, link))
-            open_.append(client)
-        fleet = Fleet(members, timeout_s, options.get("compare"))
-        open_.append(fleet)
-        return FleetRollouts(fleet, backend, ONE_RANK, fleet.first.weight_version, check)
+        expected = Expected("tiny", tokenizer_hash(tokenizer), len(tokenizer), None)
+        open_.append(pool_of(clients, expected, timeout_s, **options))
+        return ServerRollouts(open_[-1], backend, ONE_RANK, check)
 
     yield to
     for one in reversed(open_):
@@ -125,7 +122,7 @@ def requests(count: int = 12, tokens: int = 48) -> list[RolloutRequest]:
     ]
 
 
-def generated(rollouts: FleetRollouts, at_first: Callable[[], None] = lambda: None, tokens: int = 48) -> list[Any]:
+def generated(rollouts: ServerRollouts, at_first: Callable[[], None] = lambda: None, tokens: int = 48) -> list[Any]:
     """Tokens and version of every completion; each request must be answered once, in order."""
     told: list[int] = []
 
@@ -148,9 +145,9 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def fleet_of(rollouts: FleetRollouts) -> Fleet:
-    assert isinstance(rollouts.link, Fleet)
-    return rollouts.link
+def of(rollouts: ServerRollouts) -> ServerPool:
+    assert rollouts.pool is not None
+    return rollouts.pool
 
 
 def test_one_is_killed_the_other_does_its_work_and_it_comes_back(
@@ -191,14 +188,14 @@ def test_killed_in_an_update_and_in_an_idle_moment(connect: Any, two: list[Any],
     version = rollouts.weight_version
     assert generated(rollouts) == [(tokens, version) for tokens in before]
     two[0].start()
-    until(lambda: len(fleet_of(rollouts).roster.ready) == 2)
+    until(lambda: len(of(rollouts).health.ready) == 2)
     # Killed and back with nobody looking: no connection breaks, only the version of its answers tells.
     two[1].kill()
     two[1].start()
     two[1].wait()
     assert generated(rollouts) == [(tokens, version) for tokens in before]
     assert rollouts.take_metrics()["rollout/refused"] >= 1
-    until(lambda: len(fleet_of(rollouts).roster.ready) == 2)
+    until(lambda: len(of(rollouts).health.ready) == 2)
 
 
 @pytest.mark.long
@@ -211,16 +208,16 @@ def test_a_server_that_stands_still_gives_its_work_to_the_other(connect: Any, tw
     try:
         rollouts.publish_weights()
         assert [tokens for tokens, _ in generated(rollouts)] == [tokens for tokens, _ in undisturbed]
-        assert len(fleet_of(rollouts).roster.ready) == 1
+        assert len(of(rollouts).health.ready) == 1
     finally:
         os.kill(two[0].pid, signal.SIGCONT)
-    until(lambda: len(fleet_of(rollouts).roster.ready) == 2)
+    until(lambda: len(of(rollouts).health.ready) == 2)
     version = rollouts.weight_version
     assert generated(rollouts, at_first=lambda: os.kill(two[1].pid, signal.SIGSTOP)) == [
         (tokens, version) for tokens, _ in undisturbed
     ]
     os.kill(two[1].pid, signal.SIGCONT)
-    until(lambda: len(fleet_of(rollouts).roster.ready) == 2)
+    until(lambda: len(of(rollouts).health.ready) == 2)
 
 
 def test_one_server_by_two_names_is_refused(tiny_server: Any) -> None:
@@ -341,13 +338,13 @@ def test_only_changes_are_sent_and_a_server_that_was_away_gets_all(
     metrics = rollouts.take_metrics()
     assert metrics["rollout/bytes"] < whole / 50 and 0 < metrics["rollout/changed_weights"] < 1e-4 and all_have_it()
     # Another writer's version in between: the server does not hold ours any more, and gets all.
-    members = fleet_of(rollouts).members
+    sessions = of(rollouts).sessions
     other = [[(name, weight * 2)] for name, weight in backend.model.named_parameters()]
-    writer = members[1].link._writer
+    writer = sessions[1].writer
     writer.push(rollouts.weight_version + 1, [[(n, w.detach()) for n, w in bucket] for bucket in other], "http")
     rollouts.take_metrics()
     change_one()
-    rollouts.weight_version += 1
+    rollouts.served.pushing(rollouts.weight_version + 1)
     rollouts.publish_weights()
     sent = rollouts.take_metrics()["rollout/bytes"]
     assert size < sent < 1.1 * size + whole / 50 and all_have_it()
@@ -358,7 +355,7 @@ def test_only_changes_are_sent_and_a_server_that_was_away_gets_all(
         file.write(b"\x01\x02")
     change_one()
     rollouts.publish_weights()
-    assert all_have_it() and len(fleet_of(rollouts).roster.ready) == 2
+    assert all_have_it() and len(of(rollouts).health.ready) == 2
     assert size < rollouts.take_metrics()["rollout/bytes"] < 1.1 * size + whole / 50
 
 
@@ -416,24 +413,25 @@ def test_a_server_that_dies_of_every_request_is_given_up(
     expected = expected_weights(str(tiny_model))
     rollouts = connect([serve_engine(engine, expected) for engine in engines])
     rollouts.publish_weights()
-    fleet = fleet_of(rollouts)
-    until(lambda: bool(generated(rollouts, tokens=1)) and fleet.members[0].failed is not None)
-    assert "is given up: " in caplog.text and [one.ready for one in fleet.members] == [False, True]
+    sessions = of(rollouts).sessions
+    until(lambda: bool(generated(rollouts, tokens=1)) and sessions[0].failed is not None)
+    assert "is given up: " in caplog.text and [one.ready for one in sessions] == [False, True]
 
 
-def test_a_server_whose_healing_breaks_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_whose_restoring_breaks_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
     """Not left lost for ever, with nobody who looks for it."""
 
     def broken(*_: Any, **__: Any) -> None:
         raise ValueError("on purpose")
 
-    link: Any = SimpleNamespace(reconnect=broken)
-    client: Any = SimpleNamespace(base_url="http://a")
-    member = Member(client, link)
-    kept: Any = SimpleNamespace(whole=True, version=1)
-    roster = Roster([member], kept, timeout_s=60.0)
-    roster.lose(member, member.epoch)
-    until(lambda: member.failed is not None)
-    assert "on purpose" in str(member.failed) and "Traceback" in caplog.text
+    class Broken(SimpleNamespace):
+        __hash__ = object.__hash__
+
+    session: Any = Broken(wait_until_back=broken, url="http://a", epoch=0, ready=True, failed=None)
+    snapshot: Any = SimpleNamespace(writing=False, whole=True, version=1)
+    health = Health([session], snapshot, ServedVersions(), timeout_s=60.0)
+    health.lose(session, session.epoch)
+    until(lambda: session.failed is not None)
+    assert "on purpose" in str(session.failed) and "Traceback" in caplog.text
     with pytest.raises(SwiftError):
-        roster.check_any()
+        health.check_any()

@@ -16,8 +16,7 @@ from swift_r1.inference.engines.base import EngineInfo
 from swift_r1.sampling.pool import client as client_module
 from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.weights import writer as writer_module
-from swift_r1.weights.lease_token import save_token, saved_token
-from swift_r1.weights.writer import WeightWriter
+from swift_r1.weights.writer import WeightWriter, save_token, saved_token
 from swift_r1.wire.http_errors import ServerRefused
 from tests import forks
 

@@ -21,9 +21,13 @@ from swift_r1.inference.engines import vllm_worker
 from swift_r1.inference.engines.base import EngineInfo
 from swift_r1.inference.engines.vllm_worker import SwiftWorker
 from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.sampling.pool.health import GatherAgain
+from swift_r1.sampling.pool.session import Expected
+from swift_r1.weights.transport import NcclSender
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.http_errors import EngineDead, ServerRefused
 from swift_r1.wire.protocol import StreamedTensor
+from tests.rollout.conftest import pool_of
 
 DEADLINE_S = 20
 BUCKETS = [[("a", torch.arange(6.0).view(2, 3))], [("b", torch.ones(4)), ("c", torch.full((1,), 7.0))]]
@@ -179,7 +183,9 @@ def client(engine: Engine, serve_engine: Callable[..., str]) -> Iterator[Rollout
 
 
 def writer_with(client: RolloutClient, nccl: FakeNccl) -> WeightWriter:
-    return WeightWriter(client, nccl_deadline_s=DEADLINE_S, nccl=lambda: nccl)
+    writer = WeightWriter(client)
+    writer.nccl = NcclSender(client, writer.headers, DEADLINE_S, lambda: nccl)
+    return writer
 
 
 def test_the_order_of_calls(client: RolloutClient, cable: Cable, engine: Engine) -> None:
@@ -284,16 +290,32 @@ def test_workers_that_do_not_join_are_waited_for_with_a_deadline(client: Rollout
     worker = Worker.init_weight_transfer_engine
     Worker.init_weight_transfer_engine = lambda _self, info: late(info)  # type: ignore[method-assign]
     try:
-        with (
-            WeightWriter(client, nccl_deadline_s=0.5, nccl=lambda: Alone(cable)) as writer,
-            pytest.raises(ServerUnreachable, match=r"waited 0.5 s for the workers .* to join the NCCL group"),
-        ):
-            writer.push(1, BUCKETS, "nccl")
+        with WeightWriter(client) as writer:
+            writer.nccl = NcclSender(client, writer.headers, 0.5, lambda: Alone(cable))
+            with pytest.raises(ServerUnreachable, match=r"waited 0.5 s for the workers .* to join the NCCL group"):
+                writer.push(1, BUCKETS, "nccl")
     finally:
         engine_may_join.set()
         cable.seats.abort()
         Worker.init_weight_transfer_engine = worker  # type: ignore[method-assign]
     assert started.is_set()
+
+
+def test_weights_that_a_server_lost_are_gathered_again(client: RolloutClient, cable: Cable) -> None:
+    """They are in no snapshot."""
+    pool = pool_of([client], Expected("none", "hash", 100, None), DEADLINE_S, "nccl")
+    [session] = pool.sessions
+    session.writer.nccl = NcclSender(client, session.writer.headers, DEADLINE_S, lambda: FakeNccl(cable))
+    pool.push(BUCKETS)
+    assert pool.version == client.info().weight_version == 1 and not pool.snapshot.whole
+    with pytest.raises(ServerRefused, match="were not sent"):
+        session.writer.push(2, BUCKETS[1:], "nccl")
+    pool.health.lose(session, session.epoch)
+    with pytest.raises(GatherAgain):
+        pool.health.wait_for_any()
+    pool.push(BUCKETS)
+    assert session.ready and pool.version == client.info().weight_version == 2 and client.info().broken is None
+    pool.close()
 
 
 def test_vllm_takes_what_it_is_told() -> None:

@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from tests.rollout.conftest import push_weights
 
 MESSAGES = [{"role": "user", "content": "count from 7"}]
 
@@ -42,7 +43,7 @@ def test_chat_with_logprobs_that_are_the_models(
 ) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
-    client.push_weights(client.info().weight_version + 1, [list(model.named_parameters())])
+    push_weights(client, client.info().weight_version + 1, [list(model.named_parameters())])
     answer = talk.chat.completions.create(
         model=name, messages=MESSAGES, max_tokens=12, n=2, seed=3, logprobs=True, top_logprobs=2
     )
@@ -119,7 +120,7 @@ def test_talking_while_the_weights_change(
     for thread in threads:
         thread.start()
     for version in range(first + 1, first + 6):
-        client.push_weights(version, [list(model.named_parameters())])
+        push_weights(client, version, [list(model.named_parameters())])
     stop.set()
     for thread in threads:
         thread.join(60)

@@ -19,8 +19,9 @@ from swift_r1.errors import UsageError
 from swift_r1.inference.engines.base import EngineInfo, Generated, Replicas
 from swift_r1.inference.engines.vllm_start import replica_environments
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.sampling.weight_check import mean_difference, probe_sequences
+from swift_r1.sampling.remote import mean_difference, probe_sequences
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from tests.rollout.conftest import push_weights
 
 VLLM_WAIT_S = 600
 
@@ -131,7 +132,7 @@ def test_vllm_on_two_workers_takes_new_weights(
             own = model(ids).logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1).tolist()
             before = client.score(sequences)
             assert mean_difference(before.logprobs, own) > 0.1
-            client.push_weights(version, [[(name, weight)] for name, weight in model.named_parameters()])
+            push_weights(client, version, [[(name, weight)] for name, weight in model.named_parameters()])
             answer = client.score(sequences)
             assert len(answer.copies) == (how == "vllm_data_parallel_size")
             for rows in (answer.logprobs, *answer.copies):

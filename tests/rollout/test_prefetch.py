@@ -19,11 +19,12 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling import prefetch
 from swift_r1.sampling.base import ignore_output
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.sampling.pool.session import Expected, ServerLink, ServerLost
-from swift_r1.sampling.prefetch_rollouts import AheadRollouts
-from swift_r1.sampling.staleness import ServedVersions
-from swift_r1.weights.writer import WeightWriter
+from swift_r1.sampling.pool.health import GatherAgain
+from swift_r1.sampling.pool.pool import ServerPool
+from swift_r1.sampling.pool.session import Expected
+from swift_r1.sampling.remote import AheadRollouts
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from tests.rollout.conftest import pool_of
 
 WAIT_S = 30
 EXPECTED = {"w": (2,)}
@@ -61,7 +62,7 @@ class Alone:
 
     def check_going_on(self) -> None: ...
 
-    def await_restored(self, link: ServerLink) -> None:
+    def await_restored(self) -> None:
         raise AssertionError("the server was lost")
 
 
@@ -73,13 +74,12 @@ def engine() -> Iterator[HeldEngine]:
 
 
 @pytest.fixture
-def link(serve_engine: Callable[..., str], engine: HeldEngine) -> Iterator[ServerLink]:
+def pool(serve_engine: Callable[..., str], engine: HeldEngine) -> Iterator[ServerPool]:
     """To a server that would wait for running rollouts; the trainer asks it not to."""
     with RolloutClient(serve_engine(engine, EXPECTED, update_timeout=5)) as client:
-        writer = WeightWriter(client, policy="keep")
-        link = ServerLink(client, Expected("m", "", 10, None), WAIT_S, writer=writer)
-        yield link
-        link.close()
+        pool = pool_of([client], Expected("m", "", 10, None), WAIT_S, policy="keep")
+        yield pool
+        pool.close()
 
 
 def requests(count: int, name: str = "r") -> list[RolloutRequest]:
@@ -87,26 +87,24 @@ def requests(count: int, name: str = "r") -> list[RolloutRequest]:
     return [RolloutRequest(request_id=f"{name}/{i}", prompt_token_ids=(1,), sampling=sampling) for i in range(count)]
 
 
-def push(link: ServerLink, served: ServedVersions, version: int, rounds: int) -> None:
-    served.rounds = rounds
-    served.pushing(version)
-    link.push(version, WEIGHTS)
-    link.pushed()
+def push(pool: ServerPool, version: int, rounds: int) -> None:
+    pool.served.rounds = rounds
+    pool.push(WEIGHTS)
+    pool.published()
+    assert pool.version == version
 
 
-def test_weights_change_under_a_running_completion(link: ServerLink, engine: HeldEngine) -> None:
-    served, got = ServedVersions(), []
-    push(link, served, 1, 0)
+def test_weights_change_under_a_running_completion(pool: ServerPool, engine: HeldEngine) -> None:
+    got: list[Any] = []
+    push(pool, 1, 0)
 
     def generate() -> None:
-        got.extend(
-            AheadRollouts(link, served, 0, Alone()).generate(requests(1), lambda _count: None, ignore_output) or []
-        )
+        got.extend(AheadRollouts(pool, 0, Alone()).generate(requests(1), lambda _count: None, ignore_output) or [])
 
     asking = threading.Thread(target=generate)
     asking.start()
     assert engine.started.wait(WAIT_S)
-    push(link, served, 2, 1)  # the engine goes on only after it
+    push(pool, 2, 1)  # the engine goes on only after it
     asking.join(WAIT_S)
     [completion] = got[0].completions
     assert (completion.weight_version, completion.newest_weight_version) == (1, 2)
@@ -114,30 +112,30 @@ def test_weights_change_under_a_running_completion(link: ServerLink, engine: Hel
 
 
 def test_an_answer_by_weights_that_are_too_old_is_refused_and_asked_for_again(
-    link: ServerLink, engine: HeldEngine
+    pool: ServerPool, engine: HeldEngine
 ) -> None:
-    served, heard = ServedVersions(), []
+    heard: list[Any] = []
     for version in (1, 2):
-        push(link, served, version, version - 1)
+        push(pool, version, version - 1)
     engine.may_end.set()
-    rollouts = AheadRollouts(link, served, 1, Alone())
+    rollouts = AheadRollouts(pool, 1, Alone())
     engine.says = [1]
     outputs = rollouts.generate(requests(3), lambda _count: None, heard.append)
     assert outputs is not None and [one.request_id for one in outputs] == ["r/0", "r/1", "r/2"]
     assert {one.completions[0].weight_version for one in outputs} == {2}
-    assert sorted(one.request_id for one in heard) == ["r/0", "r/1", "r/2"] and link.refused == 1
+    assert sorted(one.request_id for one in heard) == ["r/0", "r/1", "r/2"]
+    assert pool.take_metrics()["rollout/refused"] == 1
     engine.says = [1] * 9
     with pytest.raises(RunFailed, match="4 times with weights of 0 rounds where --max_staleness wants at least 1"):
         rollouts.generate(requests(1, "s"), lambda _count: None, ignore_output)
 
 
-def test_an_answer_of_weights_that_were_never_pushed_ends_the_run(link: ServerLink, engine: HeldEngine) -> None:
-    served = ServedVersions()
-    push(link, served, 1, 0)
+def test_an_answer_of_weights_that_were_never_pushed_ends_the_run(pool: ServerPool, engine: HeldEngine) -> None:
+    push(pool, 1, 0)
     engine.may_end.set()
     engine.says = [7]
     with pytest.raises(RunFailed, match=r"answered with weight version 7 .* was not published"):
-        AheadRollouts(link, served, 0, Alone()).generate(requests(1), lambda _count: None, ignore_output)
+        AheadRollouts(pool, 0, Alone()).generate(requests(1), lambda _count: None, ignore_output)
 
 
 @dataclass
@@ -161,7 +159,7 @@ class Script:
             self.changed.notify_all()
         sampler.recorder.phase("generating", 8)
         if number in self.lose:
-            sampler.turns.trainer.await_restored(sampler.turns.link)
+            sampler.turns.trainer.await_restored()
         assert self.answered[number].wait(WAIT_S)
         sampler.on_done(6)
         assert self.ends[number].wait(WAIT_S)
@@ -181,10 +179,17 @@ class Script:
 
 
 class Gone:
-    """A link to a server that does not come back by itself."""
+    """A pool whose server has lost weights that went by NCCL, until they are pushed again."""
 
-    def answers_again(self, _versions: object) -> bool:
-        return False
+    ready: Sequence[object] = ()
+
+    @property
+    def health(self) -> Gone:
+        return self
+
+    @property
+    def wants_gather(self) -> bool:
+        return not self.ready
 
 
 @dataclass
@@ -219,7 +224,9 @@ def script() -> Script:
 def make_rounds(script: Script) -> Iterator[Callable[..., Any]]:
     made: list[Any] = []
 
-    def make(staleness: int = 1, total: int = 10, step_size: int = 1, dynamic_sample: bool = False) -> Any:
+    def make(
+        staleness: int = 1, total: int = 10, step_size: int = 1, dynamic_sample: bool = False, lost: bool = False
+    ) -> Any:
         sampler = FakeSampler(
             script=script,
             args=SimpleNamespace(max_staleness=staleness, dynamic_sample=dynamic_sample, multi_turn_scheduler=None),
@@ -227,7 +234,9 @@ def make_rounds(script: Script) -> Iterator[Callable[..., Any]]:
             prompts=SimpleNamespace(taken=0, digest=""),
             ranks=Ranks(0, 1, torch.device("cpu"), None),
         )
-        made.append(prefetch.Prefetcher(sampler, Gone(), ServedVersions(), lambda rollouts, _ranks: rollouts))
+        pool = Gone()
+        pool.ready = () if lost else ("one",)
+        made.append(prefetch.Prefetcher(sampler, pool, lambda rollouts, _ranks: rollouts))
         return made[-1]
 
     yield make
@@ -287,13 +296,15 @@ def test_what_ends_a_round_reaches_the_trainer_and_no_further_round_begins(
         rounds.wait(1, lambda _answered: None)
 
 
-def test_a_lost_server_is_left_to_the_trainers_thread(script: Script, make_rounds: Callable[..., Any]) -> None:
-    rounds = make_rounds()
+def test_weights_that_are_to_be_gathered_again_are_left_to_the_trainers_thread(
+    script: Script, make_rounds: Callable[..., Any]
+) -> None:
+    rounds = make_rounds(lost=True)
     script.lose = [0]
     rounds.allow(0, 0)
-    with pytest.raises(ServerLost):
+    with pytest.raises(GatherAgain):
         rounds.wait(0, lambda _answered: None)
-    rounds.restored()
+    rounds.pool.ready = ("one",)
     script.finish(0, 1)
     rounds.wait(0, lambda _answered: None)
 
@@ -301,7 +312,7 @@ def test_a_lost_server_is_left_to_the_trainers_thread(script: Script, make_round
 def test_the_end_of_a_run_calls_off_a_round_that_waits_for_its_server(
     script: Script, make_rounds: Callable[..., Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    rounds = make_rounds()
+    rounds = make_rounds(lost=True)
     script.lose = [0]
     rounds.allow(0, 0)
     script.until_began([0])

@@ -19,14 +19,16 @@ from swift_r1.models.loading import load_model
 from swift_r1.models.weights import Weight
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import ignore_output
-from swift_r1.sampling.pool import session as link
+from swift_r1.sampling.pool import session
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.sampling.pool.session import Expected, ServerLink
+from swift_r1.sampling.pool.pool import ServerPool
+from swift_r1.sampling.pool.session import Expected
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire.http_errors import ServerRefused
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, tokenizer_hash
+from tests.rollout.conftest import pool_of, push_weights
 
 BACK_WITHIN_S = 240
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
@@ -83,20 +85,19 @@ def connect(tiny_server: Any, tiny_model: Path, backend: OneWeightABucket) -> It
     from transformers import AutoTokenizer
 
     clients: list[RolloutClient] = []
-    links: list[ServerLink] = []
+    pools: list[ServerPool] = []
 
     def to(timeout_s: float = BACK_WITHIN_S, silence_s: float = 60.0, max_tokens: int | None = None) -> ServerRollouts:
         client = RolloutClient(tiny_server.url, silence_s=silence_s)
         clients.append(client)
         tokenizer = AutoTokenizer.from_pretrained(tiny_model)
         expected = Expected(str(tiny_model), tokenizer_hash(tokenizer), len(tokenizer), max_tokens)
-        held = ServerLink(client, expected, timeout_s)
-        links.append(held)
-        return ServerRollouts(held, backend, ONE_RANK, held.first.weight_version)
+        pools.append(pool_of([client], expected, timeout_s))
+        return ServerRollouts(pools[-1], backend, ONE_RANK)
 
     yield to
-    for held in links:
-        held.close()
+    for pool in pools:
+        pool.close()
     for client in clients:
         client.close()
 
@@ -147,7 +148,7 @@ def test_killed_while_it_generates(
     assert on_waiting.losses == 1
     said = caplog.text
     version = rollouts.weight_version
-    assert f"the rollout server was started anew and holds weight version 0: pushing version {version}" in said
+    assert f"{tiny_server.url} was started again and holds weight version 0: pushing version {version}" in said
     [again] = [record for record in caplog.records if record.getMessage().startswith("asking again for the")]
     assert 0 < again.args[0] < again.args[1] == 6
     assert "s left" in said  # the countdown
@@ -171,9 +172,8 @@ def test_killed_in_an_update_and_between(
     backend.at_bucket = kill_at_the_third
     on_waiting.then = tiny_server.start
     rollouts.publish_weights()
-    whole = list(range(len(list(backend.model.parameters()))))
-    # All ranks gather every bucket of the broken push too, then all of them again.
-    assert gathered == whole + whole
+    # All ranks gather every bucket of the broken push too, and none again: the server is restored without them.
+    assert gathered == list(range(len(list(backend.model.parameters()))))
     assert on_waiting.losses == 1
     version = rollouts.weight_version
     assert generated(rollouts, "b") == [(tokens, version) for tokens in before]
@@ -216,17 +216,19 @@ def test_a_server_that_stays_away_or_is_another_one(
 
 @pytest.mark.long
 def test_a_server_that_dies_of_every_request_is_given_up(
-    connect: Any, tiny_server: Any, on_waiting: OnWaiting, backend: OneWeightABucket, monkeypatch: pytest.MonkeyPatch
+    connect: Any, tiny_server: Any, on_waiting: OnWaiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time it comes back it is killed at the first bucket: the trainer does not go on for ever."""
-    monkeypatch.setattr(link, "_MAX_LOSSES", 3)
+    monkeypatch.setattr(session, "_MAX_LOSSES", 3)
     rollouts = connect()
 
-    def kill(number: int) -> None:
-        if number == 0:
+    def kill(client: RolloutClient, method: str, path: str, *more: Any, **named: Any) -> Any:
+        if path == "/v1/weights/file":
             tiny_server.kill()
+        return call(client, method, path, *more, **named)
 
-    backend.at_bucket = kill
+    call = RolloutClient.call
+    monkeypatch.setattr(RolloutClient, "call", kill)
     on_waiting.then = tiny_server.start
     with pytest.raises(ServerUnreachable, match="lost 3 times in a row"):
         rollouts.publish_weights()
@@ -237,12 +239,12 @@ def test_another_trainers_update_is_no_loss(connect: Any, tiny_server: Any, back
     rollouts = connect()
     rollouts.publish_weights()
     ours = rollouts.weight_version
-    with RolloutClient(tiny_server.url, owner="another") as other:
+    with RolloutClient(tiny_server.url) as other:
         with pytest.raises(ServerRefused, match=f":{os.getpid()} writes this server's weights"):
-            other.push_weights(ours + 7, [list(backend.model.named_parameters())])
+            push_weights(other, ours + 7, [list(backend.model.named_parameters())])
         # As if this process had been stopped for longer than its lease lasts.
-        rollouts.link.close()
-        other.push_weights(ours + 7, [list(backend.model.named_parameters())])
+        rollouts.pool.close()
+        push_weights(other, ours + 7, [list(backend.model.named_parameters())])
     with pytest.raises(RunFailed, match=f"answered with weight version {ours + 7} .* was not published"):
         rollouts.generate(requests("another"), lambda _count: None, ignore_output)
     assert rollouts.take_metrics()["rollout/refused"] == 1

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from swift_r1.errors import RunFailed
 from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
+from tests.rollout.conftest import push_weights
 
 PROMPT = (1, 20, 31, 42, 7)
 
@@ -28,7 +29,7 @@ def request(n: int = 1, seeds: tuple[int, ...] | None = None, **sampling: Any) -
 def policy(client: RolloutClient, tiny_model: Path) -> torch.nn.Module:
     """The folder's model, whose weights the shared server is brought to."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
-    client.push_weights(client.info().weight_version + 1, [list(model.named_parameters())])
+    push_weights(client, client.info().weight_version + 1, [list(model.named_parameters())])
     return model
 
 

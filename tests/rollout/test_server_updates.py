@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM
 
 from swift_r1.errors import EXIT_RUN_FAILED, RunFailed, UsageError
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.weights.hashing import bucket_digest, content_hash
-from swift_r1.weights.push import in_buckets, to_bytes
+from swift_r1.weights.buckets import bucket_digest, content_hash
 from swift_r1.wire import protocol as wire
+from tests.rollout.conftest import in_buckets, push_weights, to_bytes
 
 SEQUENCES = ((1, 20, 31, 42, 7, 55, 60), (1, 99, 98, 97, 3, 4, 5, 6, 80))
 SMALL_BUCKETS = 40_000
@@ -56,7 +56,7 @@ def difference(client: RolloutClient, model: torch.nn.Module) -> float:
 
 def push(client: RolloutClient, model: torch.nn.Module, transport: str = "auto") -> int:
     version = client.info().weight_version + 1
-    status = client.push_weights(version, in_buckets(model.named_parameters(), SMALL_BUCKETS), transport)
+    status = push_weights(client, version, in_buckets(model.named_parameters(), SMALL_BUCKETS), transport)
     assert (status.weight_version, status.pending_version) == (version, None)
     return version
 
@@ -196,8 +196,8 @@ def test_missing_unknown_misshapen_and_tied_weights_are_named(writer: Writer, cl
 def test_only_the_leases_holder_writes(writer: Writer, server_url: str) -> None:
     body = writer.bodies[0]
     refusal = pytest.raises(RunFailed, match="writer writes this server's weights")
-    with RolloutClient(server_url, owner="another trainer") as other, refusal:
-        other.push_weights(writer.version, [])
+    with RolloutClient(server_url) as other, refusal:
+        push_weights(other, writer.version, [], owner="another trainer")
     assert writer.put(0, body, **{wire.LEASE_HEADER: "0" * 32}).status_code == 409
     assert writer.put(1, body).status_code == 409
     assert writer.post("begin", {"version": writer.version - 1}).status_code == 409
@@ -265,7 +265,7 @@ def test_kept_generations_go_on_over_an_update(launch_server: Callable[..., Any]
         sampling=wire.SamplingParams(max_tokens=900, ignore_eos=True),
     )
     spans: list[tuple[int, int | None]] = []
-    with RolloutClient(server.url) as client, RolloutClient(server.url, owner="trainer") as trainer:
+    with RolloutClient(server.url) as client, RolloutClient(server.url) as trainer:
 
         def generate() -> None:
             for one in client.generate([long])[0].completions:

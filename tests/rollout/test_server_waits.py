@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -17,7 +18,8 @@ from swift_r1.sampling.pool import client as client_module
 from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.http_errors import ServerRefused
-from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, ServerInfo
+from tests.rollout.conftest import push_weights
 
 EXPECTED = {"w": (2,)}
 WAIT_S = 20
@@ -84,7 +86,9 @@ def test_a_client_that_hangs_up_stops_its_generation(url: str, engine: StandingE
     assert engine.cancelled.wait(WAIT_S)
 
 
-def test_an_update_waits_for_the_trainers_own_rollouts(serve: Serve, engine: StandingEngine) -> None:
+def test_an_update_waits_for_the_trainers_own_rollouts(
+    serve: Serve, engine: StandingEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The end of the server's wait is no fault: the commit alone is asked for again, the update stays open."""
     url, waits = serve(update_timeout=1.5, client_grace=0), 0
     with RolloutClient(url) as client, RolloutClient(url) as asker, WeightWriter(client) as writer:
@@ -99,14 +103,18 @@ def test_an_update_waits_for_the_trainers_own_rollouts(serve: Serve, engine: Sta
         running.start()
         assert engine.started.wait(WAIT_S)
 
-        def waiting() -> None:
+        def waiting() -> ServerInfo:
+            """Asked before each repetition of the commit."""
             nonlocal waits
             waits += 1
             assert not engine.loaded and not answers
             if waits == 2:
                 engine.may_end.set()
+            return info()
 
-        assert writer.push(1, [[("w", torch.ones(2))]], while_waiting=waiting).weight_version == 1
+        info = client.info
+        monkeypatch.setattr(client, "info", waiting)
+        assert writer.push(1, [[("w", torch.ones(2))]]).weight_version == 1
         running.join(WAIT_S)
         assert answers == [0] and len(engine.loaded) == 1 and waits >= 2
         counted = httpx.get(f"{url}/metrics", trust_env=False).text
@@ -136,11 +144,11 @@ def test_an_update_called_off_by_a_failing_trainer_leaves_the_version(url: str, 
 
     with RolloutClient(url) as client:
         with pytest.raises(ValueError, match="the gather failed"):
-            client.push_weights(1, broken_buckets())
+            push_weights(client, 1, broken_buckets())
         client.wait_until_ready(WAIT_S)
         assert client.info().weight_version == 0
-        with RolloutClient(url, owner="another") as other:
-            assert other.push_weights(1, [[("w", torch.ones(2))]]).weight_version == 1
+        with RolloutClient(url) as other:
+            assert push_weights(other, 1, [[("w", torch.ones(2))]]).weight_version == 1
 
 
 def test_a_generation_has_no_deadline_but_the_servers_silence(
@@ -152,14 +160,17 @@ def test_a_generation_has_no_deadline_but_the_servers_silence(
     answers: list[RolloutOutput] = []
     looks = 0
 
-    def looked() -> None:
+    async def looked(http: httpx.AsyncClient, path: str, **options: Any) -> httpx.Response:
         nonlocal looks
-        looks += 1
+        looks += path == "/health"
         if looks == 10:
             engine.may_end.set()
+        return await ask(http, path, **options)
 
+    ask = httpx.AsyncClient.get
+    monkeypatch.setattr(httpx.AsyncClient, "get", looked)
     with RolloutClient(url, silence_s=1.0) as client:
-        client.generate([request()], answers.append, looked)
+        client.generate([request()], answers.append)
         assert len(answers) == 1 and looks >= 10
 
         async def options() -> list[int]:
@@ -182,7 +193,7 @@ def test_policy_abort_stops_running_rollouts_with_a_word(serve: Serve, engine: S
         running = threading.Thread(target=generate)
         running.start()
         assert engine.started.wait(WAIT_S)
-        assert trainer.push_weights(1, [[("w", torch.ones(2))]]).weight_version == 1
+        assert push_weights(trainer, 1, [[("w", torch.ones(2))]]).weight_version == 1
         running.join(WAIT_S)
         assert [refusal.status_code for refusal in refusals] == [503]
         assert "the update to weight version 1 stopped it; ask again" in refusals[0].json()["error"]
@@ -203,7 +214,7 @@ def test_policy_keep_tells_the_versions_that_a_completion_spans(serve: Serve, en
         running.start()
         assert engine.started.wait(WAIT_S)
         for version in (1, 2):
-            assert trainer.push_weights(version, [[("w", torch.ones(2))]]).weight_version == version
+            assert push_weights(trainer, version, [[("w", torch.ones(2))]]).weight_version == version
         assert not versions
         engine.may_end.set()
         running.join(WAIT_S)
@@ -280,5 +291,5 @@ def test_a_bucket_larger_than_the_model_is_refused(url: str, monkeypatch: pytest
     monkeypatch.setattr(routes, "MAX_BODY_BYTES", 100)  # not for buckets
     with RolloutClient(url) as client:
         with pytest.raises(ServerRefused, match="bucket 0 is larger than the whole model"):
-            client.push_weights(1, [[("w", torch.ones(5 << 20))]], "http")
+            push_weights(client, 1, [[("w", torch.ones(5 << 20))]], "http")
         assert client.info().weight_version == 0

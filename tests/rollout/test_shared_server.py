@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -17,8 +18,10 @@ import torch
 from swift_r1.errors import UsageError
 from swift_r1.inference.engines.base import EngineInfo, Generated, Piece
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.sampling.pool.session import Expected, ServerLink
+from swift_r1.sampling.pool.pool import ServerPool
+from swift_r1.sampling.pool.session import Expected
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams
+from tests.rollout.conftest import pool_of
 
 WAIT_S = 30
 MESSAGES = [{"role": "user", "content": "tell me all"}]
@@ -94,26 +97,34 @@ def talk(url: str) -> Iterator[openai.OpenAI]:
         yield talk
 
 
+@pytest.fixture(autouse=True)
+def no_commit_waits_in_vain(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    with caplog.at_level(logging.INFO, "swift_r1.weights.writer"):
+        yield
+    assert "asking again" not in caplog.text
+
+
 @pytest.fixture
-def trainer(url: str) -> Iterator[ServerLink]:
+def trainer(url: str) -> Iterator[ServerPool]:
     with RolloutClient(url) as client:
-        link = ServerLink(client, Expected("none", "", 10, None), WAIT_S)
-        yield link
-        link.close()
+        pool = pool_of([client], Expected("none", "", 10, None), WAIT_S)
+        yield pool
+        pool.close()
 
 
 def one(name: str, token: int = 1, n: int = 1) -> RolloutRequest:
     return RolloutRequest(request_id=name, prompt_token_ids=(token,), n=n, sampling=SamplingParams(max_tokens=1))
 
 
-def push(trainer: ServerLink, version: int) -> None:
-    trainer.push(version, [[("w", torch.ones(2))]], while_waiting=lambda: pytest.fail("the commit waited in vain"))
+def push(trainer: ServerPool, version: int) -> None:
+    trainer.push([[("w", torch.ones(2))]])
+    assert trainer.version == version
 
 
-def asked(trainer: ServerLink, name: str, version: int) -> None:
+def asked(trainer: ServerPool, name: str, version: int) -> None:
     """One round of the trainer's: all is answered, by these weights."""
     outputs: list[RolloutOutput] = []
-    trainer.ask([one(f"{name}/{number}") for number in range(4)], (version,), outputs.append, lambda: None)
+    trainer.ask([one(f"{name}/{number}") for number in range(4)], (version,), outputs.append)
     assert len(outputs) == 4
 
 
@@ -139,7 +150,7 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_clients_with_endless_generations_do_not_hold_up_five_updates(
-    engine: EndlessEngine, talk: openai.OpenAI, trainer: ServerLink
+    engine: EndlessEngine, talk: openai.OpenAI, trainer: ServerPool
 ) -> None:
     """Each asks again whenever it is stopped; a stream ends with an error event, an answer is a 503."""
     over, cut, refused = threading.Event(), [], []
@@ -176,7 +187,7 @@ def test_clients_with_endless_generations_do_not_hold_up_five_updates(
 
 
 def test_an_update_stops_clients_and_scores_and_not_the_trainers_rollouts(
-    engine: EndlessEngine, url: str, talk: openai.OpenAI, trainer: ServerLink
+    engine: EndlessEngine, url: str, talk: openai.OpenAI, trainer: ServerPool
 ) -> None:
     answers: list[RolloutOutput] = []
     body = {"sequences": [[1, 2, 3]]}
@@ -184,7 +195,7 @@ def test_an_update_stops_clients_and_scores_and_not_the_trainers_rollouts(
         scores: list[httpx.Response] = []
         client = expect(openai.InternalServerError, lambda: talk.completions.create(model="none", prompt="a"))
         scoring = in_thread(lambda: scores.append(http.post("/v1/score", json=body)))
-        own = in_thread(lambda: trainer.ask([one("own", 2)], (0,), answers.append, lambda: None))
+        own = in_thread(lambda: trainer.ask([one("own", 2)], (0,), answers.append))
         until(lambda: "swift_running_requests 3.0" in http.get("/metrics").text)
         pushing = in_thread(lambda: push(trainer, 1))
         client.join(WAIT_S)
@@ -200,7 +211,7 @@ def test_an_update_stops_clients_and_scores_and_not_the_trainers_rollouts(
     assert scores[1].status_code == 200 and scores[1].json()["weight_version"] == 1
 
 
-def test_scoring_alone_gives_way_too(engine: EndlessEngine, url: str, trainer: ServerLink) -> None:
+def test_scoring_alone_gives_way_too(engine: EndlessEngine, url: str, trainer: ServerPool) -> None:
     """At a temperature it has the engine for itself, and the gate is closed before the update closes it."""
     body, answers = {"sequences": [[1, 2, 3]], "temperature": 0.5}, []
     with httpx.Client(base_url=url, trust_env=False, timeout=WAIT_S) as http:
@@ -229,13 +240,14 @@ def test_clients_that_fill_the_server_do_not_refuse_the_trainer(engine: EndlessE
             talk.chat.completions.create(model="none", messages=MESSAGES)
         assert refused.value.status_code == 503 and int(refused.value.response.headers["Retry-After"]) > 0
         with pytest.raises(UsageError, match="at most 4 completions of a prompt, and this run asks for 5"):
-            ServerLink(client, Expected("none", "", 10, None, 5), WAIT_S)
-        link = ServerLink(client, Expected("none", "", 10, None), WAIT_S)
+            pool_of([client], Expected("none", "", 10, None, 5), WAIT_S)
+        client.lease = None
+        pool = pool_of([client], Expected("none", "", 10, None), WAIT_S)
         # Twice what the server takes at once: the trainer waits for its own, and nothing is lost.
         outputs: list[RolloutOutput] = []
-        link.ask([one(str(number), n=2) for number in range(4)], (0,), outputs.append, lambda: None)
+        pool.ask([one(str(number), n=2) for number in range(4)], (0,), outputs.append)
         assert len(outputs) == 4 and full.is_alive()
-        push(link, 1)
+        push(pool, 1)
         full.join(WAIT_S)
         assert "swift_running_requests 0.0" in http.get("/metrics").text
-        link.close()
+        pool.close()

@@ -17,11 +17,8 @@ from swift_r1.inference.engines.base import EngineInfo, Generated
 from swift_r1.models.loading import load_model
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import ignore_output
-from swift_r1.sampling.fleet_rollouts import FleetRollouts
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.sampling.pool.health import Member
-from swift_r1.sampling.pool.pool import Fleet
-from swift_r1.sampling.pool.session import Expected, ServerLink
+from swift_r1.sampling.pool.session import Expected
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
@@ -29,6 +26,7 @@ from swift_r1.weights.expected import expected_weights
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.http_errors import ServerRefused
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
+from tests.rollout.conftest import pool_of
 from tests.rollout.test_fleet import learn, requests, until
 from tests.tiny_server import TinyEngine
 
@@ -240,24 +238,18 @@ def test_who_may_not_sleep(serve_engine: Callable[..., str]) -> None:
 
 @pytest.fixture
 def connect(tiny_model: Path, backend: LocalBackend) -> Iterator[Callable[..., ServerRollouts]]:
-    """`connect(urls, check, transport) -> rollouts`: a fleet for several URLs or changes only, else a link."""
+    """`connect(urls, check, compare) -> rollouts`; with `compare` only changes are sent."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     open_: list[Any] = []
 
-    def to(urls: Sequence[str], check: int = 0, fleet: bool = False) -> ServerRollouts:
-        links = []
-        for url in urls:
-            open_.append(RolloutClient(url))
-            expected = Expected("tiny", tokenizer_hash(tokenizer), len(tokenizer), None)
-            links.append(ServerLink(open_[-1], expected, 240, "http" if fleet else "auto"))
-        if not fleet:
-            open_.append(links[0])
-            return ServerRollouts(links[0], backend, ONE_RANK, links[0].first.weight_version, check)
-        members = [Member(client, link) for client, link in zip(open_, links, strict=True)]
-        open_.append(Fleet(members, 240, compare=True))
-        return FleetRollouts(open_[-1], backend, ONE_RANK, open_[-1].first.weight_version, check)
+    def to(urls: Sequence[str], check: int = 0, compare: bool = False) -> ServerRollouts:
+        expected = Expected("tiny", tokenizer_hash(tokenizer), len(tokenizer), None)
+        clients = [RolloutClient(url) for url in urls]
+        open_.extend(clients)
+        open_.append(pool_of(clients, expected, 240, "http" if compare else "auto", compare))
+        return ServerRollouts(open_[-1], backend, ONE_RANK, check)
 
     yield to
     for one in reversed(open_):
@@ -274,7 +266,7 @@ def versions(rollouts: ServerRollouts) -> set[int]:
 def test_no_change_is_sent_to_discarded_weights(
     client: RolloutClient, connect: Callable[..., ServerRollouts], backend: LocalBackend, level: int
 ) -> None:
-    rollouts = connect([client.base_url], check=1, fleet=True)
+    rollouts = connect([client.base_url], check=1, compare=True)
     rollouts.before_scoring = rollouts.wake
     whole = sum(weight.nbytes for weight in backend.model.parameters())
     sent = []
@@ -291,7 +283,7 @@ def test_no_change_is_sent_to_discarded_weights(
 
 
 @pytest.mark.parametrize(
-    ("fleet", "level", "published"),
+    ("two", "level", "published"),
     [
         (False, 2, True),
         pytest.param(False, 1, False, marks=pytest.mark.long),
@@ -303,13 +295,13 @@ def test_one_that_dies_asleep_is_brought_back(
     tiny_server: Any,
     request: pytest.FixtureRequest,
     connect: Callable[..., ServerRollouts],
-    fleet: bool,
+    two: bool,
     level: int,
     published: bool,
 ) -> None:
     """With weights that are published next, or without: then it is asked with those of before."""
-    servers = [tiny_server, *([request.getfixturevalue("second_tiny_server")] if fleet else [])]
-    rollouts = connect([one.url for one in servers], fleet=fleet)
+    servers = [tiny_server, *([request.getfixturevalue("second_tiny_server")] if two else [])]
+    rollouts = connect([one.url for one in servers], compare=two)
     rollouts.publish_weights()
     rollouts.sleep(level)
     tiny_server.kill()
@@ -318,9 +310,10 @@ def test_one_that_dies_asleep_is_brought_back(
         rollouts.publish_weights()
     rollouts.wake()
     assert versions(rollouts) == {rollouts.weight_version}
-    if isinstance(rollouts.link, Fleet):
-        until(lambda: rollouts.link.take_servers() == 2)
-        assert {one.client.info().weight_version for one in rollouts.link.members} == {rollouts.weight_version}
+    pool = rollouts.pool
+    assert pool is not None
+    until(lambda: len(pool.health.ready) == len(servers))
+    assert {one.client.info().weight_version for one in pool.sessions} == {rollouts.weight_version}
 
 
 @pytest.mark.parametrize("level", [1, 2])
@@ -330,8 +323,11 @@ def test_one_that_was_out_of_reach_for_a_moment_is_woken(
     rollouts = connect([client.base_url])
     rollouts.publish_weights()
     rollouts.sleep(level)
-    rollouts._restore()
-    assert not engine.asleep and versions(rollouts) == {rollouts.weight_version}
+    pool = rollouts.pool
+    assert pool is not None
+    pool.health.lose(pool.sessions[0], pool.sessions[0].epoch)
+    pool.health.wait_for_any()
+    assert not engine.asleep and versions(rollouts) == {pool.version}
 
 
 def test_a_run_begins_with_an_engine_that_sleeps(

@@ -14,12 +14,12 @@ from swift_r1.errors import RunFailed
 from swift_r1.models.loading import load_model
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.sampling.pool.session import Expected, ServerLink
-from swift_r1.sampling.remote import ServerRollouts
-from swift_r1.sampling.weight_check import TOLERANCE, TOLERANCE_16_BIT, mean_difference, tolerance
+from swift_r1.sampling.pool.session import Expected
+from swift_r1.sampling.remote import TOLERANCE, TOLERANCE_16_BIT, ServerRollouts, mean_difference, tolerance
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import expected_weights
+from tests.rollout.conftest import pool_of
 
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
 SCRIPT = Path(__file__).resolve().parents[1] / "tiny_server.py"
@@ -52,9 +52,9 @@ def rollouts(engine: Any, tiny_model: Path, serve_engine: Callable[..., str]) ->
     backend = LocalBackend(load_model(tiny_model, "float32", False), OptimizerConfig(0.1, 0.0, 0.9, 0.99, 1e-8, 1.0))
     with RolloutClient(serve_engine(engine, expected_weights(str(tiny_model)))) as client:
         expected = Expected(str(tiny_model), engine.info.tokenizer_hash, engine.info.vocab_size, None)
-        link = ServerLink(client, expected, 60)
-        yield ServerRollouts(link, backend, ONE_RANK, 0, check_steps=2)
-        link.close()
+        pool = pool_of([client], expected, 60)
+        yield ServerRollouts(pool, backend, ONE_RANK, check_steps=2)
+        pool.close()
 
 
 @torch.no_grad()
@@ -82,7 +82,6 @@ def test_an_engine_that_kept_an_old_weight_is_repaired_by_one_full_push(rollouts
     rollouts.publish_weights()
     assert rollouts.take_metrics()["rollout/weight_check"] > 10 * TOLERANCE
     assert rollouts.weight_version == 2  # the repair is a version of its own
-    assert rollouts.link is not None
     torch.testing.assert_close(engine.model.model.norm.weight, rollouts.backend.model.model.norm.weight.detach())
 
 

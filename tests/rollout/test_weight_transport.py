@@ -18,10 +18,10 @@ from swift_r1.errors import RunFailed
 from swift_r1.inference.engines.base import EngineInfo
 from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.weights import transport
-from swift_r1.weights.hashing import bucket_digest, parts_digest
-from swift_r1.weights.push import parts_of, to_bytes
+from swift_r1.weights.buckets import bucket_digest, parts_digest, parts_of
 from swift_r1.weights.staging import StagedBucket, Staging
 from swift_r1.wire.http_errors import ServerRefused
+from tests.rollout.conftest import push_weights, to_bytes
 
 Tensors = dict[str, torch.Tensor]
 EXPECTED = {"a": (3, 5), "b": (7,), "c": (0, 2), "d": ()}
@@ -73,14 +73,14 @@ def test_the_same_bytes_arrive_by_each_way(client: RolloutClient, engine: Loadin
     for version in (1, 2):
         sent = weights(version)
         buckets = [[(name, tensor)] for name, tensor in sent.items()]
-        assert client.push_weights(version, buckets, way).weight_version == version
+        assert push_weights(client, version, buckets, way).weight_version == version
         assert same(engine.loaded, sent)
     folder = engine.files[0].parent
     # Nothing is left of it but its memory, which the next version is written to; shorter ones are cut off.
     assert not list(folder.glob("bucket-*")) and len(list(folder.glob("incoming-*"))) == len(buckets)
     names = list(sent)
     again = [[(names[0], sent[names[0]])], [(name, sent[name]) for name in names[1:]]]
-    assert client.push_weights(3, again[::-1], way).weight_version == 3
+    assert push_weights(client, 3, again[::-1], way).weight_version == 3
     assert same(engine.loaded, sent)
 
 
@@ -116,10 +116,10 @@ def test_a_file_that_changed_or_is_not_there_is_refused(
     buckets = [list(weights(1).items())]
     monkeypatch.setattr("swift_r1.weights.writer.write_file", flips_a_bit)
     with pytest.raises(ServerRefused, match="other bytes than were written"):
-        client.push_weights(1, buckets, "shm")
+        push_weights(client, 1, buckets, "shm")
     monkeypatch.setattr("swift_r1.weights.writer.write_file", lambda path, parts: parts_digest(parts))
     with pytest.raises(ServerRefused, match="not in this server's shared memory"):
-        client.push_weights(1, buckets, "shm")
+        push_weights(client, 1, buckets, "shm")
 
     elsewhere = tmp_path / "precious"
     elsewhere.write_text("as it was")
@@ -132,14 +132,14 @@ def test_a_file_that_changed_or_is_not_there_is_refused(
     linked: list[Path] = []
     monkeypatch.setattr("swift_r1.weights.writer.write_file", links_elsewhere)
     with pytest.raises(ServerRefused, match="not in this server's shared memory"):
-        client.push_weights(1, buckets, "shm")
+        push_weights(client, 1, buckets, "shm")
     assert not engine.loaded and client.info().weight_version == 0
     folder = Path(linked[-1]).parent
     monkeypatch.undo()
     # Nor does a link that lies there already lead an upload astray.
     (folder / "incoming-000000").unlink(missing_ok=True)
     (folder / "incoming-000000").symlink_to(elsewhere)
-    assert client.push_weights(1, buckets, "http").weight_version == 1
+    assert push_weights(client, 1, buckets, "http").weight_version == 1
     assert elsewhere.read_text() == "as it was"
 
 
@@ -147,8 +147,8 @@ def test_shared_memory_of_another_host_is_not_used(client: RolloutClient, monkey
     monkeypatch.setattr("swift_r1.weights.writer.usable_folder", lambda _folder: None)
     buckets = [list(weights(1).items())]
     with pytest.raises(RunFailed, match=r"--weight_transport shm: .*use http"):
-        client.push_weights(1, buckets, "shm")
-    assert client.push_weights(1, buckets, "auto").weight_version == 1
+        push_weights(client, 1, buckets, "shm")
+    assert push_weights(client, 1, buckets, "auto").weight_version == 1
     assert transport.usable_folder(None) is None and transport.usable_folder("/no/such/folder") is None
 
 
@@ -234,7 +234,7 @@ def test_a_push_goes_on_by_http_where_shared_memory_is_full(
     with RolloutClient(serve_engine(engine, shapes)) as client:
         other_engine = small_memory / "shm" / "taken"
         other_engine.write_bytes(bytes(100 << 10))
-        assert client.push_weights(1, buckets, "auto").weight_version == 1
+        assert push_weights(client, 1, buckets, "auto").weight_version == 1
         assert same(engine.loaded, sent)
         said = [one.getMessage() for one in caplog.records]
         assert sum("the rest of this version goes by http" in one for one in said) == 1
@@ -243,17 +243,17 @@ def test_a_push_goes_on_by_http_where_shared_memory_is_full(
         assert not list((small_memory / "disk").rglob("bucket-*"))
         other_engine.unlink()
         caplog.clear()
-        assert client.push_weights(2, buckets, "auto").weight_version == 2 and not caplog.records
+        assert push_weights(client, 2, buckets, "auto").weight_version == 2 and not caplog.records
         for spare in (small_memory / "shm").rglob("incoming-*"):
             spare.unlink()
         for folder in ("shm", "disk"):
             (small_memory / folder / "taken").write_bytes(bytes(200 << 10))
         with pytest.raises(ServerRefused, match=r"507: weights cannot be staged in .*No space left on device") as full:
-            client.push_weights(3, buckets, "auto")
+            push_weights(client, 3, buckets, "auto")
         assert full.value.status == 507
         assert client.info().weight_version == 2
         other_engine.unlink()
-        assert client.push_weights(3, buckets, "auto").weight_version == 3
+        assert push_weights(client, 3, buckets, "auto").weight_version == 3
 
 
 def test_limits_grow_with_the_bytes() -> None:

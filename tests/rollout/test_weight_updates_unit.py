@@ -13,13 +13,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from swift_r1.weights.buckets import TensorEntry, bucket_digest, content_hash, read_header
 from swift_r1.weights.expected import expected_weights
-from swift_r1.weights.hashing import bucket_digest, content_hash
-from swift_r1.weights.header import TensorEntry, read_header
-from swift_r1.weights.push import in_buckets, to_bytes
 from swift_r1.weights.staging import StagedBucket, Staging
 from swift_r1.weights.update import UpdateMachine
 from swift_r1.wire.http_errors import HTTPError
+from tests.rollout.conftest import in_buckets, to_bytes
 
 EXPECTED = {"a": (2, 3), "b": (4,)}
 

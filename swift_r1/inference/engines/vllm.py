@@ -22,7 +22,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, Prompts, TokenLogprob
-from swift_r1.weights.adapter import write_adapter
+from swift_r1.weights.expected import write_adapter
 from swift_r1.wire.http_errors import EngineDead
 from swift_r1.wire.protocol import AdapterConfig, FinishReason, SamplingParams, StreamedTensor, tokenizer_hash
 

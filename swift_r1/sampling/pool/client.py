@@ -1,4 +1,4 @@
-"""The trainer's end of the wire: one object for waiting, generating, scoring and pushing weights.
+"""The client's end of the wire: one object for waiting, generating and scoring.
 
 Nothing here waits without a deadline, and every message says who waits for whom. Importing it loads no torch.
 """
@@ -10,24 +10,19 @@ import logging
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
-from swift_r1.weights.transport import AUTO
-from swift_r1.weights.writer import QUICK_S, WORK_S, WeightWriter
+from swift_r1.weights.transport import Answer
+from swift_r1.weights.writer import QUICK_S, WORK_S
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.http_errors import ServerRefused
 
-if TYPE_CHECKING:
-    import torch
-
-logger = logging.getLogger("swift_r1.sampling.pool.client")
-
-Answer = TypeVar("Answer", bound=BaseModel)
+logger = logging.getLogger(__name__)
 
 _CONCURRENT_REQUESTS = 256
 _POLL_S = 0.5
@@ -49,7 +44,6 @@ class RolloutClient:
     Args:
         base_url: `http://host:port`.
         api_key: sent as bearer token.
-        owner: of this client's own pushes, shown to others; default `host:pid`.
         silence_s: seconds without an answer from `/health` after which generations are no longer waited for. They have
             no other deadline.
 
@@ -58,15 +52,8 @@ class RolloutClient:
             stops those of others for an update.
     """
 
-    def __init__(
-        self,
-        base_url: str,
-        api_key: str | None = None,
-        owner: str | None = None,
-        silence_s: float = 60.0,
-    ) -> None:
+    def __init__(self, base_url: str, api_key: str | None = None, silence_s: float = 60.0) -> None:
         self.base_url = base_url.rstrip("/")
-        self.owner = owner
         self.silence_s = silence_s
         self.lease: str | None = None
         # Proxies of the environment are for the internet, not for the server beside us.
@@ -117,7 +104,7 @@ class RolloutClient:
                 return info if why is None or info.asleep else why
             return why
 
-        return self._wait(deadline_s, look, report, _nothing)
+        return self._wait(deadline_s, look, report)
 
     def wait_until_back(
         self,
@@ -125,14 +112,13 @@ class RolloutClient:
         fault: Callable[[wire.ServerInfo], str | None],
         wants_push: Callable[[wire.ServerInfo], bool],
         report: Callable[[str], None] = logger.info,
-        while_waiting: Callable[[], None] = lambda: None,
     ) -> wire.ServerInfo:
         """Waits for a server that was lost: until one without a fault answers, and is ready or wants to be pushed to.
 
         Args:
             fault: what is wrong with a server; it is waited for as if it were not there.
             wants_push: a server that need not be ready, since new weights will make it so.
-            while_waiting: called every few seconds.
+            report: gets a line every few seconds; what it raises ends the wait.
 
         Raises:
             ServerUnreachable: after `deadline_s` seconds, with what was last seen.
@@ -149,14 +135,10 @@ class RolloutClient:
                 return why
             return info if wants_push(info) else self.why_not_ready() or info
 
-        return self._wait(deadline_s, look, report, while_waiting)
+        return self._wait(deadline_s, look, report)
 
     def _wait(
-        self,
-        deadline_s: float,
-        look: Callable[[], wire.ServerInfo | str],
-        report: Callable[[str], None],
-        while_waiting: Callable[[], None],
+        self, deadline_s: float, look: Callable[[], wire.ServerInfo | str], report: Callable[[str], None]
     ) -> wire.ServerInfo:
         end = time.monotonic() + deadline_s
         next_report = time.monotonic()
@@ -175,7 +157,6 @@ class RolloutClient:
                 )
             if time.monotonic() >= next_report:
                 report(f"waiting for the rollout server at {self.base_url}: {seen}; {left:.0f} s left")
-                while_waiting()
                 next_report = time.monotonic() + _REPORT_EVERY_S
             time.sleep(min(_POLL_S, left))
 
@@ -183,36 +164,25 @@ class RolloutClient:
         self,
         requests: Sequence[wire.RolloutRequest],
         on_answer: Callable[[wire.RolloutOutput], None] = lambda _output: None,
-        while_waiting: Callable[[], None] = lambda: None,
     ) -> list[wire.RolloutOutput]:
         """Completions of all requests, in order, each request on its own way to the server.
 
-        `on_answer` gets each output as it comes, and must not wait; `while_waiting` is called every few seconds. The
-        first failure, theirs too, cancels the other requests, here and in the engine.
+        `on_answer` gets each output as it comes, and must not wait. The first failure, its own too, cancels the other
+        requests, here and in the engine.
 
         Raises:
             ServerUnreachable: if the connection broke, or the server fell silent.
             ServerRefused: if the server refused a request.
         """
-        return asyncio.run(self._generate(requests, on_answer, while_waiting))
+        return asyncio.run(self._generate(requests, on_answer))
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float = 1.0) -> wire.ScoreResponse:
         """The server's log-probs of given tokens: `L - 1` for a sequence of `L`, natural log, after temperature."""
         body = wire.ScoreRequest(sequences=tuple(tuple(one) for one in sequences), temperature=temperature)
         return self.call("POST", "/v1/score", wire.ScoreResponse, body, self._own)
 
-    def push_weights(
-        self, version: int, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]], transport: str = AUTO
-    ) -> wire.UpdateStatus:
-        """One push under a lease of its own; see `WeightWriter.push`."""
-        with WeightWriter(self, self.owner) as writer:
-            return writer.push(version, buckets, transport)
-
     async def _generate(
-        self,
-        requests: Sequence[wire.RolloutRequest],
-        on_answer: Callable[[wire.RolloutOutput], None],
-        while_waiting: Callable[[], None],
+        self, requests: Sequence[wire.RolloutRequest], on_answer: Callable[[wire.RolloutOutput], None]
     ) -> list[wire.RolloutOutput]:
         slots = asyncio.Semaphore(_CONCURRENT_REQUESTS)
         async with self.open_async() as http:
@@ -225,9 +195,10 @@ class RolloutClient:
 
             tasks = [asyncio.create_task(one(request)) for request in requests]
             everything = asyncio.gather(*tasks)
-            watch = asyncio.create_task(self.watch(while_waiting))
+            watch = asyncio.create_task(self.watch())
             try:
-                await asyncio.wait({everything, watch}, return_when=asyncio.FIRST_COMPLETED)
+                first: set[asyncio.Future[Any]] = {everything, watch}
+                await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
                 if not everything.done():
                     watch.result()
                 return list(await everything)
@@ -260,7 +231,7 @@ class RolloutClient:
             return False
         return True
 
-    async def watch(self, while_waiting: Callable[[], None] = lambda: None) -> None:
+    async def watch(self) -> None:
         """Ends with ServerUnreachable once `/health` has not answered for `silence_s`.
 
         A server that was stopped keeps connections open: nothing else would tell. It has a connection of its own: those
@@ -270,7 +241,6 @@ class RolloutClient:
         async with self.open_async() as http:
             while True:
                 await asyncio.sleep(_HEALTH_EVERY_S)
-                while_waiting()
                 asked = time.monotonic()
                 try:
                     await http.get("/health", timeout=min(_CONNECT_S, self.silence_s))
@@ -286,7 +256,7 @@ class RolloutClient:
         path: str,
         answer: type[Answer],
         body: BaseModel | Iterable[bytes] | None = None,
-        headers: dict[str, str] | None = None,
+        headers: Mapping[str, str] | None = None,
         timeout_s: float = WORK_S,
     ) -> Answer:
         """One request and its answer, within `timeout_s` seconds of silence.
@@ -301,7 +271,7 @@ class RolloutClient:
                 method,
                 path,
                 content=body.model_dump_json() if isinstance(body, BaseModel) else body,
-                headers=(headers or {}) | (_JSON if json else {}),
+                headers=dict(headers or {}) | (_JSON if json else {}),
                 timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
             )
         except httpx.HTTPError as error:
@@ -349,9 +319,6 @@ class RolloutClient:
 
 
 _JSON = {"Content-Type": "application/json"}
-
-
-def _nothing() -> None: ...
 
 
 def _why(response: httpx.Response) -> str:

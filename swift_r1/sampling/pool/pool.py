@@ -1,6 +1,7 @@
-"""Several rollout servers as one: each has its own lease, hashes and reconnects, all have the same weight version.
+"""The rollout servers of a run as one, on rank 0: one is enough.
 
-Only the main rank has one. Who of it takes work is in `roster.py`, how requests are spread over it in `dispatch.py`.
+Each has a session of its own (lease, identity, counted losses); all have the same weights. Who takes work is in
+`health.py`, how requests are spread over them in `router.py`.
 """
 
 from __future__ import annotations
@@ -9,241 +10,230 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from contextlib import suppress
 
 from swift_r1.errors import UsageError
-from swift_r1.sampling.pool.health import LOOK_S, TELL_EVERY_S, Member, Roster, why_not_alike
-from swift_r1.sampling.pool.router import Dispatch
-from swift_r1.sampling.pool.session import GIVEN_UP, ServerLink, ServerLost
-from swift_r1.weights.snapshot import KeptWeights, Superseded
-from swift_r1.weights.transport import HTTP
+from swift_r1.sampling.pool.health import LOOK_S, GatherAgain, Health
+from swift_r1.sampling.pool.router import Router
+from swift_r1.sampling.pool.session import LogProbs, ServerSession, why_not_alike
+from swift_r1.sampling.staleness import ServedVersions
+from swift_r1.weights.buckets import Tensors
+from swift_r1.weights.snapshot import Superseded, WeightSnapshot
+from swift_r1.weights.transport import HTTP, NCCL, overlapped
+from swift_r1.weights.writer import Bucket
 from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, RolloutRequest
 
-if TYPE_CHECKING:
-    import torch
-
-logger = logging.getLogger("swift_r1.sampling.pool.pool")
+logger = logging.getLogger(__name__)
 
 _HEALTH_S = 2.0
 
 
-class Fleet:
-    """The `ServerLink` of several servers; one is enough.
+class ServerPool:
+    """Asks all servers, pushes to all, and brings lost ones back.
 
     Args:
-        members: connected, and alike (see `why_not_alike`).
+        sessions: of servers that are alike (see `why_not_alike`).
         timeout_s: longest wait with no server at all.
+        transport: `--weight_transport`; `nccl` with one server.
         compare: whether versions are compared with what was sent before, to send what has changed: None decides by
             how weights went the last time.
 
     Attributes:
-        first: what the servers have said of themselves at first; `weight_version` is the highest one.
+        first: what the servers said of themselves at first.
+        served: the versions that were pushed.
+        snapshot: the newest weights, unless they went by NCCL.
 
     Raises:
         UsageError: the servers are not alike.
     """
 
-    def __init__(self, members: Sequence[Member], timeout_s: float, compare: bool | None = None) -> None:
-        if (why := why_not_alike([(one.url, one.link.first) for one in members])) is not None:
+    def __init__(
+        self, sessions: Sequence[ServerSession], timeout_s: float, transport: str, compare: bool | None = None
+    ) -> None:
+        if (why := why_not_alike([(one.url, one.first) for one in sessions])) is not None:
             raise UsageError(why)
-        self.kept = KeptWeights()
-        self.roster = Roster(members, self.kept, timeout_s)
-        self._compare = compare
-        infos = [one.link.first for one in members]
-        self.first = infos[0].model_copy(
-            update={
-                "weight_version": max(info.weight_version for info in infos),
-                "own_base": all(info.own_base for info in infos),
-            }
-        )
+        infos = [one.first for one in sessions]
+        self.first = infos[0].model_copy(update={"own_base": all(info.own_base for info in infos)})
+        self.served = ServedVersions(max(info.weight_version for info in infos))
+        self.snapshot = WeightSnapshot()
+        self.health = Health(sessions, self.snapshot, self.served, timeout_s)
+        self.by_nccl, self._compare = transport == NCCL, compare
+        self._stale = 0
 
     @property
-    def members(self) -> Sequence[Member]:
-        return self.roster.members
+    def sessions(self) -> Sequence[ServerSession]:
+        return self.health.sessions
+
+    @property
+    def version(self) -> int:
+        """The highest number of the newest weights."""
+        return max(self.served.current)
 
     def close(self) -> None:
-        """Ends the looking for lost servers, and gives the leases back."""
-        self.roster.close()
-        for member in self.members:
-            member.link.close()
+        """Ends the waiting for lost servers, and gives the leases back."""
+        self.health.close()
+        for one in self.sessions:
+            one.writer.close()
 
-    @property
-    def refused(self) -> int:
-        """Answers of other weights than those asked for, which were not taken."""
-        return sum(one.link.refused for one in self.members)
+    def refuse_stale(self) -> None:
+        """Counts an answer by weights of this run that are too old."""
+        self._stale += 1
 
-    @refused.setter
-    def refused(self, count: int) -> None:
-        more = count - self.refused
-        self.members[0].link.refused += more
-
-    def take_bytes(self) -> int:
-        """Bytes of weights sent to all servers since the last call."""
-        return sum(one.link.take_bytes() for one in self.members)
-
-    def take_servers(self) -> int:
-        """How many servers take work."""
-        return len(self.roster.ready)
-
-    def take_returned(self) -> bool:
-        """Whether a server came back since the last call: a new engine, whose next update is checked."""
-        return self.roster.take_returned()
-
-    def wait_for_any(self, while_waiting: Callable[[], None]) -> None:
-        """Waits until a server is ready.
-
-        Raises:
-            ServerUnreachable: there was none for too long, or all are given up.
-        """
-        self.roster.wait_for_any(while_waiting)
-
-    def pushed(self) -> None:
-        """A new version is served: whatever was lost before was worth waiting for."""
-        for one in self.roster.ready:
-            one.link.pushed()
+    def take_metrics(self) -> dict[str, float]:
+        """What there is to log since the last call: answers that were refused, servers that take work, bytes of weights
+        that were sent to all servers, and the share of weights that changed, where that was looked for."""
+        refused, self._stale = self._stale + sum(one.refused for one in self.sessions), 0
+        for one in self.sessions:
+            one.refused = 0
+        taken = {
+            "rollout/refused": float(refused),
+            "rollout/servers": float(len(self.health.ready)),
+            "rollout/bytes": float(sum(one.take_bytes() for one in self.sessions)),
+        }
+        if self.snapshot.total:
+            taken["rollout/changed_weights"] = self.snapshot.changed / self.snapshot.total
+        return taken
 
     def ask(
         self,
         requests: Sequence[RolloutRequest],
         versions: Container[int],
         on_answer: Callable[[RolloutOutput], None],
-        while_waiting: Callable[[], None],
+        check_going_on: Callable[[], None] = lambda: None,
     ) -> None:
         """Completions of all requests by weights of these `versions`; each output goes to `on_answer` as it comes.
 
-        Threads may ask at the same time, also while another one pushes.
+        Threads may ask at the same time, also while another one pushes. What `check_going_on` raises, which is called
+        every few seconds, ends it.
 
         Raises:
             ServerUnreachable: no server was there for too long, or all are given up.
             RunFailed: a server refused a request, answered with other weights, or all are given up that were there.
+            GatherAgain: see there; what was answered by then has been handed over.
         """
-        asyncio.run(Dispatch(self.roster, requests, versions, on_answer, while_waiting).run())
+        asyncio.run(Router(self.health, requests, versions, on_answer, check_going_on).run())
 
-    def push(
-        self,
-        version: int,
-        buckets: Iterable[Sequence[tuple[str, torch.Tensor]]],
-        adapter: AdapterConfig | None = None,
-        while_waiting: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Brings all servers to `version`, those that are ready at once, the others as they come back.
-
-        Args:
-            while_waiting: called every few seconds once all `buckets` are taken.
+    def push(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None = None) -> None:
+        """Brings all servers to new weights, those that are ready at once, the others as they come back.
 
         Raises:
             ServerUnreachable: no server was there for too long, or all are given up.
             RunFailed: another trainer writes to one, or all refused the weights again and again.
+            GatherAgain: see there.
         """
-        ready = self.roster.ready
-        epochs = {one: one.epoch for one in ready}
-        self.kept.begin(version, adapter, self._compares(ready))
-        faults: list[Exception] = []
-        threads = {
-            one: threading.Thread(target=self._push_to, args=(one, epochs[one], version, faults), daemon=True)
-            for one in ready
-        }
-        for member, thread in threads.items():
-            member.pushing = thread
-            thread.start()
         try:
-            for bucket in buckets:
-                self.kept.add(bucket)
-            self.kept.finish()
-        except BaseException:
-            self.kept.fail()
-            raise
-        self._wait_for(threads, epochs, while_waiting)
-        if faults:
-            raise faults[0]
-        self.roster.wait_for_any(while_waiting)
+            if self.by_nccl:
+                self._push_from_device(buckets, adapter)
+            else:
+                self._push_from_snapshot(buckets, adapter)
+        finally:
+            if self.snapshot.writing:
+                self.snapshot.end(whole=False)
+        self.health.wait_for_any()
+
+    def published(self) -> None:
+        """A new version is served: whatever was lost before was worth waiting for."""
+        for one in self.health.ready:
+            one.gained()
 
     def sleep(self, level: int) -> None:
-        """The engines of all servers that are ready give their memory back; one that is lost stays awake when it is
-        back. Raises as `push`."""
-        self._each(lambda link: link.sleep(level))
+        """The engines of the servers give their memory back, but for one that is lost while another is there: it stays
+        awake when it is back. Raises as `push`."""
+        self._each(lambda session: session.sleep(level))
 
-    def wake(self, while_waiting: Callable[[], None] = lambda: None) -> None:
+    def wake(self) -> None:
         """The engines have their memory again; raises as `push`."""
-        self._each(lambda link: link.wake())
-        self.roster.wait_for_any(while_waiting)
+        self._each(lambda session: session.wake())
 
-    def _each(self, work: Callable[[ServerLink], None]) -> None:
-        """Runs `work` on each server that is ready, all at the same time."""
-
-        def one(member: Member, epoch: int) -> None:
-            try:
-                work(member.link)
-            except ServerLost:
-                self.roster.lose(member, epoch)
-            except GIVEN_UP as error:
-                self.roster.give_up(member, epoch, error)
-
-        ready = self.roster.ready
-        with ThreadPoolExecutor(max(1, len(ready))) as pool:
-            for done in [pool.submit(one, member, member.epoch) for member in ready]:
-                done.result()
-
-    def farthest(
-        self, sequences: Sequence[Sequence[int]], version: int, differs: Callable[[Sequence[Sequence[float]]], float]
-    ) -> float:
-        """The largest that `differs` says of an engine's log-probs of given tokens; a line has each server's.
+    def largest_difference(self, sequences: Sequence[Sequence[int]], difference: Callable[[LogProbs], float]) -> float:
+        """The largest `difference` of an engine's log-probs of given tokens; a line has each server's.
 
         Raises:
-            ServerLost: none has answered.
-            RunFailed: one refused the sequences.
+            RunFailed: a server refused the sequences. Others: as `push`.
         """
         found: dict[str, float] = {}
-        for member in self.roster.ready:
-            epoch = member.epoch
+
+        def compare(session: ServerSession) -> None:
+            copies = session.score(sequences, self.served.current)
+            found[session.url] = max(map(difference, copies), key=_nan_is_largest)
+
+        self._each(compare)
+        if len(found) > 1:
+            logger.info("weight check: %s", ", ".join(f"{url} {value:.3g}" for url, value in found.items()))
+        return max(found.values(), key=_nan_is_largest)
+
+    def _each(self, work: Callable[[ServerSession], None]) -> None:
+        """Runs `work` on each server that is ready, all at the same time, until it has ended well on at least one."""
+        done = [False]
+        while not any(done):
+            self.health.wait_for_any()
+            ready = self.health.ready
+            with ThreadPoolExecutor(max(1, len(ready))) as threads:
+                done = list(threads.map(lambda one: self.health.attempt(one, one.epoch, lambda: work(one)), ready))
+
+    def _push_from_device(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
+        """By NCCL, which reads weights where they are: through host memory they would be copied twice. The snapshot has
+        nothing, so a server that is lost gets its weights by another push."""
+        with suppress(GatherAgain):
+            self.health.wait_for_any()
+        version, targets = self.health.begin_version(lambda number: self.snapshot.begin(number, None, False, False))
+        for session, epoch in targets.items():
+            self._push_to(session, epoch, version, buckets, adapter)
+
+    def _push_from_snapshot(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
+        ready = self.health.ready
+        by_http = any(one.writer.transport == HTTP for one in ready)
+        compare = by_http if self._compare is None else self._compare
+        shared = any(one.takes_files for one in ready)
+        version, targets = self.health.begin_version(
+            lambda number: self.snapshot.begin(number, adapter, compare, shared)
+        )
+        faults: list[Exception] = []
+
+        def push_to(session: ServerSession, epoch: int) -> None:
+            kept = self.snapshot.reading(version, copy=False, wanted=lambda: session.epoch == epoch)
             try:
-                found[member.url] = member.link.farthest(sequences, version, differs)
-            except ServerLost:
-                self.roster.lose(member, epoch)
-            except GIVEN_UP as error:
-                self.roster.give_up(member, epoch, error)
-        if not found:
-            raise ServerLost
-        logger.info("weight check: %s", ", ".join(f"{url} {value:.3g}" for url, value in found.items()))
-        return max(found.values(), key=lambda value: (value != value, value))  # what is not a number is the farthest
+                self._push_to(session, epoch, version, kept, adapter)
+            except Superseded:
+                pass  # the weights could not be gathered, or this server was given up for silence
+            except Exception as error:  # noqa: BLE001 - of a thread: raised where it is waited for
+                if session.epoch == epoch:
+                    faults.append(error)
 
-    def _compares(self, ready: Sequence[Member]) -> bool:
-        if self._compare is not None:
-            return self._compare
-        return any(one.link.transport == HTTP for one in ready)
+        threads: dict[ServerSession, threading.Thread] = {}
+        for session, epoch in targets.items():
+            session.pushing = threads[session] = threading.Thread(target=push_to, args=(session, epoch), daemon=True)
+            session.pushing.start()
+        overlapped(buckets, lambda _index, bucket: self.snapshot.add(bucket))
+        self.snapshot.end(whole=True)
+        self._wait_for(threads, targets)
+        if faults:
+            raise faults[0]
 
-    def _push_to(self, member: Member, epoch: int, version: int, faults: list[Exception]) -> None:
-        """One server's share of `push`, in a thread."""
-        try:
-            buckets = self.kept.reading(version, copy=False, wanted=lambda: member.epoch == epoch)
-            member.link.push(version, buckets, self.kept.adapter)
-        except Superseded:
-            pass  # the weights could not be gathered, or this server was given up for silence
-        except ServerLost:
-            self.roster.lose(member, epoch)
-        except GIVEN_UP as error:
-            self.roster.give_up(member, epoch, error)
-        except Exception as error:  # noqa: BLE001 - of a thread: raised where it is waited for
-            if member.epoch == epoch:
-                faults.append(error)
-
-    def _wait_for(
-        self, threads: dict[Member, threading.Thread], epochs: dict[Member, int], while_waiting: Callable[[], None]
+    def _push_to(
+        self, session: ServerSession, epoch: int, version: int, buckets: Iterable[Bucket], adapter: AdapterConfig | None
     ) -> None:
+        if self.health.attempt(session, epoch, lambda: session.push(version, buckets, adapter)):
+            self.health.has_newest(session, epoch)
+
+    def _wait_for(self, threads: Mapping[ServerSession, threading.Thread], epochs: Mapping[ServerSession, int]) -> None:
         """Until every push has ended, or its server is silent: one that is stopped keeps its connection open."""
         heard = dict.fromkeys(threads, time.monotonic())
-        told = time.monotonic()
+        looked = time.monotonic()
         while running := [one for one, thread in threads.items() if thread.is_alive() and one.epoch == epochs[one]]:
             threads[running[0]].join(LOOK_S)
-            if time.monotonic() - told <= TELL_EVERY_S:
+            if time.monotonic() - looked <= _HEALTH_S:
                 continue
-            while_waiting()
-            for member in running:
+            for session in running:
                 asked = time.monotonic()
-                if member.client.is_alive(min(_HEALTH_S, member.client.silence_s)):
-                    heard[member] = time.monotonic()
-                elif asked - heard[member] > member.client.silence_s:  # as in `RolloutClient.watch`
-                    self.roster.lose(member, epochs[member])
-            told = time.monotonic()
+                if session.client.is_alive(min(_HEALTH_S, session.client.silence_s)):
+                    heard[session] = time.monotonic()
+                elif asked - heard[session] > session.client.silence_s:  # as in `RolloutClient.watch`
+                    self.health.lose(session, epochs[session])
+            looked = time.monotonic()
+
+
+def _nan_is_largest(value: float) -> tuple[bool, float]:
+    return value != value, value

@@ -1,25 +1,26 @@
-"""Requests over the servers of a fleet: each goes to the least loaded one, and what a lost one has not answered to the
-others."""
+"""Requests over the servers of a pool: each goes to the least loaded one, and what a lost one has not answered to the
+others, or to itself when it is back."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
 
 import httpx
 
 from swift_r1.errors import ServerUnreachable
-from swift_r1.sampling.pool.session import GIVEN_UP, OtherWeights, ServerLost
+from swift_r1.sampling.pool.health import Health
+from swift_r1.sampling.pool.session import OtherWeights, ServerSession
 from swift_r1.wire.http_errors import ServerRefused
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
 
-if TYPE_CHECKING:
-    from swift_r1.sampling.pool.health import Member, Roster
+logger = logging.getLogger(__name__)
 
 _REQUESTS_AT_ONCE = 256
 _TELL_EVERY_S = 2.0
@@ -29,7 +30,7 @@ _TELL_EVERY_S = 2.0
 class _Lane:
     """What is asked of one server, from its `epoch` on. `load` counts completions under way."""
 
-    member: Member
+    session: ServerSession
     epoch: int
     http: httpx.AsyncClient
     load: int = 0
@@ -37,44 +38,50 @@ class _Lane:
     watch: asyncio.Task[None] | None = None
 
 
-class Dispatch:
-    """One `Fleet.ask`."""
+class Router:
+    """One `ServerPool.ask`."""
 
     def __init__(
         self,
-        roster: Roster,
+        health: Health,
         requests: Sequence[RolloutRequest],
         versions: Container[int],
         on_answer: Callable[[RolloutOutput], None],
-        while_waiting: Callable[[], None],
+        check_going_on: Callable[[], None],
     ) -> None:
-        self._roster, self._versions, self._on_answer, self._while_waiting = roster, versions, on_answer, while_waiting
+        self._health, self._versions, self._on_answer, self._check_going_on = (
+            health,
+            versions,
+            on_answer,
+            check_going_on,
+        )
         self._waiting = deque(requests)
+        self._count, self._returned = len(requests), 0
         self._lanes: list[_Lane] = []
         self._failures: list[tuple[_Lane, Exception]] = []
         self._wake = asyncio.Event()
 
     async def run(self) -> None:
-        """Until all is answered; raises as `Fleet.ask`."""
+        """Until all is answered; raises as `ServerPool.ask`."""
         loop = asyncio.get_running_loop()
 
         def came_back() -> None:
             with suppress(RuntimeError):  # all was answered meanwhile
                 loop.call_soon_threadsafe(self._wake.set)
 
-        stop_listening = self._roster.listen(came_back)
+        stop_listening = self._health.listen(came_back)
         told = time.monotonic()
         try:
             while self._waiting or any(lane.asked for lane in self._lanes):
                 await self._leave_lost()
                 self._assign()
-                self._roster.check_any()
+                self._health.check_any()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), max(told + _TELL_EVERY_S - time.monotonic(), 0.01))
                 self._wake.clear()
                 await self._take_failures()
                 if time.monotonic() - told >= _TELL_EVERY_S:
-                    self._while_waiting()
+                    self._check_going_on()
                     told = time.monotonic()
         finally:
             stop_listening()
@@ -82,12 +89,16 @@ class Dispatch:
                 await self._leave(lane)
 
     def _assign(self) -> None:
-        known = {lane.member for lane in self._lanes}
-        for member in self._roster.ready:
-            if member not in known and self._waiting:
-                lane = _Lane(member, member.epoch, member.client.open_async())
+        known = {lane.session for lane in self._lanes}
+        for session in self._health.ready:
+            if session not in known and self._waiting:
+                lane = _Lane(session, session.epoch, session.client.open_async())
                 lane.watch = asyncio.create_task(self._watch(lane))
                 self._lanes.append(lane)
+        if self._lanes and self._returned:
+            if self._returned < self._count:
+                logger.info("asking again for the %d of %d prompts that were not answered", self._returned, self._count)
+            self._returned = 0
         while self._waiting:
             free = [lane for lane in self._lanes if len(lane.asked) < _REQUESTS_AT_ONCE]
             if not free:
@@ -99,8 +110,8 @@ class Dispatch:
     async def _ask(self, lane: _Lane, request: RolloutRequest) -> None:
         """An answer is taken as it comes: at any time a request waits, is asked of one lane, or is answered."""
         try:
-            output = await lane.member.client.answer(lane.http, request)
-            lane.member.link.check(output, self._versions)
+            output = await lane.session.client.answer(lane.http, request)
+            lane.session.check(output, self._versions)
             del lane.asked[request.request_id]
             lane.load -= request.n
             self._on_answer(output)
@@ -110,7 +121,7 @@ class Dispatch:
 
     async def _watch(self, lane: _Lane) -> None:
         try:
-            await lane.member.client.watch()
+            await lane.session.client.watch()
         except ServerUnreachable as error:
             self._failures.append((lane, error))
             self._wake.set()
@@ -122,21 +133,14 @@ class Dispatch:
                 raise error
             if lane in self._lanes:
                 await self._leave(lane)
-                await self._judge(lane, error)
-
-    async def _judge(self, lane: _Lane, error: ServerUnreachable | OtherWeights | ServerRefused) -> None:
-        try:
-            # It may have to ask the server who it is.
-            await asyncio.to_thread(lane.member.link.judge, error)
-        except ServerLost:
-            self._roster.lose(lane.member, lane.epoch)
-        except GIVEN_UP as given_up:
-            self._roster.give_up(lane.member, lane.epoch, given_up)
+                # It may have to ask the server who it is.
+                judge = partial(lane.session.judge, error)
+                await asyncio.to_thread(self._health.attempt, lane.session, lane.epoch, judge)
 
     async def _leave_lost(self) -> None:
         """Servers that were lost elsewhere, in a push."""
         for lane in list(self._lanes):
-            if lane.member.epoch != lane.epoch:
+            if lane.session.epoch != lane.epoch:
                 await self._leave(lane)
 
     async def _leave(self, lane: _Lane) -> None:
@@ -148,4 +152,5 @@ class Dispatch:
                 task.cancel()
         await asyncio.gather(*tasks, *([lane.watch] if lane.watch else []), return_exceptions=True)
         self._waiting.extendleft(request for request, _ in reversed(lane.asked.values()))
+        self._returned += len(lane.asked)
         await lane.http.aclose()

@@ -1,28 +1,31 @@
-"""The trainer's hold on its rollout server: a server that dies or is replaced is waited for and brought up to date.
-
-Only the main rank has a link; what all ranks must do together is in `swift_r1.sampling.remote`.
-"""
+"""One rollout server of a run: its lease, its identity, pushes to it, and what a failed request means."""
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+import httpx
+
+from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.sampling.pool.client import RolloutClient
-from swift_r1.weights.transport import AUTO, NCCL
+from swift_r1.weights.transport import AUTO, SHM
 from swift_r1.weights.writer import Bucket, WeightWriter
 from swift_r1.wire.http_errors import NOT_NOW, ServerRefused
-from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, RolloutRequest, ServerInfo
+from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, ServerInfo
 
-logger = logging.getLogger("swift_r1.sampling.pool.session")
+logger = logging.getLogger(__name__)
 
 _CONFLICT = 409
 _MAX_LOSSES = 5
-_MAX_REFUSALS = 2  # of weights: repaired by one full push, or it never will be
+_MAX_REFUSALS = 2  # of weights: one full push repairs them, or nothing does
+_ALIKE = ("model", "tokenizer_hash", "vocab_size", "dtype", "max_model_len", "max_lora_rank", "engine_version")
+
+LogProbs = Sequence[Sequence[float]]
 
 
 class OtherWeights(RunFailed):
@@ -41,7 +44,26 @@ GIVEN_UP = (GoneAgain, RefusedAgain)
 
 
 class ServerLost(Exception):
-    """The server went away, or holds no whole version: `ServerLink.reconnect`, then try again."""
+    """The server went away, or holds no whole version: wait for it, and bring it up to date."""
+
+
+def why_not_alike(servers: Sequence[tuple[str, ServerInfo]]) -> str | None:
+    """What keeps servers, each with its URL, from being used together, in one line."""
+    seen: dict[str, str] = {}
+    for url, info in servers:
+        if info.instance in seen:
+            return f"{seen[info.instance]} and {url} are the same rollout server: name each once"
+        seen[info.instance] = url
+    (first_url, first), *others = servers
+    for url, info in others:
+        for name in _ALIKE:
+            one, other = getattr(first, name), getattr(info, name)
+            if one == other:
+                continue
+            if name == "tokenizer_hash":
+                return f"the rollout servers at {first_url} and {url} have different tokenizers: start them alike"
+            return f"the rollout server at {first_url} has {name} {one}, that at {url} {other}: start them alike"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,37 +97,33 @@ class Expected:
         )
 
 
-class ServerLink:
-    """Asks, pushes, and finds a lost server again.
+class ServerSession:
+    """A run's relation to one server. What is lost is waited for by `health`, which sets the last four attributes.
 
     Args:
+        writer: holds the lease on the weights.
         timeout_s: longest wait for the server, at the start and after each loss (`--vllm_server_timeout`).
         transport: `--weight_transport`.
-        writer: holds the lease on the weights already; None: one that does so until `close`.
-        name: of the server in messages.
 
     Attributes:
         first: what the server said of itself at first.
         refused: answers of other weights than those asked for, which were not taken.
-        by_nccl: whether weights go from device to device.
+        ready: whether it holds the newest weights and takes work.
+        failed: why it is given up for good, None while it is not.
+        epoch: a number for each time that it was lost; what belongs to an earlier one no longer counts.
+        pushing: the thread of the last push to it; two at once would disturb each other.
 
     Raises:
         ServerUnreachable: no server within `timeout_s`.
-        UsageError: the server is not for this run, or another trainer writes to it.
+        UsageError: the server is not for this run.
     """
 
-    def __init__(
-        self,
-        client: RolloutClient,
-        expected: Expected,
-        timeout_s: float,
-        transport: str = AUTO,
-        writer: WeightWriter | None = None,
-        name: str = "the rollout server",
-    ) -> None:
-        self._client, self._expected, self._timeout_s, self._transport = client, expected, timeout_s, transport
-        self._name = name
-        self.first = client.wait_until_ready(timeout_s, or_asleep=True)
+    def __init__(self, writer: WeightWriter, expected: Expected, timeout_s: float, transport: str = AUTO) -> None:
+        assert isinstance(writer.client, RolloutClient)
+        self.client, self.writer, self.url = writer.client, writer, writer.client.base_url
+        self._expected, self._timeout_s, self._transport = expected, timeout_s, transport
+        self._name = f"the rollout server at {self.url}"
+        self.first = self.client.wait_until_ready(timeout_s, or_asleep=True)
         if (fault := expected.fault(self.first)) is not None:
             raise UsageError(fault)
         if expected.max_tokens is not None and self.first.max_model_len < expected.max_tokens:
@@ -113,71 +131,53 @@ class ServerLink:
                 "%s takes %d tokens, less than --max_length and --max_completion_length together (%d)",
                 *(self._name, self.first.max_model_len, expected.max_tokens),
             )
-        self.by_nccl = transport == NCCL
-        self._writer = writer or WeightWriter(client)
-        if writer is None:
-            self._writer.hold(timeout_s)
         self._instance = self.first.instance
         self._lock = threading.Lock()
         self._losses, self._is_lost = 0, False
-        self._counted = self._writer.sent_bytes
+        self._counted = writer.sent_bytes
         self._adapters = False
         self.refused = 0
-
-    def close(self) -> None:
-        self._writer.close()
+        self.ready = True
+        self.failed: SwiftError | None = None
+        self.epoch = 0
+        self.pushing: threading.Thread | None = None
 
     @property
-    def transport(self) -> str | None:
-        """How weights went the last time."""
-        return self._writer.transport
+    def takes_files(self) -> bool:
+        """Whether weights go through shared memory, as far as is known."""
+        if self.writer.transport is not None:
+            return self.writer.transport == SHM
+        return self._transport in (AUTO, SHM) and httpx.URL(self.url).host in LOOPBACK
 
     def take_bytes(self) -> int:
         """Bytes of weights sent since the last call."""
-        sent, self._counted = self._writer.sent_bytes - self._counted, self._writer.sent_bytes
+        sent, self._counted = self.writer.sent_bytes - self._counted, self.writer.sent_bytes
         return sent
 
-    def take_servers(self) -> int:
-        """How many servers take work."""
-        return 1
-
-    def ask(
-        self,
-        requests: Sequence[RolloutRequest],
-        versions: Container[int],
-        on_answer: Callable[[RolloutOutput], None],
-        while_waiting: Callable[[], None],
-    ) -> None:
-        """Completions of all requests by weights of these `versions`; each output goes to `on_answer` as it comes.
-
-        Threads may ask at the same time, also while another one pushes.
+    def check(self, output: RolloutOutput, versions: Container[int]) -> None:
+        """Takes an answer that was made by weights of these `versions`.
 
         Raises:
-            ServerLost: what was answered by then has been handed over.
+            OtherWeights: it was not.
+        """
+        for completion in output.completions:
+            oldest, newest = completion.weight_version, completion.newest_weight_version
+            others = [one for one in (oldest, oldest if newest is None else newest) if one not in versions]
+            if completion.finish_reason == "abort" or others:
+                raise OtherWeights(
+                    f"the rollout server answered with weight version {(others or [oldest])[0]} "
+                    f"({completion.finish_reason}), which was not published: another trainer may be writing to it"
+                )
+        self.gained()
+
+    def judge(self, error: ServerUnreachable | OtherWeights | ServerRefused) -> NoReturn:
+        """What a failed request means.
+
+        Raises:
+            ServerLost: what was answered by then counts.
             ServerUnreachable: lost again and again without one answer.
             RunFailed: the server refused a request, or answered with other weights.
         """
-
-        def take(output: RolloutOutput) -> None:
-            self.check(output, versions)
-            on_answer(output)
-
-        try:
-            self._client.generate(requests, take, while_waiting)
-        except (ServerUnreachable, OtherWeights, ServerRefused) as error:
-            self.judge(error)
-
-    def check(self, output: RolloutOutput, versions: Container[int]) -> None:
-        """Takes an answer for what it is worth.
-
-        Raises:
-            OtherWeights: it was not made by weights of these `versions`.
-        """
-        _check_versions(output, versions)
-        self._found()
-
-    def judge(self, error: ServerUnreachable | OtherWeights | ServerRefused) -> NoReturn:
-        """What a failed request means; raises as `ask` does."""
         if isinstance(error, OtherWeights):
             self.refused += 1
             # A server that was replaced in an idle moment serves its base weights, and no connection broke.
@@ -187,13 +187,7 @@ class ServerLink:
             raise error
         self._lost(error)
 
-    def push(
-        self,
-        version: int,
-        buckets: Iterable[Bucket],
-        adapter: AdapterConfig | None = None,
-        while_waiting: Callable[[], None] = lambda: None,
-    ) -> None:
+    def push(self, version: int, buckets: Iterable[Bucket], adapter: AdapterConfig | None = None) -> None:
         """Brings the server to `version`; see `WeightWriter.push`.
 
         Raises:
@@ -202,21 +196,19 @@ class ServerLink:
             RunFailed: another trainer writes to it, or it refused the weights again and again.
         """
         self._adapters = adapter is not None
-        self._as_its_writer(
-            lambda: self._writer.push(version, buckets, self._transport, adapter, while_waiting), version
-        )
+        self._as_its_writer(lambda: self.writer.push(version, buckets, self._transport, adapter), version)
 
     def sleep(self, level: int) -> None:
         """Its engine gives its memory back until `wake`; raises as `push`."""
-        self._as_its_writer(lambda: self._writer.sleep(level))
+        self._as_its_writer(lambda: self.writer.sleep(level))
 
     def wake(self) -> None:
         """Its engine has all its memory again; raises as `push`."""
-        self._as_its_writer(self._writer.wake)
+        self._as_its_writer(self.writer.wake)
 
     def _as_its_writer(self, work: Callable[[], object], version: int | None = None) -> None:
         try:
-            if self._client.info().instance != self._instance:
+            if self.client.info().instance != self._instance:
                 raise ServerUnreachable(f"{self._name} was replaced")
             try:
                 work()
@@ -225,8 +217,8 @@ class ServerLink:
                     raise
                 # Whoever was silent for longer than the lease lasts has lost it, and the update with it. Another's
                 # lease, or a version of another's, is refused here.
-                self._writer.take()
-                info = self._client.info()
+                self.writer.take()
+                info = self.client.info()
                 if info.instance == self._instance and version is not None and info.weight_version >= version:
                     raise
                 raise ServerUnreachable(f"{refused}; the lease on its weights is taken again") from refused
@@ -237,33 +229,13 @@ class ServerLink:
                 raise
             self._lost(error)
 
-    def pushed(self) -> None:
-        """A new version is served: whatever was lost before was worth waiting for."""
-        self._found()
-
-    def answers_again(self, versions: Container[int]) -> bool:
-        """Whether a server that was lost is still the one that it was, ready, and holds one of `versions`: then there
-        is nothing to restore. Does not wait for it."""
-        try:
-            info = self._client.info()
-            same = info.instance == self._instance and info.broken is None and info.weight_version in versions
-            if not same or self._client.why_not_ready() is not None:
-                return False
-        except (ServerUnreachable, RunFailed):
-            return False
+    def gained(self) -> None:
+        """It has answered, or serves a new version: whatever was lost before was worth waiting for."""
         with self._lock:
-            self._is_lost = False
-        return True
+            self._losses, self._is_lost = 0, False
 
-    def farthest(
-        self, sequences: Sequence[Sequence[int]], version: int, differs: Callable[[Sequence[Sequence[float]]], float]
-    ) -> float:
-        """The largest that `differs` says of an engine's log-probs; raises as `score` does."""
-        # What is not a number is the farthest.
-        return max((differs(rows) for rows in self.score(sequences, version)), key=lambda one: (one != one, one))
-
-    def score(self, sequences: Sequence[Sequence[int]], version: int) -> list[Sequence[Sequence[float]]]:
-        """Log-probs of given tokens under weight `version`, at temperature 1, of each copy of the model there.
+    def score(self, sequences: Sequence[Sequence[int]], versions: Container[int]) -> list[LogProbs]:
+        """Log-probs of given tokens under weights of these `versions`, at temperature 1, of each copy of the model.
 
         Raises:
             ServerLost: it went away meanwhile, or holds other weights by now.
@@ -271,32 +243,26 @@ class ServerLink:
             RunFailed: it refused the sequences.
         """
         try:
-            answer = self._client.score(sequences)
+            answer = self.client.score(sequences)
         except ServerUnreachable as error:
             self._lost(error)
         except ServerRefused as error:
             if error.status != NOT_NOW:
                 raise
             self._lost(error)
-        if answer.weight_version != version:
-            self._lost(OtherWeights(f"{self._name} holds weight version {answer.weight_version}, not {version}"))
+        if answer.weight_version not in versions:
+            self._lost(OtherWeights(f"{self._name} holds weight version {answer.weight_version}, not this run's"))
         return [answer.logprobs, *answer.copies]
 
-    def reconnect(
-        self,
-        version: int,
-        while_waiting: Callable[[], None],
-        report: Callable[[str], None] = logger.info,
-        exactly: bool = False,
-    ) -> int | None:
+    def wait_until_back(self, versions: Collection[int], report: Callable[[str], None]) -> int | None:
         """Waits for the server, at most `timeout_s`; a line every few seconds says why.
 
         Args:
-            exactly: it must be brought to this version, since others have it: a server that is ahead is waited for as
-                if it were not there.
+            versions: numbers of the run's current weights.
+            report: gets the lines; what it raises ends the wait.
 
         Returns:
-            The version that it must be brought to, None where it holds `version` already.
+            The number under which it must get the weights, above its own; None where it holds them already.
 
         Raises:
             ServerUnreachable: no server for this run came back in time.
@@ -304,27 +270,21 @@ class ServerLink:
         """
 
         def wants_push(info: ServerInfo) -> bool:
-            return info.broken is not None or (info.instance, info.weight_version) != (self._instance, version)
+            return info.broken is not None or info.instance != self._instance or info.weight_version not in versions
 
-        def fault(info: ServerInfo) -> str | None:
-            if exactly and wants_push(info) and info.weight_version >= version:
-                return f"it holds weight version {info.weight_version}, and this run is at {version}: start it anew"
-            return self._why_not_this(info)
-
-        def will_do(info: ServerInfo) -> bool:
-            return wants_push(info) or info.asleep > 0
-
-        info = self._client.wait_until_back(self._timeout_s, fault, will_do, report, while_waiting)
+        info = self.client.wait_until_back(
+            self._timeout_s, self._why_not_this, lambda info: wants_push(info) or info.asleep > 0, report
+        )
         with self._lock:
             self._is_lost = False
         if info.asleep:  # never a new one
             self.wake()
         if not wants_push(info):
-            logger.info("%s answers again and holds weight version %d", self._name, version)
+            logger.info("%s answers again and holds weight version %d", self._name, info.weight_version)
             return None
-        again = "is the same one" if info.instance == self._instance else "was started anew"
+        again = "is the same one" if info.instance == self._instance else "was started again"
         self._instance = info.instance
-        target = max(version, info.weight_version + 1)
+        target = max(*versions, info.weight_version + 1)
         logger.info(
             "%s %s and holds weight version %d%s: pushing version %d",
             *(self._name, again, info.weight_version, " (not whole)" if info.broken else "", target),
@@ -332,13 +292,13 @@ class ServerLink:
         return target
 
     def _why_not_this(self, info: ServerInfo) -> str | None:
-        """A server that came back must be as the first one: same model, tokenizer, and room for every completion."""
+        """A server that came back must match the first one: same model, tokenizer, and room for every completion."""
         if info.model != self.first.model:
             return f"it serves {info.model} now, and served {self.first.model} before"
         if info.dtype != self.first.dtype:
             return f"it computes in {info.dtype} now, and did in {self.first.dtype} before (--torch_dtype)"
         if self._adapters and not info.own_base:
-            return "it holds whole weights that another run has pushed, and adapters need its own: start it anew"
+            return "it holds whole weights that another run has pushed, and adapters need its own: start it again"
         if info.max_lora_rank != self.first.max_lora_rank:
             now, before = info.max_lora_rank or 0, self.first.max_lora_rank or 0
             return f"it takes adapters up to rank {now} now, and did up to {before} before (--vllm_enable_lora)"
@@ -349,18 +309,14 @@ class ServerLink:
 
     def _was_replaced(self) -> bool:
         try:
-            return self._client.info().instance != self._instance
+            return self.client.info().instance != self._instance
         except (ServerUnreachable, ServerRefused) as error:
-            logger.info("no word from the rollout server after it refused an update: %s", error)
+            logger.info("no answer from the rollout server after it answered with other weights: %s", error)
             return True
-
-    def _found(self) -> None:
-        with self._lock:
-            self._losses, self._is_lost = 0, False
 
     def _lost(self, error: SwiftError) -> NoReturn:
         with self._lock:
-            # All that hang on one server lose it at once: that is one loss.
+            # All requests that wait for one server lose it at once: that is one loss.
             self._losses += not self._is_lost
             self._is_lost = True
         refused = isinstance(error, ServerRefused) and error.status != NOT_NOW
@@ -369,14 +325,3 @@ class ServerLink:
             raise kind(f"{error} (lost {self._losses} times in a row, with nothing gained in between)") from error
         logger.warning("%s; waiting up to %g s for it", error, self._timeout_s)
         raise ServerLost from error
-
-
-def _check_versions(output: RolloutOutput, versions: Container[int]) -> None:
-    for completion in output.completions:
-        oldest, newest = completion.weight_version, completion.newest_weight_version
-        others = [one for one in (oldest, oldest if newest is None else newest) if one not in versions]
-        if completion.finish_reason == "abort" or others:
-            raise OtherWeights(
-                f"the rollout server answered with weight version {(others or [oldest])[0]} "
-                f"({completion.finish_reason}), which was not published: another trainer may be writing to it"
-            )

@@ -22,8 +22,8 @@ from swift_r1.models.weights import Weight, bucketed, whole_dtype, whole_shape
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import BUCKET_BYTES, Training
 from swift_r1.training.checkpoint.folder import Entry
+from swift_r1.weights.buckets import header_of
 from swift_r1.weights.expected import as_in_checkpoint
-from swift_r1.weights.header import header_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

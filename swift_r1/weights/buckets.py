@@ -1,4 +1,9 @@
-"""Reading the table of contents of a safetensors file without loading a tensor (or torch)."""
+"""A bucket of weights: named tensors as the bytes of a safetensors file, and their hash.
+
+The server reads the table of contents without loading a tensor; only `parts_of` needs torch. Hashes are XXH3 with
+128 bits: they find what changed on the way at the speed of memory, fifteen times that of SHA-256. They prove nothing
+against an attacker; who may write at all is decided by the API key and the lease.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import xxhash
 
 from swift_r1.wire.http_errors import HTTPError
+from swift_r1.wire.protocol import StreamedTensor
 
-FLOAT_BYTES: Mapping[str, int] = {"F32": 4, "BF16": 2, "F16": 2}
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Tensors = Sequence[tuple[str, "Tensor"]]
+Hash = xxhash.xxh3_128
+
+FLOAT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 _BYTES = FLOAT_BYTES | {"F64": 8, "I64": 8, "I32": 4, "U8": 1, "BOOL": 1}
+_DTYPES = {"float32": "F32", "bfloat16": "BF16", "float16": "F16"}
 _MAX_HEADER = 32 << 20
 
 
@@ -28,7 +44,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     """Names, dtypes and shapes in a safetensors file; the bytes must be exactly those the header promises.
 
     Raises:
-        HTTPError: 422 if it is no whole safetensors file of floating-point tensors.
+        HTTPError: 422 if it is not a whole safetensors file of floating-point tensors.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -85,3 +101,48 @@ def header_of(tensors: Iterable[tuple[str, str, Sequence[int]]], metadata: Mappi
     header = json.dumps(table).encode()
     header += b" " * (-len(header) % 8)
     return struct.pack("<Q", len(header)) + header
+
+
+def parts_of(bucket: Tensors) -> list[memoryview]:
+    """The bucket as the parts of a safetensors file in order: its header, then each tensor's own memory, not a copy.
+
+    `safetensors.torch.save` copies every tensor twice, which takes as long as sending it. CPU tensors that are
+    contiguous are read where they are; they must not change before the parts are used.
+
+    Raises:
+        ValueError: if a name comes twice, or a dtype is not one that weights are sent in.
+    """
+    import torch
+
+    entries: list[tuple[str, str, Sequence[int]]] = []
+    parts: list[memoryview] = []
+    for name, tensor in bucket:
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        if dtype not in _DTYPES:
+            raise ValueError(f"{name} is {dtype}; weights are sent as {', '.join(_DTYPES)}")
+        entries.append((name, _DTYPES[dtype], tensor.shape))
+        parts.append(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return [memoryview(header_of(entries)), *parts]
+
+
+def bucket_digest(body: bytes | memoryview) -> str:
+    """XXH3 (32 hex digits) of one bucket's bytes."""
+    return Hash(body).hexdigest()
+
+
+def parts_digest(parts: Iterable[memoryview]) -> str:
+    """XXH3 (hex) of a bucket in parts."""
+    digest = Hash()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def entries_digest(tensors: Sequence[StreamedTensor]) -> str:
+    """XXH3 (hex) of what a bucket holds by name, dtype and shape: all that is known of one sent by NCCL."""
+    return bucket_digest(json.dumps([[one.name, one.dtype, *one.shape] for one in tensors]).encode())
+
+
+def content_hash(digests: Iterable[str]) -> str:
+    """XXH3 (hex) over the buckets' digests (hex in, 16 raw bytes each) in order."""
+    return bucket_digest(b"".join(bytes.fromhex(digest) for digest in digests))
