@@ -129,10 +129,13 @@ def test_nothing_comes_in_between_a_load_that_failed_and_the_word_of_it() -> Non
 def test_a_commit_that_waited_too_long_can_be_repeated(engine: Engine, serve_engine: Callable[..., str]) -> None:
     url = serve_engine(engine, {"w": (2,)}, update_timeout=1.5)
     with RolloutClient(url) as client, RolloutClient(url) as asker:
+        refused: list[ServerRefused] = []
 
         def ask() -> None:
-            with pytest.raises(ServerRefused, match="ask again"):
+            try:
                 asker.generate([request("r")])
+            except ServerRefused as error:
+                refused.append(error)
 
         running = in_thread(ask)
         assert engine.started.wait(WAIT_S)
@@ -149,4 +152,5 @@ def test_a_commit_that_waited_too_long_can_be_repeated(engine: Engine, serve_eng
             assert first.status_code == 503 and "running requests to finish" in first.json()["error"]
             engine.may_end.set()
             running.join(WAIT_S)
+            assert "ask again" in str(refused)
             assert http.post("/v1/weights/commit", json=commit, timeout=WAIT_S).json()["weight_version"] == 1
