@@ -62,7 +62,7 @@ lint: install ## ruff
 format: install ## ruff, changing files
 	@.venv/bin/ruff check --fix . && .venv/bin/ruff format .
 
-typecheck: install ## mypy on the parts that promise types
+typecheck: install ## mypy, strict, on all of swift_r1
 	@.venv/bin/mypy
 
 clean: ## caches and build leftovers; not .venv, models or runs

@@ -165,7 +165,7 @@ class LocalEngine:
         from swift_r1.models.loading import end_tokens, load_model
 
         model = load_model(self._args.model, self._args.torch_dtype, gradient_checkpointing=False)
-        model.to(torch.device("cuda" if torch.cuda.is_available() else "cpu")).requires_grad_(False)
+        torch.nn.Module.to(model, "cuda" if torch.cuda.is_available() else "cpu").requires_grad_(False)
         self._ends = end_tokens(model, self.tokenizer)
         pad = self.tokenizer.pad_token_id if self.tokenizer.pad_token_id is not None else self._ends[0]
         self._engine = TransformersEngine(model, self.tokenizer, self._ends, pad)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from swift_r1.data.prompts import Prompt
@@ -65,7 +65,7 @@ class TrainedPolicy(Protocol):
         """Log-probs of the inputs' targets."""
         ...
 
-    def generation_model(self) -> nn.Module:
+    def generation_model(self) -> PreTrainedModel:
         """A model with whole, current weights for embedded generation."""
         ...
 

@@ -12,10 +12,9 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
-from transformers import PreTrainedModel
 
 from swift_r1.errors import EXIT_SERVER_UNREACHABLE, RunFailed, ServerUnreachable, SwiftError
 from swift_r1.models.policy import ModelInputs
@@ -219,7 +218,7 @@ class ServerRollouts:
         Hashes prove that bytes arrived. They say nothing of what an engine does with them afterwards: repacked copies,
         tied heads and quantised layers can stay at an old version without an error.
         """
-        model = cast(PreTrainedModel, self.backend.model)
+        model = self.backend.model
         sequences = probe_sequences(model.config.get_text_config().vocab_size)
         own = self._own_logprobs(sequences)
         self.before_scoring()

@@ -220,7 +220,11 @@ def open_rollouts(
     pool, limits = None, None
     if writers:
         longest = args.max_length + args.max_completion_length if args.max_length else None
-        groups = (args.num_generations, args.num_generations_eval, *(one.num_generations for one in args.eval_tasks()))
+        groups = (
+            args.num_generations,
+            args.num_generations_eval or 0,
+            *(one.num_generations for one in args.eval_tasks()),
+        )
         expected = Expected(args.model, tokenizer_hash(tokenizer), vocab_size, longest, max(groups))
         pool = open_pool(args, expected, writers)
         cleanup.callback(pool.close)
