@@ -39,7 +39,7 @@ class Ranks:
     presence: Presence | None = None
 
     @property
-    def is_main(self) -> bool:
+    def is_rank0(self) -> bool:
         return self.rank == 0
 
     def busy(self) -> AbstractContextManager[None]:
@@ -82,7 +82,7 @@ class Ranks:
         longest = max(int(size) for size in sizes)
         padded = torch.zeros(longest, dtype=tensor.dtype)
         padded[: tensor.numel()] = tensor
-        received = [torch.zeros_like(padded) for _ in sizes] if self.is_main else None
+        received = [torch.zeros_like(padded) for _ in sizes] if self.is_rank0 else None
         self._wait(dist.gather(padded, received, 0, group=self.group, async_op=True))
         if received is None:
             return None

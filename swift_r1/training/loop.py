@@ -251,7 +251,7 @@ class Trainer:
         metrics["skipped"] = float(bool(faults))
         if len(overflows) == len(faults):
             self.progress.skipped_in_a_row = 0
-            for backend, scale in overflows if self.ranks.is_main else ():
+            for backend, scale in overflows if self.ranks.is_rank0 else ():
                 logger.info(
                     "step %d is skipped: its gradient overflows float16; the loss scale was %g and is now %g",
                     *(self.summary.steps, scale, backend.loss_scale),
@@ -259,7 +259,7 @@ class Trainer:
             return
         self.progress.skipped_in_a_row += 1
         what, step, times = " and ".join(faults), self.summary.steps, self.progress.skipped_in_a_row
-        if self.ranks.is_main:
+        if self.ranks.is_rank0:
             path = self.checkpoints.saver.run_dir / "skipped" / f"step-{step}.safetensors"
             with self.ranks.busy():
                 round_.write_step(path)
@@ -328,7 +328,7 @@ class Trainer:
         self.watchdog.progress("a save")
         self.device.to_save()
         self.summary.seconds = time.perf_counter() - self.started
-        self.checkpoints.save(self.progress, self.rounds.position if self.ranks.is_main else None, last)
+        self.checkpoints.save(self.progress, self.rounds.position if self.ranks.is_rank0 else None, last)
 
     def resume(self, checkpoint: Path) -> None:
         """Goes on after the step of a checkpoint, also one in the middle of a round. Before `run`.

@@ -124,7 +124,7 @@ def choose_batching(
     if share_from is not None and (why := why_not(SHARED)):
         if args.share_prompt == "true":
             raise UsageError(f"--share_prompt true: {why}")
-        if ranks.is_main:
+        if ranks.is_rank0:
             logger.info("--share_prompt auto: prompts are computed for each completion, since %s", why)
         share_from = None
     return Batching(

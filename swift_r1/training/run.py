@@ -112,14 +112,14 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         cleanup.enter_context(watchdog)
         # Data, models, servers and trackers: every rank waits for the slowest at each of them.
         start_up.enter_context(ranks.busy())
-        if ranks.is_main:
+        if ranks.is_rank0:
             cleanup.enter_context(run_folder_held(start.run_dir))
             truncate_logs(start.run_dir, saved.logs if saved else {})
             set_aside_later(start.run_dir, saved.step if saved else 0)
             (start.run_dir / "summary.json").unlink(missing_ok=True)
         tokenizer = load_tokenizer(args.model)
         data, counts = None, None
-        if ranks.is_main:
+        if ranks.is_rank0:
             data = _open_data(args, start, saved, tokenizer, ranks.world_size, cleanup)
             counts = [torch.tensor([data.num_rows, *map(len, data.eval_prompts)])]
         num_rows, *eval_sizes = ranks.broadcast(counts)[0].tolist()
@@ -130,7 +130,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         start_up.close()
         stop.in_order()
         summary = trainer.run()
-        if ranks.is_main and stop.reason == OUT_OF_TIME:
+        if ranks.is_rank0 and stop.reason == OUT_OF_TIME:
             logger.info(
                 "--max_runtime %s is over after step %d of %d", args.max_runtime, summary.steps, plan.total_steps
             )
@@ -205,7 +205,7 @@ def _build(
     cleanup: ExitStack,
 ) -> Trainer:
     """Models, engine, evaluation, log and the loop over them."""
-    writers = open_writers(args, start.run_dir, cleanup) if ranks.is_main else []
+    writers = open_writers(args, start.run_dir, cleanup) if ranks.is_rank0 else []
     let_sleep(writers, args.sleep_level)
     backend, vocab_size = open_backend(args, ranks)
     ends = completion_ends(args, backend, tokenizer, ranks)
@@ -218,7 +218,7 @@ def _build(
                 generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
             )
         stage = None
-        if ranks.is_main:
+        if ranks.is_rank0:
             stage = open_stage(args, tokenizer, ends, rollouts.max_model_length)
             cleanup.callback(stage.close)
         return lambda generator, ranks: MultiTurn(generator, ranks, stage)
@@ -233,7 +233,7 @@ def _build(
     )
     turns, stopwatch, run_id = open_turns()(rollouts, ranks), Stopwatch(), _run_id(args, saved)
     recorder: Recorder = Recorder()
-    if ranks.is_main:
+    if ranks.is_rank0:
         reporters = open_reporters(args.report_to, start.run_dir, args.run_name, args.to_dict())
         outputs = (RunConsole(plan.total_steps), reporters, args.logging_steps, args.log_completions)
         recorder = cleanup.enter_context(RunRecorder(start.run_dir, *outputs))

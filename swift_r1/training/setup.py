@@ -72,7 +72,7 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
     backend = backends.open_policy(args, load, optimizer, ranks)
     vocab_size: int = backend.model.config.get_text_config().vocab_size
     check_logprobs(backend, vocab_size, ranks.device)
-    if ranks.is_main:
+    if ranks.is_rank0:
         logger.info("backend: %s", json.dumps(backend.describe()))
         if lora is not None or freezing is not None:
             logger.info("--train_type %s: %s", args.train_type, trained_share(backend.model))
@@ -92,7 +92,7 @@ def completion_ends(
     """The tokens that end a completion, in training and wherever a checkpoint is used."""
     turn_end = PromptEncoder(tokenizer, wording=Wording.of(args)).turn_end
     ends = end_tokens(backend.model, tokenizer, turn_end)
-    if ranks.is_main and turn_end not in (None, tokenizer.eos_token_id):
+    if ranks.is_rank0 and turn_end not in (None, tokenizer.eos_token_id):
         logger.info("completions end at the chat template's %s too", tokenizer.convert_ids_to_tokens(turn_end))
     assert backend.model.generation_config is not None
     backend.model.generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
@@ -103,7 +103,7 @@ def open_reference(args: RlhfArguments, backend: Backend, ranks: Ranks) -> Refer
     """The reference policy, where a KL needs one. Collective."""
     if not args.wants_reference:
         return None
-    if args.offload_ref_model and ranks.is_main and ranks.device.type == "cpu":
+    if args.offload_ref_model and ranks.is_rank0 and ranks.device.type == "cpu":
         logger.info("--offload_ref_model true does nothing here: without a GPU the reference is in host memory anyway")
     return backend.reference(args.offload_ref_model and ranks.device.type != "cpu")
 
@@ -128,7 +128,7 @@ def open_critic(
         return load_critic(path, args.torch_dtype, args.gradient_checkpointing)
 
     backend = backends.open_critic(args, load, optimizer, ranks)
-    if ranks.is_main:
+    if ranks.is_rank0:
         has_head = has_value_head(AutoConfig.from_pretrained(path))
         head = "its own value head" if has_head else "a new value head of zeros"
         logger.info("critic: %s with %s; %s", path, head, trained_share(backend.model))
@@ -173,7 +173,7 @@ def quantization_of(args: RlhfArguments) -> Quantization | None:
 
 
 def open_writers(args: RlhfArguments, run_dir: Path, cleanup: ExitStack) -> list[WeightWriter]:
-    """The leases on the rollout servers' weights, from now to the end of the run. On the main rank, before a model is
+    """The leases on the rollout servers' weights, from now to the end of the run. On rank 0, before a model is
     loaded: another trainer may hold one. The launcher has taken them already, and saved their token."""
     writers = []
     for url in args.rollout_base_urls:
@@ -211,7 +211,7 @@ def open_rollouts(
     writers: Sequence[WeightWriter],
     cleanup: ExitStack,
 ) -> Rollouts:
-    """What generates. `writers` are of servers, on the main rank."""
+    """What generates. `writers` are of servers, on rank 0."""
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
         engine = TransformersEngine(backend.generation_model(), tokenizer, ends, pad)
@@ -244,7 +244,7 @@ def open_rollouts(
                 "pushed, and adapters need its own: start it anew"
             )
         adapter = adapter_config(backend.model, lora)
-        if ranks.is_main:
+        if ranks.is_rank0:
             logger.info("adapters alone go to the rollout server, which takes them up to rank %d", max_rank)
     return ServerRollouts(pool, backend, ranks, args.weight_check_steps, adapter)
 

@@ -1,6 +1,6 @@
 """One rank that trains a tiny model for a few optimizer steps, once for each line of JSON on standard input.
 
-Started by `conftest.py`. A line is a `Case`; the main rank writes what came out to its `out`, and every rank answers
+Started by `conftest.py`. A line is a `Case`; rank 0 writes what came out to its `out`, and every rank answers
 with a line: `ok`, or a traceback as JSON.
 """
 
@@ -153,7 +153,7 @@ def run_ppo(case, ranks):
     for prefix, backend in (("", policy), ("critic.", critic)):
         for bucket in backend.weight_buckets(policy_weights(backend.model)):
             weights |= {prefix + name: tensor.float() for name, tensor in bucket}
-    if ranks.is_main:
+    if ranks.is_rank0:
         out = Path(case.out)
         save_file({name: tensor.clone() for name, tensor in weights.items()}, out.with_suffix(".safetensors"))
         out.write_text(json.dumps({"steps": steps, "generation_equals_weights": True, **policy.describe()}))
@@ -255,7 +255,7 @@ def run(case, ranks):
         name: tensor for bucket in backend.weight_buckets(policy_weights(backend.model)) for name, tensor in bucket
     }
     generation = backend.generation_model()
-    if ranks.is_main:
+    if ranks.is_rank0:
         out = Path(case.out)
         same = all(torch.equal(weights[w.name], w.value()) for w in policy_weights(generation))
         save_file({name: tensor.float() for name, tensor in weights.items()}, out.with_suffix(".safetensors"))

@@ -110,9 +110,9 @@ class Training(ABC):
         self.weights.come_back()
         self.states.come_back()
         updates = saved.updates_of(self.torch_optimizer)
-        yield [(UPDATES, updates)] if self.ranks.is_main else []
+        yield [(UPDATES, updates)] if self.ranks.is_rank0 else []
         if self.loss_scale is not None:
-            yield [(LOSS_SCALE, self._scale_state())] if self.ranks.is_main else []
+            yield [(LOSS_SCALE, self._scale_state())] if self.ranks.is_rank0 else []
         kinds = saved.moments_of(self.torch_optimizer)
         started = bool(updates)  # else every step so far was skipped, and there are no moments
         if started and kinds:
@@ -153,7 +153,7 @@ class Training(ABC):
                     self._set_state(kind, parameter, read(state_name(kind, name)))
             self.ranks.barrier()  # one may have read longer than another
             with self.gathered([parameter for _, parameter in bucket], modifier_rank=0):
-                if not self.partitioned or self.ranks.is_main:
+                if not self.partitioned or self.ranks.is_rank0:
                     for (_, parameter), master in zip(bucket, masters, strict=True):
                         parameter.copy_(master)
 

@@ -113,7 +113,7 @@ class OpenRound:
             for rank, tensor in enumerate(everyones or ()):
                 if tensor.numel():
                     saved[f"{name}:{rank}"] = tensor
-        return saved | _fields_of(self.batch) if ranks.is_main else {}
+        return saved | _fields_of(self.batch) if ranks.is_rank0 else {}
 
     def facts(self) -> dict[str, Any]:
         """The rest of what a checkpoint holds of it, as JSON."""

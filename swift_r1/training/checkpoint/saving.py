@@ -97,7 +97,7 @@ class Saver:
         with self._ranks.busy():
             small = self._gathered()
             share = _Share(draft.folder)
-            if self._ranks.is_main:
+            if self._ranks.is_rank0:
                 share.attempt(draft.open)
                 share.attempt(lambda: self._write_small(draft.folder, run, round_tensors, *small))
             self._ranks.barrier()
