@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from swift_r1.errors import UsageError, for_each
-
-_PLUGIN_MACHINERY = str(Path(__file__).resolve().parents[1] / "plugins")
+from swift_r1.errors import UsageError, describe, for_each
 
 _GIVEN = frozenset(
     (
@@ -124,20 +120,6 @@ def check_rewards(names: Sequence[str], columns: frozenset[str], args: Any = Non
         return reward
 
     return for_each(names, checked)
-
-
-def describe(error: BaseException) -> str:
-    """An exception in one line: type, message, and the file and line that raised it."""
-    message = " ".join(str(error).split())[:300]
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    place, trace = None, error.__traceback__
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        # An import that fails inside a reward is the plugin's line, not that of the import system or of our finder.
-        if not name.startswith(("<frozen", _PLUGIN_MACHINERY)) and name != importlib.__file__:
-            place = f"{name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return f"{text} ({place})" if place else text
 
 
 def _constructor_arguments(cls: Callable[..., Any], args: Any) -> dict[str, Any]:

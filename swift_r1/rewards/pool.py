@@ -10,7 +10,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -37,7 +37,6 @@ from swift_r1.rewards.worker import (
 _logger = logging.getLogger("swift_r1.rewards")
 
 START_SECONDS = 120.0  # for a worker to import the plugins
-_CALLS_PER_WORKER = 8
 _ASYNC_GRACE_SECONDS = 2.0  # for a worker to end a late coroutine by itself, before it is killed
 _DEADLY = frozenset(("timeout", "died", "memory"))  # kinds of failures that end a worker
 
@@ -59,16 +58,10 @@ class RewardPool(RewardCaller):
 
     Workers start by spawn, so it does not matter what threads or libraries this process has. They import the main
     module of the program again: keep that light.
-
-    Args:
-        args: the run's arguments, given to the rewards.
-        names: registered names of the reward functions, in order.
-        load: called in each worker to register what plugins have; it must pickle.
     """
 
     def __init__(self, args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing) -> None:
-        super().__init__(names, float(args.reward_timeout), int(args.reward_num_workers) * _CALLS_PER_WORKER)
-        self._args, self._load = args, load
+        super().__init__(args, names, load)
         self._seen: set[int] = set()
         self._lock = threading.RLock()  # of what is replaced in a breakdown
         self._mark = secrets.token_hex(8)
@@ -94,7 +87,7 @@ class RewardPool(RewardCaller):
                 self._pool.stop()  # type: ignore[no-untyped-call]  # pebble leaves it untyped
                 self._pool.join()
                 self._pool = None
-                self._clean(frozenset(self._seen), frozenset())
+                self._clean(self._seen, frozenset())
                 self._seen.clear()
             if self._watchdog is not None:
                 self._watchdog.close()
@@ -126,11 +119,13 @@ class RewardPool(RewardCaller):
         self._worker_ids()
         return submitted
 
-    def run(self, calls: Sequence[Call], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
-        return self.collect([self._submit_surely(call, state) for call in calls], state, deadline)
+    def run(
+        self, calls: Sequence[Call], state: Mapping[str, int], deadline: float, submitted: Sequence[Submitted] = ()
+    ) -> Iterator[Answer]:
+        return self._collect([*submitted, *(self._submit_surely(call, state) for call in calls)], state, deadline)
 
-    def collect(self, submitted: Sequence[Submitted], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
-        """The answers to submitted calls; each has one. What dead workers left is ended after the last."""
+    def _collect(self, submitted: Sequence[Submitted], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
+        """The answers to submitted calls. What dead workers left is ended after the last."""
         aborted: list[Call] = []
         hurt = False
         for one in submitted:
@@ -148,7 +143,7 @@ class RewardPool(RewardCaller):
         if hurt:
             with self._lock:
                 living = self._worker_ids()
-                self._clean(frozenset(self._seen) - living, living)
+                self._clean(self._seen - living, living)
                 self._seen &= living
 
     def _worker_ids(self) -> frozenset[int]:
@@ -158,7 +153,7 @@ class RewardPool(RewardCaller):
             self._seen |= living
             return living
 
-    def _clean(self, dead: frozenset[int], living: frozenset[int]) -> None:
+    def _clean(self, dead: Set[int], living: frozenset[int]) -> None:
         for worker in dead:
             end_group(worker)
         strays = end_strays(self._mark, living)
@@ -169,7 +164,7 @@ class RewardPool(RewardCaller):
         """None for a call that ended with the pool's breakdown, whether or not the call is to blame."""
         call = one.call
         try:
-            outcomes, seconds = one.result(deadline, self._worker_ids)
+            outcomes, seconds = self._result(one, deadline)
         except TimeoutError:
             if one.future.done():
                 return _failed(call, f"no answer within {one.limit:g} s, worker killed", "timeout", one.limit)
@@ -183,6 +178,26 @@ class RewardPool(RewardCaller):
         except (BrokenProcessPool, CancelledError):
             return None
         return Answer(call, outcomes, seconds)
+
+    def _result(self, one: Submitted, deadline: float) -> tuple[list[ItemOutcome], float]:
+        """What the worker returned.
+
+        Raises:
+            TimeoutError: the call took too long (the future is done then), or the deadline is over.
+            BrokenProcessPool: the pool broke down, and perhaps forgot the call.
+        """
+        while True:
+            self._worker_ids()
+            try:
+                result: tuple[list[ItemOutcome], float] = one.future.result(
+                    timeout=min(0.2, max(0.0, deadline - time.monotonic()))
+                )
+                return result
+            except TimeoutError:
+                if one.future.done() or time.monotonic() >= deadline:
+                    raise
+                if not one.pool.active:
+                    raise BrokenProcessPool("the pool is gone") from None
 
     def _submit(self, call: Call, state: Mapping[str, int]) -> Submitted:
         """Raises RuntimeError where the pool has broken down, or its watchdog is gone."""
@@ -225,8 +240,8 @@ class InlineRewards(RewardCaller):
     """
 
     def __init__(self, args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing) -> None:
-        super().__init__(names, float(args.reward_timeout), int(args.reward_num_workers) * _CALLS_PER_WORKER)
-        self._args, self._load, self._lock = args, load, threading.Lock()
+        super().__init__(args, names, load)
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         load_rewards(self._args, self.names, self._load)
@@ -238,14 +253,9 @@ class InlineRewards(RewardCaller):
         if found := faults():
             raise UsageError(*found)
 
-    def submit(self, calls: Sequence[Call], state: Mapping[str, int]) -> list[Submitted]:
-        """Takes none: this process has other work until all completions are there."""
-        return []
-
-    def collect(self, submitted: Sequence[Submitted], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
-        return iter(())
-
-    def run(self, calls: Sequence[Call], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
+    def run(
+        self, calls: Sequence[Call], state: Mapping[str, int], deadline: float, submitted: Sequence[Submitted] = ()
+    ) -> Iterator[Answer]:
         for call in calls:
             started = time.perf_counter()
             with self._lock:
@@ -254,5 +264,4 @@ class InlineRewards(RewardCaller):
 
 
 def rewards_for(args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing) -> RewardCaller:
-    """What `--reward_isolation` asks for."""
     return (InlineRewards if args.reward_isolation == "inline" else RewardPool)(args, names, load)

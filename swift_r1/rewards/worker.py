@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, describe
 from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, limit_memory
-from swift_r1.rewards.orm import Reward, build_reward, describe
+from swift_r1.rewards.orm import Reward, build_reward
 from swift_r1.rewards.remote import TOKEN_VARIABLE
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome, RewardFlags
 from swift_r1.rewards.watchdog import WorkerOutput
