@@ -25,10 +25,12 @@ def grade(
         RunFailed: a reward function could not judge a completion: without it the figures would not be those of all
             completions.
     """
-    answered = [(question, _with_prefix(question, written)) for question, written in answered]
+    answered = [  # with `--response_prefix`, as rewards see completions in training
+        (question, [replace(one, text=question.prompt.response_prefix + one.text) for one in written])
+        for question, written in answered
+    ]
     graded: list[tuple[Question, list[Row]]] = []
-    tasks = dict.fromkeys(question.task for question, _ in answered)
-    for task in tasks:
+    for task in dict.fromkeys(question.task for question, _ in answered):
         own = [one for one in answered if one[0].task == task]
         assert task.reward is not None
         batch = rewards.open(_STATE, (task.reward,))
@@ -48,12 +50,6 @@ def grade(
             for question, written in own
         ]
     return graded
-
-
-def _with_prefix(question: Question, written: Sequence[Written]) -> Sequence[Written]:
-    """With `--response_prefix`, as rewards see completions in training."""
-    prefix = question.prompt.response_prefix
-    return [replace(one, text=prefix + one.text) for one in written] if prefix else written
 
 
 def _row(question: Question, index: int, written: Written, reward: float | None) -> Row:

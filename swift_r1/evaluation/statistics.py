@@ -99,7 +99,7 @@ def ks(n: int) -> tuple[int, ...]:
     return tuple(sorted({*powers, n}))
 
 
-def estimate(values: Sequence[float], draws: float = 1.0) -> MeanEstimate:
+def mean_estimate(values: Sequence[float], draws: float = 1.0) -> MeanEstimate:
     """Mean of one value per question, with its uncertainty over questions.
 
     The standard error is clustered by question (Miller 2024, arXiv 2411.00640): completions of one question are not

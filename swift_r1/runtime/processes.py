@@ -98,6 +98,6 @@ def _wait_for_lock(descriptor: int, run_dir: Path, deadline: float) -> None:
         time.sleep(0.1)
 
 
-def say(text: str) -> None:
-    """One line of `swift rlhf` on standard error."""
-    print(f"swift rlhf: {text}", file=sys.stderr, flush=True)
+def say(text: str, command: str = "rlhf") -> None:
+    """One line of a command on standard error."""
+    print(f"swift {command}: {text}", file=sys.stderr, flush=True)
