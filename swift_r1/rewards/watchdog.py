@@ -159,28 +159,19 @@ def _taken(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
     try:
         connection.settimeout(5)
         pidfd = os.pidfd_open(pid)
-        thread = threading.Thread(target=_show, args=(connection, *_pipes_from(connection)), daemon=True)
+        _, pipes, _, _ = socket.recv_fds(connection, 1, len(_STREAMS))
+        if len(pipes) != len(_STREAMS):
+            raise ConnectionError("it sent no pipes")
+        connection.sendall(b".")
     except OSError as error:  # it ended while it registered, or is no worker
         print(f"swift_r1.rewards: process {pid} did not register: {error}", file=sys.stderr)
         connection.close()
         return None
+    for pipe in pipes:
+        os.set_blocking(pipe, False)
+    thread = threading.Thread(target=_show, args=(connection, *pipes), daemon=True)
     thread.start()
     return pidfd, pid, thread
-
-
-def _pipes_from(connection: socket.socket) -> list[int]:
-    """The readable ends of the worker's two streams.
-
-    Raises:
-        OSError: what came is not what `WorkerOutput` sends.
-    """
-    _, found, _, _ = socket.recv_fds(connection, 1, len(_STREAMS))
-    if len(found) != len(_STREAMS):
-        raise ConnectionError("it sent no pipes")
-    for number in found:
-        os.set_blocking(number, False)
-    connection.sendall(b".")
-    return found
 
 
 def _show(connection: socket.socket, *pipes: int) -> None:
@@ -195,7 +186,10 @@ def _show(connection: socket.socket, *pipes: int) -> None:
         while shown:
             for key, _ in selector.select():
                 if key.fileobj is connection:
-                    if not _received(connection):
+                    data = b""
+                    with contextlib.suppress(OSError):
+                        data = connection.recv(1 << 10)
+                    if not data:
                         selector.unregister(connection)
                         continue
                     for pipe in tuple(shown):
@@ -206,13 +200,6 @@ def _show(connection: socket.socket, *pipes: int) -> None:
                 elif key.fd in shown:
                     _copy(key.fd, shown, left, selector)
     connection.close()
-
-
-def _received(connection: socket.socket) -> bool:
-    try:
-        return bool(connection.recv(1 << 10))
-    except OSError:
-        return False
 
 
 def _copy(pipe: int, shown: dict[int, int], left: dict[int, int], selector: selectors.BaseSelector) -> None:
