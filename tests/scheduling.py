@@ -45,7 +45,7 @@ SECONDS: dict[str, float] = {
     "tests/resume/test_saving.py": 15,
     "tests/resume/test_stop.py": 12,
     "tests/resume/test_watchdog.py": 9,
-    "tests/rewards/test_graders.py": 35,
+    "tests/rewards/test_graders.py": 8,
     "tests/rewards/test_reward_pool.py": 60,
     "tests/rollout/test_fleet.py": 40,
     "tests/rollout/test_lease.py": 15,
