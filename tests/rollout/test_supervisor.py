@@ -1,4 +1,4 @@
-"""The keeper of colocated engines: it brings them back, and nothing of them outlives the run. Its engines here are
+"""The supervisor of colocated engines: it brings them back, and nothing of them outlives the run. Its engines here are
 small HTTP servers that leave a process of a session of its own behind, as vLLM's do."""
 
 from __future__ import annotations
