@@ -10,7 +10,8 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -20,7 +21,7 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rewards.batch import RewardCaller, Submitted
 from swift_r1.rewards.calls import LONGEST_CALL, Answer, Call
-from swift_r1.rewards.confine import MEMORY_EXIT, end_group, end_strays, end_whole
+from swift_r1.rewards.confine import MEMORY_EXIT, end_strays, end_whole
 from swift_r1.rewards.types import ItemOutcome, RewardFlags
 from swift_r1.rewards.watchdog import WorkerWatchdog
 from swift_r1.rewards.worker import (
@@ -38,7 +39,7 @@ _logger = logging.getLogger("swift_r1.rewards")
 
 START_SECONDS = 120.0  # for a worker to import the plugins
 _ASYNC_GRACE_SECONDS = 2.0  # for a worker to end a late coroutine by itself, before it is killed
-_DEADLY = frozenset(("timeout", "died", "memory"))  # kinds of failures that end a worker
+_LOOK_SECONDS = 0.2
 
 
 class _Worker(SpawnProcess):
@@ -62,7 +63,6 @@ class RewardPool(RewardCaller):
 
     def __init__(self, args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing) -> None:
         super().__init__(args, names, load)
-        self._seen: set[int] = set()
         self._lock = threading.RLock()  # of what is replaced in a breakdown
         self._mark = secrets.token_hex(8)
         self._watchdog: WorkerWatchdog | None = None
@@ -83,15 +83,13 @@ class RewardPool(RewardCaller):
     def close(self) -> None:
         with self._lock:
             if self._pool is not None:
-                self._worker_ids()
                 self._pool.stop()  # type: ignore[no-untyped-call]  # pebble leaves it untyped
                 self._pool.join()
                 self._pool = None
-                self._clean(self._seen, frozenset())
-                self._seen.clear()
             if self._watchdog is not None:
                 self._watchdog.close()
                 self._watchdog = None
+                end_strays(self._mark, frozenset())  # where the watchdog was killed
 
     def wait_ready(self) -> None:
         if self._ready is None:
@@ -116,7 +114,6 @@ class RewardPool(RewardCaller):
             except RuntimeError as error:
                 _logger.warning("the reward workers broke down (%s); later groups are scored at the end", error)
                 break
-        self._worker_ids()
         return submitted
 
     def run(
@@ -125,51 +122,32 @@ class RewardPool(RewardCaller):
         return self._collect([*submitted, *(self._submit_surely(call, state) for call in calls)], state, deadline)
 
     def _collect(self, submitted: Sequence[Submitted], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
-        """The answers to submitted calls. What dead workers left is ended after the last."""
         aborted: list[Call] = []
-        hurt = False
         for one in submitted:
             answer = self._answer(one, deadline)
             if answer is None:
                 aborted.append(one.call)
             else:
-                hurt |= _has_killed(answer)
                 yield answer
         for call in aborted:  # alone in the pool, a call can only be hurt by itself
             answer = self._answer(self._submit_surely(call, state), deadline)
-            answer = answer or _failed(call, "its worker process died", "died")
-            hurt |= _has_killed(answer)
-            yield answer
-        if hurt:
-            with self._lock:
-                living = self._worker_ids()
-                self._clean(self._seen - living, living)
-                self._seen &= living
-
-    def _worker_ids(self) -> frozenset[int]:
-        """Of the processes that exist now; all that were ever seen are remembered until they are cleaned up."""
-        with self._lock:
-            living = frozenset(list(self._pool._pool_manager.worker_manager.workers)) if self._pool else frozenset()
-            self._seen |= living
-            return living
-
-    def _clean(self, dead: Set[int], living: frozenset[int]) -> None:
-        for worker in dead:
-            end_group(worker)
-        strays = end_strays(self._mark, living)
-        if strays:
-            _logger.warning("ended %d processes that rewards left behind", len(strays))
+            yield answer or _failed(call, "its worker process died", "died")
 
     def _answer(self, one: Submitted, deadline: float) -> Answer | None:
         """None for a call that ended with the pool's breakdown, whether or not the call is to blame."""
         call = one.call
         try:
-            outcomes, seconds = self._result(one, deadline)
+            while not one.future.done():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    one.future.cancel()  # type: ignore[no-untyped-call]  # pebble leaves it untyped
+                    return _failed(call, "not reached before the deadline of the batch", "timeout")
+                if not one.pool.active:  # it broke down, and may have forgotten the call
+                    return None
+                futures.wait([one.future], min(_LOOK_SECONDS, left))
+            outcomes, seconds = one.future.result()
         except TimeoutError:
-            if one.future.done():
-                return _failed(call, f"no answer within {one.limit:g} s, worker killed", "timeout", one.limit)
-            one.future.cancel()  # type: ignore[no-untyped-call]  # pebble leaves it untyped
-            return _failed(call, "not reached before the deadline of the batch", "timeout")
+            return _failed(call, f"no answer within {one.limit:g} s, worker killed", "timeout", one.limit)
         except ProcessExpired as error:
             if error.exitcode == MEMORY_EXIT:
                 limit = float(self._args.reward_memory_limit)
@@ -178,26 +156,6 @@ class RewardPool(RewardCaller):
         except (BrokenProcessPool, CancelledError):
             return None
         return Answer(call, outcomes, seconds)
-
-    def _result(self, one: Submitted, deadline: float) -> tuple[list[ItemOutcome], float]:
-        """What the worker returned.
-
-        Raises:
-            TimeoutError: the call took too long (the future is done then), or the deadline is over.
-            BrokenProcessPool: the pool broke down, and perhaps forgot the call.
-        """
-        while True:
-            self._worker_ids()
-            try:
-                result: tuple[list[ItemOutcome], float] = one.future.result(
-                    timeout=min(0.2, max(0.0, deadline - time.monotonic()))
-                )
-                return result
-            except TimeoutError:
-                if one.future.done() or time.monotonic() >= deadline:
-                    raise
-                if not one.pool.active:
-                    raise BrokenProcessPool("the pool is gone") from None
 
     def _submit(self, call: Call, state: Mapping[str, int]) -> Submitted:
         """Raises RuntimeError where the pool has broken down, or its watchdog is gone."""
@@ -224,10 +182,6 @@ class RewardPool(RewardCaller):
 
 def _failed(call: Call, reason: str, kind: str, seconds: float = 0.0) -> Answer:
     return Answer(call, [ItemOutcome(failure=reason, isolate=True, kind=kind)] * len(call.items), seconds)
-
-
-def _has_killed(answer: Answer) -> bool:
-    return any(outcome.failure and outcome.kind in _DEADLY for outcome in answer.outcomes)
 
 
 class InlineRewards(RewardCaller):

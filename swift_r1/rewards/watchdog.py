@@ -6,7 +6,7 @@ session of its own watches the trainer and the workers (by pidfd, which cannot b
 - when the trainer ends, each worker is stopped and all below it are killed, then the worker. A worker adopts what its
   descendants leave behind (`confine.py`), so while it is there nothing that a running reward started can hide, whatever
   its session or environment;
-- when a worker ends, so does its process group.
+- when a worker ends, so does its process group, and what carries the pool's mark and has no worker any more.
 
 All output of the workers goes through pipes to the watchdog, which shows so much of each call. So it does not matter
 who writes, Python, C code or a child process, nor whether the worker holds the GIL or dies: a gigabyte costs the time
@@ -137,11 +137,15 @@ def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -
                         continue
                     for thread in shows:
                         thread.join(1.0)
+                    for pid in workers.values():  # they have ended
+                        end_group(pid)
                     return
                 elif key.fd in workers:
                     selector.unregister(key.fd)
                     end_group(workers.pop(key.fd))
                     os.close(key.fd)
+                    if strays := end_strays(mark, frozenset(workers.values())):
+                        _say(f"ended {len(strays)} processes that rewards left behind")
     # The workers with all that is below them; then what carries the mark and has no worker any more.
     end_whole(list(workers.values()))
     deadline = time.monotonic() + _END_SECONDS
@@ -164,7 +168,7 @@ def _taken(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
             raise ConnectionError("it sent no pipes")
         connection.sendall(b".")
     except OSError as error:  # it ended while it registered, or is no worker
-        print(f"swift_r1.rewards: process {pid} did not register: {error}", file=sys.stderr)
+        _say(f"process {pid} did not register: {error}")
         connection.close()
         return None
     for pipe in pipes:
@@ -172,6 +176,11 @@ def _taken(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
     thread = threading.Thread(target=_show, args=(connection, *pipes), daemon=True)
     thread.start()
     return pidfd, pid, thread
+
+
+def _say(text: str) -> None:
+    """In a thread: where nobody reads standard error, the watch goes on."""
+    threading.Thread(target=_write, args=(2, f"swift_r1.rewards: {text}\n".encode()), daemon=True).start()
 
 
 def _show(connection: socket.socket, *pipes: int) -> None:
