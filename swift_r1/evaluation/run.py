@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,22 +17,24 @@ from rich.console import Console
 
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.data.registry import register_dataset_info
-from swift_r1.errors import EXIT_OK, UsageError, for_each
+from swift_r1.errors import EXIT_OK, RunFailed, UsageError, for_each
 from swift_r1.evaluation.choose import open_engine
 from swift_r1.evaluation.engine import EvalEngine, Question, Written, model_sha256
-from swift_r1.evaluation.grading import grade
 from swift_r1.evaluation.questions import Questions, load_questions, prompts_of, reward_faults
 from swift_r1.evaluation.report import report, results_table
-from swift_r1.evaluation.results import graded_of, summarize
-from swift_r1.evaluation.store import REPORT, CompletionStore, open_settings, write_whole
+from swift_r1.evaluation.results import RIGHT, RULES, graded_of, summarize
+from swift_r1.evaluation.store import REPORT, CompletionStore, Row, open_settings, write_whole
 from swift_r1.plugins import load_plugins
+from swift_r1.rewards.batch import RewardCaller
 from swift_r1.rewards.pool import rewards_for
+from swift_r1.rewards.types import RewardBatch
 from swift_r1.runtime.libraries import package_versions, quiet_libraries
 from swift_r1.runtime.processes import run_folder_held, say
 from swift_r1.tracking.console import progress_bar
 
 _LOOK_EVERY_S = 0.5  # so that Ctrl-C is heard while nothing comes
 _LINE_EVERY_S = 60.0
+_TRAINER_STATE = {"global_step": 0, "max_steps": 0}
 
 _Answered = tuple[Question, Sequence[Written]]
 
@@ -102,7 +105,7 @@ def _answer(
     task = bar.add_task("completions", total=total, completed=done)
     engine.start()
     for batch in _generated(engine, [question for question in questions if question.key not in store.done]):
-        for question, rows in grade(rewards, batch):
+        for question, rows in _grade(rewards, batch):
             store.add(question.key, rows)
             done += len(rows)
             bar.advance(task, len(rows))
@@ -164,3 +167,72 @@ def _settings(args: EvalArguments, sets: Sequence[Questions], engine: EvalEngine
             one.task.name: one.task.to_dict() | {"questions": len(one.rows), "sha256": one.sha256} for one in sets
         },
     }
+
+
+def _grade(
+    rewards: RewardCaller, answered: Sequence[tuple[Question, Sequence[Written]]]
+) -> list[tuple[Question, list[Row]]]:
+    """The rows of all completions, question by question.
+
+    Raises:
+        RunFailed: a reward function could not judge one: without it the figures would not be those of all.
+    """
+    answered = [  # with `--response_prefix`, as rewards see completions in training
+        (question, [replace(one, text=question.prompt.response_prefix + one.text) for one in written])
+        for question, written in answered
+    ]
+    graded: list[tuple[Question, list[Row]]] = []
+    for task in dict.fromkeys(question.task for question, _ in answered):
+        own = [one for one in answered if one[0].task == task]
+        assert task.reward is not None
+        batch = rewards.open(_TRAINER_STATE, (task.reward,))
+        for place, (question, written) in enumerate(own):
+            batch.add(place, _reward_batch(question, written))
+        _, (column,) = batch.result()
+        if column.invalid:
+            first = column.invalid[0]
+            question, _ = own[first.index // task.num_generations]
+            raise RunFailed(
+                f"{task.name}: the reward {task.reward} cannot judge {len(column.invalid)} of "
+                f"{len(column.values)} completions, the first of {question.prompt.prompt_id}: {first.cause}"
+            )
+        values = iter(column.values)
+        graded += [
+            (question, [_row(question, index, one, next(values)) for index, one in enumerate(written)])
+            for question, written in own
+        ]
+    return graded
+
+
+def _row(question: Question, index: int, written: Written, reward: float | None) -> Row:
+    task, prompt = question.task, question.prompt
+    rule = RULES.get(task.reward or "")
+    return {
+        "benchmark": task.name,
+        "prompt_id": prompt.prompt_id,
+        "index": index,
+        "prompt": prompt.text or list(map(dict, prompt.messages)),
+        "completion": written.text,
+        "answer": rule.read(written.text) if rule is not None else None,
+        "right": reward is not None and reward >= RIGHT,
+        "reward": reward,
+        "tokens": written.tokens,
+        "finish_reason": written.finish_reason,
+        "weight_version": written.weight_version,
+        "columns": dict(prompt.columns),
+    }
+
+
+def _reward_batch(question: Question, written: Sequence[Written]) -> RewardBatch:
+    prompt, count = question.prompt, len(written)
+    texts = [one.text for one in written]
+    columns: dict[str, list[Any]] = {name: [value] * count for name, value in prompt.columns.items()}
+    columns |= {
+        "messages": [[*map(dict, prompt.messages), {"role": "assistant", "content": text}] for text in texts],
+        "prompt_id": [prompt.prompt_id] * count,
+        "request_id": [f"eval/{prompt.prompt_id}"] * count,
+        "dataset": [prompt.dataset] * count,
+        "finish_reason": [one.finish_reason for one in written],
+        "is_truncated": [one.finish_reason == "length" for one in written],
+    }
+    return RewardBatch(texts, columns, count)

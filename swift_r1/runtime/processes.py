@@ -69,12 +69,9 @@ def run_folder_held(run_dir: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None
     Raises:
         UsageError: another process has held it for `wait_s` seconds.
     """
-    descriptor = os.open(run_dir / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        _wait_for_lock(descriptor, run_dir, time.monotonic() + wait_s)
+    with open(run_dir / LOCK, "ab") as file:
+        _wait_for_lock(file.fileno(), run_dir, time.monotonic() + wait_s)
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _wait_for_lock(descriptor: int, run_dir: Path, deadline: float) -> None:
