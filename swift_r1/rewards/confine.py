@@ -53,7 +53,7 @@ def limit_memory(gib: float) -> None:
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """A context around one call: the processes that it started end with it, and with their descendants."""
+    """A context around one call: the processes that it started end with it, and their descendants too."""
     before = _children()
     try:
         yield

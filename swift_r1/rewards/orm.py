@@ -10,12 +10,10 @@ from typing import Any
 
 from swift_r1.errors import UsageError, describe, for_each
 
-_GIVEN = frozenset(
-    (
-        *("completions", "messages", "prompt_id", "request_id", "finish_reason", "is_truncated"),
-        *("response_token_ids", "trainer_state", "dataset"),
-    )
-)
+_GIVEN = {
+    *("completions", "messages", "prompt_id", "request_id", "finish_reason", "is_truncated"),
+    *("response_token_ids", "trainer_state", "dataset"),
+}
 """What every reward call gets beside the dataset's columns."""
 
 
@@ -56,7 +54,6 @@ class Reward:
     """A reward function, ready to call.
 
     Attributes:
-        function: the object that is called.
         accepts: names of the keywords it takes; None where it takes any.
         needs: dataset columns: the parameters of its call without a default, except those that every call gets.
         is_async: its call is a coroutine.
@@ -69,7 +66,7 @@ class Reward:
     is_async: bool
 
     def call(self, completions: Sequence[str], columns: Mapping[str, Any]) -> Any:
-        """Calls it with the completions and those columns that it takes; returns what it returns."""
+        """Calls it with the completions and those columns that it takes."""
         taken = {key: value for key, value in columns.items() if self.accepts is None or key in self.accepts}
         return self.function(list(completions), **taken)
 
@@ -102,7 +99,7 @@ def build_reward(name: str, args: Any = None) -> Reward:
 
 
 def check_rewards(names: Sequence[str], columns: frozenset[str], args: Any = None) -> list[Reward]:
-    """Builds all rewards and checks that the data has the columns they need. Quick; loads no model.
+    """Builds all rewards.
 
     Raises:
         UsageError: one line for each reward that is unknown, cannot be built, or needs a column that the data lacks.

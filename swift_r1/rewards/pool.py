@@ -107,13 +107,12 @@ class RewardPool(RewardCaller):
 
     def submit(self, calls: Sequence[Call], state: Mapping[str, int]) -> list[Submitted]:
         """Fewer than asked, or none, where the pool broke down."""
-        submitted = []
-        for call in calls:
-            try:
+        submitted: list[Submitted] = []
+        try:
+            for call in calls:
                 submitted.append(self._submit(call, state))
-            except RuntimeError as error:
-                _logger.warning("the reward workers broke down (%s); later groups are scored at the end", error)
-                break
+        except RuntimeError as error:
+            _logger.warning("the reward workers broke down (%s); later groups are scored at the end", error)
         return submitted
 
     def run(

@@ -57,11 +57,6 @@ class WorkerWatchdog:
     def alive(self) -> bool:
         return self._process.is_alive()
 
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
     def close(self) -> None:
         """Ends it, after the workers; what they printed last is shown before."""
         with contextlib.suppress(OSError):  # it was killed

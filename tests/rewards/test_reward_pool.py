@@ -611,7 +611,8 @@ def test_nothing_survives_a_trainer_that_is_killed(tmp_path: Path) -> None:
                 names = ["child", "session", "unmarked", "orphan"]
                 while not all(os.path.exists(os.path.join({str(folder)!r}, name)) for name in names):
                     time.sleep(0.05)
-                print(json.dumps([*pool._pool._pool_manager.worker_manager.workers, pool._watchdog.pid]), flush=True)
+                workers = pool._pool._pool_manager.worker_manager.workers
+                print(json.dumps([*workers, pool._watchdog._process.pid]), flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
             """
         )
@@ -641,11 +642,11 @@ def test_nothing_survives_a_call_that_is_late(tmp_path: Path) -> None:
 def test_a_watchdog_that_was_killed_is_replaced(plugin: Path) -> None:
     with RewardPool(args(workers=1), ["moody"], loading(plugin)) as pool:
         assert pool.score(batch(["aa", "a"], 2))[0].values == (2.0, 1.0)
-        before = pool._watchdog.pid
+        before = pool._watchdog._process.pid
         os.kill(before, signal.SIGKILL)
         wait_gone(before)
         assert pool.score(batch(["aa", "a"], 2))[0].values == (2.0, 1.0)
-        assert pool._watchdog.alive and pool._watchdog.pid != before
+        assert pool._watchdog.alive and pool._watchdog._process.pid != before
 
 
 @pytest.mark.long
