@@ -23,7 +23,7 @@ _OWN_FILES = frozenset((".safetensors", ".bin", ".json", ".model", ".jinja", ".t
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One prompt of a task; it is asked `task.num_generations` times."""
+    """A prompt, which is asked `task.num_generations` times."""
 
     task: Task
     prompt: Prompt
@@ -100,14 +100,10 @@ def request_of(
 
 
 def written_of(completions: Iterable[Completion], tokenizer: Any, with_version: bool) -> list[Written]:
+    texts = ((one, tokenizer.decode(one.token_ids, skip_special_tokens=True)) for one in completions)
     return [
-        Written(
-            tokenizer.decode(one.token_ids, skip_special_tokens=True),
-            len(one.token_ids),
-            one.finish_reason,
-            one.weight_version if with_version else None,
-        )
-        for one in completions
+        Written(text, len(one.token_ids), one.finish_reason, one.weight_version if with_version else None)
+        for one, text in texts
     ]
 
 

@@ -69,7 +69,9 @@ def load_questions(task: Task, seed: int = 42, use_hf: bool | None = None) -> Qu
     for row in rows:  # what it asks and what is right; where it came from does not count
         content = {key: value for key, value in row.items() if key not in ("dataset", "prompt_id")}
         digest.update(json.dumps(content, sort_keys=True, ensure_ascii=True, default=str).encode() + b"\n")
-    return Questions(task, [_with_instruction(row, task.instruction) for row in rows], digest.hexdigest())
+    if task.instruction:
+        rows = [_with_instruction(row, task.instruction) for row in rows]
+    return Questions(task, rows, digest.hexdigest())
 
 
 def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> list[Prompt]:
@@ -93,10 +95,11 @@ def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> lis
         )
     prompts = []
     for row in questions.rows:
-        system = bool(task.system) and row["messages"][0]["role"] != "system"
-        messages = [*([{"role": "system", "content": task.system}] if system else []), *row["messages"]]
+        messages = tuple(row["messages"])
+        if task.system and messages[0]["role"] != "system":
+            messages = ({"role": "system", "content": task.system}, *messages)
         columns = {key: value for key, value in row.items() if key not in RESERVED and key != "messages"}
-        prompts.append(Prompt(row["prompt_id"], row["dataset"], tuple(messages), "", (), columns))
+        prompts.append(Prompt(row["prompt_id"], row["dataset"], messages, "", (), columns))
     return prompts
 
 
@@ -124,17 +127,14 @@ def reward_faults(questions: Questions, rewards: Sequence[str], args: Any) -> li
 
 def shared_questions(questions: Questions, training: Iterable[Row]) -> int:
     """How many of the questions are among the training rows: the user's text, without the instruction."""
-    known = {_asked(row, "") for row in training}
-    return sum(_asked(row, questions.task.instruction) in known for row in questions.rows)
+
+    def asked(row: Row, instruction: str = "") -> str:
+        return " ".join(row["messages"][-1]["content"].removesuffix(instruction).split())
+
+    known = set(map(asked, training))
+    return sum(asked(row, questions.task.instruction) in known for row in questions.rows)
 
 
 def _with_instruction(row: Row, instruction: str) -> Row:
-    if not instruction:
-        return row
     *before, last = row["messages"]
     return {**row, "messages": [*before, {**last, "content": f"{last['content']}\n{instruction}"}]}
-
-
-def _asked(row: Row, instruction: str) -> str:
-    text = row["messages"][-1]["content"]
-    return " ".join(text.removesuffix(instruction).split())

@@ -137,14 +137,12 @@ class OwnServerEngine(EvalEngine):
         self._engine: ServerEngine | None = None
 
     def start(self) -> None:
-        """Raises RunFailed where the server does not start."""
         key = secrets.token_hex(16)
         for _ in range(_START_TRIES):
             port = _free_port()
             self._process = self._launch(port, key)
             client = RolloutClient(f"http://127.0.0.1:{port}", key)
-            info = self._ready(client, self._process)
-            if info is not None:
+            if (info := self._ready(client, self._process)) is not None:
                 self._engine = ServerEngine(self._args, client, info, self.tokenizer, _END_SECONDS)
                 return
             client.close()
@@ -187,11 +185,7 @@ class OwnServerEngine(EvalEngine):
             )
 
     def _ready(self, client: RolloutClient, process: subprocess.Popen[bytes]) -> ServerInfo | None:
-        """Waits for the server; None where its port was taken.
-
-        Raises:
-            RunFailed: it ended, or needs too long.
-        """
+        """Waits for the server; None where its port was taken. Raises RunFailed where it ends, or needs too long."""
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end:
             code = process.poll()

@@ -30,6 +30,7 @@ from swift_r1.plugins.import_names import IMPORT_NAMES, Missing
 from swift_r1.plugins.ms_swift import is_installed, its_own
 
 _DO_WITHOUT = "leave the import out, or copy what you need into the plugin"
+_IMPORT_SYSTEM = (__file__, str(importlib.__file__), "<frozen importlib")
 _folders: set[Path] = set()  # of plugin files
 
 
@@ -63,7 +64,7 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] != "swift" or not _is_plugin_code(_importer()):
+        if fullname.partition(".")[0] != "swift" or not _plugin_code_imports():
             return None
         if fullname not in IMPORT_NAMES:
             known = ", ".join(name for name in IMPORT_NAMES if name != "swift")
@@ -119,19 +120,12 @@ def _spec(fullname: str) -> ModuleSpec:
     return ModuleSpec(fullname, _Finder(), is_package=is_package)
 
 
-def _importer() -> str:
-    """The file whose code imports: the innermost frame that is not the import system's or this module's."""
+def _plugin_code_imports() -> bool:
+    """Whether a plugin imports: the innermost frame that is not the import system's or this module's tells."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name not in (__file__, importlib.__file__) and not name.startswith("<frozen importlib"):
-            return name
+    while frame is not None and frame.f_code.co_filename.startswith(_IMPORT_SYSTEM):
         frame = frame.f_back
-    return ""
-
-
-def _is_plugin_code(filename: str) -> bool:
-    path = Path(filename)
+    path = Path("" if frame is None else frame.f_code.co_filename)
     return any(
         path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts for folder in _folders
     )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from swift_r1.errors import UsageError
 
@@ -70,16 +70,16 @@ def run_folder_held(run_dir: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None
         UsageError: another process has held it for `wait_s` seconds.
     """
     with open(run_dir / LOCK, "ab") as file:
-        _wait_for_lock(file.fileno(), run_dir, time.monotonic() + wait_s)
+        _lock(file, run_dir, time.monotonic() + wait_s)
         yield
 
 
-def _wait_for_lock(descriptor: int, run_dir: Path, deadline: float) -> None:
+def _lock(file: BinaryIO, run_dir: Path, deadline: float) -> None:
     said = False
     while True:
         try:
             # Not `flock`, whose lock the prompt workers that are forked later would hold too, and longer.
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except (BlockingIOError, PermissionError):
             if time.monotonic() > deadline:

@@ -83,13 +83,11 @@ class RunConsole:
             self.say(f"step {step}/{self._total}  " + "  ".join(shown))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            if not name.endswith("/accuracy"):
-                continue
-            prefix = name.removesuffix("accuracy")
+        for prefix in (name.removesuffix("accuracy") for name in metrics if name.endswith("/accuracy")):
             dataset = prefix.removeprefix("eval/").rstrip("/")
-            self._notes[dataset] = f"held-out accuracy {value:.3f}"
             own = {key.removeprefix(prefix): item for key, item in metrics.items() if key.startswith(prefix)}
+            value = own["accuracy"]
+            self._notes[dataset] = f"held-out accuracy {value:.3f}"
             if "completions" not in own:  # the mean of several sets
                 self.say(f"step {step}: held-out accuracy {value:.3f}, the mean of the data sets")
                 continue
