@@ -56,12 +56,8 @@ def _rollout_server(args: EvalArguments) -> ServerEngine:
 
 
 def _is_rollout_server(args: EvalArguments) -> bool:
-    """Whether a `swift rollout` server is at the URL, ready or not. Waits for whatever is there.
-
-    Raises:
-        ServerUnreachable: nothing answers within `--vllm_server_timeout`.
-        UsageError: it wants another key.
-    """
+    """Whether a `swift rollout` server, ready or not, is at the URL, where something must answer within
+    `--vllm_server_timeout`; raises UsageError where it wants another key."""
     end = time.monotonic() + args.vllm_server_timeout
     while True:
         try:

@@ -36,7 +36,7 @@ def http_options(args: EvalArguments) -> dict[str, Any]:
     return {
         "base_url": args.base_url,
         "headers": {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {},
-        # Proxies of the environment are for the internet, not for a server beside us.
+        # Proxies of the environment are for the internet, not for a server on this machine.
         "trust_env": httpx.URL(args.base_url).host not in LOOPBACK,
         "verify": ssl.create_default_context() if args.base_url.startswith("https:") else True,
     }

@@ -78,7 +78,7 @@ def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> lis
     """The prompts of all questions, without text and tokens where the other end renders them (`tokenizer` None).
 
     Raises:
-        UsageError: see `check_room`; or there is no chat template, or nobody here to apply it.
+        UsageError: see `check_room`; or there is no chat template, or the endpoint would have to apply it.
     """
     task = questions.task
     wording = Wording(task.system or None, task.prompt_template, task.response_prefix, task.enable_thinking)

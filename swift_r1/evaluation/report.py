@@ -145,7 +145,7 @@ def _interval(one: MeanEstimate | Difference, sign: str = "") -> str:
 
 
 def _read(folder: Path) -> dict[str, tuple[str, Result]]:
-    """Of each benchmark the hash of its questions, and its figures."""
+    """Of each benchmark the hash of its questions and its figures."""
     try:
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:

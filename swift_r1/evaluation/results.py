@@ -109,14 +109,8 @@ class Result:
 
 
 def summarize(graded: Sequence[Graded], reward: str | None) -> Result:
-    """The figures of all completions of a benchmark, `n` of each question, in any order.
-
-    Args:
-        reward: the reward function's name, which tells how answers are read.
-
-    Raises:
-        ValueError: none, or not the same number of each question.
-    """
+    """The figures of all completions of a benchmark, `n` of each question, in any order; `reward` tells how answers are
+    read. Raises ValueError without completions, or with a different number of some question."""
     groups: dict[str, list[Graded]] = {}
     for one in graded:
         groups.setdefault(one.prompt_id, []).append(one)

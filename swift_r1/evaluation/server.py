@@ -38,13 +38,7 @@ _MAX_LOSSES = 5  # in a row, with nothing answered in between
 
 
 class ServerEngine(EvalEngine):
-    """A server that is there.
-
-    Args:
-        info: what `/info` said.
-        tokenizer: the server's.
-        timeout_s: longest wait for a server that was lost.
-    """
+    """A running server; `info` is what `/info` said, `timeout_s` the longest wait where it was lost."""
 
     def __init__(
         self, args: EvalArguments, client: RolloutClient, info: ServerInfo, tokenizer: Any, timeout_s: float
@@ -94,12 +88,8 @@ class ServerEngine(EvalEngine):
         self._client.close()
 
     def _wait(self, losses: int, error: Exception) -> None:
-        """Waits for the server.
-
-        Raises:
-            ServerUnreachable: it did not come back, or is lost again and again.
-            RunFailed: it is another one now, whose weights nobody has pushed.
-        """
+        """Raises ServerUnreachable where it does not come back or is lost again and again, RunFailed where it was
+        restarted with other weights."""
         if losses >= _MAX_LOSSES:
             raise ServerUnreachable(f"{error} (lost {losses} times in a row, with nothing answered in between)")
         _logger.warning("%s; waiting up to %g s for it", error, self._timeout_s)
@@ -114,10 +104,7 @@ class ServerEngine(EvalEngine):
 
 
 class OwnServerEngine(EvalEngine):
-    """A model folder through vLLM: a `swift rollout` of our own, on this machine.
-
-    Args:
-        log: the server's output.
+    """A model folder through vLLM: a `swift rollout` of our own on this machine, its output in `log`.
 
     Raises:
         UsageError: vLLM is not installed here.

@@ -49,7 +49,7 @@ def majority_at_k(classes: Sequence[tuple[int, bool]], silent: int, k: int) -> f
     """Probability that the most frequent answer among `k` completions is right (self-consistency, arXiv 2203.11171).
 
     The `k` are drawn without replacement. Of answers that are equally frequent each one wins with the same
-    probability. A completion without an answer has no vote; where nobody votes the outcome is wrong.
+    probability. A completion without an answer has no vote; without votes the outcome is wrong.
 
     Args:
         classes: of each different answer, how many completions gave it and whether it is right.

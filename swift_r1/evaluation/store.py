@@ -10,10 +10,10 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.tracking.metrics import json_line
+from swift_r1.tracking.metrics import JsonLines
 
 SETTINGS, COMPLETIONS, REPORT = "settings.json", "completions.jsonl", "report.json"
 
@@ -21,11 +21,8 @@ Row = dict[str, Any]
 Key = tuple[str, str]
 
 
-class CompletionStore:
-    """The completions in a folder. Use as a context manager.
-
-    Args:
-        counts: completions of each question.
+class CompletionStore(JsonLines):
+    """The completions in a folder; `counts` has their number for each question.
 
     Attributes:
         done: the rows of each question that is answered, by benchmark and `prompt_id`.
@@ -37,28 +34,17 @@ class CompletionStore:
     def __init__(self, folder: Path, counts: Mapping[Key, int]) -> None:
         path = folder / COMPLETIONS
         self.done, end = _read(path, counts)
-        self._file = path.open("ab")
-        if self._file.tell() != end:
-            self._file.truncate(end)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
+        super().__init__(path)
+        os.truncate(path, end)
 
     def add(self, key: Key, rows: Sequence[Row]) -> None:
-        self._file.write("".join(json_line(row) for row in rows).encode())
-        self._file.flush()
+        for row in rows:
+            self.write(row)
         self.done[key] = list(rows)
 
 
 def open_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Writes the settings of a new evaluation, or compares them with those that the folder has.
-
-    Raises:
-        UsageError: they differ, one difference per line; or the folder holds something else.
-    """
+    """Writes the settings of a new evaluation; raises UsageError where the folder has others, or something else."""
     path = folder / SETTINGS
     if path.is_file():
         try:
@@ -90,11 +76,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def read_rows(folder: Path) -> list[Row]:
-    """All completions of a finished evaluation.
-
-    Raises:
-        UsageError: there are none, or a line cannot be read.
-    """
+    """All completions of a finished evaluation; raises UsageError without any, or where a line cannot be read."""
     path = folder / COMPLETIONS
     if not path.is_file():
         raise UsageError(f"{folder} is no folder of an evaluation: it has no {COMPLETIONS}")

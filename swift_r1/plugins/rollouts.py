@@ -62,8 +62,8 @@ class MultiTurnScheduler(RolloutScheduler):
     async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
         """Turn after turn until `check_finished` says so, `max_turns` is reached or no more tokens fit.
 
-        `step` may give, beside `infer_request`: `response_token_ids` and `response_loss_mask` (this turn's tokens where
-        it changed them, and which are trained) and `rollout_infos` (collected, and given to the rewards).
+        `step` may give, besides `infer_request`, `response_token_ids` and `response_loss_mask` (its tokens where
+        it changed them, and which are trained), and `rollout_infos` (collected, and given to the rewards).
         """
         request = infer_request
         infos: dict[str, Any] = {}

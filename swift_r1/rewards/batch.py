@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ class RewardCaller(ABC):
 
     def __init__(self, args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing) -> None:
         self._args, self.names, self._load = args, tuple(names), load
+        self._lock = threading.RLock()
         self.timeout = float(args.reward_timeout)
         self.calls_at_once = int(args.reward_num_workers) * _CALLS_PER_WORKER
 
@@ -90,7 +92,7 @@ class RewardCaller(ABC):
 
 
 class OpenRewardBatch:
-    """Takes groups in any order; the result is that of the whole batch in theirs.
+    """Takes groups in any order; the result is in the order of their numbers.
 
     Args:
         trainer_state: as of `RewardBatch`; that of the batches added does not count.
@@ -105,7 +107,7 @@ class OpenRewardBatch:
         self._spent = dict.fromkeys(names, 0.0)
 
     def add(self, first: int, part: RewardBatch) -> None:
-        """Gives the workers the groups `first`, `first + 1`, ... of the batch. Never waits for them.
+        """Gives the workers groups `first`, `first + 1`, ... of the batch, and does not wait for them.
 
         Raises:
             ValueError: not whole groups.

@@ -54,11 +54,7 @@ def split_calls(name: str, groups: Mapping[int, Item], wanted: int) -> list[Call
 
 
 def groups_of(batch: RewardBatch) -> list[Item]:
-    """The batch group by group.
-
-    Raises:
-        ValueError: it does not consist of whole groups, or a column is not as long as it.
-    """
+    """The batch group by group; raises ValueError where these are not whole, or a column has another length."""
     count, size = len(batch.completions), batch.group_size
     if size < 1 or count == 0 or count % size:
         raise ValueError(f"{count} completions are not whole groups of {size}")

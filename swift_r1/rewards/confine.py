@@ -24,13 +24,8 @@ _END_SECONDS = 10.0  # for what was killed to be gone
 
 
 def confine(mark: str, kept: Sequence[str]) -> None:
-    """Strips secrets and proxies from `os.environ`, makes this process lead its own group and adopt what its
-    descendants leave behind.
-
-    Args:
-        mark: put into the environment that children inherit, with this process's id.
-        kept: names of variables that stay whatever they are called.
-    """
+    """Strips secrets and proxies (except `kept`) from `os.environ`, makes this process lead its own group and adopt
+    what its descendants leave behind. Its children inherit the `mark`, with its process id."""
     for name in [name for name in os.environ if _SECRET.search(name) and name not in kept]:
         del os.environ[name]
     os.environ[MARK] = f"{mark}:{os.getpid()}"

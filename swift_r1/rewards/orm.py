@@ -14,7 +14,7 @@ _GIVEN = {
     *("completions", "messages", "prompt_id", "request_id", "finish_reason", "is_truncated"),
     *("response_token_ids", "trainer_state", "dataset"),
 }
-"""What every reward call gets beside the dataset's columns."""
+"""What every reward call gets besides the dataset's columns."""
 
 
 class ORM:

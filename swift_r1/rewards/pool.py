@@ -1,14 +1,13 @@
-"""Reward functions in worker processes that can be killed, so that no reward can hang or end a run, or in this one.
+"""Reward functions in worker processes that can be killed, so that no reward can hang or end a run; or in this one.
 
-A call holds one whole group or more. Its time limit is `--reward_timeout` for each of its completions (at most 32 of
-them); the worker that is over it is killed and replaced. What a failed call does to its groups is in `calls.py`.
+A call holds one whole group or more. Its time limit is `--reward_timeout` per completion (32 of them at most); a worker
+that exceeds it is killed and replaced. What a failed call does to its groups is in `calls.py`.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
@@ -63,7 +62,6 @@ class RewardPool(RewardCaller):
 
     def __init__(self, args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing) -> None:
         super().__init__(args, names, load)
-        self._lock = threading.RLock()  # of what is replaced in a breakdown
         self._mark = secrets.token_hex(8)
         self._watchdog: WorkerWatchdog | None = None
         self._asynchronous: frozenset[str] = frozenset()
@@ -128,7 +126,7 @@ class RewardPool(RewardCaller):
                 aborted.append(one.call)
             else:
                 yield answer
-        for call in aborted:  # alone in the pool, a call can only be hurt by itself
+        for call in aborted:  # alone in the pool: a breakdown is its own fault now
             answer = self._answer(self._submit_surely(call, state), deadline)
             yield answer or _failed(call, "its worker process died", "died")
 
@@ -172,7 +170,7 @@ class RewardPool(RewardCaller):
         with self._lock:
             try:
                 return self._submit(call, state)
-            except RuntimeError as error:  # mostly a worker died between two calls, or before it told which call it has
+            except RuntimeError as error:  # mostly: a worker died between two calls
                 _logger.warning("the reward workers broke down (%s), and are started again", error)
                 self.close()
                 self.start()
@@ -186,15 +184,11 @@ def _failed(call: Call, reason: str, kind: str, seconds: float = 0.0) -> Answer:
 class InlineRewards(RewardCaller):
     """Reward functions in the trainer's own process, for those that need its GPU or keep a state across calls.
 
-    What is then not protected: a call that hangs hangs the run, one that crashes or takes all memory ends it, and
-    nothing is stripped from its environment. Nothing is called before all completions are there. Exceptions and bad
-    values are still invalid rewards, found completion by completion as in the pool, so a reward with a state sees some
-    completions more than once after it failed.
+    Nothing protects the run then: a call that hangs hangs it, one that crashes or takes all memory ends it, and rewards
+    see the whole environment. Nothing is called before all completions are there. Exceptions and bad values are still
+    invalid rewards, found completion by completion as in the pool, so a stateful reward that failed sees some
+    completions again.
     """
-
-    def __init__(self, args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing) -> None:
-        super().__init__(args, names, load)
-        self._lock = threading.Lock()
 
     def start(self) -> None:
         load_rewards(self._args, self.names, self._load)

@@ -68,10 +68,10 @@ class WorkerWatchdog:
 
 
 class WorkerOutput:
-    """In a worker: from its making on, before any user's code, this process and what it prints are the watchdog's.
+    """In a worker: once it is made, before any user's code, the watchdog ends this process and shows what it prints.
 
     Raises:
-        OSError: there is no watchdog, or it does not answer: nobody would end this process.
+        OSError: the watchdog is gone, and could not end this process.
     """
 
     def __init__(self, address: str) -> None:
@@ -174,7 +174,7 @@ def _taken(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
 
 
 def _say(text: str) -> None:
-    """In a thread: where nobody reads standard error, the watch goes on."""
+    """In a thread, since writing blocks while standard error is not read."""
     threading.Thread(target=_write, args=(2, f"swift_r1.rewards: {text}\n".encode()), daemon=True).start()
 
 
@@ -229,5 +229,5 @@ def _write(stream: int, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(stream, data) :]
-        except OSError:  # nobody reads it any more: the workers' pipes are emptied all the same
+        except OSError:  # its reader is gone; the workers' pipes are emptied all the same
             return

@@ -60,7 +60,7 @@ def start_worker(
     leave = os._exit
 
     def leave_noticeably(status: int) -> NoReturn:
-        """Code 1 in place of 0, which the pool takes for an orderly end, and would wait on."""
+        """Never with 0, which the pool takes for an orderly end."""
         leave(status or 1)
 
     os._exit = leave_noticeably
@@ -121,7 +121,7 @@ def call_reward(
         try:
             outcomes = _call_all(reward, items, trainer_state, limit)
         except MemoryError:
-            # What is left of its memory may be too little for anything; a new worker starts afresh.
+            # The memory left may be too little for anything: a new worker takes over.
             os._exit(MEMORY_EXIT)
         finally:
             faulthandler.cancel_dump_traceback_later()

@@ -47,8 +47,8 @@ def stop_at_once() -> None:
 def leave(code: int) -> NoReturn:
     """Ends this process with an exit code, without tearing down the interpreter.
 
-    Teardown is not safe beside C++ threads: gloo's thread that releases a Python tensor meanwhile is made to exit,
-    which C++ answers with `std::terminate`. Others (vLLM's) keep the process waiting.
+    Teardown is not safe with C++ threads: a gloo thread that releases a Python tensor is made to exit, and C++ then
+    calls `std::terminate`. Others (vLLM's) keep the process waiting.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -37,7 +37,7 @@ class Presence:
 
     A rank that waits in a collective sends one every few seconds, and so does one that is `busy` with what the others
     wait for: rewards, a save, the rollout server. A waiting rank gives up on one that has been silent for `timeout_s`.
-    A stopped process is silent; one that is busy for ever is ended by its own watchdog.
+    A stopped process is silent; one that never finishes is ended by its own watchdog.
 
     Args:
         store: shared by the ranks; nothing else uses these keys.
@@ -166,16 +166,16 @@ class Ranks:
             assert tensors is not None
             return list(tensors)
         count = torch.tensor([len(tensors) if tensors is not None else 0])
-        self._wait(dist.broadcast(count, 0, group=self.group, async_op=True))
+        self._wait(dist.broadcast, count, 0)
         header = torch.zeros(int(count), 2, dtype=torch.long)
         if tensors is not None:
             header = torch.tensor([[t.numel(), t.is_floating_point()] for t in tensors], dtype=torch.long)
-        self._wait(dist.broadcast(header, 0, group=self.group, async_op=True))
+        self._wait(dist.broadcast, header, 0)
         received = []
         for number, (size, floating) in enumerate(header.tolist()):
             dtype = torch.float32 if floating else torch.long
             tensor = torch.empty(size, dtype=dtype) if tensors is None else tensors[number].to(dtype).contiguous()
-            self._wait(dist.broadcast(tensor, 0, group=self.group, async_op=True))
+            self._wait(dist.broadcast, tensor, 0)
             received.append(tensor)
         return received
 
@@ -184,12 +184,12 @@ class Ranks:
         if self.group is None:
             return [tensor]
         sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.world_size)]
-        self._wait(dist.all_gather(sizes, torch.tensor([tensor.numel()]), group=self.group, async_op=True))
+        self._wait(dist.all_gather, sizes, torch.tensor([tensor.numel()]))
         longest = max(int(size) for size in sizes)
         padded = torch.zeros(longest, dtype=tensor.dtype)
         padded[: tensor.numel()] = tensor
         received = [torch.zeros_like(padded) for _ in sizes] if self.is_rank0 else None
-        self._wait(dist.gather(padded, received, 0, group=self.group, async_op=True))
+        self._wait(dist.gather, padded, received, 0)
         if received is None:
             return None
         return [part[: int(size)] for part, size in zip(received, sizes, strict=True)]
@@ -197,26 +197,25 @@ class Ranks:
     def sum(self, tensor: Tensor) -> Tensor:
         """Elementwise sum over ranks, on every rank (CPU, same dtype)."""
         total = tensor.detach().cpu().clone()
-        if self.group is not None:
-            self._wait(dist.all_reduce(total, group=self.group, async_op=True))
+        self._wait(dist.all_reduce, total)
         return total
 
     def max(self, value: float) -> float:
         """The largest of all ranks' values, on every rank."""
         largest = torch.tensor([float(value)])
-        if self.group is not None:
-            self._wait(dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group, async_op=True))
+        self._wait(dist.all_reduce, largest, dist.ReduceOp.MAX)
         return largest.item()
 
     def barrier(self) -> None:
         """Call before a collective of another group, which waits for no rank longer than `--ddp_timeout`."""
-        if self.group is not None:
-            self._wait(dist.barrier(group=self.group, async_op=True))
+        self._wait(dist.barrier)
 
-    def _wait(self, work: dist.Work | None) -> None:
-        """Waits for the collective; raises as `Presence.wait`."""
-        assert work is not None and self.presence is not None
-        self.presence.wait(work)
+    def _wait(self, collective: Callable[..., dist.Work | None], *arguments: Any) -> None:
+        """Does it, where there are several processes; raises as `Presence.wait`."""
+        if self.group is not None:
+            work = collective(*arguments, group=self.group, async_op=True)
+            assert work is not None and self.presence is not None
+            self.presence.wait(work)
 
     def close(self) -> None:
         if self.group is not None and dist.is_initialized():

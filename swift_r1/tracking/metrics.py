@@ -58,7 +58,7 @@ class JsonLines:
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json_line(row))
+        self._file.write(json.dumps(_standard(row), ensure_ascii=False, allow_nan=False) + "\n")
 
     def close(self) -> None:
         self._file.close()
@@ -68,11 +68,6 @@ class JsonLines:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def json_line(row: Mapping[str, Any]) -> str:
-    """One line of standard JSON, its end included."""
-    return json.dumps(_standard(row), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _standard(value: Any) -> Any:

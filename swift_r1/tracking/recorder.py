@@ -29,7 +29,7 @@ _CURVES: Mapping[str, tuple[str, ...]] = {
 
 
 class Recorder:
-    """Is told what happened in a run; this one does nothing with it, for ranks other than 0."""
+    """Takes what happened in a run; this one, for ranks other than 0, ignores it."""
 
     def phase(self, name: str, total: int) -> None: ...
 

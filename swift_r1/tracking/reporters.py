@@ -109,11 +109,7 @@ REPORTERS: Mapping[str, type[TensorBoard] | type[WeightsAndBiases] | type[SwanLa
 def open_reporters(
     names: Sequence[str], run_dir: Path, run_name: str | None, config: Mapping[str, Any]
 ) -> list[Reporter]:
-    """The trackers of `--report_to`.
-
-    Raises:
-        UsageError: if a tracker's package is not installed.
-    """
+    """The trackers of `--report_to`; raises UsageError where a tracker's package is not installed."""
     reporters: list[Reporter] = []
     for name in names:
         if name == "none":

@@ -1,6 +1,6 @@
 r"""Finding answers in a completion (`<answer>`, `\boxed{}`) and tidying their LaTeX: spacing, units.
 
-Linear in the text whatever it holds; nothing is evaluated.
+Linear in the length of any text; nothing is evaluated.
 """
 
 from __future__ import annotations

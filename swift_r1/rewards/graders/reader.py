@@ -53,11 +53,7 @@ _ENDS = frozenset(("+", "-", ")", "]", "}", "\\}", "\\rfloor", "\\rceil", "|", "
 
 
 def tokens(text: str) -> list[str]:
-    r"""Numbers, commands such as `\frac` (also where they are written without the backslash), symbols and letters.
-
-    Raises:
-        Unreadable: too long, or a character that no expression has.
-    """
+    r"""Numbers, commands such as `\frac` (also where they are written without the backslash), symbols and letters."""
     if len(text) > MAX_LENGTH:
         raise Unreadable("too long")
     found = []
