@@ -79,7 +79,7 @@ def evaluation_seeds(seed: int, prompt_id: str, n: int) -> tuple[int, ...]:
     return tuple(completion_seed(seed, "eval", prompt_id, index) for index in range(n))
 
 
-def request_of(
+def rollout_request(
     question: Question, request_id: str, args: EvalArguments, stop_token_ids: Sequence[int] = ()
 ) -> RolloutRequest:
     """The question as token ids for an engine that takes them; its template's end of a turn ends it too."""
@@ -169,7 +169,7 @@ class LocalEngine(EvalEngine):
                 parts.append([])
             parts[-1].append(one)
         for part in parts:
-            requests = [request_of(one, str(number), self._args, self._ends) for number, one in enumerate(part)]
+            requests = [rollout_request(one, str(number), self._args, self._ends) for number, one in enumerate(part)]
 
             def ended(number: int, output: RolloutOutput, part: Sequence[Question] = part) -> None:
                 on_written(part[number], written_of(output.completions, self.tokenizer, with_version=False))

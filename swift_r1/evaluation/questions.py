@@ -18,7 +18,7 @@ from swift_r1.data.resolve import DATA_FOLDER, open_sources
 from swift_r1.data.rows import RESERVED, Drops, preprocessed
 from swift_r1.data.sources import Split
 from swift_r1.errors import UsageError
-from swift_r1.rewards.orm import check_rewards
+from swift_r1.rewards.orm import build_rewards
 
 _logger = logging.getLogger("swift_r1.evaluation")
 
@@ -115,11 +115,11 @@ def check_room(task: Task, prompts: Sequence[Prompt], longest: int | None) -> No
         )
 
 
-def reward_faults(questions: Questions, rewards: Sequence[str], args: Any) -> list[str]:
+def unfit_rewards(questions: Questions, rewards: Sequence[str], args: Any) -> list[str]:
     """Reward functions that are unknown, cannot be built, or lack a column of the questions."""
     columns: frozenset[str] = frozenset.intersection(*(frozenset(row) for row in questions.rows))
     try:
-        check_rewards(rewards, columns, args)
+        build_rewards(rewards, columns, args)
     except UsageError as error:
         return [f"{questions.task.name}: {fault}" for fault in error.faults]
     return []

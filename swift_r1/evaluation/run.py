@@ -20,10 +20,10 @@ from swift_r1.data.registry import register_dataset_info
 from swift_r1.errors import EXIT_OK, RunFailed, UsageError, for_each
 from swift_r1.evaluation.choose import open_engine
 from swift_r1.evaluation.engine import EvalEngine, Question, Written, model_sha256
-from swift_r1.evaluation.questions import Questions, load_questions, prompts_of, reward_faults
+from swift_r1.evaluation.questions import Questions, load_questions, prompts_of, unfit_rewards
 from swift_r1.evaluation.report import report, results_table
 from swift_r1.evaluation.results import RIGHT, RULES, graded_of, summarize
-from swift_r1.evaluation.store import REPORT, CompletionStore, Row, open_settings, write_whole
+from swift_r1.evaluation.store import REPORT, CompletionRow, CompletionStore, open_settings, write_whole
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.batch import RewardCaller
 from swift_r1.rewards.pool import rewards_for
@@ -49,7 +49,7 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
     sets = for_each(args.tasks(), lambda task: load_questions(task, args.seed, args.use_hf))
-    faults = [fault for one in sets for fault in reward_faults(one, [str(one.task.reward)], args)]
+    faults = [fault for one in sets for fault in unfit_rewards(one, [str(one.task.reward)], args)]
     if faults:
         raise UsageError(*faults)
     folder = Path(str(args.output_dir))
@@ -171,7 +171,7 @@ def _settings(args: EvalArguments, sets: Sequence[Questions], engine: EvalEngine
 
 def _grade(
     rewards: RewardCaller, answered: Sequence[tuple[Question, Sequence[Written]]]
-) -> list[tuple[Question, list[Row]]]:
+) -> list[tuple[Question, list[CompletionRow]]]:
     """The rows of all completions, question by question.
 
     Raises:
@@ -181,7 +181,7 @@ def _grade(
         (question, [replace(one, text=question.prompt.response_prefix + one.text) for one in written])
         for question, written in answered
     ]
-    graded: list[tuple[Question, list[Row]]] = []
+    graded: list[tuple[Question, list[CompletionRow]]] = []
     for task in dict.fromkeys(question.task for question, _ in answered):
         own = [one for one in answered if one[0].task == task]
         assert task.reward is not None
@@ -204,7 +204,7 @@ def _grade(
     return graded
 
 
-def _row(question: Question, index: int, written: Written, reward: float | None) -> Row:
+def _row(question: Question, index: int, written: Written, reward: float | None) -> CompletionRow:
     task, prompt = question.task, question.prompt
     rule = RULES.get(task.reward or "")
     return {

@@ -21,7 +21,7 @@ from typing import Any
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.errors import EXIT_PORT_TAKEN, RunFailed, ServerUnreachable, UsageError
 from swift_r1.evaluation import ADDED_VARIABLE, base_of
-from swift_r1.evaluation.engine import EvalEngine, OnWritten, Question, config_of, request_of, written_of
+from swift_r1.evaluation.engine import EvalEngine, OnWritten, Question, config_of, rollout_request, written_of
 from swift_r1.runtime.libraries import package_version
 from swift_r1.runtime.processes import end_with_parent, last_line
 from swift_r1.sampling.pool.client import RolloutClient
@@ -75,7 +75,7 @@ class ServerEngine(EvalEngine):
             on_written(asked.pop(output.request_id), written_of(output.completions, self.tokenizer, with_version=True))
 
         while asked:
-            requests = [request_of(one, name, self._args) for name, one in asked.items()]
+            requests = [rollout_request(one, name, self._args) for name, one in asked.items()]
             try:
                 self._client.generate(requests, answered)
             except (ServerUnreachable, ServerRefused) as error:

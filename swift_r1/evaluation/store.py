@@ -17,7 +17,7 @@ from swift_r1.tracking.metrics import JsonLines
 
 SETTINGS, COMPLETIONS, REPORT = "settings.json", "completions.jsonl", "report.json"
 
-Row = dict[str, Any]
+CompletionRow = dict[str, Any]
 Key = tuple[str, str]
 
 
@@ -37,7 +37,7 @@ class CompletionStore(JsonLines):
         super().__init__(path)
         os.truncate(path, end)
 
-    def add(self, key: Key, rows: Sequence[Row]) -> None:
+    def add(self, key: Key, rows: Sequence[CompletionRow]) -> None:
         for row in rows:
             self.write(row)
         self.done[key] = list(rows)
@@ -75,12 +75,12 @@ def write_whole(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def read_rows(folder: Path) -> list[Row]:
+def read_rows(folder: Path) -> list[CompletionRow]:
     """All completions of a finished evaluation; raises UsageError without any, or where a line cannot be read."""
     path = folder / COMPLETIONS
     if not path.is_file():
         raise UsageError(f"{folder} is no folder of an evaluation: it has no {COMPLETIONS}")
-    rows: list[Row] = []
+    rows: list[CompletionRow] = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
         if (row := _row(line)) is None:
             raise UsageError(f"{path}:{number}: no completion")
@@ -88,13 +88,13 @@ def read_rows(folder: Path) -> list[Row]:
     return rows
 
 
-def _read(path: Path, counts: Mapping[Key, int]) -> tuple[dict[Key, list[Row]], int]:
+def _read(path: Path, counts: Mapping[Key, int]) -> tuple[dict[Key, list[CompletionRow]], int]:
     """The answered questions, and where the last of them ends."""
-    done: dict[Key, list[Row]] = {}
+    done: dict[Key, list[CompletionRow]] = {}
     if not path.is_file():
         return done, 0
     key: Key | None = None
-    group: list[Row] = []
+    group: list[CompletionRow] = []
     position = end = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -114,7 +114,7 @@ def _read(path: Path, counts: Mapping[Key, int]) -> tuple[dict[Key, list[Row]], 
     return done, end
 
 
-def _row(line: bytes) -> Row | None:
+def _row(line: bytes) -> CompletionRow | None:
     try:
         row = json.loads(line)
     except ValueError:

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pebble import ProcessFuture, ProcessPool
 
-from swift_r1.rewards.calls import LONGEST_CALL, Answer, Call, column_of, groups_of, isolated, joined, split_calls
+from swift_r1.rewards.calls import LONGEST_CALL, Answer, Call, column_of, groups_of, isolated, join_batches, split_calls
 from swift_r1.rewards.types import Item, RewardBatch, RewardColumn, RewardFlags
 from swift_r1.rewards.worker import load_nothing
 
@@ -133,7 +133,7 @@ class OpenRewardBatch:
         missing = set(range(max(self._groups, default=0) + 1)) - set(self._groups)
         if missing:
             raise ValueError(f"group {min(missing)} of the batch was not added")
-        batch = joined([self._parts[first] for first in sorted(self._parts)], self._state)
+        batch = join_batches([self._parts[first] for first in sorted(self._parts)], self._state)
         groups = [self._groups[number] for number in range(len(self._groups))]
         longest = self._caller.timeout * min(2 * len(batch.completions), 2 * LONGEST_CALL)
         deadline = time.monotonic() + _SLACK_SECONDS + longest

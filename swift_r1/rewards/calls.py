@@ -65,7 +65,7 @@ def groups_of(batch: RewardBatch) -> list[Item]:
     return [_picked(whole, range(first, first + size)) for first in range(0, count, size)]
 
 
-def joined(parts: Sequence[RewardBatch], trainer_state: Mapping[str, int]) -> RewardBatch:
+def join_batches(parts: Sequence[RewardBatch], trainer_state: Mapping[str, int]) -> RewardBatch:
     """Batches of the same columns and group size as one."""
     first = parts[0]
     return RewardBatch(

@@ -98,7 +98,7 @@ def build_reward(name: str, args: Any = None) -> Reward:
     return _reward(name, function)
 
 
-def check_rewards(names: Sequence[str], columns: frozenset[str], args: Any = None) -> list[Reward]:
+def build_rewards(names: Sequence[str], columns: frozenset[str], args: Any = None) -> list[Reward]:
     """Builds all rewards.
 
     Raises:

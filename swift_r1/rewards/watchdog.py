@@ -3,14 +3,14 @@
 A trainer that is killed with SIGKILL can clean up nothing, and its workers may be inside C code. So a process in a
 session of its own watches the trainer and the workers (by pidfd, which cannot be forgotten or inherited like a pipe):
 
-- when the trainer ends, each worker is stopped and all below it are killed, then the worker. A worker adopts what its
-  descendants leave behind (`confine.py`), so while it is there nothing that a running reward started can hide, whatever
-  its session or environment;
+- when the trainer ends, each worker is stopped, and killed after everything below it. A worker adopts what its
+  descendants leave behind (`confine.py`), so nothing that a running reward started can hide, in any session or
+  environment;
 - when a worker ends, so does its process group, and what carries the pool's mark and has no worker any more.
 
-All output of the workers goes through pipes to the watchdog, which shows so much of each call. So it does not matter
-who writes, Python, C code or a child process, nor whether the worker holds the GIL or dies: a gigabyte costs the time
-to write it and is not seen, and the last words of a process that crashes are.
+All output of the workers goes through pipes to the watchdog, which shows a limited part of each call's. It does not
+matter who writes (Python, C code, a child process), nor whether the worker holds the GIL or dies: the last words of a
+process that crashes are shown.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class WorkerOutput:
 
 def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -> None:
     os.setsid()  # what is sent to the trainer's group is not for this process
-    workers: dict[int, int] = {}
+    workers: dict[int, int] = {}  # by pidfd
     shows: list[threading.Thread] = []
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
@@ -118,9 +118,8 @@ def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -
         while os.getppid() == trainer:
             for key, _ in selector.select():
                 if key.fileobj is listener:
-                    found = _taken(listener)
-                    if found is not None:
-                        pidfd, pid, shown = found
+                    if (registered := _registered(listener)) is not None:
+                        pidfd, pid, shown = registered
                         workers[pidfd] = pid
                         shows = [*(thread for thread in shows if thread.is_alive()), shown]
                         selector.register(pidfd, selectors.EVENT_READ)
@@ -148,8 +147,8 @@ def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -
         time.sleep(0.05)
 
 
-def _taken(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
-    """A worker that registers: a descriptor that tells its end, its id, and the thread that shows what it prints."""
+def _registered(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
+    """A new worker: its pidfd, its id, and the thread that shows what it prints."""
     connection, _ = listener.accept()
     pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     if user != os.getuid():
