@@ -159,11 +159,8 @@ class EndpointEngine(EvalEngine):
         raise AssertionError("unreachable")
 
     async def _pause(self, cause: str, attempt: int, asked: str = "") -> None:
-        """Before the next attempt; `asked` is what `Retry-After` said, in seconds.
-
-        Raises:
-            ServerUnreachable: nothing was answered for too long, counted from the first failure.
-        """
+        """Before the next attempt; `asked` is what `Retry-After` said, in seconds. Raises ServerUnreachable where too
+        much time has passed since the first failure without an answer."""
         longest = self._args.vllm_server_timeout
         if self._failing_since is None:
             self._failing_since = time.monotonic()

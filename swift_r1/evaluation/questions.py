@@ -75,11 +75,8 @@ def load_questions(task: Task, seed: int = 42, use_hf: bool | None = None) -> Qu
 
 
 def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> list[Prompt]:
-    """The prompts of all questions, without text and tokens where the other end renders them (`tokenizer` None).
-
-    Raises:
-        UsageError: see `check_room`; or there is no chat template, or the endpoint would have to apply it.
-    """
+    """The prompts of all questions, without text and tokens where the endpoint renders them (`tokenizer` None). Raises
+    UsageError as `check_room`, without a chat template, and for a wording that the endpoint cannot get."""
     task = questions.task
     wording = Wording(task.system or None, task.prompt_template, task.response_prefix, task.enable_thinking)
     if tokenizer is not None:

@@ -87,11 +87,7 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
 def _answer(
     args: EvalArguments, engine: EvalEngine, questions: Sequence[Question], store: CompletionStore, cleanup: ExitStack
 ) -> None:
-    """Generates and grades what the store lacks.
-
-    Raises:
-        SwiftError: the engine or a reward function failed; what was there by then is written down.
-    """
+    """Generates and grades what the store lacks; what was done before a failure is written down."""
     total = sum(question.task.num_generations for question in questions)
     done = sum(len(rows) for rows in store.done.values())
     if done:
@@ -172,11 +168,7 @@ def _settings(args: EvalArguments, sets: Sequence[Questions], engine: EvalEngine
 def _grade(
     rewards: RewardCaller, answered: Sequence[tuple[Question, Sequence[Written]]]
 ) -> list[tuple[Question, list[CompletionRow]]]:
-    """The rows of all completions, question by question.
-
-    Raises:
-        RunFailed: a reward function could not judge one: without it the figures would not be those of all.
-    """
+    """The rows of all completions, question by question; RunFailed where a reward could not judge one of them."""
     answered = [  # with `--response_prefix`, as rewards see completions in training
         (question, [replace(one, text=question.prompt.response_prefix + one.text) for one in written])
         for question, written in answered

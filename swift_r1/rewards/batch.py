@@ -107,11 +107,7 @@ class OpenRewardBatch:
         self._spent = dict.fromkeys(names, 0.0)
 
     def add(self, first: int, part: RewardBatch) -> None:
-        """Gives the workers groups `first`, `first + 1`, ... of the batch, and does not wait for them.
-
-        Raises:
-            ValueError: not whole groups.
-        """
+        """Gives the workers groups `first`, `first + 1`, ... of the batch, and does not wait for them."""
         groups = dict(enumerate(groups_of(part), start=first))
         self._parts[first] = part
         self._groups |= groups

@@ -99,11 +99,7 @@ def build_reward(name: str, args: Any = None) -> Reward:
 
 
 def build_rewards(names: Sequence[str], columns: frozenset[str], args: Any = None) -> list[Reward]:
-    """Builds all rewards.
-
-    Raises:
-        UsageError: one line for each reward that is unknown, cannot be built, or needs a column that the data lacks.
-    """
+    """Raises UsageError, a line for each reward that is unknown, cannot be built, or needs a column that is not there."""
 
     def checked(name: str) -> Reward:
         reward = build_reward(name, args)

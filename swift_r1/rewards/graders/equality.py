@@ -188,11 +188,7 @@ def _same_value(given: str, right: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def values(text: str) -> tuple[Value, ...]:
-    """The expression's value at each point; one value where it has no variables.
-
-    Raises:
-        Unreadable: the only error, whatever the text.
-    """
+    """The expression's value at each point, one without variables; raises Unreadable, and nothing else, on any text."""
     read = tokens(text)
     found: list[Value] = []
     wanted = 1
