@@ -99,7 +99,7 @@ def build_reward(name: str, args: Any = None) -> Reward:
 
 
 def build_rewards(names: Sequence[str], columns: frozenset[str], args: Any = None) -> list[Reward]:
-    """Raises UsageError, a line for each reward that is unknown, cannot be built, or needs a column that is not there."""
+    """Raises UsageError, a line for each reward that is unknown, cannot be built, or lacks a column that it needs."""
 
     def checked(name: str) -> Reward:
         reward = build_reward(name, args)
