@@ -95,8 +95,7 @@ def _wins(own: int, others: tuple[int, ...], silent: int, k: int) -> Fraction:
 
 def ks(n: int) -> tuple[int, ...]:
     """The k that are reported for `n` completions: the powers of two up to `n`, and `n`."""
-    powers = [2**exponent for exponent in range(n.bit_length()) if 2**exponent <= n]
-    return tuple(sorted({*powers, n}))
+    return tuple(sorted({*(2**exponent for exponent in range(n.bit_length())), n}))
 
 
 def mean_estimate(values: Sequence[float], draws: float = 1.0) -> MeanEstimate:

@@ -118,9 +118,8 @@ class _Parser:
     def sum(self, depth: int) -> Fraction:
         value = self._product(depth)
         while self.token in ("+", "-"):
-            operator = self._take()
-            right = self._product(depth)
-            value = value + right if operator == "+" else value - right
+            sign = 1 if self._take() == "+" else -1
+            value += sign * self._product(depth)
         return value
 
     def _product(self, depth: int) -> Fraction:

@@ -227,15 +227,8 @@ class Reader:
 
     def _subscript(self) -> str:
         self._expect("_")
-        if self._next != "{":
-            return "_" + self._take()
-        end = self._at
-        while end < len(self._tokens) and self._tokens[end] != "}":
-            end += 1
-        inside = self._tokens[self._at + 1 : end]
-        self._at = end
-        self._expect("}")
-        return "_" + "".join(inside)
+        first = self._take()
+        return "_" + ("".join(iter(self._take, "}")) if first == "{" else first)
 
     def _function(self, token: str) -> Value:
         function = _FUNCTIONS[token]
