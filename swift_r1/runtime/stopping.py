@@ -78,13 +78,16 @@ class StopRequest:
 
     def _read_signals(self, read_end: int) -> None:
         while numbers := os.read(read_end, 64):
-            for code in (_EXIT_CODES[number] for number in numbers if number in _EXIT_CODES):
-                if self._signalled or not self._in_order:
-                    os._exit(code)
-                self._signalled = code
-                if os.environ.get("RANK", "0") == "0":
-                    # Not `print`: the main thread may be in the middle of one.
-                    os.write(2, b"\nstopping after this step, with a checkpoint; once more stops at once\n")
+            for number in filter(_EXIT_CODES.__contains__, numbers):
+                self._on_signal(number)
+
+    def _on_signal(self, number: int) -> None:
+        if self._signalled or not self._in_order:
+            os._exit(_EXIT_CODES[number])
+        self._signalled = _EXIT_CODES[number]
+        if os.environ.get("RANK", "0") == "0":
+            # Not `print`: the main thread may be in the middle of one.
+            os.write(2, b"\nstopping after this step, with a checkpoint; once more stops at once\n")
 
 
 class Watchdog:
