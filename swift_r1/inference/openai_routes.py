@@ -1,7 +1,4 @@
-"""`/v1/chat/completions`, `/v1/completions` and `/v1/models`: any OpenAI client can talk to the model as it learns.
-
-The engine is never held up by a slow reader: pieces wait in memory, and a weight update waits for the engine alone.
-"""
+"""`/v1/chat/completions`, `/v1/completions` and `/v1/models`: any OpenAI client can talk to the model as it learns."""
 
 from __future__ import annotations
 
@@ -89,10 +86,10 @@ def add_openai(app: FastAPI, lifecycle: Lifecycle, unless_gone: Work) -> None:
 
 class Pieces:
     """The pieces of all completions of some requests, in the order in which they come; with `top_logprobs` (0 or more)
-    each token's log-prob, and the likeliest ones.
+    each token's log-prob, and the likeliest ones. They wait in memory: no slow reader holds up the engine.
 
     Attributes:
-        version: that of the weights which write the first token, set by `start`.
+        version: of the weights that write the first token, set by `start`.
         prompt_tokens: of all prompts, each counted once.
 
     Raises:
@@ -112,11 +109,7 @@ class Pieces:
         self.prompt_tokens = sum(len(one.prompt_token_ids) for one in requests)
 
     async def start(self) -> None:
-        """Waits to be admitted; what is refused is refused before a byte of the answer is sent.
-
-        Raises:
-            HTTPError: 422 for more than the server ever takes at once, 503 for "not now".
-        """
+        """Waits to be admitted, before a byte of the answer is sent. Raises HTTPError as `Admission`."""
         admitted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._produce(admitted))
         try:
@@ -135,11 +128,7 @@ class Pieces:
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
         """Number of the completion (`n` to a prompt) and its next piece. A reader that goes ends the engine's work.
-
-        Raises:
-            HTTPError: the generation was stopped by an update.
-            EngineDead: the engine died.
-        """
+        Raises HTTPError where an update stopped the generation, and EngineDead."""
         assert self._task is not None
         try:
             while (item := await self._queue.get()) is not None:
@@ -195,11 +184,8 @@ async def _streamed(
                 yield _event(head | {"choices": [delta(number, piece, first, offset)]})
                 offsets[number] = offset + len(piece.text)
                 written += len(piece.token_ids)
-        except HTTPError as error:
-            yield _event(messages.error(error.status, error.message))
-            return
-        except EngineDead as death:
-            yield _event(messages.error(503, str(death)))
+        except (HTTPError, EngineDead) as error:
+            yield _event(messages.error(error.status if isinstance(error, HTTPError) else 503, str(error)))
             return
         if with_usage:
             yield _event(head | {"choices": [], "usage": messages.usage(pieces.prompt_tokens, written)})

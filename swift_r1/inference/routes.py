@@ -1,4 +1,4 @@
-"""HTTP: each route is one call of RolloutService, or of its WeightUpdates; errors are one plain sentence."""
+"""HTTP: each route is one call of `RolloutService` or its `WeightUpdates`; errors are one plain sentence."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LeaseToken = Annotated[str | None, Header(alias=wire.LEASE_HEADER)]
 
 
 def create_app(lifecycle: Lifecycle, api_key: str | None) -> FastAPI:
-    """The server's ASGI application; `lifecycle` holds the engine once it has loaded."""
+    """The server's ASGI application."""
     app = FastAPI(title="swift rollout", docs_url=None, redoc_url=None)
     _add_errors(app)
     _add_state(app, lifecycle)
@@ -151,11 +151,10 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        faults = error.errors()
-        first = faults[0]
+        first, *others = error.errors()
         # "body", 12 is pydantic's way to say: no JSON at byte 12.
         where = ".".join(str(part) for part in first["loc"] if part not in ("body", "header"))
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        more = f" (and {len(others)} more)" if others else ""
         return _error(422, f"{where or 'body'}: {first['msg']}{more}", path=request.scope["path"], param=where or None)
 
     @app.exception_handler(HTTPException)

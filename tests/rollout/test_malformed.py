@@ -19,7 +19,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
 from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, TokenLogprob
-from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.http_errors import HTTPError
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
@@ -66,7 +66,7 @@ class QuickEngine:
 
     async def set_score_temperature(self, temperature: float) -> None: ...
 
-    async def load_weights(self, files: Sequence[Path]) -> None: ...
+    async def load_weights(self, files: Sequence[Path], version: int) -> None: ...
 
     def shutdown(self) -> None: ...
 
