@@ -30,7 +30,6 @@ from swift_r1.launch.run_folder import (
     write_args,
 )
 from swift_r1.runtime.processes import say
-from swift_r1.weights.writer import saved_token
 
 _USAGE = """swift rlhf [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
 
@@ -138,7 +137,7 @@ def wait_for_servers(
         UsageError: one wants another API key, or another trainer writes to it; or they are not alike.
     """
     from swift_r1.sampling.pool.session import why_not_alike
-    from swift_r1.weights.writer import WeightWriter
+    from swift_r1.weights.writer import WeightWriter, saved_token
     from swift_r1.wire.client import RolloutClient
 
     def report(text: str) -> None:
