@@ -62,10 +62,10 @@ def add_openai(app: FastAPI, lifecycle: Lifecycle, unless_gone: Work) -> None:
             return messages.chat_delta(number, piece, first, body.logprobs)
 
         if body.stream:
-            return await _streamed(pieces, _head(service, "chatcmpl", "chat.completion.chunk"), delta, body.wants_usage)
+            return await _streamed(pieces, "chatcmpl", "chat.completion.chunk", delta, body.wants_usage)
         choices = await unless_gone(request, pieces.collected())
         shown = [messages.chat_choice(i, one, body.logprobs) for i, one in enumerate(choices)]
-        return _whole(pieces, _head(service, "chatcmpl", "chat.completion"), shown, choices)
+        return _whole(pieces, "chatcmpl", "chat.completion", shown, choices)
 
     @app.post("/v1/completions")
     async def completions(request: Request, body: CompletionRequest) -> Response:
@@ -78,10 +78,10 @@ def add_openai(app: FastAPI, lifecycle: Lifecycle, unless_gone: Work) -> None:
             return messages.completion_choice(number, piece, logprobs, offset)
 
         if body.stream:
-            return await _streamed(pieces, _head(service, "cmpl", "text_completion"), delta, body.wants_usage)
+            return await _streamed(pieces, "cmpl", "text_completion", delta, body.wants_usage)
         choices = await unless_gone(request, pieces.collected())
         shown = [messages.completion_choice(i, one, logprobs) for i, one in enumerate(choices)]
-        return _whole(pieces, _head(service, "cmpl", "text_completion"), shown, choices)
+        return _whole(pieces, "cmpl", "text_completion", shown, choices)
 
 
 class Pieces:
@@ -101,7 +101,7 @@ class Pieces:
     ) -> None:
         for one in requests:
             check_request(one, service.engine.info, service.max_n)
-        self._service, self._seed, self._top_logprobs = service, seed, top_logprobs
+        self.service, self._seed, self._top_logprobs = service, seed, top_logprobs
         self._completions = [(one, index) for one in requests for index in range(one.n)]
         self._queue: asyncio.Queue[tuple[int, Piece] | BaseException | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
@@ -139,11 +139,11 @@ class Pieces:
             self._task.cancel()
 
     async def _produce(self, admitted: asyncio.Future[int]) -> None:
-        admission = self._service.admission
+        admission = self.service.admission
         try:
             with admission.room_for(len(self._completions)):
                 async with admission.admitted():
-                    admitted.set_result(self._service.machine.version)
+                    admitted.set_result(self.service.machine.version)
                     await admission.stoppable([self._one(number) for number in range(len(self._completions))])
             self._queue.put_nowait(None)
         except asyncio.CancelledError:
@@ -158,22 +158,22 @@ class Pieces:
     async def _one(self, number: int) -> None:
         request, index = self._completions[number]
         seed = None if self._seed is None else (self._seed + index) % _SEEDS
-        stream = self._service.engine.stream(request.prompt_token_ids, request.sampling, seed, self._top_logprobs)
+        stream = self.service.engine.stream(request.prompt_token_ids, request.sampling, seed, self._top_logprobs)
         async for piece in stream:
             self._queue.put_nowait((number, piece))
 
 
-def _whole(pieces: Pieces, head: dict[str, Any], shown: list[dict[str, Any]], choices: Sequence[Piece]) -> Response:
+def _whole(pieces: Pieces, kind: str, name: str, shown: list[dict[str, Any]], choices: Sequence[Piece]) -> JSONResponse:
     usage = messages.usage(pieces.prompt_tokens, sum(len(one.token_ids) for one in choices))
-    return JSONResponse(head | _version(pieces.version) | {"choices": shown, "usage": usage})
+    return JSONResponse(_head(pieces, kind, name) | {"choices": shown, "usage": usage})
 
 
 async def _streamed(
-    pieces: Pieces, head: dict[str, Any], delta: Callable[[int, Piece, bool, int], dict[str, Any]], with_usage: bool
+    pieces: Pieces, kind: str, name: str, delta: Callable[[int, Piece, bool, int], dict[str, Any]], with_usage: bool
 ) -> Response:
     """Server-sent events; an error on the way is the last event, since the status has been sent."""
     await pieces.start()
-    head = head | _version(pieces.version)
+    head = _head(pieces, kind, name)
 
     async def events() -> AsyncIterator[str]:
         written = 0
@@ -194,18 +194,15 @@ async def _streamed(
     return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-def _head(service: RolloutService, kind: str, name: str) -> dict[str, Any]:
+def _head(pieces: Pieces, kind: str, name: str) -> dict[str, Any]:
     return {
         "id": f"{kind}-{uuid.uuid4().hex}",
         "object": name,
         "created": int(time.time()),
-        "model": service.model_name,
+        "model": pieces.service.model_name,
+        "system_fingerprint": f"weights-{pieces.version}",  # OpenAI's name for the backend that answers
+        "weight_version": pieces.version,
     }
-
-
-def _version(version: int) -> dict[str, Any]:
-    """OpenAI's fingerprint says which backend an answer comes from; here that is the weights' version."""
-    return {"system_fingerprint": f"weights-{version}", "weight_version": version}
 
 
 def _model(service: RolloutService) -> dict[str, Any]:

@@ -52,10 +52,9 @@ def _add_state(app: FastAPI, lifecycle: Lifecycle) -> None:
     async def health() -> Response:
         if lifecycle.dead is not None:
             return _error(503, lifecycle.dead)
-        service = lifecycle.service
-        if service is None:
+        if lifecycle.service is None:
             return JSONResponse({"status": "loading the model"})
-        return JSONResponse({"status": "asleep" if service.updates.sleeping.level else "ok"})
+        return JSONResponse({"status": "asleep" if lifecycle.service.updates.sleeping.level else "ok"})
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -233,23 +232,7 @@ class _LimitSizes:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        path, headers = scope["path"], scope["headers"]
-        if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
-            too_large = _error(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes", path=path)
-            await too_large(scope, receive, send)
-            return
-        if path == _BUCKET_PATH:
-            await self._app(scope, receive, send)
-            return
-        message = f"the body is larger than {MAX_BODY_BYTES} bytes"
-        promised = next((value for name, value in headers if name == b"content-length"), b"0")
-        if promised.isdigit() and int(promised[:20]) > MAX_BODY_BYTES:
-            await _error(413, message, path=path)(scope, receive, send)
-            return
-        read = 0
+        message, read = f"the body is larger than {MAX_BODY_BYTES} bytes", 0
 
         async def counted() -> Message:
             nonlocal read
@@ -259,4 +242,14 @@ class _LimitSizes:
                 raise HTTPException(413, message)  # FastAPI lets its own exception through while it reads a body
             return part
 
-        await self._app(scope, counted, send)
+        answer, source = self._app, receive
+        if scope["type"] == "http":
+            path, headers = scope["path"], scope["headers"]
+            promised = next((value for name, value in headers if name == b"content-length"), b"0")
+            if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+                answer = _error(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes", path=path)
+            elif path != _BUCKET_PATH and promised.isdigit() and int(promised[:20]) > MAX_BODY_BYTES:
+                answer = _error(413, message, path=path)
+            elif path != _BUCKET_PATH:
+                source = counted
+        await answer(scope, source, send)

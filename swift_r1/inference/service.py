@@ -73,12 +73,8 @@ class RolloutService:
         )
 
     async def rollouts(self, batch: wire.RolloutBatch, lease: str | None) -> wire.RolloutResponse:
-        """All requests of the batch, in its order.
-
-        Raises:
-            HTTPError: 422 for a request that the model cannot take (nothing is generated then), 503 for "not now".
-            EngineDead: the engine's process ended.
-        """
+        """All requests of the batch, in its order. Raises HTTPError: 422 for a request that the model cannot take
+        (nothing is generated then), 503 for "not now"."""
         for request in batch.requests:
             check_request(request, self.engine.info, self.max_n)
 
@@ -162,20 +158,14 @@ def _completion(one: Generated, version: int, newest: int) -> wire.Completion:
 
 
 class Lifecycle:
-    """Loads the engine in the background, watches it, and says when the process must end.
-
-    Attributes:
-        service: None until the engine has loaded.
-        dead: why it cannot serve any more, None while it lives.
-        failure: what loading raised.
-    """
+    """Loads the engine in the background, watches it, and says when the process must end."""
 
     def __init__(self, config: RolloutArguments, load: Load) -> None:
         self._config, self._load = config, load
         self.metrics = ServerMetrics()
-        self.service: RolloutService | None = None
-        self.dead: str | None = None
-        self.failure: BaseException | None = None
+        self.service: RolloutService | None = None  # until the engine has loaded
+        self.dead: str | None = None  # why it cannot serve any more
+        self.failure: BaseException | None = None  # what loading raised
 
     @property
     def why_not_ready(self) -> str | None:

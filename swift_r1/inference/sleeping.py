@@ -44,11 +44,8 @@ class Sleeping:
 
     async def sleep(self, token: str | None, request: wire.SleepRequest) -> wire.SleepStatus:
         """New work is refused from now on; what runs ends first. An engine that sleeps already stays at its level.
-
-        Raises:
-            HTTPError: 409 while an update is open; 422 where the engine cannot sleep; 503 if running work did not end
-                in time: then it stays awake.
-        """
+        Raises HTTPError: 409 while an update is open, 422 where the engine cannot sleep, 503 if running work did not
+        end in time (it stays awake)."""
         self._machine.check_holder(token)
         if not self._engine.info.can_sleep:
             raise HTTPError(422, "this engine cannot sleep: vLLM can on a GPU, started with enable_sleep_mode")

@@ -27,15 +27,8 @@ _HEADER_ROOM = 16 << 20
 
 
 class WeightUpdates:
-    """The state machine of `weights/update.py` with a clock, an engine and files. Methods raise HTTPError as it does.
-
-    Args:
-        expected: names and shapes of the model's weights.
-        committed: called when a new version is served.
-
-    Attributes:
-        own_base: whether no whole weights have been pushed.
-    """
+    """The state machine of `weights/update.py` with a clock, an engine and files. Methods raise HTTPError as it
+    does."""
 
     def __init__(
         self,
@@ -43,7 +36,7 @@ class WeightUpdates:
         engine: InferenceEngine,
         expected: Shapes,
         metrics: ServerMetrics,
-        committed: Callable[[], None],
+        committed: Callable[[], None],  # called when a new version is served
     ) -> None:
         self._config, self._engine, self._metrics, self._committed = config, engine, metrics, committed
         size = most_bytes(expected)
@@ -52,7 +45,7 @@ class WeightUpdates:
         self.machine = UpdateMachine(expected, time.monotonic, patience, self.staging.forget)
         self.admission = Admission(config, self.machine)
         self.sleeping = Sleeping(config, engine, self.admission, self.machine, self.staging)
-        self.own_base = True
+        self.own_base = True  # no whole weights have been pushed
         self._expected = expected
         self._adapter: wire.AdapterConfig | None = None
         self._base: str | None = None
@@ -158,12 +151,9 @@ class WeightUpdates:
         return self.status()
 
     async def commit(self, token: str | None, request: wire.UpdateCommit) -> wire.UpdateStatus:
-        """Loads the staged version into the engine; the policy says what becomes of running rollouts.
-
-        Raises:
-            HTTPError: 503 if rollouts did not finish in time (the update stays open); 500 if the engine could not load
-                it (then nothing is served until a full push succeeds).
-        """
+        """Loads the staged version into the engine; the policy says what becomes of running rollouts. Raises HTTPError:
+        503 if these did not finish in time (the update stays open), 500 if the engine could not load it (then nothing
+        is served until a full push succeeds)."""
         started = time.monotonic()
         with self._changes():
             if self.machine.already_committed(token, request.version, request.content_hash):

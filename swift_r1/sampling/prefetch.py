@@ -48,6 +48,7 @@ class _Round:
     number: int
     asked: int = 0
     answered: int = 0
+    told: int = 0  # of these, to the trainer
     position: tuple[int, str] | None = None  # of the prompts after it, once the next round may begin
     scored: ScoredRound | None = None
     fault: Exception | None = None
@@ -97,25 +98,20 @@ class Prefetcher:
             self._end = min(trained + self._staleness + 1, self.sampler.plan.rounds)
             self._begin()
 
-    def wait(self, number: int, on_answered: Callable[[int], None]) -> None:
-        """Until round `number` has ended; `on_answered` is told every few seconds how many completions are there.
-
-        Raises:
-            GatherAgain: the servers need the weights from all ranks. Others: what ended the round.
-        """
-        told = time.monotonic()
-        while True:
+    def wait(self, number: int, on_done: OnDone) -> None:
+        """Until round `number` has ended; `on_done` is told every few seconds how many more completions are there.
+        Raises what ended the round, and GatherAgain where the servers need the weights from all ranks."""
+        round_, next_report, ended = self._rounds[number], time.monotonic() + _TELL_S, False
+        while not ended:
             with self._changed:
-                round_ = self._rounds[number]
-                if round_.ended:
-                    break
-                if self.pool.health.wants_gather:
+                if not round_.ended and self.pool.health.wants_gather:
                     raise GatherAgain
-                self._changed.wait(_LOOK_S)
-            if time.monotonic() > told + _TELL_S:
-                on_answered(round_.answered)
-                told = time.monotonic()
-        on_answered(round_.answered)
+                ended = self._changed.wait_for(lambda: round_.ended, _LOOK_S)
+            if ended or time.monotonic() > next_report:
+                more, round_.told = round_.answered - round_.told, round_.answered
+                if more:
+                    on_done(more)
+                next_report = time.monotonic() + _TELL_S
         if round_.fault is not None:
             raise round_.fault
 
@@ -232,10 +228,10 @@ class AheadRollouts:
         assert requests is not None
         answers: dict[str, RolloutOutput] = {}
         stale: Counter[str] = Counter()
-        asked: dict[str, str] = {}
+        asked: dict[str, RolloutRequest] = {}
 
         def answered(output: RolloutOutput) -> None:
-            name = asked[output.request_id]
+            name = asked[output.request_id].request_id
             if (rounds := oldest_rounds(output.completions, self.pool.served)) < self.oldest:
                 self.pool.stale += 1
                 stale[name] += 1
@@ -251,13 +247,9 @@ class AheadRollouts:
 
         while missing := [request for request in requests if request.request_id not in answers]:
             # Asked again under the same name, a server would give the stale answer again, from its cache.
-            renamed = [
-                one.model_copy(update={"request_id": f"{one.request_id}~{times}"})
-                if (times := stale[one.request_id])
-                else one
-                for one in missing
-            ]
-            asked = {new.request_id: old.request_id for new, old in zip(renamed, missing, strict=True)}
+            names = [f"{name}~{stale[name]}" if stale[name] else name for name in (one.request_id for one in missing)]
+            asked = dict(zip(names, missing, strict=True))
+            renamed = [one.model_copy(update={"request_id": name}) for name, one in asked.items()]
             try:
                 self.pool.ask(renamed, self.pool.served, answered, self.prefetcher.check_going_on)
             except GatherAgain:
@@ -285,19 +277,12 @@ class PrefetchedRounds:
     def sample(self, number: int, step: int) -> ScoredRound | None:
         """As `RoundSampler.sample`; raises RunFailed for a completion that is older than `--max_staleness` allows."""
         sampler, prefetcher = self.sampler, self.prefetcher
-        known = 0
         sampler.progress("generation")
         sampler.recorder.phase("generating", sampler.plan.completions_per_round)
 
-        def on_answered(answered: int) -> None:
-            nonlocal known
-            if answered > known:
-                sampler.on_done(answered - known)
-                known = answered
-
         def wait(_pool: ServerPool) -> None:
             assert prefetcher is not None
-            prefetcher.wait(number, on_answered)
+            prefetcher.wait(number, sampler.on_done)
 
         with sampler.stopwatch.timed("generate"):
             self.rollouts.attend(wait)

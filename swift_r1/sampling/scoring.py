@@ -129,16 +129,14 @@ class Scoring:
             "dataset": [one.prompt.dataset for one in group],
             "finish_reason": [one.completion.finish_reason for one in group],
             "is_truncated": [one.completion.finish_reason == "length" for one in group],
-            "response_token_ids": [_written_ids(one) for one in group],
+            # What the policy wrote; with a scheduler a list per turn.
+            "response_token_ids": [
+                list(one.turns[0]) if one.infos is None else list(map(list, one.turns)) for one in group
+            ],
         }
         if group[0].infos is not None:
             columns["rollout_infos"] = [one.infos for one in group]
         return RewardBatch([one.text for one in group], columns, len(group))
-
-
-def _written_ids(one: Conversation) -> list[Any]:
-    """The tokens that the policy wrote; with a scheduler a list per turn."""
-    return list(one.turns[0]) if one.infos is None else list(map(list, one.turns))
 
 
 def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardColumn]) -> dict[str, float]:

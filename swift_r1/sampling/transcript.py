@@ -39,12 +39,7 @@ class Transcript:
         self._encoder, self._ends = encoder, frozenset(ends)
         self._spans: list[slice] = []  # of the turns' tokens
         self._revised = False  # the last turn's tokens are no longer those that its text came from
-        self._sampled_to = 0
-
-    @property
-    def sampled_length(self) -> int:
-        """Tokens up to the last one that the model wrote: nothing behind it was answered."""
-        return self._sampled_to
+        self.sampled_length = 0  # tokens up to the last one that the model wrote: nothing behind it was answered
 
     def follow(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Adds what follows the model's last turn in `messages`, up to the start of its next one. That turn's text may
@@ -108,7 +103,7 @@ class Transcript:
         self.logprobs[start:] = [*logprobs[:same], *[0.0] * (len(wanted) - same)]
         self.loss_mask[start:] = mask
         self.versions[start:] = [*self.versions[start : start + same], *[None] * (len(wanted) - same)]
-        self._sampled_to = start + same
+        self.sampled_length = start + same
         self._spans[-1] = slice(start, len(self.token_ids))
 
     def check_turns(self, token_ids: Sequence[Sequence[int]], loss_mask: Sequence[Sequence[int]]) -> None:
@@ -149,14 +144,14 @@ class Transcript:
         self.versions += versions
         self.loss_mask += [version is not None for version in versions]
         if token_ids and versions[-1] is not None:
-            self._sampled_to = len(self.token_ids)
+            self.sampled_length = len(self.token_ids)
 
     def _take_end_back(self) -> None:
         """The turn goes on behind its end token: that token leaves."""
         if self.token_ids and self.token_ids[-1] in self._ends:
             for values in (self.token_ids, self.logprobs, self.loss_mask, self.versions):
                 del values[-1]
-            self._sampled_to = min(self._sampled_to, len(self.token_ids))
+            self.sampled_length = min(self.sampled_length, len(self.token_ids))
             self._spans[-1] = slice(self._spans[-1].start, len(self.token_ids))
 
     def _behind(self, before: Sequence[Mapping[str, Any]], added: str, rest: Sequence[Mapping[str, Any]]) -> str:

@@ -85,7 +85,10 @@ class TurnEngine:
             TurnFault: the messages do not continue those of the conversation, or a limit was passed.
         """
         play = playing.get()
-        messages = _without_dummy(infer_request.messages)
+        messages: Sequence[dict[str, Any]] = infer_request.messages
+        # ms-swift's schedulers end with an assistant message of None where the model is to go on with its turn.
+        if messages and messages[-1]["role"] == "assistant" and messages[-1]["content"] is None:
+            messages = messages[:-1]
         for name in ("tools", "chat_template_kwargs"):
             if getattr(infer_request, name, None):
                 raise TurnFault(f"a request's {name} are not rendered here: write them into a message")
@@ -172,9 +175,3 @@ def _response(
     choice = ChatCompletionResponseChoice(0, message, finish_reason, {"content": content}, list(token_ids))
     usage = UsageInfo(read, len(token_ids), read + len(token_ids))
     return ChatCompletionResponse("policy", [choice], usage)
-
-
-def _without_dummy(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """ms-swift's schedulers end with an assistant message of None where the model is to go on with its turn."""
-    ends = bool(messages) and messages[-1]["role"] == "assistant" and messages[-1]["content"] is None
-    return messages[:-1] if ends else messages

@@ -34,18 +34,13 @@ class Superseded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotBucket:
-    """A bucket ready for any number of servers: the bytes of a safetensors file.
-
-    Attributes:
-        digest: their XXH3 (hex).
-        base: content hash of the version that `change` (see `delta`) is to; None where no change is smaller.
-    """
+    """A bucket ready for any number of servers: the bytes of a safetensors file."""
 
     data: Sequence[memoryview] | SharedFile
     size: int
-    digest: str
-    base: str | None = None
-    change: bytes | None = None
+    digest: str  # XXH3 (hex)
+    base: str | None = None  # content hash of the version that `change` is to
+    change: bytes | None = None  # see `delta`; None where it would not be smaller
 
     @classmethod
     def of(cls, parts: Sequence[memoryview]) -> SnapshotBucket:
@@ -62,11 +57,7 @@ class SnapshotBucket:
 
 class SharedFile:
     """A file in shared memory without a name of its own: servers on this host get links to it; it goes with the last
-    process that has it.
-
-    Raises:
-        OSError: there is no such memory.
-    """
+    process that has it. Raises OSError where there is no such memory."""
 
     def __init__(self) -> None:
         self._descriptor = os.open(_SHARED_MEMORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -125,11 +116,6 @@ class WeightSnapshot:
 
     It takes the model's size in its own dtype. Where a server on this host takes weights through shared memory, that is
     the only copy. Where versions are compared, and where shared memory has no room, it is in own memory.
-
-    Attributes:
-        version: of what is here, or being written.
-        whole: whether all buckets of the newest version are here.
-        changed, total: 16-bit words that differ from the version before, and all that were compared with it.
     """
 
     def __init__(self) -> None:
@@ -139,18 +125,14 @@ class WeightSnapshot:
         self._hash: str | None = None
         self._compare = self._shared = False
         self._room = 0  # of shared memory, for new files
-        self.version = -1
+        self.version = -1  # of what is here, or being written
         self.adapter: AdapterConfig | None = None
-        self.writing = self.whole = False
-        self.changed = self.total = 0
+        self.writing = self.whole = False  # whole: all buckets of the newest version are here
+        self.changed = self.total = 0  # 16-bit words that differ from the version before, and all that were compared
 
     def begin(self, version: int, adapter: AdapterConfig | None, compare: bool, shared: bool) -> None:
-        """Begins a version; readers of the one before get `Superseded`.
-
-        Args:
-            compare: buckets also come as what has changed.
-            shared: a server on this host may take buckets from shared memory.
-        """
+        """Begins a version; readers of the one before get `Superseded`. With `compare` buckets also come as what has
+        changed; with `shared` a server on this host may take them from shared memory."""
         with self._turn:
             # An incomplete version is no base for comparison.
             self._hash = content_hash(one.bucket.digest for one in self._kept) if self.whole else None
@@ -183,12 +165,8 @@ class WeightSnapshot:
             self._turn.notify_all()
 
     def bucket(self, version: int, index: int, copy: bool) -> SnapshotBucket | None:
-        """As soon as it is there; None after the last one. With `copy` it stays what it is when the next version is
-        written.
-
-        Raises:
-            Superseded: the version is no longer here.
-        """
+        """As soon as it is there; None after the last one. With `copy` it stays as it is when the next version is
+        written. Raises Superseded where the version is no longer here."""
         with self._turn:
             # Whoever writes is heard within the deadlines of its collectives: it comes to an end.
             while self.version == version and self.writing and index >= self._count:
@@ -247,15 +225,8 @@ class WeightSnapshot:
 
 @dataclass(frozen=True)
 class SnapshotReader:
-    """The version's buckets in order, each as soon as it is there; can be iterated again.
-
-    Args:
-        copy: a bucket stays what it is when the next version is written.
-        wanted: whether the reader is to go on.
-
-    Raises:
-        Superseded: the version is no longer here, or not wanted. Without `copy` a bucket in hand then changes.
-    """
+    """The version's buckets in order, see `WeightSnapshot.bucket`; can be iterated again. Raises Superseded where the
+    version is no longer here, or `wanted`; without `copy` a bucket in hand then changes."""
 
     snapshot: WeightSnapshot
     version: int

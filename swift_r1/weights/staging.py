@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
@@ -42,15 +43,8 @@ class StagedBucket:
 
 
 class Staging:
-    """A private folder for one server's buckets; another one on disk for those that shared memory has no room for.
-
-    Args:
-        max_bytes: most bytes that one bucket may have: the whole model's.
-
-    Attributes:
-        shared: the folder where it is in shared memory, so that a trainer on this host can write buckets itself.
-        base: content hash of the version whose buckets are all still here, for changes to them; else None.
-    """
+    """A private folder for one server's buckets, which have at most `max_bytes` (the whole model's); another one on
+    disk for those that shared memory has no room for."""
 
     def __init__(self, max_bytes: int) -> None:
         free = shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else 0
@@ -58,21 +52,16 @@ class Staging:
         self._locks: list[int] = []
         self.folder = self._made(parent)
         self._on_disk: Path | None = None
-        self.max_bytes = max_bytes
-        self._serial = 0
-        self.shared = str(self.folder) if parent is not None else None
-        self.base: str | None = None
+        self.max_bytes, self._serial = max_bytes, 0
+        self.shared = str(self.folder) if parent is not None else None  # a trainer on this host can write there itself
+        self.base: str | None = None  # content hash of the version whose buckets are all still here
         logger.info("weights are staged in %s", self.folder)
 
     async def write(
         self, index: int, chunks: AsyncIterator[bytes], promised_digest: str | None, size_promised: int = 0
     ) -> StagedBucket:
-        """Streams one bucket to a file.
-
-        Raises:
-            HTTPError: 413 if it is larger than the whole model; 422 if the bytes are not those promised; 507 where
-                there is no room for it, on disk neither.
-        """
+        """Streams one bucket to a file. Raises HTTPError: 413 if it is larger than the whole model, 422 if the bytes
+        are not those promised, 507 where there is no room for it, on disk neither."""
         path = self._new_path()
         # A spare file's pages are there already, which halves the time: the memory of new ones is cleared first.
         spare = incoming(self.folder, index)
@@ -103,12 +92,7 @@ class Staging:
 
     async def change(self, index: int, chunks: AsyncIterator[bytes], promised_digest: str) -> StagedBucket:
         """Makes a bucket of the base's one and what has changed in it (see `delta`), where the update began on that
-        base.
-
-        Raises:
-            HTTPError: 409 where the base has no such bucket; 413 for a change larger than the model; 422 for one that
-                is malformed, or whose outcome is not what was promised.
-        """
+        base. Raises HTTPError as `write`, and 409 where the base has no such bucket."""
         source, body = incoming(self.folder, index), bytearray()
         async for chunk in chunks:
             body += chunk
@@ -130,11 +114,8 @@ class Staging:
         self.base = hash_of_all if buckets and kept else None
 
     async def take(self, index: int, promised_digest: str) -> StagedBucket:
-        """Takes in a bucket that the trainer has written to `incoming(folder, index)`.
-
-        Raises:
-            HTTPError: 409 where there is no such file; 413 and 422 as `write` does.
-        """
+        """Takes in a bucket that the trainer has written to `incoming(folder, index)`. Raises HTTPError as `write`, and
+        409 where there is no such file."""
         source, path = incoming(self.folder, index), self._new_path()
         if self.shared is None or not _is_plain(source):
             if source.is_symlink():
@@ -237,11 +218,8 @@ def _changed(path: Path, change: bytes) -> str:
 
 
 def _file_digest(path: Path) -> str:
-    digest, block = Hash(), bytearray(_CHUNK)
     with path.open("rb", buffering=0) as file:
-        while size := file.readinto(block):
-            digest.update(memoryview(block)[:size])
-    return digest.hexdigest()
+        return hashlib.file_digest(file, Hash).hexdigest()
 
 
 @contextmanager

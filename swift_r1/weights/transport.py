@@ -63,15 +63,14 @@ def reserve(descriptor: int, size: int) -> None:
 
 def fill(descriptor: int, parts: Sequence[memoryview]) -> str:
     """Makes the parts all that the file holds, and returns their hash (hex). Raises OSError where there is no room."""
-    digest, size, position = Hash(), sum(len(part) for part in parts), 0
-    reserve(descriptor, size)
-    for part in _pieces(parts):
-        digest.update(part)
-        written = 0
-        while written < len(part):
-            written += os.pwrite(descriptor, part[written:], position + written)
-        position += written
-    os.ftruncate(descriptor, size)
+    digest = Hash()
+    reserve(descriptor, sum(map(len, parts)))
+    with open(descriptor, "wb", closefd=False) as file:
+        file.seek(0)
+        for part in _pieces(parts):
+            digest.update(part)
+            file.write(part)
+        file.truncate()
     return digest.hexdigest()
 
 
@@ -126,11 +125,7 @@ def _pieces(parts: Sequence[memoryview]) -> Iterator[memoryview]:
 
 
 class NcclGroup:
-    """NCCL as vLLM loads it, on this process's current GPU, which is rank 0.
-
-    Raises:
-        UsageError: there is no GPU.
-    """
+    """NCCL as vLLM loads it, on this process's current GPU, which is rank 0; raises UsageError without one."""
 
     def __init__(self) -> None:
         import torch
@@ -193,12 +188,8 @@ class NcclSender:
         self._instance: str | None = None
 
     def connect(self) -> None:
-        """Joins a group with the server's workers, where that has not been done since the server was started.
-
-        Raises:
-            UsageError: one of the two has no GPU.
-            ServerUnreachable: the workers did not join in time.
-        """
+        """Joins a group with the server's workers, once after each start of the server. Raises UsageError where one of
+        the two has no GPU, ServerUnreachable where the workers did not join in time."""
         info = self._client.info()
         if self._group is not None and info.instance == self._instance:
             return
@@ -214,12 +205,8 @@ class NcclSender:
         self._group, self._instance = group, info.instance
 
     def send(self, version: int, index: int, bucket: Tensors) -> str:
-        """Sends one bucket; the digest is of names, dtypes and shapes, since the bytes never pass a hash on their way.
-
-        Raises:
-            ServerRefused: the server's answer to the announcement.
-            ServerUnreachable: no answer, or the workers did not take it in time.
-        """
+        """Sends one bucket; the digest is of names, dtypes and shapes, since no hash sees the bytes. Raises as the
+        announcing call, and ServerUnreachable where the workers did not take it in time."""
         group = self._group
         assert group is not None
         entries = tuple(
@@ -234,8 +221,7 @@ class NcclSender:
             limit = seconds_for(self._deadline_s, sum(tensor.nbytes for _, tensor in bucket))
             self._until(lambda: asked.done() and taken(), (asked,), limit, f"take bucket {index} of version {version}")
         except BaseException:
-            # The workers may wait in a collective for ever: this group is of no more use.
-            self.close()
+            self.close()  # the workers may wait in a collective for ever
             raise
         return entries_digest(entries)
 
@@ -265,7 +251,7 @@ class NcclSender:
 
 
 def _start(work: Callable[[], T]) -> Future[T]:
-    """Runs it in a thread that nothing waits for, not even the interpreter's end: it may hang in a collective."""
+    """Runs it in a daemon thread, since it may hang in a collective."""
     future: Future[T] = Future()
 
     def run() -> None:

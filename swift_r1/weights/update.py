@@ -46,21 +46,14 @@ class _Pending:
 
 class UpdateMachine:
     """One server's weight version, and the one update that may be under way. Methods raise HTTPError: 409 for a wrong
-    lease, version or order, 422 for wrong content.
-
-    Args:
-        expected: names and shapes of all the model's weights.
-        clock: monotonic seconds.
-        patience: seconds without progress after which an open update is forgotten, whatever its lease.
-        discard: called with buckets that are no longer needed.
-    """
+    lease, version or order, 422 for wrong content."""
 
     def __init__(
         self,
-        expected: Shapes,
-        clock: Callable[[], float],
-        patience: float,
-        discard: Callable[[list[StagedBucket]], None],
+        expected: Shapes,  # of all the model's weights
+        clock: Callable[[], float],  # monotonic seconds
+        patience: float,  # seconds without progress after which an open update is forgotten, whatever its lease
+        discard: Callable[[list[StagedBucket]], None],  # called with buckets that are no longer needed
     ) -> None:
         self._expected, self._clock, self._patience, self._discard = expected, clock, patience, discard
         self._lease: _Lease | None = None

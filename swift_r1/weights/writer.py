@@ -71,10 +71,6 @@ class WeightWriter:
         ttl_s: seconds of silence after which the server takes the lease back.
         token: of a lease that an earlier process of this run may still hold, at least 32 hexadecimal digits.
         policy: what updates do with running rollouts; None leaves that to the server.
-
-    Attributes:
-        transport: how the last version was sent, None before the first one.
-        sent_bytes: of all buckets so far; one that a server on this host finds in shared memory counts too.
     """
 
     def __init__(
@@ -92,8 +88,8 @@ class WeightWriter:
             owner=owner or f"{socket.gethostname()}:{os.getpid()}", ttl_seconds=ttl_s, token=self.token
         )
         self._policy = policy
-        self.transport: str | None = None
-        self.sent_bytes = 0
+        self.transport: str | None = None  # of the last version
+        self.sent_bytes = 0  # of all buckets, also those through shared memory
         self.nccl = NcclSender(client, self.headers)
         self._closed = threading.Event()
         self._renewals: threading.Thread | None = None
@@ -105,12 +101,7 @@ class WeightWriter:
         self.close()
 
     def take(self) -> None:
-        """Takes the lease, or renews it.
-
-        Raises:
-            ServerRefused: 409 with the owner's name while another writes.
-            ServerUnreachable: no answer.
-        """
+        """Takes the lease, or renews it. Raises ServerRefused (409) with the owner's name while another writes."""
         self.client.call("POST", "/v1/weights/lease", wire.Lease, self._request, timeout_s=QUICK_S)
 
     def hold(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
@@ -122,12 +113,8 @@ class WeightWriter:
         self._renewals.start()
 
     def take_when_free(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
-        """Takes the lease. A trainer that died may have left one: its end is waited for, at most `wait_s` seconds.
-
-        Raises:
-            UsageError: another trainer writes to this server.
-            ServerRefused, ServerUnreachable: as `take`, after `wait_s` seconds.
-        """
+        """Takes the lease; waits at most `wait_s` seconds for the end of one that a dead trainer has left. Raises as
+        `take` then, and UsageError where another trainer writes to this server."""
         began = next_report = time.monotonic()
         ends = None
         while True:
@@ -196,15 +183,13 @@ class WeightWriter:
             return self._push(_Push(version, whole=True), buckets, transport, adapter)
 
     def sleep(self, level: int) -> None:
-        """Has the server's engine give its memory back; a push wakes its weights, `wake` all of it.
-
-        Raises as `push` does.
-        """
+        """Has the server's engine give its memory back; a push wakes its weights, `wake` all of it. Raises as
+        `push`."""
         self.take()
         self._once_drained("/v1/sleep", wire.SleepStatus, wire.SleepRequest.model_validate({"level": level}))
 
     def wake(self) -> None:
-        """Wakes the server's engine where it sleeps; raises as `push` does."""
+        """Wakes the server's engine where it sleeps; raises as `push`."""
         self.take()
         self.client.call("POST", "/v1/wake", wire.SleepStatus, None, self.headers)
 
@@ -284,7 +269,7 @@ class WeightWriter:
         return seconds_for(WORK_S, nbytes)
 
     def _once_drained(self, path: str, answer: type[Answer], body: BaseModel, limit_s: float = WORK_S) -> Answer:
-        """Asks again for as long as completions are under way, which is no fault."""
+        """Asks again for as long as completions are under way."""
         while True:
             try:
                 return self.client.call("POST", path, answer, body, self.headers, limit_s)
@@ -296,7 +281,7 @@ class WeightWriter:
                 time.sleep(_POLL_S)  # the server has waited already
 
     def _abort(self, version: int) -> None:
-        """Best effort: without it the server waits for the update's time to be over."""
+        """Best effort: without it the server waits until the update times out."""
         try:
             body = wire.UpdateAbort(version=version)
             self.client.call("POST", "/v1/weights/abort", wire.UpdateStatus, body, self.headers, QUICK_S)
@@ -304,16 +289,16 @@ class WeightWriter:
             logger.warning("the update to weight version %d could not be aborted: %s", version, error)
 
     def _renew(self) -> None:
-        """Until closed. A loss is told once: the next push takes the lease again, or says who has it now."""
-        told = False
+        """Until closed. A loss is logged once: the next push takes the lease again, or says who has it now."""
+        lost = False
         while not self._closed.wait(self._request.ttl_seconds / _RENEWALS_PER_TTL):
             try:
                 self.take()
-                told = False
+                lost = False
             except SwiftError as error:
-                if not told:
+                if not lost:
                     logger.info("the lease on the rollout server's weights could not be renewed: %s", error)
-                told = True
+                lost = True
 
 
 @dataclass(slots=True)

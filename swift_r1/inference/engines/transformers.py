@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from swift_r1.inference.engines.decoding import AppendCache, check_layers, decoding, sample, uniform_streams
-from swift_r1.wire.protocol import Completion, FinishReason, RolloutOutput, RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import Completion, FinishReason, RolloutOutput, RolloutRequest
 
 _CACHE_BYTES = 2 * 2**30
 _COMPACT_BELOW = 0.75
@@ -112,7 +112,8 @@ class TransformersEngine:
         """Fills the rows of a wave; those that have ended are given to `on_ended` while the others go on."""
         device = self.model.device
         sampling = requests[wave[0].request].sampling
-        ends = self._end_tokens(sampling).to(device)
+        eos = self.eos[:0] if sampling.ignore_eos else self.eos
+        ends = torch.cat([eos, torch.tensor(sampling.stop_token_ids, dtype=torch.long)]).to(device)
         limits = torch.tensor([requests[row.request].sampling.max_tokens for row in wave], device=device)
         longest = int(limits.max())
         uniforms = uniform_streams([row.seed for row in wave], longest).to(device)
@@ -156,10 +157,6 @@ class TransformersEngine:
                 keep = alive.nonzero().squeeze(-1)
                 rows, tokens, state = rows[keep], tokens[keep], state.select_rows(keep)
             logits = self._next_logits(tokens, state)
-
-    def _end_tokens(self, sampling: SamplingParams) -> Tensor:
-        eos = self.eos[:0] if sampling.ignore_eos else self.eos
-        return torch.cat([eos, torch.tensor(sampling.stop_token_ids, dtype=torch.long)])
 
     def _hits_stop_string(self, written: Tensor, stop: Sequence[str]) -> Tensor:
         """Which rows' text holds a stop string; only the end is decoded, a token has at least one byte."""

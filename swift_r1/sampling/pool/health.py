@@ -103,13 +103,8 @@ class Health:
         return False
 
     def check_any(self) -> None:
-        """Raises where no server may come back.
-
-        Raises:
-            ServerUnreachable: all have been away for `timeout_s`, or are given up.
-            RunFailed: all are given up.
-            GatherAgain: see there.
-        """
+        """Raises ServerUnreachable where all servers have been away for `timeout_s`, what they were given up for where
+        all were, or GatherAgain."""
         if self.wants_gather:
             raise GatherAgain
         with self._changed:

@@ -31,18 +31,10 @@ class ServerPool:
     """Asks all servers, pushes to all, and brings lost ones back.
 
     Args:
-        sessions: of servers that are alike (see `why_not_alike`).
+        sessions: of servers that are alike (see `why_not_alike`); else UsageError is raised.
         timeout_s: longest wait with no server at all.
         transport: `--weight_transport`; `nccl` with one server.
         compare: whether only changes to the version before are sent; None: where weights went by HTTP the last time.
-
-    Attributes:
-        first: the servers' info at the start.
-        snapshot: the newest weights, unless they went by NCCL.
-        stale: answers by weights of this run that were too old, since the last `take_metrics`.
-
-    Raises:
-        UsageError: the servers are not alike.
     """
 
     def __init__(
@@ -51,13 +43,14 @@ class ServerPool:
         if (why := why_not_alike([(one.url, one.first) for one in sessions])) is not None:
             raise UsageError(why)
         infos = [one.first for one in sessions]
+        # The servers' info at the start.
         self.first = infos[0].model_copy(update={"own_base": all(info.own_base for info in infos)})
         self.served = ServedVersions(max(info.weight_version for info in infos))
         self.snapshot = WeightSnapshot()
         self.sessions = sessions
         self.health = Health(sessions, self.snapshot, self.served, timeout_s)
         self.by_nccl, self._compare = transport == NCCL, compare
-        self.stale = 0
+        self.stale = 0  # answers by weights of this run that were too old
         self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
 
     @property
@@ -96,25 +89,19 @@ class ServerPool:
         check_going_on: Callable[[], None] = lambda: None,
     ) -> None:
         """Completions of all requests by weights of these `versions`; each output goes to `on_answer` as it comes.
-
-        Threads may ask at the same time, also while another one pushes. `check_going_on` is called every few seconds;
-        what it raises ends it.
+        Threads may ask at the same time, also while another one pushes. What `check_going_on` raises, called every few
+        seconds, ends it.
 
         Raises:
             ServerUnreachable: no server was there for too long, or all are given up.
-            RunFailed: a server refused a request, answered with other weights, or all are given up that were there.
+            RunFailed: a server refused a request, answered with other weights, or all are given up.
             GatherAgain: see there; what was answered by then has been handed over.
         """
         asyncio.run(Router(self.health, requests, versions, on_answer, check_going_on).run())
 
     def push(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None = None) -> None:
-        """Brings all servers to new weights, those that are ready at once, the others as they come back.
-
-        Raises:
-            ServerUnreachable: no server was there for too long, or all are given up.
-            RunFailed: another trainer writes to one, or all refused the weights again and again.
-            GatherAgain: see there.
-        """
+        """Brings all servers to new weights, those that are ready at once, the others as they come back. Raises as
+        `ask`, and RunFailed where another trainer writes to one, or all refused the weights again and again."""
         try:
             if self.by_nccl:
                 self._push_from_device(buckets, adapter)

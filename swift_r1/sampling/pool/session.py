@@ -94,20 +94,7 @@ class Expected:
 
 
 class ServerSession:
-    """A run's relation to one server. `Health` waits for a lost one, and sets the last four attributes.
-
-    Args:
-        writer: holds the lease on the weights.
-        timeout_s: longest wait for the server, at the start and after each loss (`--vllm_server_timeout`).
-        transport: `--weight_transport`.
-
-    Attributes:
-        first: the server's info at the start.
-        refused: answers by other weights than those asked for, which were not taken.
-        ready: whether it holds the newest weights and takes work.
-        failed: why it is given up for good, None while it is not.
-        epoch: counts its losses; what belongs to an earlier one no longer counts.
-        pushing: the thread of the last push to it; two at once would disturb each other.
+    """A run's relation to one server, which it waits for `timeout_s` seconds at most, at the start and after each loss.
 
     Raises:
         ServerUnreachable: no server within `timeout_s`.
@@ -129,13 +116,13 @@ class ServerSession:
         self._instance = self.first.instance
         self._lock = threading.Lock()
         self._losses, self._is_lost = 0, False
-
         self._adapters = False
-        self.refused = 0
-        self.ready = True
-        self.failed: SwiftError | None = None
-        self.epoch = 0
-        self.pushing: threading.Thread | None = None
+        self.refused = 0  # answers by other weights than those asked for
+        # Set by `Health`, except the last, which is the pool's.
+        self.ready = True  # it holds the newest weights and takes work
+        self.failed: SwiftError | None = None  # why it is given up for good
+        self.epoch = 0  # counts its losses; what belongs to an earlier one no longer counts
+        self.pushing: threading.Thread | None = None  # the last push; two at once would disturb each other
 
     @property
     def takes_files(self) -> bool:
@@ -157,13 +144,8 @@ class ServerSession:
         self.gained()
 
     def judge(self, error: ServerUnreachable | OtherWeights | ServerRefused) -> NoReturn:
-        """What a failed request means.
-
-        Raises:
-            ServerLost: what was answered by then counts.
-            ServerUnreachable: lost again and again without one answer.
-            RunFailed: the server refused a request, or answered with other weights.
-        """
+        """Raises what a failed request means: ServerLost (what was answered by then counts), ServerUnreachable where it
+        was lost again and again, RunFailed where it refused a request, or answered with other weights."""
         if isinstance(error, OtherWeights):
             self.refused += 1
             # A server that was replaced in an idle moment serves its base weights, and no connection broke.
@@ -174,13 +156,9 @@ class ServerSession:
         self._lost(error)
 
     def push(self, version: int, buckets: Iterable[Bucket], adapter: AdapterConfig | None = None) -> None:
-        """Brings the server to `version`; see `WeightWriter.push`.
-
-        Raises:
-            ServerLost: it went away, did not take all the weights, or took the lease back: push all again.
-            ServerUnreachable: lost again and again.
-            RunFailed: another trainer writes to it, or it refused the weights again and again.
-        """
+        """Brings the server to `version`; see `WeightWriter.push`. Raises ServerLost where all is to be pushed again,
+        ServerUnreachable where it was lost again and again, and RunFailed where another trainer writes to it, or it
+        refused the weights again and again."""
         self._adapters = adapter is not None
         self._write(lambda: self.writer.push(version, buckets, self._transport, adapter), version)
 
@@ -223,12 +201,7 @@ class ServerSession:
 
     def score(self, sequences: Sequence[Sequence[int]], versions: Container[int]) -> list[LogProbs]:
         """Log-probs of given tokens under weights of these `versions`, at temperature 1, of each copy of the model.
-
-        Raises:
-            ServerLost: it went away meanwhile, or holds other weights by now.
-            ServerUnreachable: lost again and again.
-            RunFailed: it refused the sequences.
-        """
+        Raises as `judge`, and ServerLost where it holds other weights by now."""
         try:
             answer = self.client.score(sequences)
         except (ServerUnreachable, ServerRefused) as error:
@@ -238,13 +211,8 @@ class ServerSession:
         return [answer.logprobs, *answer.copies]
 
     def wait_until_back(self, versions: Collection[int], report: Callable[[str], None]) -> int | None:
-        """Waits for the server, at most `timeout_s`; see `RolloutClient.wait`.
-
-        Args:
-            versions: numbers of the run's current weights.
-
-        Returns:
-            The number under which it must get the weights, above its own; None where it holds them already.
+        """Waits for the server, at most `timeout_s`; see `RolloutClient.wait`. Returns the number under which it must
+        get the weights, above its own; None where it holds one of `versions`, the run's current weights.
 
         Raises:
             ServerUnreachable: no server for this run came back in time.
@@ -283,15 +251,15 @@ class ServerSession:
         return target
 
     def _why_not_this(self, info: ServerInfo) -> str | None:
-        """A server that came back must match the first one: same model, tokenizer, and room for every completion."""
+        """A server that came back must match the original: same model, tokenizer, and room for every completion."""
         if info.model != self.first.model:
             return f"it serves {info.model} now, and served {self.first.model} before"
         if info.dtype != self.first.dtype:
             return f"it computes in {info.dtype} now, and did in {self.first.dtype} before (--torch_dtype)"
         if self._adapters and not info.own_base:
             return "it holds whole weights that another run has pushed, and adapters need its own: start it again"
-        if info.max_lora_rank != self.first.max_lora_rank:
-            now, before = info.max_lora_rank or 0, self.first.max_lora_rank or 0
+        now, before = info.max_lora_rank or 0, self.first.max_lora_rank or 0
+        if now != before:
             return f"it takes adapters up to rank {now} now, and did up to {before} before (--vllm_enable_lora)"
         needed = min(self._expected.max_tokens or self.first.max_model_len, self.first.max_model_len)
         if info.max_model_len < needed:
