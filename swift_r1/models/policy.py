@@ -45,7 +45,8 @@ class MicroBatch:
     Attributes:
         mask: `[B, T]` bool, True on completion tokens that the policy wrote; `mask.sum() == K`, row-major in the order
             of `targets`.
-        truncated: `[B]` bool, True where the completion was cut at the length limit.
+        trained: `[B, T]` bool, those of `mask` that the loss is over: all of a completion's, or none
+            (`--overlong_filter`).
         rollout_logps: `[B, T]` float32, the engine's log-probs.
         samples: `[B]` int64 on the CPU, which completions of the round these are.
         old_logps, old_entropies: `[B, T]` float32, of the policy before the round's first update; None where nothing
@@ -56,7 +57,7 @@ class MicroBatch:
 
     inputs: ModelInputs
     mask: Tensor
-    truncated: Tensor
+    trained: Tensor
     rollout_logps: Tensor
     samples: Tensor
     old_logps: Tensor | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from swift_r1.algorithms import (
     LossConfig,
-    drop_truncated,
+    LossOutput,
     loss_normalizer,
     mean_metrics,
     policy_loss,
@@ -23,7 +23,7 @@ from swift_r1.algorithms.aggregation import masked_metric
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.scoring import ScoredRound
-from swift_r1.training.backends.base import Backend, CriticBackend, ReferencePolicy
+from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batch.batching import Batching, RoundBatch, round_batch, split_step
 
 
@@ -89,7 +89,7 @@ def before_training(
     temperature: float,
     *,
     old_policy: bool,
-    critic: CriticBackend | None = None,
+    critic: Backend | None = None,
 ) -> list[list[MicroBatch]]:
     """Adds what must be computed with the weights as they are before the round's first update. Collective.
 
@@ -128,20 +128,13 @@ def rewards_after_kl(rewards: Tensor, steps: Sequence[Sequence[MicroBatch]], bet
     return (rewards + ranks.sum(penalties)).to(rewards.dtype)
 
 
-def trained_mask(micro: MicroBatch, overlong_filter: bool) -> Tensor:
-    """`[B, T]` bool, True on trained tokens: all of a completion's, or none (`--overlong_filter`)."""
-    return drop_truncated(micro.mask, micro.truncated) if overlong_filter else micro.mask
-
-
-def entropy_threshold(batches: Sequence[MicroBatch], masks: Sequence[Tensor], quantile: float, ranks: Ranks) -> Tensor:
+def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ranks) -> Tensor:
     """The entropy (float32 scalar) from which on a token of this optimizer step is trained, the same on every rank.
 
     Of the trained tokens of all micro-batches and ranks, under the policy before the round's first update.
     Collective.
     """
-    entropies = [
-        micro.old_entropies[mask] for micro, mask in zip(batches, masks, strict=True) if micro.old_entropies is not None
-    ]
+    entropies = [micro.old_entropies[micro.trained] for micro in batches if micro.old_entropies is not None]
     everyones = ranks.gather(torch.cat(entropies).cpu())
     mine = None
     if everyones is not None:
@@ -158,38 +151,31 @@ def train_step(
     temperature: float,
     learning_rate: float,
     ranks: Ranks,
-    *,
-    overlong_filter: bool = False,
     frozen: bool = False,
 ) -> dict[str, float]:
-    """Forward, loss and backward of each micro-batch, then one update of the policy. Collective.
+    """The policy's loss and update. Collective.
 
     Args:
         advantages: float32 `[N]`, of the whole round; or `[N, longest]`, one per token.
-        overlong_filter: leave truncated completions out of the loss.
         frozen: no backward pass and no update; gradient norm and rate are 0.
 
     Returns:
-        The whole step's `loss`, `grad_norm` (where one is not finite nothing was updated), `learning_rate`, the loss's
-        metrics, in float16 the `loss_scale` that this step used, each rank's `micro_batches` and the `tokens_computed`
-        of all of them (prompts, completions and padding that went through the model for the gradient); the same on
-        every rank.
+        As `update`, with each rank's `micro_batches` and the `tokens_computed` of all of them (prompts, completions and
+        padding that went through the model for the gradient).
     """
-    masks = [trained_mask(micro, overlong_filter) for micro in batches]
-    normalizer = ranks.sum(torch.stack([loss_normalizer(mask, config) for mask in masks]).sum())
+    normalizer = torch.stack([loss_normalizer(micro.trained, config) for micro in batches]).sum().cpu()
+    computed = torch.tensor(sum(micro.inputs.token_ids.numel() for micro in batches), dtype=torch.float64)
+    normalizer, computed = ranks.sum(torch.stack([normalizer, computed]))
     filtered = config.top_entropy_quantile < 1
-    threshold = entropy_threshold(batches, masks, config.top_entropy_quantile, ranks) if filtered else None
-    loss = torch.zeros((), dtype=torch.float64)
-    metrics = []
-    for number, (micro, mask) in enumerate(zip(batches, masks, strict=True)):
-        with torch.set_grad_enabled(not frozen):
-            out = backend.logprobs(micro.inputs, temperature)
-        logps, entropies = micro.unflatten(out.logps), micro.unflatten(out.entropies)
+    threshold = entropy_threshold(batches, config.top_entropy_quantile, ranks) if filtered else None
+
+    def loss_of(micro: MicroBatch) -> LossOutput:
+        logps, entropies = map(micro.unflatten, backend.logprobs(micro.inputs, temperature))
         result = policy_loss(
             logps,
             logps.detach() if micro.old_logps is None else micro.old_logps,
             of_micro_batch(advantages, micro),
-            mask,
+            micro.trained,
             config,
             ref_logps=micro.ref_logps,
             rollout_logps=micro.rollout_logps,
@@ -198,27 +184,49 @@ def train_step(
             normalizer=normalizer,
             entropy_threshold=threshold,
         )
+        entropy = masked_metric("entropy", entropies, micro.trained.to(entropies.dtype))
+        return replace(result, metrics=result.metrics | entropy)
+
+    metrics = update(batches, loss_of, backend, learning_rate, ranks, frozen=frozen)
+    if threshold is not None and threshold.isfinite():
+        metrics["entropy/threshold"] = threshold.item()
+    return metrics | {"micro_batches": float(len(batches)), "tokens_computed": computed.item()}
+
+
+def update(
+    batches: Sequence[MicroBatch],
+    loss_of: Callable[[MicroBatch], LossOutput],
+    backend: Backend,
+    learning_rate: float,
+    ranks: Ranks,
+    *,
+    coefficient: float = 1.0,
+    frozen: bool = False,
+) -> dict[str, float]:
+    """Forward, loss and backward (of `coefficient` times the loss) of each micro-batch, then one update. Collective.
+
+    Returns:
+        The whole step's `loss`, `grad_norm` (where one is not finite nothing was updated), `learning_rate`, the loss's
+        metrics, and in float16 the `loss_scale` that this step used; the same on every rank.
+    """
+    loss = torch.zeros((), dtype=torch.float64)
+    metrics = []
+    for number, micro in enumerate(batches, start=1):
+        with torch.set_grad_enabled(not frozen):
+            result = loss_of(micro)
         if not frozen:
-            backend.backward(nan_if_not_finite(result.loss), last=number + 1 == len(batches))
+            # A loss that is not finite must give a gradient that is not, whatever the rank: then all skip the update.
+            factor = coefficient if result.loss.isfinite() else math.nan
+            backend.backward(factor * result.loss, last=number == len(batches))
         loss += result.loss.detach().double().cpu()
-        metrics.append(result.metrics | masked_metric("entropy", entropies, mask.to(entropies.dtype)))
+        metrics.append(result.metrics)
     scale = backend.loss_scale
     grad_norm, learning_rate = (0.0, 0.0) if frozen else (backend.step(learning_rate), learning_rate)
     names, sums = zip(*sorted(sum_metrics(metrics).items()), strict=True)
-    computed = torch.tensor(sum(micro.inputs.token_ids.numel() for micro in batches), dtype=torch.float64)
-    totals = ranks.sum(torch.stack([loss, computed, *(value.double().cpu() for value in sums)]))
-    means = mean_metrics(dict(zip(names, totals[2:], strict=True)))
-    if threshold is not None and threshold.isfinite():
-        means["entropy/threshold"] = threshold.item()
-    if scale is not None:
-        means["loss_scale"] = scale
-    means |= {"micro_batches": float(len(batches)), "tokens_computed": totals[1].item()}
-    return {"loss": totals[0].item(), "grad_norm": grad_norm, "learning_rate": learning_rate} | means
-
-
-def nan_if_not_finite(loss: Tensor) -> Tensor:
-    """A loss that is not finite must give a gradient that is not, whatever the rank: then all leave the update out."""
-    return loss if loss.isfinite() else loss * math.nan
+    totals = ranks.sum(torch.stack([loss, *(value.double().cpu() for value in sums)]))
+    found = {"loss": totals[0].item(), "grad_norm": grad_norm, "learning_rate": learning_rate}
+    found |= mean_metrics(dict(zip(names, totals[1:], strict=True)))
+    return found if scale is None else found | {"loss_scale": scale}
 
 
 def of_micro_batch(of_round: Tensor, micro: MicroBatch) -> Tensor:

@@ -44,7 +44,7 @@ from swift_r1.tracking.console import RunConsole
 from swift_r1.tracking.metrics import JsonLines, Stopwatch
 from swift_r1.tracking.recorder import Recorder, RunRecorder
 from swift_r1.tracking.reporters import open_reporters
-from swift_r1.training.backends.base import Training
+from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.folder import set_aside_later
 from swift_r1.training.checkpoint.resume import Checkpoints
 from swift_r1.training.checkpoint.saving import Saver
@@ -54,9 +54,8 @@ from swift_r1.training.loop import Trainer
 from swift_r1.training.model_checks import choose_batching
 from swift_r1.training.setup import (
     completion_ends,
-    let_sleep,
-    open_backend,
     open_critic,
+    open_policy,
     open_reference,
     open_rollouts,
     open_stage,
@@ -206,10 +205,9 @@ def _build(
 ) -> Trainer:
     """Models, engine, evaluation, log and the loop over them."""
     writers = open_writers(args, start.run_dir, cleanup) if ranks.is_rank0 else []
-    let_sleep(writers, args.sleep_level)
-    backend, vocab_size = open_backend(args, ranks)
+    backend = open_policy(args, ranks)
     ends = completion_ends(args, backend, tokenizer, ranks)
-    rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, writers, cleanup)
+    rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, writers, cleanup)
 
     def open_turns() -> MakeTurns:
         """Each with a stage of its own, on rank 0."""
@@ -242,10 +240,8 @@ def _build(
         watchdog.progress("generation")
         recorder.phase_advance(count)
 
-    def open_rewards(names: Sequence[str]) -> OpenRewards:
-        assert data is not None
-        pool = data.rewards
-        return lambda state: pool.open(state, names)
+    def open_rewards(names: Sequence[str]) -> OpenRewards | None:
+        return None if data is None else partial(data.rewards.open, names=names)
 
     sampler = RoundSampler(
         args=args,
@@ -256,7 +252,7 @@ def _build(
         sampling=sampling,
         run_id=run_id,
         prompts=data.prompts if data is not None else None,
-        open_rewards=open_rewards(args.reward_funcs) if data is not None else None,
+        open_rewards=open_rewards(args.reward_funcs),
         recorder=recorder,
         stopwatch=stopwatch,
         progress=watchdog.progress,
@@ -269,9 +265,9 @@ def _build(
         cleanup.callback(rounds.close)
     evaluator = None
     if any(eval_sizes):
-        eval_prompts = data.eval_prompts if data is not None else None
+        prompts = data.eval_prompts if data is not None else [[] for _ in eval_sizes]
         evaluator = Evaluator(
-            sets=eval_sets(args, sampling, eval_prompts, eval_sizes, open_rewards, rollouts.max_model_length),
+            sets=eval_sets(args, sampling, prompts, eval_sizes, open_rewards, rollouts.max_model_length),
             # A server orders its requests itself.
             batch_size=None if args.use_vllm else args.per_device_eval_batch_size * ranks.world_size,
             run_id=run_id,
@@ -282,8 +278,10 @@ def _build(
         )
     reference, critic = open_reference(args, backend, ranks), open_critic(args, plan, ranks, tokenizer)
     critic_backend = critic.backend if critic is not None else None
-    trained: list[Training] = [backend] if critic is None else [backend, critic.backend]
-    batching = choose_batching(args, backend, vocab_size, ranks, critic_backend)
+    models = [("loss", "", backend)]
+    if critic is not None:
+        models.append(("value_loss", "critic/", critic.backend))
+    device = SharedDevice(args, ranks.device, rollouts, [one for *_, one in models], reference, stopwatch)
     learning_rate = schedule_of(args, plan, args.peak_learning_rate)
     moving = reference if args.sync_ref_model else None
     monitor = data.monitor if data is not None else None
@@ -307,16 +305,13 @@ def _build(
         learning_rate=learning_rate,
         reference=reference,
         critic=critic,
-        batching=batching,
+        batching=choose_batching(args, backend, critic_backend),
         rounds=rounds,
         evaluator=evaluator,
-        device=SharedDevice(args, ranks.device, rollouts, trained, reference, stopwatch),
+        device=device,
         checkpoints=Checkpoints(
             saver=saver,
-            ranks=ranks,
-            backend=backend,
             learning_rate=learning_rate,
-            reference=moving,
             critic=critic,
             rollouts=rollouts,
             recorder=recorder,
@@ -324,7 +319,18 @@ def _build(
             run_id=run_id,
             fingerprint=Fingerprint(args.to_dict(), ranks.world_size, start.dataset, torch.get_num_threads()),
         ),
-        monitor=monitor,
+        books=Bookkeeping(
+            run_dir=start.run_dir,
+            plan=plan,
+            ranks=ranks,
+            models=models,
+            rollouts=rollouts,
+            recorder=recorder,
+            monitor=monitor,
+            stopwatch=stopwatch,
+            timed=("generate", "reward", "train", "sync", *device.timed),
+            max_skipped_steps=args.max_skipped_steps,
+        ),
         recorder=recorder,
         stop=stop,
         watchdog=watchdog,

@@ -1,4 +1,4 @@
-"""Builds the parts of a training process that depend on the flags: policy, reference, critic, engine, stage."""
+"""Opens what a training process works with, by the flags: policy, reference, critic, engine, scheduler."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from swift_r1.algorithms import PPOConfig
 from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
@@ -20,8 +20,9 @@ from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.inference.engines.checks import check_engine
 from swift_r1.inference.engines.decoding import check_layers
 from swift_r1.inference.engines.transformers import TransformersEngine
-from swift_r1.models.loading import Quantization, end_tokens, has_value_head, load_critic, load_model
+from swift_r1.models.loading import Quantization, end_tokens, has_value_head, load_critic, load_model, load_tokenizer
 from swift_r1.models.lora import LoraSettings, adapter_config
+from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import freezing_of, trained_share
 from swift_r1.plugins.rollouts import RolloutScheduler, multi_turns
 from swift_r1.runtime.ranks import Ranks
@@ -33,11 +34,11 @@ from swift_r1.sampling.pool.session import Expected, ServerSession
 from swift_r1.sampling.prefetch import prefetches
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.turn_engine import Limits, TurnEngine
-from swift_r1.training import backends
+from swift_r1.training.backends import open_backend
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.checkpoint.state import seed_everything
 from swift_r1.training.model_checks import check_logprobs
-from swift_r1.training.optimizer import LearningRate, OptimizerConfig
+from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
 from swift_r1.weights.transport import HTTP
 from swift_r1.weights.writer import WeightWriter, saved_token
@@ -47,8 +48,8 @@ from swift_r1.wire.protocol import UpdatePolicy, tokenizer_hash
 logger = logging.getLogger("swift_r1.training")
 
 
-def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
-    """The policy and its optimizer, and the size of its vocabulary. Collective.
+def open_policy(args: RlhfArguments, ranks: Ranks) -> Backend:
+    """The policy and its optimizer. Collective.
 
     Raises:
         UsageError: the model cannot be loaded, adapted, frozen or trained as the flags say.
@@ -67,11 +68,9 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
             freezing=freezing,
         )
 
-    optimizer = optimizer_of(args, args.peak_learning_rate)
     seed_everything(args.seed)
-    backend = backends.open_policy(args, load, optimizer, ranks)
-    vocab_size: int = backend.model.config.get_text_config().vocab_size
-    check_logprobs(backend, vocab_size, ranks.device)
+    backend = open_backend(args, args.model, load, args.peak_learning_rate, ranks, Policy)
+    check_logprobs(backend)
     if ranks.is_rank0:
         logger.info("backend: %s", json.dumps(backend.describe()))
         if lora is not None or freezing is not None:
@@ -83,7 +82,33 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
             )
         if args.loss_type == "cispo" and args.epsilon_high is None:
             logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
-    return backend, vocab_size
+    return backend
+
+
+def open_critic(
+    args: RlhfArguments, plan: Plan, ranks: Ranks, tokenizer: PreTrainedTokenizerBase
+) -> TrainedCritic | None:
+    """PPO's critic, of `--critic_model`; None without PPO. Collective.
+
+    All of its weights are trained, also where the policy has adapters.
+
+    Raises:
+        UsageError: the model cannot be loaded as a critic, or reads other tokens than the policy.
+    """
+    if args.rlhf_type != "ppo":
+        return None
+    path, rate = str(args.critic_model), float(args.critic_learning_rate or 0.0)
+    check_tokens(path, tokenizer)
+
+    def load() -> PreTrainedModel:
+        return load_critic(path, args.torch_dtype, args.gradient_checkpointing)
+
+    backend = open_backend(args, path, load, rate, ranks, Critic)
+    if ranks.is_rank0:
+        head = "its own value head" if has_value_head(AutoConfig.from_pretrained(path)) else "a new value head of zeros"
+        logger.info("critic: %s with %s; %s", path, head, trained_share(backend.model))
+        logger.info("critic's backend: %s", json.dumps({"backend": backend.describe()["backend"]}))
+    return TrainedCritic(backend, schedule_of(args, plan, rate), PPOConfig.from_flags(args))
 
 
 def completion_ends(
@@ -108,58 +133,15 @@ def open_reference(args: RlhfArguments, backend: Backend, ranks: Ranks) -> Refer
     return backend.reference(args.offload_ref_model and ranks.device.type != "cpu")
 
 
-def open_critic(
-    args: RlhfArguments, plan: Plan, ranks: Ranks, tokenizer: PreTrainedTokenizerBase
-) -> TrainedCritic | None:
-    """PPO's critic, of `--critic_model`; None without PPO. Collective.
-
-    All of its weights are trained, also where the policy has adapters.
-
-    Raises:
-        UsageError: the model cannot be loaded as a critic, or reads other tokens than the policy.
-    """
-    if args.rlhf_type != "ppo":
-        return None
-    path, rate = str(args.critic_model), float(args.critic_learning_rate or 0.0)
-    check_tokens(path, tokenizer)
-    optimizer = optimizer_of(args, rate)
-
-    def load() -> PreTrainedModel:
-        return load_critic(path, args.torch_dtype, args.gradient_checkpointing)
-
-    backend = backends.open_critic(args, load, optimizer, ranks)
-    if ranks.is_rank0:
-        has_head = has_value_head(AutoConfig.from_pretrained(path))
-        head = "its own value head" if has_head else "a new value head of zeros"
-        logger.info("critic: %s with %s; %s", path, head, trained_share(backend.model))
-        logger.info("critic's backend: %s", json.dumps({"backend": backend.describe()["backend"]}))
-    return TrainedCritic(backend, schedule_of(args, plan, rate), PPOConfig.from_flags(args))
-
-
 def check_tokens(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Refuses a critic that reads other tokens than the policy writes.
 
     Raises:
         UsageError: then, or where it has no tokenizer.
     """
-    try:
-        own = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot load the tokenizer of --critic_model {path}: {str(error).splitlines()[0]}") from error
+    own = load_tokenizer(path, "--critic_model")
     if tokenizer_hash(own) != tokenizer_hash(tokenizer):
         raise UsageError(f"--critic_model {path} has another tokenizer than --model: it would read other words")
-
-
-def optimizer_of(args: RlhfArguments, learning_rate: float) -> OptimizerConfig:
-    return OptimizerConfig(
-        learning_rate,
-        args.weight_decay,
-        args.adam_beta1,
-        args.adam_beta2,
-        args.adam_epsilon,
-        args.max_grad_norm,
-        args.optim,
-    )
 
 
 def lora_of(args: RlhfArguments) -> LoraSettings | None:
@@ -174,31 +156,23 @@ def quantization_of(args: RlhfArguments) -> Quantization | None:
 
 def open_writers(args: RlhfArguments, run_dir: Path, cleanup: ExitStack) -> list[WeightWriter]:
     """The leases on the rollout servers' weights, from now to the end of the run. On rank 0, before a model is
-    loaded: another trainer may hold one. The launcher has taken them already, and saved their token."""
+    loaded: another trainer may hold one. The launcher has taken them already, and saved their token.
+
+    With `--sleep_level`, engines beside the trainer give their memory back for the loading.
+    """
     writers = []
+    policy: UpdatePolicy | None = "keep" if prefetches(args) else None
     for url in args.rollout_base_urls:
         client = cleanup.enter_context(RolloutClient(url, args.api_key))
-        policy: UpdatePolicy | None = "keep" if prefetches(args) else None
         writers.append(WeightWriter(client, token=saved_token(run_dir), policy=policy))
         cleanup.callback(writers[-1].close)
         writers[-1].hold(args.vllm_server_timeout)
-    return writers
-
-
-def let_sleep(writers: Sequence[WeightWriter], level: int) -> None:
-    """Engines beside the trainer give their memory back before a model is loaded; 0: they do not."""
-    for writer in writers if level else ():
+    for writer in writers if args.sleep_level else ():
         try:
-            writer.sleep(level)
+            writer.sleep(args.sleep_level)
         except (ServerUnreachable, ServerRefused) as error:  # as a lost server, it is brought back by the first push
             logger.warning("the engine stays awake while the model is loaded: %s", error)
-
-
-def open_pool(args: RlhfArguments, expected: Expected, writers: Sequence[WeightWriter]) -> ServerPool:
-    compare = {"true": True, "false": False, "auto": None}[args.weight_delta]
-    transport = HTTP if compare else args.weight_transport
-    sessions = [ServerSession(writer, expected, args.vllm_server_timeout, transport) for writer in writers]
-    return ServerPool(sessions, args.vllm_server_timeout, transport, compare)
+    return writers
 
 
 def open_rollouts(
@@ -207,7 +181,6 @@ def open_rollouts(
     backend: Backend,
     tokenizer: Any,
     ends: tuple[int, ...],
-    vocab_size: int,
     writers: Sequence[WeightWriter],
     cleanup: ExitStack,
 ) -> Rollouts:
@@ -215,23 +188,23 @@ def open_rollouts(
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
         engine = TransformersEngine(backend.generation_model(), tokenizer, ends, pad)
-        check_engine(engine, vocab_size)
+        check_engine(engine, backend.vocab_size)
         return EmbeddedRollouts(engine, backend, ranks)
     pool, limits = None, None
     if writers:
         longest = args.max_length + args.max_completion_length if args.max_length else None
-        groups = (
-            args.num_generations,
-            args.num_generations_eval or 0,
-            *(one.num_generations for one in args.eval_tasks()),
-        )
-        expected = Expected(args.model, tokenizer_hash(tokenizer), vocab_size, longest, max(groups))
-        pool = open_pool(args, expected, writers)
+        groups = [args.num_generations, args.num_generations_eval or 0]
+        groups += [one.num_generations for one in args.eval_tasks()]
+        expected = Expected(args.model, tokenizer_hash(tokenizer), backend.vocab_size, longest, max(groups))
+        compare = {"true": True, "false": False, "auto": None}[args.weight_delta]
+        transport, timeout = HTTP if compare else args.weight_transport, args.vllm_server_timeout
+        sessions = [ServerSession(writer, expected, timeout, transport) for writer in writers]
+        pool = ServerPool(sessions, timeout, transport, compare)
         cleanup.callback(pool.close)
         limits = [torch.tensor([pool.first.max_lora_rank or 0, pool.first.own_base])]
     max_rank, own_base = ranks.broadcast(limits)[0].tolist()
     adapter, lora = None, lora_of(args)
-    # The server's base is not of 4 bits: merged with that of the trainer it is the policy, on its own it is not.
+    # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy.
     if lora is not None and max_rank and quantization_of(args) is None:
         if lora.rank > max_rank:
             raise UsageError(
@@ -241,7 +214,7 @@ def open_rollouts(
         if not own_base:
             raise UsageError(
                 f"a rollout server of {', '.join(args.rollout_base_urls)} holds whole weights that another run has "
-                "pushed, and adapters need its own: start it anew"
+                "pushed, and adapters need its own: start it again"
             )
         adapter = adapter_config(backend.model, lora)
         if ranks.is_rank0:

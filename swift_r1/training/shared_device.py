@@ -18,7 +18,7 @@ from swift_r1.arguments import RlhfArguments
 from swift_r1.sampling.base import Rollouts
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.tracking.metrics import Stopwatch
-from swift_r1.training.backends.base import Movable, ReferencePolicy, Training
+from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy
 
 
 class SharedDevice:
@@ -36,7 +36,7 @@ class SharedDevice:
         args: RlhfArguments,
         device: torch.device,
         rollouts: Rollouts,
-        trained: Sequence[Training],
+        trained: Sequence[Backend],
         reference: ReferencePolicy | None,
         stopwatch: Stopwatch,
     ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +26,12 @@ WeightBucket = Sequence[tuple[str, Tensor]]
 BUCKET_BYTES = 64 * 2**20
 
 
-class Training(ABC):
-    """One rank's part of a model and its optimizer. Methods marked collective are called on every rank.
+class Backend(ABC):
+    """One rank's part of a policy or critic, and its optimizer. Methods marked collective are called on every rank.
 
     Attributes:
         model: the transformers model being trained (its parameters may be partitioned).
-        module: what computes with it, of the class `wrap`.
+        module: what computes with it: a `Policy` or `Critic`.
         forward: `module`, or the engine around it.
         weights: all that `module` computes with; whoever asks for weights or states below has them back on the device.
         states: all that only an optimizer step needs: float32 masters, gradients, moments.
@@ -39,15 +39,29 @@ class Training(ABC):
         partitioned: whether a parameter is a part of a weight, until it is gathered (ZeRO-3).
     """
 
-    wrap: ClassVar[type[Policy] | type[Critic]]
     model: PreTrainedModel
-    module: nn.Module
+    module: Policy | Critic
     forward: Callable[..., Any]
     weights: Movable
     states: Movable
     ranks: Ranks
     device: torch.device
     partitioned = False
+
+    @property
+    def vocab_size(self) -> int:
+        size: int = self.model.config.get_text_config().vocab_size
+        return size
+
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
+        """The policy's forward (collective); see `Policy.forward`."""
+        found: TokenLogprobs = self.forward(*inputs, temperature)
+        return found
+
+    def values(self, inputs: ModelInputs) -> Tensor:
+        """The critic's forward (collective); see `Critic.forward`."""
+        found: Tensor = self.forward(*inputs)
+        return found
 
     @property
     @abstractmethod
@@ -75,6 +89,17 @@ class Training(ABC):
         """Clips, updates, clears gradients (collective). Returns the global gradient norm before clipping.
 
         Where that is not finite nothing is updated; in float16 the loss scale is halved then.
+        """
+
+    @abstractmethod
+    def generation_model(self) -> PreTrainedModel:
+        """A model with the policy's whole, current weights for embedded generation (collective)."""
+
+    @abstractmethod
+    def reference(self, offload: bool = False) -> ReferencePolicy:
+        """The frozen policy of the run's start; with adapters the model without them (collective).
+
+        `offload`: where training is on a GPU, its weights are in host memory except while they are used.
         """
 
     @abstractmethod
@@ -177,39 +202,6 @@ class Training(ABC):
 
     def _find_moments(self) -> None:  # noqa: B027  most have nothing to find
         """Before moments are asked for or set."""
-
-
-class Backend(Training):
-    """The policy."""
-
-    wrap = Policy
-
-    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
-        """The policy's forward (collective); see `Policy.forward`."""
-        found: TokenLogprobs = self.forward(*inputs, temperature)
-        return found
-
-    @abstractmethod
-    def generation_model(self) -> PreTrainedModel:
-        """A model with whole, current weights for embedded generation (collective)."""
-
-    @abstractmethod
-    def reference(self, offload: bool = False) -> ReferencePolicy:
-        """The frozen policy of the run's start; with adapters the model without them (collective).
-
-        `offload`: where training is on a GPU, its weights are in host memory except while they are used.
-        """
-
-
-class CriticBackend(Training):
-    """The critic of PPO."""
-
-    wrap = Critic
-
-    def values(self, inputs: ModelInputs) -> Tensor:
-        """The critic's forward (collective); see `Critic.forward`."""
-        found: Tensor = self.forward(*inputs)
-        return found
 
 
 class ReferencePolicy(Protocol):

@@ -27,16 +27,15 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, one_line
 from swift_r1.models.merging import plain_like
+from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import has_adapters, parameters_of, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import (
     Backend,
-    CriticBackend,
     Movable,
     ReferencePolicy,
-    Training,
     states_of,
     weight_groups,
     weights_of,
@@ -52,7 +51,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class DeepSpeedTraining(Training):
+class DeepSpeedBackend(Backend):
     """Trains a model under ZeRO.
 
     Args:
@@ -66,6 +65,7 @@ class DeepSpeedTraining(Training):
     """
 
     _copies_state = True
+    _copy_for_generation: PreTrainedModel | None = None
 
     def __init__(
         self,
@@ -75,9 +75,10 @@ class DeepSpeedTraining(Training):
         config: dict[str, Any],
         ranks: Ranks,
         quantized: bool = False,
+        wrap: type[Policy] | type[Critic] = Policy,
     ) -> None:
         self.ranks, self.device = ranks, ranks.device
-        self._load, self._quantized = load, quantized
+        self._load, self._quantized, self._wrap = load, quantized, wrap
         self.stage = int(config.get("zero_optimization", {}).get("stage", 0))
         if self.stage == 0:
             logger.warning(
@@ -94,7 +95,7 @@ class DeepSpeedTraining(Training):
         try:
             deepspeed.DeepSpeedConfig(self.resolved)
         except (ValidationError, DeepSpeedConfigError, AssertionError) as error:
-            raise UsageError(f"DeepSpeed does not take this --deepspeed: {_one_line(error)}") from error
+            raise UsageError(f"DeepSpeed does not take this --deepspeed: {one_line(error)}") from error
         if dtype == torch.float16 and not get_accelerator().is_fp16_supported():
             raise UsageError(
                 f"DeepSpeed does not compute in float16 on this {get_accelerator().device_name()}: "
@@ -211,10 +212,10 @@ class DeepSpeedTraining(Training):
         """
         self.ranks.barrier()
         if not self.partitioned or self._quantized:
-            return self.wrap(self._load())
+            return self._wrap(self._load())
         config = HfDeepSpeedConfig(self.resolved)  # type: ignore[no-untyped-call]  # transformers has no types here
         try:
-            module = self.wrap(self._load())
+            module = self._wrap(self._load())
         finally:
             del config
             unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]  # as above
@@ -223,12 +224,6 @@ class DeepSpeedTraining(Training):
 
     def describe(self) -> dict[str, Any]:
         return {"backend": f"DeepSpeed ZeRO-{self.stage}", "deepspeed": self.resolved}
-
-
-class DeepSpeedBackend(DeepSpeedTraining, Backend):
-    """The policy."""
-
-    _copy_for_generation: PreTrainedModel | None = None
 
     def generation_model(self) -> PreTrainedModel:
         """Under ZeRO-3 a whole copy of the weights on each rank, refreshed here; else the trained model."""
@@ -262,10 +257,6 @@ class DeepSpeedBackend(DeepSpeedTraining, Backend):
         return reference
 
 
-class DeepSpeedCritic(DeepSpeedTraining, CriticBackend):
-    """The critic, from `load_critic`."""
-
-
 def _compute_buffers(model: PreTrainedModel) -> None:
     """Computes what a model computes for itself, such as the frequencies of rotary positions, in its own dtype.
 
@@ -285,9 +276,3 @@ def _compute_buffers(model: PreTrainedModel) -> None:
             right = computed.get(f"{prefix}.{name}" if prefix else name)
             if right is not None:
                 module.register_buffer(name, right.to(buffer.device), persistent=False)
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-    return str(error).splitlines()[0]

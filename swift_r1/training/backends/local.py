@@ -10,18 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from swift_r1.models.policy import Policy
+from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import has_adapters
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.base import (
-    Backend,
-    CriticBackend,
-    Movable,
-    ReferencePolicy,
-    Training,
-    states_of,
-    weights_of,
-)
+from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy, states_of, weights_of
 from swift_r1.training.backends.optimizer_state import MASTER, trained_parameters
 from swift_r1.training.backends.reference import AdaptersOff, FrozenReference
 from swift_r1.training.optimizer import LossScale, OptimizerConfig, build_optimizer, parameter_groups
@@ -30,7 +22,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class LocalTraining(Training):
+class LocalBackend(Backend):
     """Trains `model` in place.
 
     16-bit weights keep a float32 master copy that the optimizer works on: at a learning rate of 1e-6 an update is
@@ -38,9 +30,15 @@ class LocalTraining(Training):
     scaled.
     """
 
-    def __init__(self, model: PreTrainedModel, config: OptimizerConfig, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: OptimizerConfig,
+        device: torch.device | None = None,
+        wrap: type[Policy] | type[Critic] = Policy,
+    ) -> None:
         self.model, self.config = model, config
-        self.module = self.forward = self.wrap(model).to(device).train()
+        self.module = self.forward = wrap(model).to(device).train()
         self.ranks, self.device = Ranks(0, 1, torch.device("cpu"), None), model.device
         self._scale = LossScale() if model.dtype == torch.float16 else None
         self._trained = [parameter for _, parameter in trained_parameters(model)]
@@ -119,10 +117,6 @@ class LocalTraining(Training):
         masters = self._masters is not self._trained
         return {"backend": "plain torch", "float32_master_weights": masters, "optimizer": self.config.optim}
 
-
-class LocalBackend(LocalTraining, Backend):
-    """The policy."""
-
     def generation_model(self) -> PreTrainedModel:
         return self.model
 
@@ -130,10 +124,6 @@ class LocalBackend(LocalTraining, Backend):
         if has_adapters(self.model):
             return AdaptersOff(self)
         return FrozenReference(Policy(copy.deepcopy(self.model)), self, offload)
-
-
-class LocalCritic(LocalTraining, CriticBackend):
-    """The critic, from `load_critic`."""
 
 
 def _move_gradient_to(master: nn.Parameter) -> Callable[[Tensor], None]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from swift_r1.algorithms import drop_truncated
 from swift_r1.models.attention import PackedRow, prompt_group
 from swift_r1.models.policy import MicroBatch, ModelInputs
 from swift_r1.runtime.ranks import Ranks
@@ -92,6 +93,7 @@ class Batching:
             `form`; None: never.
         own_attention: whether the model uses `packed_attention`; else its own attention tells the samples of a row
             apart by their position ids.
+        overlong_filter: truncated completions are left out of the loss.
     """
 
     form: Form
@@ -100,6 +102,7 @@ class Batching:
     max_tokens: int | None = None
     share_from: float | None = None
     own_attention: bool = True
+    overlong_filter: bool = False
 
 
 def split_step(batch: RoundBatch, samples: range, batching: Batching, ranks: Ranks) -> list[MicroBatch]:
@@ -116,7 +119,8 @@ def split_step(batch: RoundBatch, samples: range, batching: Batching, ranks: Ran
         if tokens_computed(shared, SHARED, lengths) <= (1 - batching.share_from) * tokens_computed(plan, form, lengths):
             form, plan = SHARED, shared
     numbered = [[tuple(samples[sample] for sample in unit) for unit in units] for units in plan[ranks.rank]]
-    return [collate(batch, units, form, ranks.device, batching.own_attention) for units in numbered]
+    how = (form, ranks.device, batching.own_attention, batching.overlong_filter)
+    return [collate(batch, units, *how) for units in numbered]
 
 
 def _groups(prompt_numbers: Sequence[int], samples: range, size: int) -> list[int]:
@@ -138,7 +142,12 @@ class _Rows(NamedTuple):
 
 
 def collate(
-    batch: RoundBatch, units: Sequence[Unit], form: Form, device: torch.device, own_attention: bool = True
+    batch: RoundBatch,
+    units: Sequence[Unit],
+    form: Form,
+    device: torch.device,
+    own_attention: bool = True,
+    overlong_filter: bool = False,
 ) -> MicroBatch:
     """The given completions in one micro-batch: a row each, padded on the right to their own longest, or packed."""
     samples = torch.tensor([sample for unit in units for sample in unit])
@@ -162,7 +171,7 @@ def collate(
             packed_row=rows.packed_row,
         ),
         mask=mask.to(device),
-        truncated=batch.truncated[samples].bool().to(device),
+        trained=(drop_truncated(mask, batch.truncated[samples]) if overlong_filter else mask).to(device),
         rollout_logps=rollout_logps.to(device),
         samples=samples,
     )

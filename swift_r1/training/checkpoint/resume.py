@@ -18,7 +18,6 @@ from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import Rollouts
 from swift_r1.tracking.recorder import Recorder
-from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batch.batching import RoundBatch
 from swift_r1.training.checkpoint.saving import (
     CRITIC_OPTIMIZER,
@@ -159,17 +158,13 @@ class Checkpoints:
     """Saves a run with all that it needs to go on, and restores it. All methods are collective.
 
     Attributes:
-        backend, learning_rate: of the policy.
-        reference: with weights that move, which are saved; else None.
+        learning_rate: of the policy.
         monitor: on rank 0.
         run_id, fingerprint: of the run.
     """
 
     saver: Saver
-    ranks: Ranks
-    backend: Backend
     learning_rate: LearningRate
-    reference: ReferencePolicy | None
     critic: TrainedCritic | None
     rollouts: Rollouts
     recorder: Recorder
@@ -202,7 +197,7 @@ class Checkpoints:
                 logs=log_sizes(self.saver.run_dir),
                 fingerprint=self.fingerprint,
             )
-        tensors = round_.tensors(self.ranks) if round_ is not None and self.saver.with_state else {}
+        tensors = round_.tensors(self.saver.ranks) if round_ is not None and self.saver.with_state else {}
         self.saver.save(summary.steps, run, tensors, last, summary.best_step)
 
     def restore(self, checkpoint: Path) -> RunProgress:
@@ -214,11 +209,11 @@ class Checkpoints:
         """
         state = RunState.read(checkpoint)
         try:
-            self.backend.load_training_state(saved_tensors(checkpoint, OPTIMIZER))
+            self.saver.backend.load_training_state(saved_tensors(checkpoint, OPTIMIZER))
             if self.critic is not None:
                 self.critic.backend.load_training_state(saved_tensors(checkpoint, CRITIC_OPTIMIZER))
-            if self.reference is not None:
-                self.reference.load_weights(saved_tensors(checkpoint, REFERENCE))
+            if self.saver.reference is not None:
+                self.saver.reference.load_weights(saved_tensors(checkpoint, REFERENCE))
         except (KeyError, RuntimeError) as error:
             raise UsageError(f"{checkpoint} cannot be resumed from: its state is of another model: {error}") from error
         self.learning_rate.go_to(state.step)
@@ -230,7 +225,7 @@ class Checkpoints:
         # Between rounds, the weights are published again under their old version.
         again = state.round is None
         self.rollouts.resume(state.weight_version - again)
-        if rng := rng_of(checkpoint, self.ranks.rank):
+        if rng := rng_of(checkpoint, self.saver.ranks.rank):
             restore_rng(rng)
         published = -1 if again else state.published
         return RunProgress(RunSummary(**state.outcome), state.rounds, published, state.skipped_in_a_row)

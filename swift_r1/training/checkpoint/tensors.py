@@ -20,7 +20,7 @@ from torch import Tensor
 
 from swift_r1.models.weights import Weight, bucketed, whole_dtype, whole_shape
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.base import BUCKET_BYTES, Training
+from swift_r1.training.backends.base import BUCKET_BYTES, Backend
 from swift_r1.training.checkpoint.folder import Entry
 from swift_r1.weights.buckets import header_of
 from swift_r1.weights.expected import as_in_checkpoint
@@ -153,7 +153,7 @@ class ModelShards:
         """The name of this rank's file, None where it writes none."""
         return self._files.get(self._ranks.rank)
 
-    def tensors(self, backend: Training) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, backend: Backend) -> Iterator[tuple[str, Tensor]]:
         """What this rank's file holds, in order (collective: every rank must exhaust it)."""
         for owner, unit in self._owned:
             gathered: dict[str, Tensor] = {}
