@@ -28,8 +28,7 @@ class PPOConfig:
         gamma, lam: of `gae`.
         cliprange_value: how far a value may move from what it was before the round; 0: no clipping.
         vf_coef: weight of the value loss: the critic's gradient is multiplied by it before it is clipped.
-        whiten_rewards: divide the tokens' rewards by their standard deviation.
-        whiten_advantages: subtract the advantages' mean and divide by their standard deviation.
+        whiten_rewards, whiten_advantages: see `whiten`; only advantages lose their mean.
     """
 
     kl_coef: float = 0.0
@@ -76,8 +75,7 @@ def token_rewards(
     Args:
         rewards: float `[N]`, finite.
         mask: `[N, T]`, not 0 on trained tokens; a completion without any gets no reward anywhere.
-        kl_coef: weight of k1; above 0 it needs the log-probs.
-        old_logps, ref_logps: `[N, T]`, of the policy that sampled and of the reference policy.
+        old_logps, ref_logps: `[N, T]`, of the policy that sampled and of the reference policy; for `kl_coef` above 0.
 
     Returns:
         `[N, T]`, float64, without gradient, 0 where masked out.
@@ -120,7 +118,6 @@ def ppo_targets(
         rewards: float `[N]`; one that is not finite is invalid: its completion teaches nothing.
         values: `[N, T]`, the critic's before the round's first step, of the state before each token.
         mask: `[N, T]`, not 0 on tokens that the policy wrote.
-        config: what to compute.
         old_logps, ref_logps: `[N, T]`, where `config.kl_coef` is above 0.
     """
     if rewards.shape != mask.shape[:1]:
@@ -138,11 +135,8 @@ def ppo_targets(
     advantages, returns = gae(tokens, values.double(), counted, config.gamma, config.lam)
     if counted.any():
         r, v = returns[counted], values.detach().double()[counted]
-        metrics |= {
-            "returns/mean": r.mean().item(),
-            "returns/std": r.std(unbiased=False).item(),
-            "values/mean": v.mean().item(),
-        }
+        metrics |= {"returns/mean": r.mean().item(), "returns/std": r.std(unbiased=False).item()}
+        metrics["values/mean"] = v.mean().item()
         if r.min() < r.max():
             metrics["explained_variance"] = 1 - ((r - v).var(unbiased=False) / r.var(unbiased=False)).item()
     if config.whiten_advantages:
@@ -159,8 +153,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
         rewards: `[B, T]`, of tokens; the reward of a completion is at its last trained token.
         values: `[B, T]`, of the state before each token.
         mask: `[B, T]`, not 0 on trained tokens; what stands elsewhere has no effect, NaN and rewards included.
-        gamma: discount, 0 to 1.
-        lam: 0 (one step) to 1 (the whole return less the value).
+        gamma, lam: from 0 to 1.
 
     Returns:
         `(advantages, returns)`, each `[B, T]`, without gradient, 0 where masked out; float64 where an input is,

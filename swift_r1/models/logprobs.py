@@ -56,9 +56,8 @@ def selective_logprobs(
 
     Args:
         hidden: `[N, D]`, any floating dtype.
-        weight: `[V, D]`, the output head (tied or not).
+        weight, bias: `[V, D]` and `[V]`, of the output head.
         targets: `[N]` int64 in `[0, V)`.
-        bias: `[V]` or None.
         temperature: divides the logits, as the sampler did; > 0.
         chunk_size: rows at a time; by default equal chunks, as few as keep each within `LOGITS_BYTES` (or at one row).
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, one_line
 from swift_r1.models.weights import ADAPTER, output_head
 from swift_r1.wire.protocol import AdapterConfig
 
@@ -61,7 +61,7 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings) -> None:
     try:
         model.add_adapter(config, ADAPTER)
     except ValueError as error:
-        raise UsageError(f"--target_modules {' '.join(modules)}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"--target_modules {' '.join(modules)}: {one_line(error)}") from error
     if hasattr(output_head(model), "lora_A"):
         # Log-probs are computed from its weight alone.
         raise UsageError(f"--target_modules {' '.join(modules)}: the output head gets no adapter; leave it out")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, one_line
 from swift_r1.models.lora import ALL_LINEAR
 
 
@@ -73,7 +73,7 @@ def shape_of(model: str) -> ModelShape:
     try:
         empty: Any = skeleton(model)
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"cannot read the config of --model {model}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"cannot read the config of --model {model}: {one_line(error)}") from error
     text = empty.config.get_text_config()
     head = empty.get_output_embeddings()
     linear = [(name, module) for name, module in empty.named_modules() if isinstance(module, nn.Linear)]

@@ -58,7 +58,7 @@ def batch_of_round(scored: ScoredRound | None, ranks: Ranks) -> RoundBatch:
         [one.loss_mask for one in conversations],
     )
     if ranks.world_size > 1:
-        ranks.broadcast(batch.tensors())
+        ranks.broadcast(list(batch.tensors().values()))
     return batch
 
 

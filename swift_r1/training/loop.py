@@ -27,22 +27,13 @@ from swift_r1.sampling.prefetch import PrefetchedRounds
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.tracking.recorder import Recorder
+from swift_r1.training import grpo, ppo
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batch.batching import Batching, RoundBatch
 from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.resume import Checkpoints, OpenRound, RunProgress, RunSummary, saved_round
 from swift_r1.training.evaluate import Evaluator
-from swift_r1.training.grpo import (
-    Advantages,
-    batch_of_round,
-    before_training,
-    needs_old_policy,
-    rewards_after_kl,
-    split_round,
-    train_step,
-)
 from swift_r1.training.optimizer import LearningRate
-from swift_r1.training.ppo import TrainedCritic, critic_step, token_advantages
 from swift_r1.training.shared_device import SharedDevice
 
 
@@ -63,7 +54,7 @@ class Trainer:
     backend: Backend
     learning_rate: LearningRate
     reference: ReferencePolicy | None
-    critic: TrainedCritic | None
+    critic: ppo.TrainedCritic | None
     batching: Batching
     rounds: RoundSampler | PrefetchedRounds
     evaluator: Evaluator | None
@@ -113,18 +104,19 @@ class Trainer:
         scored = self.rounds.sample(self.progress.rounds, self.summary.steps)
         self.device.to_train()
         self.progress.rounds += 1
-        batch = batch_of_round(scored, self.ranks)
+        batch = grpo.batch_of_round(scored, self.ranks)
 
         # Log-probs of the policy as it is and of the reference; for PPO the critic's values. Then advantages.
         critic, updates = self.critic, self.plan.optimizer_steps_per_round
         self.watchdog.progress("the log-probs before training")
         with self.stopwatch.timed("train"):
-            steps = before_training(
+            steps = grpo.before_training(
                 self.split(batch),
                 self.backend,
                 self.reference,
                 self.args.temperature,
-                old_policy=(critic is not None and critic.config.kl_coef > 0) or needs_old_policy(self.loss, updates),
+                old_policy=(critic is not None and critic.config.kl_coef > 0)
+                or grpo.needs_old_policy(self.loss, updates),
                 critic=critic.backend if critic is not None else None,
             )
             advantages, metrics = self.advantages(batch, steps)
@@ -137,15 +129,15 @@ class Trainer:
     def split(self, batch: RoundBatch) -> list[list[MicroBatch]]:
         """This rank's micro-batches of each optimizer step of one pass over the round."""
         steps = self.plan.completions_per_round // self.plan.completions_per_optimizer_step
-        return split_round(batch, steps, self.batching, self.ranks)
+        return grpo.split_round(batch, steps, self.batching, self.ranks)
 
-    def advantages(self, batch: RoundBatch, steps: list[list[MicroBatch]]) -> tuple[Advantages, dict[str, float]]:
+    def advantages(self, batch: RoundBatch, steps: list[list[MicroBatch]]) -> tuple[grpo.Advantages, dict[str, float]]:
         """From the rewards of the whole round, on every rank; and what to log of them."""
         if self.critic is not None:
-            return token_advantages(batch, steps, self.critic.config, self.ranks)
+            return ppo.token_advantages(batch, steps, self.critic.config, self.ranks)
         rewards, metrics = batch.rewards, {}
         if self.args.kl_in_reward:
-            rewards = rewards_after_kl(rewards, steps, self.args.beta, self.ranks)
+            rewards = grpo.rewards_after_kl(rewards, steps, self.args.beta, self.ranks)
             metrics["kl_penalty"] = (batch.rewards - rewards).nanmean().item()
         values = group_advantages(
             rewards,
@@ -153,7 +145,7 @@ class Trainer:
             estimator=self.args.advantage_estimator,  # type: ignore[arg-type]  # checked by the parser
             scale_rewards=self.args.scale_rewards,  # type: ignore[arg-type]
         )
-        return Advantages(values, values), metrics
+        return grpo.Advantages(values, values), metrics
 
     def train(self, round_: OpenRound) -> None:
         """Takes the optimizer steps of a round that are left, until a stop."""
@@ -169,12 +161,12 @@ class Trainer:
                 # the other, so that the activations of one are in memory at a time.
                 frozen = critic is not None and self.summary.steps < args.critic_warmup_steps
                 rate, policy = self.learning_rate.value, (self.backend, self.loss, args.temperature)
-                metrics = train_step(micro_batches, round_.advantages.values, *policy, rate, self.ranks, frozen)
+                metrics = grpo.train_step(micro_batches, round_.advantages.values, *policy, rate, self.ranks, frozen)
                 self.learning_rate.advance()
                 if critic is not None:
                     rate = critic.learning_rate.value
                     own = (critic.backend, critic.config, rate, self.ranks)
-                    metrics |= critic_step(micro_batches, round_.advantages, *own)
+                    metrics |= ppo.critic_step(micro_batches, round_.advantages, *own)
                     critic.learning_rate.advance()
             metrics = round_.metrics | metrics
             self.summary.steps += 1

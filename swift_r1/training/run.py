@@ -34,7 +34,6 @@ from swift_r1.runtime.libraries import quiet_libraries
 from swift_r1.runtime.processes import run_folder_held
 from swift_r1.runtime.ranks import Ranks, join_ranks
 from swift_r1.runtime.stopping import OUT_OF_TIME, StopRequest, Watchdog
-from swift_r1.sampling.multi_turn import MultiTurn, OneTurn
 from swift_r1.sampling.prefetch import MakeTurns, PrefetchedRounds, prefetches
 from swift_r1.sampling.prompts import Prompts, PromptStream, StreamedPrompts
 from swift_r1.sampling.remote import ServerRollouts
@@ -44,6 +43,7 @@ from swift_r1.tracking.console import RunConsole
 from swift_r1.tracking.metrics import JsonLines, Stopwatch
 from swift_r1.tracking.recorder import Recorder, RunRecorder
 from swift_r1.tracking.reporters import open_reporters
+from swift_r1.training import setup
 from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.folder import set_aside_later
 from swift_r1.training.checkpoint.resume import Checkpoints
@@ -52,17 +52,6 @@ from swift_r1.training.checkpoint.state import Fingerprint, RunState, truncate_l
 from swift_r1.training.evaluate import Evaluator, eval_rewards, eval_sets, load_eval_prompts
 from swift_r1.training.loop import Trainer
 from swift_r1.training.model_checks import choose_batching
-from swift_r1.training.setup import (
-    completion_ends,
-    open_critic,
-    open_policy,
-    open_reference,
-    open_rollouts,
-    open_stage,
-    open_writers,
-    quantization_of,
-    schedule_of,
-)
 from swift_r1.training.shared_device import SharedDevice
 from swift_r1.wire.protocol import SamplingParams, completion_seed
 
@@ -117,7 +106,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             set_aside_later(start.run_dir, saved.step if saved else 0)
             (start.run_dir / "summary.json").unlink(missing_ok=True)
         tokenizer = load_tokenizer(args.model)
-        data, counts = None, None
+        data, counts = _Data(), None
         if ranks.is_rank0:
             data = _open_data(args, start, saved, tokenizer, ranks.world_size, cleanup)
             counts = [torch.tensor([data.num_rows, *map(len, data.eval_prompts)])]
@@ -139,7 +128,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
 
 @dataclass(frozen=True)
 class _Data:
-    """What only rank 0 has.
+    """Data and rewards, which only rank 0 has.
 
     Attributes:
         num_rows: of training.
@@ -147,11 +136,11 @@ class _Data:
         rewards: the functions of the run and those that only the evaluation needs.
     """
 
-    num_rows: int
-    prompts: Prompts
-    eval_prompts: list[list[Prompt]]
-    rewards: RewardCaller
-    monitor: InvalidRewardMonitor
+    num_rows: int = 0
+    prompts: Prompts | None = None
+    eval_prompts: list[list[Prompt]] = field(default_factory=list)
+    rewards: RewardCaller | None = None
+    monitor: InvalidRewardMonitor | None = None
 
 
 def _open_data(
@@ -197,29 +186,20 @@ def _build(
     plan: Plan,
     ranks: Ranks,
     tokenizer: PreTrainedTokenizerBase,
-    data: _Data | None,
+    data: _Data,
     eval_sizes: Sequence[int],
     stop: StopRequest,
     watchdog: Watchdog,
     cleanup: ExitStack,
 ) -> Trainer:
     """Models, engine, evaluation, log and the loop over them."""
-    writers = open_writers(args, start.run_dir, cleanup) if ranks.is_rank0 else []
-    backend = open_policy(args, ranks)
-    ends = completion_ends(args, backend, tokenizer, ranks)
-    rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, writers, cleanup)
+    writers = setup.open_writers(args, start.run_dir, cleanup) if ranks.is_rank0 else []
+    backend = setup.open_policy(args, ranks)
+    ends = setup.completion_ends(args, backend, tokenizer, ranks)
+    rollouts = setup.open_rollouts(args, ranks, backend, tokenizer, ends, writers, cleanup)
 
     def open_turns() -> MakeTurns:
-        """Each with a stage of its own, on rank 0."""
-        if args.multi_turn_scheduler is None:
-            return lambda generator, _ranks: OneTurn(
-                generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
-            )
-        stage = None
-        if ranks.is_rank0:
-            stage = open_stage(args, tokenizer, ends, rollouts.max_model_length)
-            cleanup.callback(stage.close)
-        return lambda generator, ranks: MultiTurn(generator, ranks, stage)
+        return setup.open_turns(args, ranks, tokenizer, ends, rollouts.max_model_length, cleanup)
 
     sampling = SamplingParams(
         max_tokens=args.max_completion_length,
@@ -241,7 +221,7 @@ def _build(
         recorder.phase_advance(count)
 
     def open_rewards(names: Sequence[str]) -> OpenRewards | None:
-        return None if data is None else partial(data.rewards.open, names=names)
+        return None if data.rewards is None else partial(data.rewards.open, names=names)
 
     sampler = RoundSampler(
         args=args,
@@ -251,7 +231,7 @@ def _build(
         turns=turns,
         sampling=sampling,
         run_id=run_id,
-        prompts=data.prompts if data is not None else None,
+        prompts=data.prompts,
         open_rewards=open_rewards(args.reward_funcs),
         recorder=recorder,
         stopwatch=stopwatch,
@@ -265,7 +245,7 @@ def _build(
         cleanup.callback(rounds.close)
     evaluator = None
     if any(eval_sizes):
-        prompts = data.eval_prompts if data is not None else [[] for _ in eval_sizes]
+        prompts = data.eval_prompts or [[] for _ in eval_sizes]
         evaluator = Evaluator(
             sets=eval_sets(args, sampling, prompts, eval_sizes, open_rewards, rollouts.max_model_length),
             # A server orders its requests itself.
@@ -276,15 +256,14 @@ def _build(
             turns=turns,
             on_done=on_done,
         )
-    reference, critic = open_reference(args, backend, ranks), open_critic(args, plan, ranks, tokenizer)
+    reference, critic = setup.open_reference(args, backend, ranks), setup.open_critic(args, plan, ranks, tokenizer)
     critic_backend = critic.backend if critic is not None else None
     models = [("loss", "", backend)]
     if critic is not None:
         models.append(("value_loss", "critic/", critic.backend))
     device = SharedDevice(args, ranks.device, rollouts, [one for *_, one in models], reference, stopwatch)
-    learning_rate = schedule_of(args, plan, args.peak_learning_rate)
+    learning_rate = setup.schedule_of(args, plan, args.peak_learning_rate)
     moving = reference if args.sync_ref_model else None
-    monitor = data.monitor if data is not None else None
     saver = Saver(
         start.run_dir,
         backend,
@@ -293,7 +272,7 @@ def _build(
         ranks,
         args.save_total_limit,
         not args.save_only_model,
-        quantization_of(args),
+        setup.quantization_of(args),
         critic_backend,
         watchdog.progress,
     )
@@ -315,7 +294,7 @@ def _build(
             critic=critic,
             rollouts=rollouts,
             recorder=recorder,
-            monitor=monitor,
+            monitor=data.monitor,
             run_id=run_id,
             fingerprint=Fingerprint(args.to_dict(), ranks.world_size, start.dataset, torch.get_num_threads()),
         ),
@@ -326,7 +305,7 @@ def _build(
             models=models,
             rollouts=rollouts,
             recorder=recorder,
-            monitor=monitor,
+            monitor=data.monitor,
             stopwatch=stopwatch,
             timed=("generate", "reward", "train", "sync", *device.timed),
             max_skipped_steps=args.max_skipped_steps,

@@ -27,11 +27,11 @@ from swift_r1.models.weights import freezing_of, trained_share
 from swift_r1.plugins.rollouts import RolloutScheduler, multi_turns
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import EmbeddedRollouts, Rollouts
-from swift_r1.sampling.multi_turn import Stage
+from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Stage
 from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.pool.session import Expected, ServerSession
-from swift_r1.sampling.prefetch import prefetches
+from swift_r1.sampling.prefetch import MakeTurns, prefetches
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.turn_engine import Limits, TurnEngine
 from swift_r1.training.backends import open_backend
@@ -222,11 +222,20 @@ def open_rollouts(
     return ServerRollouts(pool, backend, ranks, args.weight_check_steps, adapter)
 
 
-def open_stage(
-    args: RlhfArguments, tokenizer: PreTrainedTokenizerBase, ends: tuple[int, ...], model_length: int | None
-) -> Stage:
-    """Where the scheduler of several turns runs."""
-    name = str(args.multi_turn_scheduler)
+def open_turns(
+    args: RlhfArguments,
+    ranks: Ranks,
+    tokenizer: PreTrainedTokenizerBase,
+    ends: tuple[int, ...],
+    model_length: int | None,
+    cleanup: ExitStack,
+) -> MakeTurns:
+    """Conversations of one turn, or those that a scheduler leads in a stage of its own, on rank 0."""
+    if args.multi_turn_scheduler is None:
+        return lambda generator, _ranks: OneTurn(
+            generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
+        )
+    name, stage = args.multi_turn_scheduler, None
     gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.use_gym_env else {}
 
     def make_scheduler(engine: TurnEngine) -> RolloutScheduler:
@@ -235,9 +244,12 @@ def open_stage(
         )
         return made
 
-    limits = Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature)
-    encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
-    return Stage(name, args.multi_turn_timeout, make_scheduler, encoder, ends, limits)
+    if ranks.is_rank0:
+        limits = Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature)
+        encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
+        stage = Stage(name, args.multi_turn_timeout, make_scheduler, encoder, ends, limits)
+        cleanup.callback(stage.close)
+    return lambda generator, ranks: MultiTurn(generator, ranks, stage)
 
 
 def schedule_of(args: RlhfArguments, plan: Plan, peak: float) -> LearningRate:

@@ -55,7 +55,7 @@ class Backend(ABC):
 
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
         """The policy's forward (collective); see `Policy.forward`."""
-        found: TokenLogprobs = self.forward(*inputs, temperature)
+        found: TokenLogprobs = self.forward(temperature, *inputs)
         return found
 
     def values(self, inputs: ModelInputs) -> Tensor:
@@ -142,14 +142,12 @@ class Backend(ABC):
         started = bool(updates)  # else every step so far was skipped, and there are no moments
         if started and kinds:
             self._find_moments()
-        for number, bucket in enumerate(saved.state_buckets(self.model, kinds)):
+        for number, bucket in enumerate(saved.state_buckets(self.model, (MASTER, *kinds))):
             self.ranks.barrier()  # whoever has a bucket may take long over it
             tensors = []
             for kind, name, parameter in bucket:
-                if kind == MASTER or started:
-                    value = self._state_value(kind, parameter)
-                else:
-                    value = torch.zeros(whole_shape(parameter))
+                known = started or kind == MASTER
+                value = self._state_value(kind, parameter) if known else torch.zeros(whole_shape(parameter))
                 if self.ranks.takes(number):
                     tensors.append((state_name(kind, name), value.detach().to("cpu", copy=self._copies_state)))
             yield tensors
@@ -166,20 +164,19 @@ class Backend(ABC):
         saved.load_codes(self.torch_optimizer, self.masters, self.ranks.rank, read)
         if self.loss_scale is not None:
             self._set_scale(read(LOSS_SCALE))
-        kinds = saved.moments_of(self.torch_optimizer)
-        if kinds:
+        if kinds := saved.moments_of(self.torch_optimizer):
             self._find_moments()
-        for bucket in saved.parameter_buckets(self.model):
+        for bucket in saved.state_buckets(self.model, [MASTER]):
             masters = []
-            for name, parameter in bucket:
+            for _, name, parameter in bucket:
                 masters.append(read(state_name(MASTER, name)))
                 self._set_state(MASTER, parameter, masters[-1])
                 for kind in kinds:
                     self._set_state(kind, parameter, read(state_name(kind, name)))
             self.ranks.barrier()  # one may have read longer than another
-            with self.gathered([parameter for _, parameter in bucket], modifier_rank=0):
+            with self.gathered([parameter for *_, parameter in bucket], modifier_rank=0):
                 if not self.partitioned or self.ranks.is_rank0:
-                    for (_, parameter), master in zip(bucket, masters, strict=True):
+                    for (*_, parameter), master in zip(bucket, masters, strict=True):
                         parameter.copy_(master)
 
     _copies_state = False
@@ -227,8 +224,8 @@ class ReferencePolicy(Protocol):
 class Movable:
     """Tensors that can leave their device for host memory and come back (`--offload_model`, `--offload_optimizer`).
 
-    What moves is their storage: all that shares it (tied weights, DeepSpeed's views into its flat buffers) goes along
-    and is valid again afterwards, bit for bit. Meanwhile none of it may be read.
+    What moves is their storage: all that shares it (tied weights, DeepSpeed's views into its flat buffers) goes along.
+    Meanwhile none of it may be read.
 
     Args:
         tensors: those there are now: an optimizer has no moments before its first step.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,22 +42,24 @@ class LocalBackend(Backend):
         self.module = self.forward = wrap(model).to(device).train()
         self.ranks, self.device = Ranks(0, 1, torch.device("cpu"), None), model.device
         self._scale = LossScale() if model.dtype == torch.float16 else None
-        self._trained = [parameter for _, parameter in trained_parameters(model)]
-        self._masters = self._trained
-        if any(parameter.dtype != torch.float32 for parameter in self._trained):
-            self._masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self._trained]
-            for parameter, master in zip(self._trained, self._masters, strict=True):
+        trained = [parameter for _, parameter in trained_parameters(model)]
+        self._copies = any(parameter.dtype != torch.float32 for parameter in trained)
+        self._master_of = {
+            parameter: nn.Parameter(parameter.detach().float().clone()) if self._copies else parameter
+            for parameter in trained
+        }
+        self._masters = list(self._master_of.values())
+        for parameter, master in self._master_of.items():
+            if self._copies:
                 on_gradient: Callable[..., object] = parameter.register_post_accumulate_grad_hook
-                on_gradient(_move_gradient_to(master))
-        self._master_of = dict(zip(self._trained, self._masters, strict=True))
-        for master in self._masters:
+                on_gradient(partial(_move_gradient, master))
             # For good: made and freed between activations, they leave holes that the allocator cannot fill.
             master.grad = torch.zeros_like(master)
         self.optimizer = build_optimizer(parameter_groups(self._masters, config.weight_decay), config)
         self.weights, self.states = Movable(lambda: weights_of(self.module)), Movable(self._states)
 
     def _states(self) -> Iterator[Tensor]:
-        yield from () if self._masters is self._trained else self._masters
+        yield from self._masters if self._copies else ()
         yield from (master.grad for master in self._masters if master.grad is not None)
         yield from states_of(self.optimizer)
 
@@ -78,25 +81,19 @@ class LocalBackend(Backend):
     def step(self, learning_rate: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        if self._scale is not None:
-            for master in self._masters:
-                assert master.grad is not None
-                master.grad /= self._scale.scale
+        for master in self._masters if self._scale is not None else ():
+            assert master.grad is not None and self._scale is not None
+            master.grad /= self._scale.scale
         norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self.config.max_grad_norm))
         if math.isfinite(norm):
             self.optimizer.step()
-            self._round_masters()
+            with torch.no_grad():
+                for parameter, master in self._master_of.items() if self._copies else ():
+                    parameter.copy_(master)  # rounds to its dtype
         if self._scale is not None:
             self._scale.update(overflow=not math.isfinite(norm))
         self.optimizer.zero_grad(set_to_none=False)
         return norm
-
-    @torch.no_grad()
-    def _round_masters(self) -> None:
-        """The weights become their masters, rounded to the weights' own dtype."""
-        if self._masters is not self._trained:
-            for parameter, master in self._master_of.items():
-                parameter.copy_(master)
 
     def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:
         master = self._master_of[parameter]
@@ -114,8 +111,11 @@ class LocalBackend(Backend):
         self._scale = LossScale.of_tensor(fields)
 
     def describe(self) -> dict[str, Any]:
-        masters = self._masters is not self._trained
-        return {"backend": "plain torch", "float32_master_weights": masters, "optimizer": self.config.optim}
+        return {
+            "backend": "plain torch",
+            "float32_master_weights": self._copies,
+            "optimizer": self.config.optim,
+        }
 
     def generation_model(self) -> PreTrainedModel:
         return self.model
@@ -126,10 +126,7 @@ class LocalBackend(Backend):
         return FrozenReference(Policy(copy.deepcopy(self.model)), self, offload)
 
 
-def _move_gradient_to(master: nn.Parameter) -> Callable[[Tensor], None]:
-    def move(parameter: Tensor) -> None:
-        assert parameter.grad is not None and master.grad is not None
-        master.grad += parameter.grad
-        parameter.grad = None
-
-    return move
+def _move_gradient(master: nn.Parameter, parameter: Tensor) -> None:
+    assert parameter.grad is not None and master.grad is not None
+    master.grad += parameter.grad
+    parameter.grad = None

@@ -49,9 +49,8 @@ class RoundBatch:
         mask[mask.clone()] = self.loss_mask.bool()
         return mask
 
-    def tensors(self) -> list[Tensor]:
-        """The fields in order, for sending."""
-        return [getattr(self, item.name) for item in fields(self)]
+    def tensors(self) -> dict[str, Tensor]:
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 def round_batch(
@@ -107,27 +106,22 @@ class Batching:
 
 def split_step(batch: RoundBatch, samples: range, batching: Batching, ranks: Ranks) -> list[MicroBatch]:
     """This rank's micro-batches of an optimizer step on the given completions of the round."""
-    lengths = Lengths(
-        batch.prompt_lengths[samples.start : samples.stop].tolist(),
-        batch.completion_lengths[samples.start : samples.stop].tolist(),
-        _groups(batch.prompt_numbers[samples.start : samples.stop].tolist(), samples, batching.group_size),
+    prompts, completions, numbers = (
+        one[samples.start : samples.stop].tolist()
+        for one in (batch.prompt_lengths, batch.completion_lengths, batch.prompt_numbers)
     )
+    # Prompts are shared within a group, and where the prompt is the same too.
+    groups = [(sample // batching.group_size, number) for sample, number in zip(samples, numbers, strict=True)]
+    lengths = Lengths(prompts, completions, groups)
     budget = batching.max_tokens or batching.completions * lengths.longest()
     form, plan = batching.form, plan_micro_batches(lengths, batching.form, ranks.world_size, budget)
     if batching.share_from is not None:
         shared = plan_micro_batches(lengths, SHARED, ranks.world_size, budget)
         if tokens_computed(shared, SHARED, lengths) <= (1 - batching.share_from) * tokens_computed(plan, form, lengths):
             form, plan = SHARED, shared
-    numbered = [[tuple(samples[sample] for sample in unit) for unit in units] for units in plan[ranks.rank]]
+    numbered = [[tuple(samples[one] for one in unit) for unit in units] for units in plan[ranks.rank]]
     how = (form, ranks.device, batching.own_attention, batching.overlong_filter)
     return [collate(batch, units, *how) for units in numbered]
-
-
-def _groups(prompt_numbers: Sequence[int], samples: range, size: int) -> list[int]:
-    """For each completion a number, the same within a group where the prompt is the same too."""
-    numbers: dict[tuple[int, int], int] = {}
-    keys = ((sample // size, prompt) for sample, prompt in zip(samples, prompt_numbers, strict=True))
-    return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 class _Rows(NamedTuple):

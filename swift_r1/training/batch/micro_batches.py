@@ -7,7 +7,7 @@ others, because ZeRO's ranks run each forward pass together. All ranks compute t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 LEAST_SAVING = 0.25
@@ -24,7 +24,7 @@ class Lengths:
 
     prompts: Sequence[int]
     completions: Sequence[int]
-    groups: Sequence[int]
+    groups: Sequence[Hashable]
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -104,7 +104,7 @@ def plan_micro_batches(lengths: Lengths, form: Form, world_size: int, budget: in
 def _shared_units(lengths: Lengths, form: Form, world_size: int, budget: int) -> list[Unit]:
     """The groups, each split into equally many parts: as few as give every rank the same number of completions and fit
     the budget. Single completions always do."""
-    groups: dict[int, list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     for sample, group in enumerate(lengths.groups):
         groups.setdefault(group, []).append(sample)
     for members in groups.values():

@@ -16,20 +16,19 @@ logger = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 Entry = Mapping[str, str | int]
 """Of a file in the manifest: `sha256` (hex) and `bytes`."""
-_NAME = re.compile(r"checkpoint-(\d+)")
+_NAME = re.compile(r"checkpoint-\d+")
 _TEMPORARY = ".writing-"
 _REMOVING = ".removing-"
 _ASIDE = "aside-"
 
 
 class Draft:
-    """`checkpoint-<step>` in the making: a folder under a temporary name, which every rank may write files into. The
-    methods are for rank 0."""
+    """`checkpoint-<step>` in the making: a folder under a temporary name, into which every rank may write. The methods
+    are for rank 0."""
 
     def __init__(self, run_dir: Path, step: int) -> None:
         self.final = run_dir / f"checkpoint-{step}"
         self.folder = run_dir / f"{_TEMPORARY}{self.final.name}"
-        self._step = step
 
     def open(self) -> None:
         """Makes the folder, empty."""
@@ -44,18 +43,22 @@ class Draft:
             hashed: files by their relative names that were synced when they were written; the others are read again.
         """
         files = sorted(path for path in self.folder.rglob("*") if path.is_file())
-        names = {str(path.relative_to(self.folder)): path for path in files}
-        entries = {name: hashed.get(name) or _hashed_and_synced(path) for name, path in names.items()}
+        entries: dict[str, Entry] = {}
+        for path in files:
+            name = str(path.relative_to(self.folder))
+            if name not in hashed:
+                sync(path)
+            entries[name] = hashed.get(name) or {"sha256": _digest(path), "bytes": path.stat().st_size}
         manifest = self.folder / MANIFEST
-        manifest.write_text(json.dumps({"step": self._step, "files": entries}, indent=1), encoding="utf-8")
-        _hashed_and_synced(manifest)
+        manifest.write_text(json.dumps({"step": _step_of(self.final), "files": entries}, indent=1), encoding="utf-8")
+        sync(manifest)
         for folder in {path.parent for path in files} | {self.folder}:
-            _sync_folder(folder)
+            sync(folder)
         # One of that step is there only where another history has not been set aside.
         if self.final.exists():
             _remove(self.final)
         self.folder.rename(self.final)
-        _sync_folder(self.final.parent)
+        sync(self.final.parent)
 
     def drop(self) -> None:
         """What was there before it is untouched."""
@@ -64,8 +67,7 @@ class Draft:
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """The run's checkpoints, oldest first."""
-    found = [(int(match[1]), path) for path in run_dir.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    return sorted((path for path in run_dir.iterdir() if _NAME.fullmatch(path.name)), key=_step_of)
 
 
 def fault_of(checkpoint: Path) -> str | None:
@@ -128,18 +130,13 @@ def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def _hashed_and_synced(path: Path) -> Entry:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return {"sha256": _digest(path), "bytes": path.stat().st_size}
-
-
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync_folder(path: Path) -> None:
+def sync(path: Path) -> None:
+    """A file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

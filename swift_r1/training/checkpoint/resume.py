@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from swift_r1.algorithms.rewards import mean
 from swift_r1.errors import UsageError
 from swift_r1.models.policy import MicroBatch
 from swift_r1.rewards.monitor import InvalidRewardMonitor
@@ -63,12 +64,8 @@ class RunSummary:
             self.last_reward = reward
 
     def saw_evaluation(self, metrics: Mapping[str, float]) -> None:
-        accuracy = _mean(metrics, "accuracy")
         self.last_evaluation = {name: value for name, value in metrics.items() if not math.isnan(value)}
-        if self.steps == 0:
-            self.eval_before = accuracy
-        else:
-            self.eval_after = accuracy
+        setattr(self, "eval_after" if self.steps else "eval_before", _mean(metrics, "accuracy"))
 
     def saw_checkpoint(self, metrics: Mapping[str, float], name: str, greater_is_better: bool) -> None:
         """Notes whether the evaluated checkpoint of this step is the best so far; of equals the first is."""
@@ -81,7 +78,7 @@ class RunSummary:
 
 def _mean(metrics: Mapping[str, float], name: str) -> float | None:
     values = [value for key, value in metrics.items() if key.endswith(f"/{name}")]
-    return sum(values) / len(values) if values else None
+    return mean(values) if values else None
 
 
 @dataclass(slots=True)
@@ -112,7 +109,7 @@ class OpenRound:
             for rank, tensor in enumerate(everyones or ()):
                 if tensor.numel():
                     saved[f"{name}:{rank}"] = tensor
-        return saved | _fields_of(self.batch) if ranks.is_rank0 else {}
+        return saved | self.batch.tensors() if ranks.is_rank0 else {}
 
     def facts(self) -> dict[str, Any]:
         """The rest of what a checkpoint holds of it, as JSON."""
@@ -123,16 +120,12 @@ class OpenRound:
         the completions that the step is on; with a critic the returns too."""
         size = len(self.batch) // len(self.steps)
         first = self.done % len(self.steps) * size
-        tensors = _fields_of(self.batch)
+        tensors = self.batch.tensors()
         tensors |= {"advantages": self.advantages.values, "samples": torch.arange(first, first + size)}
         if self.advantages.returns is not None:
             tensors["returns"] = self.advantages.returns
         path.parent.mkdir(exist_ok=True)
         save_file(tensors, path)
-
-
-def _fields_of(batch: RoundBatch) -> dict[str, Tensor]:
-    return {item.name: getattr(batch, item.name) for item in fields(RoundBatch)}
 
 
 @dataclass(slots=True)
@@ -175,8 +168,7 @@ class Checkpoints:
     def save(self, progress: RunProgress, position: tuple[int, str] | None, last: bool) -> None:
         """A checkpoint of the run as it is after this step; `position` is of the prompts, on rank 0.
 
-        Raises:
-            RunFailed: see `Saver.save`.
+        Raises as `Saver.save`.
         """
         run, round_, summary = None, progress.open_round, progress.summary
         if self.monitor is not None:
@@ -246,13 +238,10 @@ def saved_round(
     batch = RoundBatch(**{item.name: saved[item.name] for item in fields(RoundBatch)})
     steps = split(batch)
     for name in _BEFORE_TRAINING:
-        flat = saved.get(f"{name}:{rank}")
-        if flat is not None:
+        if (flat := saved.get(f"{name}:{rank}")) is not None:
             parts = iter(torch.split(flat, [micro.mask.numel() for step in steps for micro in step]))
-            steps = [[_with(micro, name, next(parts)) for micro in step] for step in steps]
+            for step in steps:
+                for number, micro in enumerate(step):
+                    known: dict[str, Any] = {name: next(parts).view_as(micro.mask).to(micro.mask.device)}
+                    step[number] = replace(micro, **known)
     return batch, steps, facts
-
-
-def _with(micro: MicroBatch, name: str, flat: Tensor) -> MicroBatch:
-    filled: dict[str, Any] = {name: flat.view_as(micro.mask).to(micro.mask.device)}
-    return replace(micro, **filled)

@@ -16,7 +16,7 @@ from torch import Tensor
 from swift_r1.errors import RunFailed
 from swift_r1.models.loading import Quantization
 from swift_r1.models.merging import write_base
-from swift_r1.models.weights import checkpoint_weights, has_adapters, policy_weights
+from swift_r1.models.weights import has_adapters, lora_weights, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import StateBucket
@@ -119,9 +119,8 @@ class Saver:
     def _gathered(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Adapters, and the ranks' random generators, on rank 0."""
         adapters: dict[str, Tensor] = {}
-        if has_adapters(self.backend.model):
-            for bucket in self.backend.weight_buckets(checkpoint_weights(self.backend.model)):
-                adapters |= bucket
+        for bucket in self.backend.weight_buckets(lora_weights(self.backend.model)):
+            adapters |= bucket
         rng = {}
         for name, tensor in rng_state().items():
             for rank, state in enumerate(self.ranks.gather(tensor) or ()):

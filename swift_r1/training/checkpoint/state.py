@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from swift_r1.errors import UsageError
+from swift_r1.training.checkpoint.folder import sync
 
 STATE = "state"
 RUN_JSON = "run.json"
@@ -105,8 +106,7 @@ def log_sizes(run_dir: Path) -> dict[str, int]:
     """Bytes of each log; all of them are on the disk when this returns."""
     for path in (run_dir / name for name in LOGS):
         if path.exists():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(path)
     return {name: _size(run_dir / name) for name in LOGS}
 
 
