@@ -18,14 +18,16 @@ from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.tracking.recorder import Recorder
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.checkpoint.resume import OpenRound, RunProgress
-from swift_r1.training.memory import GIB, peak_bytes
+from swift_r1.training.estimate import GIB
+from swift_r1.training.memory import peak_bytes
 
 logger = logging.getLogger("swift_r1.training")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bookkeeping:
-    """
+    """Tells the recorder what happened; refuses rewards and steps that are invalid too often.
+
     Attributes:
         models: what is trained; a model's loss is logged under the first name, the rest under the prefix.
         monitor: of invalid rewards, on rank 0.

@@ -73,9 +73,9 @@ def estimate(
     args: RlhfArguments,
     shape: ModelShape,
     world_size: int,
-    *,
     libraries: float,
     stage: int | None,
+    *,
     offload: tuple[bool, bool] = (False, False),
     gpu: bool = False,
     critic: ModelShape | None = None,
@@ -125,11 +125,8 @@ def estimate(
 
     prompt = args.max_length or DEFAULT_PROMPT_TOKENS
     tokens, predicted = _tokens(args, prompt)
-    training = {
-        "activations": _activations(args, shape, tokens, width),
-        "logits": _logits(shape, predicted, width, embedding_trained),
-    }
-    phases = {"training": training}
+    logits = _logits(shape, predicted, width, embedding_trained)
+    phases = {"training": {"activations": _activations(args, shape, tokens, width), "logits": logits}}
     if critic is not None:
         phases["training of the critic"] = {"activations": _activations(args, critic, tokens, width, adapters=False)}
     if not args.use_vllm:

@@ -24,11 +24,7 @@ from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy
 class SharedDevice:
     """Whose turn it is. All methods are collective, and do nothing without `--sleep_level`, or where it is so already.
 
-    Args:
-        trained: the policy, and with PPO the critic.
-
-    Attributes:
-        timed: names under which the stopwatch has the time that this takes.
+    `trained` are the policy and PPO's critic; `timed` names what this takes on the stopwatch.
     """
 
     def __init__(

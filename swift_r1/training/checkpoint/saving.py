@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,11 +103,16 @@ class Saver:
                 share.attempt(lambda: self._write_small(draft.folder, run, round_tensors, *small))
             self.ranks.barrier()
             for name, backend, shards in self._models:
-                share.model(name, shards, self._reported(shards.tensors(backend)))
+                tensors = self._reported(shards.tensors(backend))
+                if shards.file is not None:
+                    share.file(str(Path(name, shards.file)), partial(shards.write, tensors=tensors))
+                for _ in tensors:
+                    pass  # whoever writes nothing takes part in gathering
             for kind, buckets in self._state():
                 for number, bucket in enumerate(self._reported(buckets)):
                     if bucket:
-                        share.tensors(f"{STATE}/{kind}-{number:05}.safetensors", dict(bucket))
+                        write = partial(write_tensors, tensors=dict(bucket))
+                        share.file(f"{STATE}/{kind}-{number:05}.safetensors", write)
             fault = self._concluded(draft, share, best_step)
         self._failures = 0 if fault is None else self._failures + 1
         failures = int(self.ranks.max(float(self._failures)))
@@ -187,19 +193,18 @@ class Saver:
         return None
 
 
+@dataclass
 class _Share:
-    """What this rank writes of a checkpoint. Once a write has failed it writes nothing more, but still takes part in
-    every collective.
+    """What this rank writes of a checkpoint; once a write has failed it writes nothing more.
 
     Attributes:
         hashed: entries of the files that it has written.
         fault: why a write failed.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.hashed: dict[str, Entry] = {}
-        self.fault: str | None = None
+    folder: Path
+    hashed: dict[str, Entry] = field(default_factory=dict)
+    fault: str | None = None
 
     def attempt(self, work: Callable[[], None]) -> None:
         if self.fault is None:
@@ -208,15 +213,8 @@ class _Share:
             except (OSError, SafetensorError) as error:
                 self.fault = str(error)
 
-    def tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        self.attempt(lambda: self.hashed.update({name: write_tensors(self.folder / name, tensors)}))
-
-    def model(self, name: str, shards: ModelShards, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        if shards.file is not None:
-            path = str(Path(name, shards.file))
-            self.attempt(lambda: self.hashed.update({path: shards.write(self.folder / name, tensors)}))
-        for _ in tensors:
-            pass
+    def file(self, name: str, write: Callable[[Path], Entry]) -> None:
+        self.attempt(lambda: self.hashed.update({name: write(self.folder / name)}))
 
 
 def saved_tensors(checkpoint: Path, kind: str) -> SavedTensors:

@@ -60,13 +60,12 @@ def write_stream(path: Path, contents: Named, tensors: Iterable[tuple[str, Tenso
 
         def write(data: memoryview) -> None:
             nonlocal size
+            size += len(data)
             for start in range(0, len(data), _PIECE):
                 piece = data[start : start + _PIECE]
                 digest.update(piece)
                 while piece:
-                    written = file.write(piece)
-                    piece = piece[written:]
-            size += len(data)
+                    piece = piece[file.write(piece) :]
 
         header = header_of([(name, _DTYPES[one.dtype], one.shape) for name, one in contents], {"format": "pt"})
         write(memoryview(header))
@@ -164,11 +163,10 @@ class ModelShards:
                     gathered = as_in_checkpoint(self._model, gathered)
                 yield from ((name, gathered[name]) for name, _ in unit.contents)
 
-    def write(self, folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> Entry:
+    def write(self, path: Path, tensors: Iterator[tuple[str, Tensor]]) -> Entry:
         """Writes this rank's file from `tensors`; raises as `write_stream`."""
-        assert self.file is not None
         own = [one for owner, unit in self._owned if owner == self._ranks.rank for one in unit.contents]
-        return write_stream(folder / self.file, own, tensors)
+        return write_stream(path, own, tensors)
 
     def write_index(self, folder: Path) -> None:
         """Says which file has which weight; nothing where there is one file."""
@@ -182,10 +180,8 @@ class ModelShards:
 def _units(model: PreTrainedModel, weights: Sequence[Weight]) -> list[_Unit]:
     """In buckets; where transformers converts, what is converted together must be gathered together: a layer."""
     ordered = sorted(weights, key=lambda weight: -whole_dtype(weight.base).itemsize)
-    empty = {
-        weight.name: torch.empty(whole_shape(weight.base), dtype=whole_dtype(weight.base), device="meta")
-        for weight in ordered
-    }
+    with torch.device("meta"):
+        empty = {one.name: torch.empty(whole_shape(one.base), dtype=whole_dtype(one.base)) for one in ordered}
 
     def empty_of(own: Sequence[Weight]) -> dict[str, Tensor]:
         return {weight.name: empty[weight.name] for weight in own}
