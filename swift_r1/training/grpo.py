@@ -63,21 +63,16 @@ def batch_of_round(scored: ScoredRound | None, ranks: Ranks) -> RoundBatch:
 
 
 def split_round(batch: RoundBatch, steps: int, batching: Batching, ranks: Ranks) -> list[list[MicroBatch]]:
-    """This rank's micro-batches of each of the round's optimizer steps.
-
-    Consecutive completions, so whole groups where sizes allow, make a step.
-    """
+    """This rank's micro-batches of each of the round's optimizer steps. Consecutive completions, so whole groups where
+    sizes allow, make a step."""
     size = len(batch) // steps
     return [split_step(batch, range(start, start + size), batching, ranks) for start in range(0, len(batch), size)]
 
 
 def needs_old_policy(config: LossConfig, updates: int) -> bool:
-    """Whether a round of `updates` optimizer steps needs a forward pass before its first one.
-
-    With one update the training forward gives the old log-probs, so nothing is computed twice, and a ratio to the
-    engine's has no use for them; but the KL in the reward comes before the advantages, and the entropy threshold before
-    the first backward pass.
-    """
+    """Whether a round of `updates` optimizer steps needs a forward pass before its first one: with one update the
+    training forward gives the old log-probs, and a ratio to the engine's has no use for them; but the KL in the reward
+    comes before the advantages, and the entropy threshold before the first backward pass."""
     before_update = updates > 1 and not config.ratio_to_behaviour
     return before_update or config.kl_in_reward or config.top_entropy_quantile < 1
 
@@ -91,12 +86,8 @@ def before_training(
     old_policy: bool,
     critic: Backend | None = None,
 ) -> list[list[MicroBatch]]:
-    """Adds what must be computed with the weights as they are before the round's first update. Collective.
-
-    Args:
-        old_policy: compute the policy's own log-probs and entropies, see `needs_old_policy`.
-        critic: of PPO; its values are computed.
-    """
+    """Adds what must be computed with the weights as they are before the round's first update: with `old_policy` the
+    policy's log-probs and entropies, the reference's log-probs, the critic's values. Collective."""
 
     def filled(micro: MicroBatch) -> MicroBatch:
         old = entropies = ref = values = None
@@ -129,11 +120,8 @@ def rewards_after_kl(rewards: Tensor, steps: Sequence[Sequence[MicroBatch]], bet
 
 
 def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ranks) -> Tensor:
-    """The entropy (float32 scalar) from which on a token of this optimizer step is trained, the same on every rank.
-
-    Of the trained tokens of all micro-batches and ranks, under the policy before the round's first update.
-    Collective.
-    """
+    """The entropy (float32 scalar) from which on a token of this optimizer step is trained, from those of all ranks
+    under the policy before the round's first update. Collective."""
     entropies = [micro.old_entropies[micro.trained] for micro in batches if micro.old_entropies is not None]
     everyones = ranks.gather(torch.cat(entropies).cpu())
     mine = None

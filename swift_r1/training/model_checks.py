@@ -25,13 +25,10 @@ _HEAD_TOLERANCE = 0.05
 
 
 def check_logprobs(backend: Backend) -> None:
-    """Refuses an architecture whose log-probs are not those of its own forward pass.
+    """Raises UsageError for an architecture whose log-probs are not those of its own forward pass.
 
     The output head is compared under the attention that is used, which leaves little to rounding, and the whole under
     transformers' eager attention, which leaves out nothing. Collective.
-
-    Raises:
-        UsageError: if they differ by more than rounding.
     """
     token_ids = (torch.arange(1, 33, device=backend.device) * 7919 % backend.vocab_size).view(2, 16)
     positions = torch.arange(32, device=backend.device).view(2, 16)[:, :-1].flatten()

@@ -88,9 +88,7 @@ def open_policy(args: RlhfArguments, ranks: Ranks) -> Backend:
 def open_critic(
     args: RlhfArguments, plan: Plan, ranks: Ranks, tokenizer: PreTrainedTokenizerBase
 ) -> TrainedCritic | None:
-    """PPO's critic, of `--critic_model`; None without PPO. Collective.
-
-    All of its weights are trained, also where the policy has adapters.
+    """PPO's critic, all of whose weights are trained; None without PPO. Collective.
 
     Raises:
         UsageError: the model cannot be loaded as a critic, or reads other tokens than the policy.
@@ -134,11 +132,7 @@ def open_reference(args: RlhfArguments, backend: Backend, ranks: Ranks) -> Refer
 
 
 def check_tokens(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses a critic that reads other tokens than the policy writes.
-
-    Raises:
-        UsageError: then, or where it has no tokenizer.
-    """
+    """Raises UsageError where the critic in `path` reads other tokens than the policy writes."""
     own = load_tokenizer(path, "--critic_model")
     if tokenizer_hash(own) != tokenizer_hash(tokenizer):
         raise UsageError(f"--critic_model {path} has another tokenizer than --model: it would read other words")

@@ -78,18 +78,13 @@ class Backend(ABC):
 
     @abstractmethod
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Adds the gradient of `loss` (collective).
-
-        `loss` is this rank's share of the whole optimizer step's loss: shares of all ranks and micro-batches
-        add up. `last` marks the step's last micro-batch.
-        """
+        """Adds the gradient of a share of the optimizer step's loss (collective): the shares of all ranks and
+        micro-batches, of which this is the `last` on this rank or not, add up."""
 
     @abstractmethod
     def step(self, learning_rate: float) -> float:
-        """Clips, updates, clears gradients (collective). Returns the global gradient norm before clipping.
-
-        Where that is not finite nothing is updated; in float16 the loss scale is halved then.
-        """
+        """Clips, updates, clears gradients (collective). Returns the global gradient norm before clipping; where it is
+        not finite nothing is updated, and in float16 the loss scale is halved."""
 
     @abstractmethod
     def generation_model(self) -> PreTrainedModel:
@@ -97,10 +92,8 @@ class Backend(ABC):
 
     @abstractmethod
     def reference(self, offload: bool = False) -> ReferencePolicy:
-        """The frozen policy of the run's start; with adapters the model without them (collective).
-
-        `offload`: where training is on a GPU, its weights are in host memory except while they are used.
-        """
+        """The frozen policy of the run's start; with adapters the model without them (collective). With `offload` its
+        weights are in host memory except while they are used."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -209,16 +202,13 @@ class ReferencePolicy(Protocol):
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs: ...
 
     def mix_in_policy(self, alpha: float) -> None:
-        """Its weights become `alpha` of the policy's current ones and `1 - alpha` of its own (collective)."""
-        ...
+        """Its weights become `alpha` of the policy's and `1 - alpha` of its own, computed in float32 (collective)."""
 
     def weight_buckets(self) -> Iterator[WeightBucket]:
         """Its own whole weights (collective, as `training_state`); none where it is the model as loaded."""
-        ...
 
     def load_weights(self, read: ReadTensor) -> None:
         """Takes weights that `weight_buckets` gave (collective: every rank reads)."""
-        ...
 
 
 class Movable:
@@ -226,27 +216,21 @@ class Movable:
 
     What moves is their storage: all that shares it (tied weights, DeepSpeed's views into its flat buffers) goes along.
     Meanwhile none of it may be read.
-
-    Args:
-        tensors: those there are now: an optimizer has no moments before its first step.
     """
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
-        self._tensors = tensors
+        self._tensors = tensors  # asked each time: an optimizer has no moments before its first step
         self._away: list[tuple[torch.UntypedStorage, Tensor]] = []
 
     def leave(self, device: torch.device) -> None:
         """Copies to the host what is on a device of this type, and frees it there; what is away stays away."""
-        if self._away:
-            return
-        storages = (tensor.untyped_storage() for tensor in self._tensors())
+        storages = (tensor.untyped_storage() for tensor in (() if self._away else self._tensors()))
         for storage in {one.data_ptr(): one for one in storages}.values():
-            if storage.device.type != device.type or not storage.nbytes():
-                continue
-            on_host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=device.type == "cuda")
-            on_host.copy_(_bytes_of(storage))
-            storage.resize_(0)
-            self._away.append((storage, on_host))
+            if storage.device.type == device.type and storage.nbytes():
+                on_host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=device.type == "cuda")
+                on_host.copy_(_bytes_of(storage))
+                storage.resize_(0)
+                self._away.append((storage, on_host))
 
     def come_back(self) -> None:
         """Does nothing where all of it is here."""

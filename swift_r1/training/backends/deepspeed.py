@@ -52,13 +52,11 @@ logger = logging.getLogger(__name__)
 
 
 class DeepSpeedBackend(Backend):
-    """Trains a model under ZeRO.
+    """Trains a model that `load` makes under ZeRO; weights of 16 bits keep float32 masters.
 
     Args:
-        load: makes the model; for a reference it is called again.
-        dtype: of the weights; 16-bit ones keep float32 masters, partitioned by ZeRO.
-        config: of DeepSpeed, from `read_config`.
-        quantized: `load` makes a model with 4-bit weights.
+        config: from `read_config`.
+        quantized: the model has 4-bit weights.
 
     Raises:
         UsageError: DeepSpeed does not take the config.
@@ -162,10 +160,9 @@ class DeepSpeedBackend(Backend):
         return float(self.engine.get_global_grad_norm())
 
     def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:
-        found = (
+        value: Tensor = (
             safe_get_full_fp32_param(parameter) if kind == MASTER else safe_get_full_optimizer_state(parameter, kind)
         )
-        value: Tensor = found
         return value
 
     def _scale_state(self) -> Tensor:
@@ -206,10 +203,8 @@ class DeepSpeedBackend(Backend):
             safe_set_local_optimizer_state(parameter, part, kind)
 
     def load_module(self) -> Any:
-        """Under ZeRO-3, transformers gives each rank its part of the weights.
-
-        4-bit weights are loaded whole, and partitioned by DeepSpeed afterwards.
-        """
+        """Under ZeRO-3 transformers gives each rank its part of the weights, unless these are 4-bit, which
+        DeepSpeed partitions afterwards."""
         self.ranks.barrier()
         if not self.partitioned or self._quantized:
             return self._wrap(self._load())

@@ -28,11 +28,7 @@ _CODES = ("state1", "state2", "absmax1", "absmax2")
 StateBucket = Sequence[tuple[str, Tensor]]
 """Tensors on the CPU (float32 except codes), named `<kind>:<parameter>`; empty on all ranks but one."""
 ReadTensor = Callable[[str], Tensor]
-"""Gives a tensor of a saved state by its name.
-
-Raises:
-    KeyError: the state has none of that name.
-"""
+"""Gives a tensor of a saved state by its name; raises KeyError where there is none."""
 
 _BUCKET_NUMBERS = 16 * 2**20
 
@@ -77,11 +73,7 @@ def updates_of(optimizer: torch.optim.Optimizer) -> Tensor:
 
 
 def codes_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], ranks: Ranks) -> Iterator[StateBucket]:
-    """The moments of an 8-bit optimizer as they are; nothing for another (collective).
-
-    Args:
-        parameters: what the optimizer works on; as many on each rank.
-    """
+    """The moments of an 8-bit optimizer of these parameters as they are; nothing for another (collective)."""
     for number, parameter in enumerate(parameters if _is_eight_bit(optimizer) else ()):
         found = []
         for kind in _CODES:

@@ -8,8 +8,10 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 logger = logging.getLogger(__name__)
 
@@ -23,12 +25,29 @@ _ASIDE = "aside-"
 
 
 class Draft:
-    """`checkpoint-<step>` in the making: a folder under a temporary name, into which every rank may write. The methods
-    are for rank 0."""
+    """`checkpoint-<step>` in the making: a folder under a temporary name, into which every rank writes. Once a write
+    has failed, this rank writes nothing more.
+
+    Attributes:
+        hashed: entries of the files that were hashed and synced while they were written.
+        fault: why a write failed.
+    """
 
     def __init__(self, run_dir: Path, step: int) -> None:
         self.final = run_dir / f"checkpoint-{step}"
         self.folder = run_dir / f"{_TEMPORARY}{self.final.name}"
+        self.hashed: dict[str, Entry] = {}
+        self.fault: str | None = None
+
+    def attempt(self, work: Callable[[], None]) -> None:
+        if self.fault is None:
+            try:
+                work()
+            except (OSError, SafetensorError) as error:
+                self.fault = str(error)
+
+    def write(self, name: str, write: Callable[[Path], Entry]) -> None:
+        self.attempt(lambda: self.hashed.update({name: write(self.folder / name)}))
 
     def open(self) -> None:
         """Makes the folder, empty."""
@@ -36,19 +55,15 @@ class Draft:
             shutil.rmtree(self.folder)
         self.folder.mkdir()
 
-    def publish(self, hashed: Mapping[str, Entry]) -> None:
-        """Gives it its name.
-
-        Args:
-            hashed: files by their relative names that were synced when they were written; the others are read again.
-        """
+    def publish(self) -> None:
+        """Gives it its name, on rank 0; files that are not in `hashed` are read again."""
         files = sorted(path for path in self.folder.rglob("*") if path.is_file())
         entries: dict[str, Entry] = {}
         for path in files:
             name = str(path.relative_to(self.folder))
-            if name not in hashed:
+            if name not in self.hashed:
                 sync(path)
-            entries[name] = hashed.get(name) or {"sha256": _digest(path), "bytes": path.stat().st_size}
+            entries[name] = self.hashed.get(name) or {"sha256": _digest(path), "bytes": path.stat().st_size}
         manifest = self.folder / MANIFEST
         manifest.write_text(json.dumps({"step": _step_of(self.final), "files": entries}, indent=1), encoding="utf-8")
         sync(manifest)

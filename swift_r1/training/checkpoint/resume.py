@@ -40,12 +40,8 @@ _BEFORE_TRAINING = ("old_logps", "old_entropies", "ref_logps", "old_values")
 
 @dataclass
 class RunSummary:
-    """What `summary.json` says.
-
-    `seconds` are those of the whole loop, evaluations included; `eval_before` and `eval_after` are accuracies from 0
-    to 1 (of several data sets, their mean), None where there was no such evaluation. `best_step` is that of the best
-    checkpoint by `--metric_for_best_model`, `best_metric` its value. `last_evaluation` has all figures of the last one.
-    """
+    """What `summary.json` says. `seconds` are of the whole loop, evaluations included; accuracies are from 0 to 1, of
+    several data sets their mean; `best_step` is of the best checkpoint by `--metric_for_best_model`."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -106,9 +102,7 @@ class OpenRound:
             known = [getattr(micro, name) for step in self.steps for micro in step]
             mine = [tensor.detach().flatten().float().cpu() for tensor in known if tensor is not None]
             everyones = ranks.gather(torch.cat([torch.zeros(0), *mine]))
-            for rank, tensor in enumerate(everyones or ()):
-                if tensor.numel():
-                    saved[f"{name}:{rank}"] = tensor
+            saved |= {f"{name}:{rank}": one for rank, one in enumerate(everyones or ()) if one.numel()}
         return saved | self.batch.tensors() if ranks.is_rank0 else {}
 
     def facts(self) -> dict[str, Any]:
@@ -148,13 +142,8 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Saves a run with all that it needs to go on, and restores it. All methods are collective.
-
-    Attributes:
-        learning_rate: of the policy.
-        monitor: on rank 0.
-        run_id, fingerprint: of the run.
-    """
+    """Saves a run with all that it needs to go on, and restores it. All methods are collective; `monitor` is on rank 0
+    alone."""
 
     saver: Saver
     learning_rate: LearningRate

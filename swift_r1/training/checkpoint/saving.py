@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from swift_r1.errors import RunFailed
@@ -21,7 +20,7 @@ from swift_r1.models.weights import has_adapters, lora_weights, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import StateBucket
-from swift_r1.training.checkpoint.folder import Draft, Entry, remove_old_checkpoints
+from swift_r1.training.checkpoint.folder import Draft, remove_old_checkpoints
 from swift_r1.training.checkpoint.state import STATE, RunState, rng_state
 from swift_r1.training.checkpoint.tensors import ModelShards, SavedTensors, write_tensors
 
@@ -83,37 +82,34 @@ class Saver:
         last: bool,
         best_step: int | None = None,
     ) -> None:
-        """Makes `checkpoint-<step>`. A failure is logged, unless it is the third in a row or `last`.
-
-        The checkpoint of `best_step` stays, however old.
+        """Makes `checkpoint-<step>`; that of `best_step` stays, however old. A failure is logged.
 
         Args:
             run: on rank 0; None elsewhere.
             round_tensors: of the open round, by name; empty between rounds and on all ranks except 0.
 
         Raises:
-            RunFailed: then.
+            RunFailed: it is the third failure in a row, or `last`.
         """
         draft = Draft(self.run_dir, step)
         with self.ranks.busy():
             small = self._gathered()
-            share = _Share(draft.folder)
             if self.ranks.is_rank0:
-                share.attempt(draft.open)
-                share.attempt(lambda: self._write_small(draft.folder, run, round_tensors, *small))
+                draft.attempt(draft.open)
+                draft.attempt(lambda: self._write_small(draft.folder, run, round_tensors, *small))
             self.ranks.barrier()
             for name, backend, shards in self._models:
                 tensors = self._reported(shards.tensors(backend))
                 if shards.file is not None:
-                    share.file(str(Path(name, shards.file)), partial(shards.write, tensors=tensors))
+                    draft.write(str(Path(name, shards.file)), partial(shards.write, tensors=tensors))
                 for _ in tensors:
                     pass  # whoever writes nothing takes part in gathering
             for kind, buckets in self._state():
                 for number, bucket in enumerate(self._reported(buckets)):
                     if bucket:
-                        write = partial(write_tensors, tensors=dict(bucket))
-                        share.file(f"{STATE}/{kind}-{number:05}.safetensors", write)
-            fault = self._concluded(draft, share, best_step)
+                        name = f"{STATE}/{kind}-{number:05}.safetensors"
+                        draft.write(name, partial(write_tensors, tensors=dict(bucket)))
+            fault = self._concluded(draft, best_step)
         self._failures = 0 if fault is None else self._failures + 1
         failures = int(self.ranks.max(float(self._failures)))
         if failures and (last or failures >= FAILURES):
@@ -173,48 +169,23 @@ class Saver:
             self.progress("a save")
             yield item
 
-    def _concluded(self, draft: Draft, share: _Share, best_step: int | None) -> str | None:
+    def _concluded(self, draft: Draft, best_step: int | None) -> str | None:
         """Why there is no checkpoint, on rank 0; None where there is one, and elsewhere."""
-        own = json.dumps([share.fault, share.hashed]).encode()
+        own = json.dumps([draft.fault, draft.hashed]).encode()
         everyones = self.ranks.gather(torch.frombuffer(bytearray(own), dtype=torch.uint8))
         if everyones is None:
             return None
-        hashed: dict[str, Entry] = {}
         for rank, one in enumerate(everyones):
             fault, entries = json.loads(bytes(one.tolist()))
-            hashed |= entries
-            if share.fault is None and fault is not None:
-                share.fault = f"rank {rank}: {fault}"
-        share.attempt(lambda: draft.publish(hashed))
-        if share.fault is not None:
+            draft.hashed |= entries
+            if draft.fault is None and fault is not None:
+                draft.fault = f"rank {rank}: {fault}"
+        draft.attempt(draft.publish)
+        if draft.fault is not None:
             draft.drop()
-            return f"{draft.final} cannot be saved: {share.fault}; earlier checkpoints are untouched"
+            return f"{draft.final} cannot be saved: {draft.fault}; earlier checkpoints are untouched"
         remove_old_checkpoints(self.run_dir, self.keep, best_step)
         return None
-
-
-@dataclass
-class _Share:
-    """What this rank writes of a checkpoint; once a write has failed it writes nothing more.
-
-    Attributes:
-        hashed: entries of the files that it has written.
-        fault: why a write failed.
-    """
-
-    folder: Path
-    hashed: dict[str, Entry] = field(default_factory=dict)
-    fault: str | None = None
-
-    def attempt(self, work: Callable[[], None]) -> None:
-        if self.fault is None:
-            try:
-                work()
-            except (OSError, SafetensorError) as error:
-                self.fault = str(error)
-
-    def file(self, name: str, write: Callable[[Path], Entry]) -> None:
-        self.attempt(lambda: self.hashed.update({name: write(self.folder / name)}))
 
 
 def saved_tensors(checkpoint: Path, kind: str) -> SavedTensors:

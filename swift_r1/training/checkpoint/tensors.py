@@ -1,6 +1,6 @@
 """Safetensors files of a checkpoint: written as a stream, hashed on the way, read tensor by tensor.
 
-Nothing is read again to be hashed, and nothing but the bucket in hand is in memory twice.
+Nothing is read again to be hashed, and only the bucket in hand is in memory twice.
 """
 
 from __future__ import annotations
@@ -124,8 +124,7 @@ class _Unit(NamedTuple):
 
 
 class ModelShards:
-    """A model's weights in files as `from_pretrained` reads them: one file per rank, of about the same size, written
-    together.
+    """A model's weights in files as `from_pretrained` reads them: one per rank, of about the same size.
 
     transformers has some models in memory otherwise than in files (a layer's experts as one tensor); what it does about
     that when it saves is done here layer by layer.
