@@ -103,11 +103,11 @@ def policy_weights(model: PreTrainedModel) -> list[Weight]:
     checkpoint as weights do."""
     lasting = model.state_dict(keep_vars=True)
     buffers = [Weight(name, buffer) for name, buffer in model.named_buffers() if name in lasting]
-    if not has_adapters(model):
-        return [*(Weight(name, parameter) for name, parameter in model.named_parameters()), *buffers]
-    from peft.tuners.lora import LoraLayer
+    adapted = {}
+    if has_adapters(model):
+        from peft.tuners.lora import LoraLayer
 
-    adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+        adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     weights = []
     for name, parameter in model.named_parameters():
         owner, _, kind = name.rpartition(".base_layer.")

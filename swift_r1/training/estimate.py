@@ -84,10 +84,9 @@ def estimate(
 
     Args:
         libraries: bytes that the process holds before it loads a model.
-        stage: ZeRO's, None for plain torch.
-        offload: of optimizer and parameters.
+        stage, offload: of ZeRO (None for plain torch), the latter of optimizer and parameters.
         gpu: training is on a GPU.
-        critic: the shape of PPO's critic, all of whose weights are trained; None without one.
+        critic: of PPO, all of whose weights are trained.
     """
     width = _BYTES[args.torch_dtype or shape.dtype]
     ranks = world_size if stage is not None else 1

@@ -1,8 +1,5 @@
-"""Evaluation during training: the same engine on the weights of that step, other prompts.
-
-What is evaluated is a list of sets: the held-out prompts of the run, and each of `--eval_datasets` with its own prompt
-form and reward.
-"""
+"""Evaluation during training: the same engine on the weights of that step, on the run's held-out prompts and on each of
+`--eval_datasets` with its own prompt form and reward."""
 
 from __future__ import annotations
 
@@ -203,10 +200,7 @@ def load_eval_prompts(
     args: RlhfArguments, tokenizer: PreTrainedTokenizerBase, training: Sequence[Row]
 ) -> list[list[Prompt]]:
     """The prompts of each of `--eval_datasets`, in their order; says where the training rows have some of them too.
-
-    Raises:
-        UsageError: data that cannot be had, or a row that cannot be used.
-    """
+    Raises UsageError for data or a row that cannot be used."""
     found = []
     for task in _tasks(args):
         questions = load_questions(task, args.seed if args.data_seed is None else args.data_seed, args.use_hf)
@@ -229,7 +223,6 @@ def eval_sets(
     """The sets of every rank.
 
     Args:
-        sampling: of training.
         prompts: the held-out ones and those of each of `--eval_datasets`; all empty except on rank 0.
         sizes: how many of each rank 0 has.
         open_rewards: of the functions with these names; None except on rank 0.

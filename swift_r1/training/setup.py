@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import freezing_of, trained_share
 from swift_r1.plugins.rollouts import RolloutScheduler, multi_turns
 from swift_r1.runtime.ranks import Ranks
+from swift_r1.runtime.stopping import Watchdog
 from swift_r1.sampling.base import EmbeddedRollouts, Rollouts
 from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Stage
 from swift_r1.sampling.pool.client import RolloutClient
@@ -36,7 +38,7 @@ from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.turn_engine import Limits, TurnEngine
 from swift_r1.training.backends import open_backend
 from swift_r1.training.backends.base import Backend, ReferencePolicy
-from swift_r1.training.checkpoint.state import seed_everything
+from swift_r1.training.checkpoint.state import RunState, seed_everything
 from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
@@ -48,12 +50,50 @@ from swift_r1.wire.protocol import UpdatePolicy, tokenizer_hash
 logger = logging.getLogger("swift_r1.training")
 
 
-def open_policy(args: RlhfArguments, ranks: Ranks) -> Backend:
+@dataclass(frozen=True)
+class Start:
+    """How a run begins.
+
+    Attributes:
+        run_dir: its folder.
+        checkpoint: in it, to go on from; None to begin at the beginning, whatever the folder's logs hold.
+        dataset: a hash of the training rows.
+        prepared: where the launcher has put the rows.
+        time: when `swift rlhf` was started, seconds since the epoch.
+    """
+
+    run_dir: Path
+    checkpoint: Path | None
+    dataset: str
+    time: float
+    prepared: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all parts of a training process are made from.
+
+    Attributes:
+        saved: what the run goes on from, if it does.
+        cleanup: closes at the end what is opened here.
+    """
+
+    args: RlhfArguments
+    start: Start
+    saved: RunState | None
+    ranks: Ranks
+    tokenizer: PreTrainedTokenizerBase
+    watchdog: Watchdog
+    cleanup: ExitStack
+
+
+def open_policy(context: Context) -> Backend:
     """The policy and its optimizer. Collective.
 
     Raises:
         UsageError: the model cannot be loaded, adapted, frozen or trained as the flags say.
     """
+    args, ranks = context.args, context.ranks
     lora, quantization, freezing = lora_of(args), quantization_of(args), freezing_of(args)
     if not args.use_vllm:
         check_layers(AutoConfig.from_pretrained(args.model).get_text_config())
@@ -85,18 +125,17 @@ def open_policy(args: RlhfArguments, ranks: Ranks) -> Backend:
     return backend
 
 
-def open_critic(
-    args: RlhfArguments, plan: Plan, ranks: Ranks, tokenizer: PreTrainedTokenizerBase
-) -> TrainedCritic | None:
+def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
     """PPO's critic, all of whose weights are trained; None without PPO. Collective.
 
     Raises:
         UsageError: the model cannot be loaded as a critic, or reads other tokens than the policy.
     """
+    args, ranks = context.args, context.ranks
     if args.rlhf_type != "ppo":
         return None
     path, rate = str(args.critic_model), float(args.critic_learning_rate or 0.0)
-    check_tokens(path, tokenizer)
+    check_tokens(path, context.tokenizer)
 
     def load() -> PreTrainedModel:
         return load_critic(path, args.torch_dtype, args.gradient_checkpointing)
@@ -109,21 +148,21 @@ def open_critic(
     return TrainedCritic(backend, schedule_of(args, plan, rate), PPOConfig.from_flags(args))
 
 
-def completion_ends(
-    args: RlhfArguments, backend: Backend, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
-) -> tuple[int, ...]:
+def completion_ends(context: Context, backend: Backend) -> tuple[int, ...]:
     """The tokens that end a completion, in training and wherever a checkpoint is used."""
-    turn_end = PromptEncoder(tokenizer, wording=Wording.of(args)).turn_end
+    tokenizer = context.tokenizer
+    turn_end = PromptEncoder(tokenizer, wording=Wording.of(context.args)).turn_end
     ends = end_tokens(backend.model, tokenizer, turn_end)
-    if ranks.is_rank0 and turn_end not in (None, tokenizer.eos_token_id):
+    if context.ranks.is_rank0 and turn_end not in (None, tokenizer.eos_token_id):
         logger.info("completions end at the chat template's %s too", tokenizer.convert_ids_to_tokens(turn_end))
     assert backend.model.generation_config is not None
     backend.model.generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
     return ends
 
 
-def open_reference(args: RlhfArguments, backend: Backend, ranks: Ranks) -> ReferencePolicy | None:
+def open_reference(context: Context, backend: Backend) -> ReferencePolicy | None:
     """The reference policy, where a KL needs one. Collective."""
+    args, ranks = context.args, context.ranks
     if not args.wants_reference:
         return None
     if args.offload_ref_model and ranks.is_rank0 and ranks.device.type == "cpu":
@@ -148,17 +187,18 @@ def quantization_of(args: RlhfArguments) -> Quantization | None:
     return Quantization(args.bnb_4bit_quant_type, args.bnb_4bit_use_double_quant) if args.quant_bits else None
 
 
-def open_writers(args: RlhfArguments, run_dir: Path, cleanup: ExitStack) -> list[WeightWriter]:
+def open_writers(context: Context) -> list[WeightWriter]:
     """The leases on the rollout servers' weights, from now to the end of the run. On rank 0, before a model is
     loaded: another trainer may hold one. The launcher has taken them already, and saved their token.
 
     With `--sleep_level`, engines beside the trainer give their memory back for the loading.
     """
+    args, cleanup = context.args, context.cleanup
     writers = []
     policy: UpdatePolicy | None = "keep" if prefetches(args) else None
     for url in args.rollout_base_urls:
         client = cleanup.enter_context(RolloutClient(url, args.api_key))
-        writers.append(WeightWriter(client, token=saved_token(run_dir), policy=policy))
+        writers.append(WeightWriter(client, token=saved_token(context.start.run_dir), policy=policy))
         cleanup.callback(writers[-1].close)
         writers[-1].hold(args.vllm_server_timeout)
     for writer in writers if args.sleep_level else ():
@@ -170,15 +210,11 @@ def open_writers(args: RlhfArguments, run_dir: Path, cleanup: ExitStack) -> list
 
 
 def open_rollouts(
-    args: RlhfArguments,
-    ranks: Ranks,
-    backend: Backend,
-    tokenizer: Any,
-    ends: tuple[int, ...],
-    writers: Sequence[WeightWriter],
-    cleanup: ExitStack,
+    context: Context, backend: Backend, ends: tuple[int, ...], writers: Sequence[WeightWriter]
 ) -> Rollouts:
     """What generates. `writers` are of servers, on rank 0."""
+    args, ranks = context.args, context.ranks
+    tokenizer: Any = context.tokenizer
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
         engine = TransformersEngine(backend.generation_model(), tokenizer, ends, pad)
@@ -194,7 +230,7 @@ def open_rollouts(
         transport, timeout = HTTP if compare else args.weight_transport, args.vllm_server_timeout
         sessions = [ServerSession(writer, expected, timeout, transport) for writer in writers]
         pool = ServerPool(sessions, timeout, transport, compare)
-        cleanup.callback(pool.close)
+        context.cleanup.callback(pool.close)
         limits = [torch.tensor([pool.first.max_lora_rank or 0, pool.first.own_base])]
     max_rank, own_base = ranks.broadcast(limits)[0].tolist()
     adapter, lora = None, lora_of(args)
@@ -216,15 +252,9 @@ def open_rollouts(
     return ServerRollouts(pool, backend, ranks, args.weight_check_steps, adapter)
 
 
-def open_turns(
-    args: RlhfArguments,
-    ranks: Ranks,
-    tokenizer: PreTrainedTokenizerBase,
-    ends: tuple[int, ...],
-    model_length: int | None,
-    cleanup: ExitStack,
-) -> MakeTurns:
+def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None) -> MakeTurns:
     """Conversations of one turn, or those that a scheduler leads in a stage of its own, on rank 0."""
+    args, tokenizer = context.args, context.tokenizer
     if args.multi_turn_scheduler is None:
         return lambda generator, _ranks: OneTurn(
             generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -238,11 +268,11 @@ def open_turns(
         )
         return made
 
-    if ranks.is_rank0:
+    if context.ranks.is_rank0:
         limits = Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature)
         encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
         stage = Stage(name, args.multi_turn_timeout, make_scheduler, encoder, ends, limits)
-        cleanup.callback(stage.close)
+        context.cleanup.callback(stage.close)
     return lambda generator, ranks: MultiTurn(generator, ranks, stage)
 
 

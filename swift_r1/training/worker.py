@@ -32,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
     stop = StopRequest().listen()
     try:
         from swift_r1.arguments import RlhfArguments
-        from swift_r1.training.run import Start, run
+        from swift_r1.training.run import run
+        from swift_r1.training.setup import Start
 
         content = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
         checkpoint = content["resumed_from"]
@@ -55,11 +56,8 @@ def main(argv: Sequence[str]) -> int:
 
 
 def known_end(error: Exception, content: Mapping[str, Any]) -> int:
-    """Says in a line what ended this rank, where it is one of the usual accidents; 0 where it is not.
-
-    Args:
-        content: of args.json.
-    """
+    """Says in a line what ended this rank, where it is one of the usual accidents; 0 where it is not. `content` is that
+    of args.json."""
     from swift_r1.runtime.ranks import lost_peer, peer_fault
     from swift_r1.training.memory import out_of_memory
 

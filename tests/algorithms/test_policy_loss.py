@@ -452,11 +452,11 @@ def test_missing_and_misshapen_arguments_are_named() -> None:
         with pytest.raises(ValueError, match=says):
             policy_loss(ones, ones, row, ones, config)
     assert policy_loss(ones, ones, row, ones, LossConfig(beta=0.1, kl_in_reward=True)).loss.isfinite()
-    with pytest.raises(ValueError, match="logps must be"):
+    with pytest.raises(ValueError, match="logps, old_logps, mask must be"):
         policy_loss(row, row, row, row, LossConfig())
     with pytest.raises(ValueError, match="advantages must be"):
         policy_loss(ones, ones, torch.ones(3), ones, LossConfig())
-    with pytest.raises(ValueError, match="old_logps must have"):
+    with pytest.raises(ValueError, match="logps, old_logps, mask must be"):
         policy_loss(ones, ones[:, :2], row, ones, LossConfig())
-    with pytest.raises(ValueError, match="rollout_logps must have"):
+    with pytest.raises(ValueError, match="logps, rollout_logps must be"):
         policy_loss(ones, ones, row, ones, LossConfig(), rollout_logps=ones[:1])

@@ -35,7 +35,8 @@ class Backend(ABC):
         forward: `module`, or the engine around it.
         weights: all that `module` computes with; whoever asks for weights or states below has them back on the device.
         states: all that only an optimizer step needs: float32 masters, gradients, moments.
-        torch_optimizer: the optimizer itself, and `masters`, the tensors that it works on: as many on each rank.
+        torch_optimizer: the optimizer itself.
+        masters: the tensors that it works on, float32, as many on each rank; this rank's parts where partitioned.
         partitioned: whether a parameter is a part of a weight, until it is gathered (ZeRO-3).
     """
 
@@ -44,6 +45,8 @@ class Backend(ABC):
     forward: Callable[..., Any]
     weights: Movable
     states: Movable
+    torch_optimizer: torch.optim.Optimizer
+    masters: Sequence[Tensor]
     ranks: Ranks
     device: torch.device
     partitioned = False
@@ -62,14 +65,6 @@ class Backend(ABC):
         """The critic's forward (collective); see `Critic.forward`."""
         found: Tensor = self.forward(*inputs)
         return found
-
-    @property
-    @abstractmethod
-    def torch_optimizer(self) -> torch.optim.Optimizer: ...
-
-    @property
-    @abstractmethod
-    def masters(self) -> Sequence[Tensor]: ...
 
     @property
     @abstractmethod
@@ -105,20 +100,22 @@ class Backend(ABC):
         """Whole parameters, while this is open; what `modifier_rank` writes into them is partitioned again."""
         return nullcontext()
 
-    def weight_buckets(self, weights: Sequence[Weight], to: int = 0, on_host: bool = True) -> Iterator[WeightBucket]:
+    def weight_buckets(
+        self, weights: Sequence[Weight], to: int | None = 0, on_host: bool = True
+    ) -> Iterator[WeightBucket]:
         """The whole values of `weights`, bucket by bucket (collective: every rank must exhaust it).
 
-        A bucket is on the CPU (without `on_host` on the device) of the rank `to`, holds its values until the next
-        optimizer step, and is empty elsewhere; only one bucket is gathered at a time.
+        A bucket is on the CPU (without `on_host` on the device) of the rank `to` (None: ranks take turns), holds its
+        values until the next optimizer step, and is empty elsewhere; only one bucket is gathered at a time.
         """
         self.weights.come_back()
         device = torch.device("cpu") if on_host else self.device
-        for bucket in weight_groups(weights):
+        for number, bucket in enumerate(weight_groups(weights)):
             if self.partitioned:
                 self.ranks.barrier()  # whoever has a bucket may take long over it
             whole = []
             with self.gathered(parameters_of(bucket)):
-                if self.ranks.rank == to:
+                if self.ranks.takes(number) if to is None else self.ranks.rank == to:
                     whole = [(one.name, one.value().to(device, copy=self.partitioned)) for one in bucket]
             yield whole
 

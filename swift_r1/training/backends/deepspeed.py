@@ -106,7 +106,10 @@ class DeepSpeedBackend(Backend):
         self.engine, self.optimizer, *_ = deepspeed.initialize(
             model=self.module, optimizer=build_optimizer(groups, optimizer), config=self.resolved
         )
-        self.forward = self.engine
+        self.forward, self.torch_optimizer = self.engine, self.optimizer.optimizer
+        # ZeRO-3 has a name of its own for them, and so has ZeRO-1 in bf16.
+        names = ("fp32_partitioned_groups_flat", "fp32_groups_flat_partition", "single_partition_of_fp32_groups")
+        self.masters = next(getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name))
         if dtype == torch.float16:
             # At the least scale the loop decides what becomes of the run (--max_skipped_steps).
             self.optimizer.loss_scaler.raise_error_at_min_scale = False
@@ -119,19 +122,6 @@ class DeepSpeedBackend(Backend):
         if self.partitioned:
             yield self.optimizer.grad_partitions_flat_buffer
         yield from getattr(self.optimizer, "fp32_groups_gradients_flat", ())
-
-    @property
-    def torch_optimizer(self) -> torch.optim.Optimizer:
-        inner: torch.optim.Optimizer = self.optimizer.optimizer
-        return inner
-
-    @property
-    def masters(self) -> Sequence[Tensor]:
-        """This rank's parts of the parameters, float32, end to end in each group."""
-        # ZeRO-3 has a name of its own for them, and so has ZeRO-1 in bf16.
-        names = ("fp32_partitioned_groups_flat", "fp32_groups_flat_partition", "single_partition_of_fp32_groups")
-        found: Sequence[Tensor] = next(getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name))
-        return found
 
     def gathered(
         self, parameters: Sequence[nn.Parameter], modifier_rank: int | None = None

@@ -48,28 +48,21 @@ class LocalBackend(Backend):
             parameter: nn.Parameter(parameter.detach().float().clone()) if self._copies else parameter
             for parameter in trained
         }
-        self._masters = list(self._master_of.values())
+        self.masters: Sequence[Tensor] = list(self._master_of.values())
         for parameter, master in self._master_of.items():
             if self._copies:
                 on_gradient: Callable[..., object] = parameter.register_post_accumulate_grad_hook
                 on_gradient(partial(_move_gradient, master))
             # For good: made and freed between activations, they leave holes that the allocator cannot fill.
             master.grad = torch.zeros_like(master)
-        self.optimizer = build_optimizer(parameter_groups(self._masters, config.weight_decay), config)
+        groups = parameter_groups(self._master_of.values(), config.weight_decay)
+        self.torch_optimizer = self.optimizer = build_optimizer(groups, config)
         self.weights, self.states = Movable(lambda: weights_of(self.module)), Movable(self._states)
 
     def _states(self) -> Iterator[Tensor]:
-        yield from self._masters if self._copies else ()
-        yield from (master.grad for master in self._masters if master.grad is not None)
+        yield from self.masters if self._copies else ()
+        yield from (master.grad for master in self.masters if master.grad is not None)
         yield from states_of(self.optimizer)
-
-    @property
-    def torch_optimizer(self) -> torch.optim.Optimizer:
-        return self.optimizer
-
-    @property
-    def masters(self) -> Sequence[Tensor]:
-        return self._masters
 
     @property
     def loss_scale(self) -> float | None:
@@ -81,10 +74,10 @@ class LocalBackend(Backend):
     def step(self, learning_rate: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        for master in self._masters if self._scale is not None else ():
+        for master in self.masters if self._scale is not None else ():
             assert master.grad is not None and self._scale is not None
             master.grad /= self._scale.scale
-        norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self.config.max_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm))
         if math.isfinite(norm):
             self.optimizer.step()
             with torch.no_grad():

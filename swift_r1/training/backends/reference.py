@@ -56,14 +56,7 @@ class FrozenReference:
 
     def weight_buckets(self) -> Iterator[WeightBucket]:
         self.weights.come_back()
-        ranks = self._backend.ranks
-        for number, bucket in enumerate(weight_groups(policy_weights(self.policy.model))):
-            ranks.barrier()
-            whole = []
-            with self._backend.gathered(parameters_of(bucket)):
-                if ranks.takes(number):
-                    whole = [(weight.name, weight.value().to("cpu", copy=True)) for weight in bucket]
-            yield whole
+        return self._backend.weight_buckets(policy_weights(self.policy.model), to=None)
 
     @torch.no_grad()
     def load_weights(self, read: ReadTensor) -> None:

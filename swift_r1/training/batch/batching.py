@@ -87,7 +87,7 @@ class Batching:
         completions: `--per_device_train_batch_size`: without `max_tokens` the token budget is this many of the
             optimizer step's longest completions.
         group_size: completions per prompt.
-        max_tokens: the token budget of a micro-batch, or None.
+        max_tokens: the token budget of a micro-batch.
         share_from: prompts are shared where that saves at least this share of the tokens that go through the model in
             `form`; None: never.
         own_attention: whether the model uses `packed_attention`; else its own attention tells the samples of a row
