@@ -27,22 +27,13 @@ logger = logging.getLogger("swift_r1.training")
 @dataclass(frozen=True, slots=True)
 class Quantization:
     """How bitsandbytes stores frozen weights of linear layers, except the output head, under trained adapters (QLoRA,
-    arXiv 2305.14314).
-
-    Attributes:
-        kind: `--bnb_4bit_quant_type`: nf4 or fp4.
-        double: `--bnb_4bit_use_double_quant`: the blocks' scales are stored in 8 bits too.
-    """
+    arXiv 2305.14314): `--bnb_4bit_quant_type` and `--bnb_4bit_use_double_quant`."""
 
     kind: str = "nf4"
     double: bool = True
 
     def config(self, dtype: torch.dtype) -> Any:
-        """For transformers' `from_pretrained`; matrix products are computed in `dtype`.
-
-        Raises:
-            UsageError: bitsandbytes is not installed.
-        """
+        """For `from_pretrained`, computing in `dtype`; raises UsageError where bitsandbytes is not installed."""
         from transformers import BitsAndBytesConfig
 
         if importlib.util.find_spec("bitsandbytes") is None:

@@ -72,10 +72,9 @@ def _expert_modules(model: PreTrainedModel) -> set[str]:
     where there are none. For adapters of modules of these names peft would rewrite the tensor at each use."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    sources = [
-        source for one in get_model_conversion_mapping(model, add_legacy=False) for source in one.source_patterns
-    ]
-    parts = {source.removesuffix(".weight").rpartition(".")[2] for source in sources if ".experts.*." in source}
+    mapping = get_model_conversion_mapping(model, add_legacy=False)
+    sources = [source for one in mapping for source in one.source_patterns if ".experts.*." in source]
+    parts = {source.removesuffix(".weight").rpartition(".")[2] for source in sources}
     return parts | {"gate"} if parts else parts
 
 

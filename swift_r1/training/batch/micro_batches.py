@@ -49,9 +49,8 @@ class Form:
     shared: bool = False
 
     def tokens(self, unit: Unit, lengths: Lengths) -> int:
-        if self.shared:
-            return lengths.prompts[unit[0]] + sum(lengths.completions[sample] for sample in unit)
-        return sum(map(lengths.total, unit))
+        prompts = unit[:1] if self.shared else unit
+        return sum(lengths.prompts[one] for one in prompts) + sum(lengths.completions[one] for one in unit)
 
     def cost(self, units: Sequence[Unit], lengths: Lengths) -> int:
         """Tokens, padding included, that a micro-batch of these units puts through the model."""
@@ -73,7 +72,6 @@ def plan_micro_batches(lengths: Lengths, form: Form, world_size: int, budget: in
     """The micro-batches of one optimizer step.
 
     Args:
-        lengths: of the step's completions.
         budget: tokens, padding included, that a micro-batch may put through the model. A completion longer than that
             gets a micro-batch of its own.
 

@@ -107,8 +107,7 @@ def fault_of(checkpoint: Path) -> str | None:
 def newest_whole(run_dir: Path) -> Path | None:
     """The newest checkpoint that is whole, by its hashes; newer ones are warned about."""
     for path in reversed(list_checkpoints(run_dir)):
-        fault = fault_of(path)
-        if fault is None:
+        if (fault := fault_of(path)) is None:
             return path
         logger.warning("%s is skipped: %s", path, fault)
     return None
@@ -116,12 +115,11 @@ def newest_whole(run_dir: Path) -> Path | None:
 
 def set_aside_later(run_dir: Path, step: int) -> None:
     """Renames checkpoints after `step` to `aside-...`: they are broken, or of a history that is not continued."""
-    for path in list_checkpoints(run_dir):
-        if _step_of(path) > step:
-            name = f"{_ASIDE}{path.name}"
-            number = sum(1 for _ in run_dir.glob(f"{name}*"))
-            renamed = path.rename(path.with_name(f"{name}-{number}" if number else name))
-            logger.warning("%s is renamed to %s: the run goes on from step %d", path, renamed.name, step)
+    for path in (path for path in list_checkpoints(run_dir) if _step_of(path) > step):
+        name = f"{_ASIDE}{path.name}"
+        number = sum(1 for _ in run_dir.glob(f"{name}*"))
+        renamed = path.rename(path.with_name(f"{name}-{number}" if number else name))
+        logger.warning("%s is renamed to %s: the run goes on from step %d", path, renamed.name, step)
 
 
 def remove_old_checkpoints(run_dir: Path, keep: int | None, best_step: int | None = None) -> None:
