@@ -7,7 +7,7 @@ REINFORCE++ and its baseline variant (2501.03262).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -17,6 +17,22 @@ ScaleRewards = Literal["group", "batch", "none"]
 
 STD_EPSILON = 1e-4
 """Added to every standard deviation that divides."""
+
+
+class Advantages(NamedTuple):
+    """What the completions of a round are trained towards, without gradient.
+
+    Attributes:
+        values: float32 `[N]`, one per completion; with a critic `[N, T]`, one per token, 0 where nothing is trained.
+        of_completions: float32 `[N]`, the advantage of each completion; of tokens their mean.
+        returns: float32 `[N, T]` for the critic, likewise; None without one.
+        valid: bool `[N]`, completions with a valid reward; None without a critic.
+    """
+
+    values: Tensor
+    of_completions: Tensor
+    returns: Tensor | None = None
+    valid: Tensor | None = None
 
 
 def group_advantages(

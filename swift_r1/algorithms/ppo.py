@@ -8,12 +8,11 @@ reproduction (2403.17031).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms.advantages import STD_EPSILON
+from swift_r1.algorithms.advantages import STD_EPSILON, Advantages
 from swift_r1.algorithms.aggregation import check_shapes, divide, masked_metric
 from swift_r1.algorithms.losses import k1
 from swift_r1.algorithms.policy_loss import LossOutput
@@ -43,24 +42,6 @@ class PPOConfig:
     def from_flags(cls, flags: object) -> PPOConfig:
         """Takes the fields from the attributes of the same names."""
         return cls(**{item.name: getattr(flags, item.name) for item in fields(cls)})
-
-
-class PPOTargets(NamedTuple):
-    """A round's advantages and returns; all without gradient.
-
-    Attributes:
-        advantages: float32 `[N, T]`, 0 where masked out and in completions without a valid reward.
-        returns: float32 `[N, T]`, likewise.
-        valid: bool `[N]`, completions with a valid reward.
-        metrics: `returns/mean`, `returns/std`, `values/mean`, `explained_variance` = 1 - Var(R - V) / Var(R) (left out
-            where all returns are equal) over the tokens of valid completions; with a KL `kl_penalty`, the mean of what
-            it took from a completion's reward.
-    """
-
-    advantages: Tensor
-    returns: Tensor
-    valid: Tensor
-    metrics: dict[str, float]
 
 
 def token_rewards(
@@ -111,7 +92,7 @@ def ppo_targets(
     *,
     old_logps: Tensor | None = None,
     ref_logps: Tensor | None = None,
-) -> PPOTargets:
+) -> tuple[Advantages, dict[str, float]]:
     """Rewards of tokens, whitened if asked; GAE; advantages whitened if asked. Over the whole round, all ranks.
 
     Args:
@@ -119,6 +100,11 @@ def ppo_targets(
         values: `[N, T]`, the critic's before the round's first step, of the state before each token.
         mask: `[N, T]`, not 0 on tokens that the policy wrote.
         old_logps, ref_logps: `[N, T]`, where `config.kl_coef` is above 0.
+
+    Returns:
+        Advantages and returns of tokens; and `returns/mean`, `returns/std`, `values/mean`, `explained_variance` =
+        1 - Var(R - V) / Var(R) (left out where all returns are equal) over the tokens of valid completions; with a KL
+        `kl_penalty`, the mean of what it took from a completion's reward.
     """
     if rewards.shape != mask.shape[:1]:
         raise ValueError(f"rewards {tuple(rewards.shape)} must be [{mask.shape[0]}]")
@@ -141,7 +127,9 @@ def ppo_targets(
             metrics["explained_variance"] = 1 - ((r - v).var(unbiased=False) / r.var(unbiased=False)).item()
     if config.whiten_advantages:
         advantages = whiten(advantages, counted)
-    return PPOTargets(advantages.float(), returns.float(), valid, metrics)
+    advantages, written = advantages.float(), mask != 0
+    means = (advantages * written).sum(1) / written.sum(1).clamp(min=1)
+    return Advantages(advantages, means, returns.float(), valid), metrics
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:

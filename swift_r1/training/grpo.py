@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -25,23 +25,6 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batch.batching import Batching, RoundBatch, round_batch, split_step
-
-
-@dataclass(frozen=True, slots=True)
-class Advantages:
-    """What a round's completions are trained towards, on the CPU and the same on every rank.
-
-    Attributes:
-        values: float32 `[N]`, one per completion; with a critic `[N, longest]`, one per token.
-        of_completions: float32 `[N]`, the advantage of each completion; of tokens their mean.
-        returns: float32 `[N, longest]` for the critic, None without one.
-        valid: bool `[N]`, completions whose returns are known; None without a critic.
-    """
-
-    values: Tensor
-    of_completions: Tensor
-    returns: Tensor | None = None
-    valid: Tensor | None = None
 
 
 def batch_of_round(scored: ScoredRound | None, ranks: Ranks) -> RoundBatch:

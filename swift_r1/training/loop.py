@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swift_r1.algorithms import LossConfig, group_advantages
+from swift_r1.algorithms import Advantages, LossConfig, group_advantages
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
@@ -131,7 +131,7 @@ class Trainer:
         steps = self.plan.completions_per_round // self.plan.completions_per_optimizer_step
         return grpo.split_round(batch, steps, self.batching, self.ranks)
 
-    def advantages(self, batch: RoundBatch, steps: list[list[MicroBatch]]) -> tuple[grpo.Advantages, dict[str, float]]:
+    def advantages(self, batch: RoundBatch, steps: list[list[MicroBatch]]) -> tuple[Advantages, dict[str, float]]:
         """From the rewards of the whole round, on every rank; and what to log of them."""
         if self.critic is not None:
             return ppo.token_advantages(batch, steps, self.critic.config, self.ranks)
@@ -145,7 +145,7 @@ class Trainer:
             estimator=self.args.advantage_estimator,  # type: ignore[arg-type]  # checked by the parser
             scale_rewards=self.args.scale_rewards,  # type: ignore[arg-type]
         )
-        return grpo.Advantages(values, values), metrics
+        return Advantages(values, values), metrics
 
     def train(self, round_: OpenRound) -> None:
         """Takes the optimizer steps of a round that are left, until a stop."""
@@ -196,7 +196,7 @@ class Trainer:
     def publish(self) -> None:
         """Sends the current weights to the engine, once for each step."""
         if self.progress.published != self.summary.steps:
-            self.watchdog.progress("the weights' way to the engine")
+            self.watchdog.progress("the weight sync")
             self.device.to_publish()
             with self.stopwatch.timed("sync"):
                 self.rounds.publish_weights(self.progress.rounds, self.progress.open_round is not None)

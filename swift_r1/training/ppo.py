@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms import LossOutput, PPOConfig, ppo_targets, value_loss
+from swift_r1.algorithms import Advantages, LossOutput, PPOConfig, ppo_targets, value_loss
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.batch.batching import RoundBatch
-from swift_r1.training.grpo import Advantages, of_micro_batch, update
+from swift_r1.training.grpo import of_micro_batch, update
 from swift_r1.training.optimizer import LearningRate
 
 
 @dataclass(frozen=True)
 class TrainedCritic:
-    """The critic with its optimizer, the course of its learning rate, and the settings of PPO."""
+    """The critic with its optimizer, its learning rate schedule, and the settings of PPO."""
 
     backend: Backend
     learning_rate: LearningRate
@@ -42,9 +42,7 @@ def token_advantages(
         return ranks.sum(together)
 
     kl = {name: of_round(name) for name in ("old_logps", "ref_logps")} if config.kl_coef else {}
-    found = ppo_targets(batch.rewards, of_round("old_values"), mask, config, **kl)
-    means = (found.advantages * mask).sum(1) / mask.sum(1).clamp(min=1)
-    return Advantages(found.advantages, means, found.returns, found.valid), found.metrics
+    return ppo_targets(batch.rewards, of_round("old_values"), mask, config, **kl)
 
 
 def critic_step(

@@ -111,7 +111,7 @@ def resolved(config: Mapping[str, Any], dtype: str, max_grad_norm: float) -> dic
     """What DeepSpeed is given: `config` (of `read_config`) with what the flags decide; its own loss scale stays."""
     filled = {key: value for key, value in config.items() if key not in ("bf16", "fp16", "train_batch_size")}
     filled |= {
-        # The loop cuts micro-batches and marks the step's end itself: DeepSpeed must neither scale nor wait.
+        # The loop makes micro-batches and marks the step's end itself: DeepSpeed must neither scale nor wait.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": max_grad_norm,

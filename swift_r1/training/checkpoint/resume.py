@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from swift_r1.algorithms import Advantages
 from swift_r1.algorithms.rewards import mean
 from swift_r1.errors import UsageError
 from swift_r1.models.policy import MicroBatch
@@ -30,7 +31,6 @@ from swift_r1.training.checkpoint.saving import (
     saved_tensors,
 )
 from swift_r1.training.checkpoint.state import Fingerprint, RunState, log_sizes, restore_rng
-from swift_r1.training.grpo import Advantages
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
 
