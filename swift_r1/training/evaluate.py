@@ -21,7 +21,6 @@ from swift_r1.errors import UsageError
 from swift_r1.evaluation.engine import evaluation_seeds
 from swift_r1.evaluation.questions import check_room, load_questions, prompts_of, shared_questions
 from swift_r1.evaluation.results import RULES, Graded, summarize
-from swift_r1.rewards.types import RewardColumn
 from swift_r1.sampling.base import OnDone
 from swift_r1.sampling.multi_turn import Turns
 from swift_r1.sampling.scoring import (
@@ -104,13 +103,9 @@ class Evaluator:
             if scored is None:
                 return None
             for name in one.names():
-                chosen = [
-                    number
-                    for number, item in enumerate(scored.trained)
-                    if one.name is not None or item.conversation.prompt.dataset == name
-                ]
-                values = _metrics([scored.trained[number] for number in chosen], scored.columns(), chosen)
-                metrics |= {f"eval/{name}/{key}": value for key, value in values.items()}
+                named = one.name is not None
+                own = [item for item in scored.trained if named or item.conversation.prompt.dataset == name]
+                metrics |= {f"eval/{name}/{key}": value for key, value in _metrics(own).items()}
             more = {} if one.name is None else {"benchmark": one.name}
             rows += [more | completion_row(item, step, None) for item in scored.trained]
         return metrics | plain_means(metrics), rows
@@ -157,20 +152,16 @@ def plain_means(metrics: Mapping[str, float]) -> Metrics:
     return {f"eval/{MEAN}/{key}": mean(values) for key, values in found.items() if len(values) > 1}
 
 
-def _metrics(
-    scored: Sequence[ScoredCompletion], columns: Sequence[RewardColumn], chosen: Sequence[int]
-) -> dict[str, float]:
+def _metrics(scored: Sequence[ScoredCompletion]) -> Metrics:
     """The figures of one benchmark: those of the run's steps, and those of `swift eval`."""
     reward = next(iter(scored[0].rewards))
     result = summarize([_graded(item, reward) for item in scored], reward)
     values = {"reward": reward_metrics(scored, [])["reward"]} | completion_metrics(scored)
     values["accuracy"] = result.average.value
-    for column in columns:
-        own = [column.values[number] for number in chosen]
-        known = [value for value in own if value is not None and not math.isnan(value)]
-        values[f"rewards/{column.name}/mean"] = mean(known)
-    values |= result.flat()
-    return values | {"completions": float(len(scored)), "prompts": float(result.questions)}
+    for name in scored[0].rewards:
+        found = (item.rewards[name] for item in scored)
+        values[f"rewards/{name}/mean"] = mean([one for one in found if one is not None and not math.isnan(one)])
+    return values | result.flat() | {"completions": float(len(scored)), "prompts": float(result.questions)}
 
 
 def _graded(item: ScoredCompletion, reward: str) -> Graded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -60,6 +61,7 @@ def needs_old_policy(config: LossConfig, updates: int) -> bool:
     return before_update or config.kl_in_reward or config.top_entropy_quantile < 1
 
 
+@torch.no_grad()
 def before_training(
     steps: Sequence[Sequence[MicroBatch]],
     backend: Backend,
@@ -75,13 +77,11 @@ def before_training(
     def filled(micro: MicroBatch) -> MicroBatch:
         old = entropies = ref = values = None
         if old_policy:
-            with torch.no_grad():
-                old, entropies = map(micro.unflatten, backend.logprobs(micro.inputs, temperature))
+            old, entropies = map(micro.unflatten, backend.logprobs(micro.inputs, temperature))
         if reference is not None:
             ref = micro.unflatten(reference.logprobs(micro.inputs, temperature).logps)
         if critic is not None:
-            with torch.no_grad():
-                values = micro.unflatten(critic.values(micro.inputs))
+            values = micro.unflatten(critic.values(micro.inputs))
         return replace(micro, old_logps=old, old_entropies=entropies, ref_logps=ref, old_values=values)
 
     return [[filled(micro) for micro in micro_batches] for micro_batches in steps]
@@ -94,11 +94,11 @@ def rewards_after_kl(rewards: Tensor, steps: Sequence[Sequence[MicroBatch]], bet
     `--overlong_filter` leaves out of the loss: its reward counts in the group's baseline. Collective.
     """
     penalties = torch.zeros(len(rewards), dtype=torch.float64)
-    for micro in (micro for micro_batches in steps for micro in micro_batches):
+    for micro in chain.from_iterable(steps):
         assert micro.old_logps is not None and micro.ref_logps is not None
         nothing = torch.zeros(len(micro.samples), dtype=torch.float64, device=micro.mask.device)
-        less = rewards_less_kl(nothing, micro.old_logps, micro.ref_logps, micro.mask, beta)
-        penalties[micro.samples] = less.cpu()
+        penalty = rewards_less_kl(nothing, micro.old_logps, micro.ref_logps, micro.mask, beta)
+        penalties[micro.samples] = penalty.cpu()
     return (rewards + ranks.sum(penalties)).to(rewards.dtype)
 
 

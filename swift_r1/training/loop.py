@@ -108,6 +108,7 @@ class Trainer:
 
         # Log-probs of the policy as it is and of the reference; for PPO the critic's values. Then advantages.
         critic, updates = self.critic, self.plan.optimizer_steps_per_round
+        critic_kl = critic is not None and critic.config.kl_coef > 0
         self.watchdog.progress("the log-probs before training")
         with self.stopwatch.timed("train"):
             steps = grpo.before_training(
@@ -115,8 +116,7 @@ class Trainer:
                 self.backend,
                 self.reference,
                 self.args.temperature,
-                old_policy=(critic is not None and critic.config.kl_coef > 0)
-                or grpo.needs_old_policy(self.loss, updates),
+                old_policy=critic_kl or grpo.needs_old_policy(self.loss, updates),
                 critic=critic.backend if critic is not None else None,
             )
             advantages, metrics = self.advantages(batch, steps)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ def token_advantages(
         """The micro-batches' tensors `[B, T]` of all ranks as one float32 `[N, longest]`: what is computed from it does
         not depend on how the round was split."""
         together = torch.zeros(mask.shape)
-        for micro in (micro for micro_batches in steps for micro in micro_batches):
+        for micro in chain.from_iterable(steps):
             part: Tensor = getattr(micro, name)
             together[micro.samples, : part.shape[1]] = part.float().cpu()
         return ranks.sum(together)
