@@ -1,12 +1,12 @@
 """The training loop: `Trainer.begin_round` and `Trainer.train` are the whole step, in line.
 
-    rank 0       prompts -> sample -> score ----+----> completions.jsonl
-                              ^                 | broadcast
-    every rank                |                 v
-      once per round          |    split -> old and reference log-probs -> advantages
-      per optimizer step    sync <------- update <- loss <- micro-batches <-'
-                              |
-    rank 0                    +--> logging.jsonl, evaluation, checkpoint-N
+    rank 0                prompts --> sample --> score ------> completions.jsonl
+                                        ^          | broadcast
+    every rank, each round              |        split --> old and reference log-probs --> advantages
+                                        |                                                      |
+    every rank, each optimizer step   sync <-- update <-- loss <-- micro-batches <-------------'
+                                        |
+    rank 0                              '--> logging.jsonl, evaluation, checkpoint
 
 Every rank runs this code. Rank 0 also talks to the rollout server, scores and records; the others get the round's batch
 from it and compute their share.
@@ -160,15 +160,20 @@ class Trainer:
                 # Loss and update: of the policy, except while only the critic warms up, then of the critic. One after
                 # the other, so that the activations of one are in memory at a time.
                 frozen = critic is not None and self.summary.steps < args.critic_warmup_steps
-                rate, policy = self.learning_rate.value, (self.backend, self.loss, args.temperature)
-                metrics = grpo.train_step(micro_batches, round_.advantages.values, *policy, rate, self.ranks, frozen)
+                metrics = round_.metrics | grpo.train_step(
+                    micro_batches,
+                    round_.advantages.values,
+                    self.backend,
+                    self.loss,
+                    args.temperature,
+                    self.learning_rate.value,
+                    self.ranks,
+                    frozen,
+                )
                 self.learning_rate.advance()
                 if critic is not None:
-                    rate = critic.learning_rate.value
-                    own = (critic.backend, critic.config, rate, self.ranks)
-                    metrics |= ppo.critic_step(micro_batches, round_.advantages, *own)
+                    metrics |= ppo.critic_step(micro_batches, round_.advantages, critic, self.ranks)
                     critic.learning_rate.advance()
-            metrics = round_.metrics | metrics
             self.summary.steps += 1
             step = self.summary.steps
             self.books.check_finite(metrics, round_, progress)

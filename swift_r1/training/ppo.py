@@ -49,9 +49,7 @@ def token_advantages(
 def critic_step(
     batches: Sequence[MicroBatch],
     advantages: Advantages,
-    backend: Backend,
-    config: PPOConfig,
-    learning_rate: float,
+    critic: TrainedCritic,
     ranks: Ranks,
 ) -> dict[str, float]:
     """The critic's loss and update. Collective.
@@ -70,10 +68,11 @@ def critic_step(
 
     def loss_of(micro: MicroBatch) -> LossOutput:
         assert micro.old_values is not None
-        values, old = micro.unflatten(backend.values(micro.inputs)), micro.old_values
-        mask, clip = trained(micro), config.cliprange_value or None
+        values, old = micro.unflatten(critic.backend.values(micro.inputs)), micro.old_values
+        mask, clip = trained(micro), critic.config.cliprange_value or None
         return value_loss(values, old, of_micro_batch(returns, micro), mask, clip, normalizer=normalizer)
 
-    found = update(batches, loss_of, backend, learning_rate, ranks, coefficient=config.vf_coef)
+    rate, coefficient = critic.learning_rate.value, critic.config.vf_coef
+    found = update(batches, loss_of, critic.backend, rate, ranks, coefficient=coefficient)
     names = {"loss": "value_loss"} | {name: f"critic/{name}" for name in ("grad_norm", "learning_rate", "loss_scale")}
     return {names.get(name, name): value for name, value in found.items()}

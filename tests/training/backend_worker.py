@@ -27,8 +27,8 @@ from swift_r1.training.batch.micro_batches import Form
 from swift_r1.training.checkpoint.tensors import write_tensors
 from swift_r1.training.grpo import before_training, needs_old_policy, rewards_after_kl, split_round, train_step
 from swift_r1.training.model_checks import check_logprobs
-from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.ppo import critic_step, token_advantages
+from swift_r1.training.optimizer import LearningRate, OptimizerConfig
+from swift_r1.training.ppo import TrainedCritic, critic_step, token_advantages
 
 COMPLETIONS, GROUP = 16, 4
 FORMS = {"": Form(), "p": Form(packed=True), "s": Form(packed=True, shared=True)}
@@ -95,8 +95,8 @@ class Ppo:
         frozen = number < self.args.critic_warmup_steps
         policy = (self.policy, self.loss, self.args.temperature, self.rate, self.ranks)
         metrics = train_step(micro_batches, advantages.values, *policy, frozen=frozen)
-        critic = (self.critic, self.config, self.rate, self.ranks)
-        return metrics | critic_step(micro_batches, advantages, *critic)
+        critic = TrainedCritic(self.critic, LearningRate("constant", self.rate, 0, 8), self.config)
+        return metrics | critic_step(micro_batches, advantages, critic, self.ranks)
 
 
 @dataclass
