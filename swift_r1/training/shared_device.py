@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -52,7 +52,7 @@ class SharedDevice:
         """The engine can be asked."""
         if self._level:
             with self._stopwatch.timed("offload"):
-                self._make_room()
+                self._leave([*self._weights, *self._states])
             with self._stopwatch.timed("sleep"):
                 self._let_engine_work()
 
@@ -68,7 +68,7 @@ class SharedDevice:
         """The weights can be gathered, and there is room for those of the engine beside them."""
         if self._level:
             with self._stopwatch.timed("offload"):
-                _leave(self._states, self._device)
+                self._leave(self._states)
             self._asleep = False  # the load wakes a part of it
 
     def _to_train(self, level: int) -> None:
@@ -82,17 +82,13 @@ class SharedDevice:
             for one in (*self._weights, *self._states):
                 one.come_back()
 
-    def _make_room(self) -> None:
-        _leave((*self._weights, *self._states), self._device)
-
     def _let_engine_work(self) -> None:
-        self._make_room()
+        self._leave([*self._weights, *self._states])
         self._engine.wake()
         self._asleep = False
 
-
-def _leave(tensors: Iterable[Movable], device: torch.device) -> None:
-    for one in tensors:
-        one.leave(device)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what torch keeps for later is of no use to the engine's process
+    def _leave(self, tensors: Sequence[Movable]) -> None:
+        for one in tensors:
+            one.leave(self._device)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # what torch keeps for later is of no use to the engine's process

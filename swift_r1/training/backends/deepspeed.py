@@ -14,15 +14,6 @@ from accelerate import init_empty_weights
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 from deepspeed.runtime.config import DeepSpeedConfigError
-from deepspeed.utils import (
-    safe_get_full_fp32_param,
-    safe_get_full_optimizer_state,
-    safe_get_local_fp32_param,
-    safe_set_full_fp32_param,
-    safe_set_full_optimizer_state,
-    safe_set_local_fp32_param,
-    safe_set_local_optimizer_state,
-)
 from pydantic import ValidationError
 from torch import Tensor, nn
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
@@ -151,7 +142,9 @@ class DeepSpeedBackend(Backend):
 
     def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:
         value: Tensor = (
-            safe_get_full_fp32_param(parameter) if kind == MASTER else safe_get_full_optimizer_state(parameter, kind)
+            deepspeed.utils.safe_get_full_fp32_param(parameter)
+            if kind == MASTER
+            else deepspeed.utils.safe_get_full_optimizer_state(parameter, kind)
         )
         return value
 
@@ -178,19 +171,19 @@ class DeepSpeedBackend(Backend):
     def _set_state(self, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
         if not self.partitioned:
             if kind == MASTER:
-                safe_set_full_fp32_param(parameter, value)
+                deepspeed.utils.safe_set_full_fp32_param(parameter, value)
             else:
-                safe_set_full_optimizer_state(parameter, value, kind)
+                deepspeed.utils.safe_set_full_optimizer_state(parameter, value, kind)
             return
         # DeepSpeed's own way of setting a whole ZeRO-3 tensor cannot do sizes that the ranks do not divide.
-        size = safe_get_local_fp32_param(parameter).numel()
+        size = deepspeed.utils.safe_get_local_fp32_param(parameter).numel()
         part = value.new_zeros(size)
         own = value.flatten()[size * self.ranks.rank : size * (self.ranks.rank + 1)]
         part[: own.numel()] = own
         if kind == MASTER:
-            safe_set_local_fp32_param(parameter, part)
+            deepspeed.utils.safe_set_local_fp32_param(parameter, part)
         else:
-            safe_set_local_optimizer_state(parameter, part, kind)
+            deepspeed.utils.safe_set_local_optimizer_state(parameter, part, kind)
 
     def load_module(self) -> Any:
         """Under ZeRO-3 transformers gives each rank its part of the weights, unless these are 4-bit, which
