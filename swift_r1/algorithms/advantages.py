@@ -36,11 +36,7 @@ class Advantages(NamedTuple):
 
 
 def group_advantages(
-    rewards: Tensor,
-    num_generations: int,
-    *,
-    estimator: Estimator = "grpo",
-    scale_rewards: ScaleRewards = "group",
+    rewards: Tensor, num_generations: int, *, estimator: Estimator = "grpo", scale_rewards: ScaleRewards = "group"
 ) -> Tensor:
     """The advantage of each of `N` completions, from the rewards of the whole batch.
 

@@ -47,10 +47,7 @@ def token_advantages(
 
 
 def critic_step(
-    batches: Sequence[MicroBatch],
-    advantages: Advantages,
-    critic: TrainedCritic,
-    ranks: Ranks,
+    batches: Sequence[MicroBatch], advantages: Advantages, critic: TrainedCritic, ranks: Ranks
 ) -> dict[str, float]:
     """The critic's loss and update. Collective.
 

@@ -23,14 +23,7 @@ from swift_r1.models.merging import plain_like
 from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import has_adapters, parameters_of, policy_weights
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.base import (
-    Backend,
-    Movable,
-    ReferencePolicy,
-    states_of,
-    weight_groups,
-    weights_of,
-)
+from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy, states_of, weight_groups, weights_of
 from swift_r1.training.backends.deepspeed_config import resolved
 from swift_r1.training.backends.optimizer_state import MASTER
 from swift_r1.training.backends.reference import AdaptersOff, FrozenReference

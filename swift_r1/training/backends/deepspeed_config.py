@@ -57,13 +57,7 @@ def read_config(name_path_or_json: str) -> dict[str, Any]:
 
 
 def contradictions(
-    config: Mapping[str, Any],
-    *,
-    dtype: str,
-    micro_batch: int,
-    accumulation: int,
-    world_size: int,
-    max_grad_norm: float,
+    config: Mapping[str, Any], *, dtype: str, micro_batch: int, accumulation: int, world_size: int, max_grad_norm: float
 ) -> Iterator[str]:
     """What `config` (of `read_config`) says against the flags, one line each; the same value in both is fine. `dtype`
     is `float32`, `bfloat16` or `float16`."""

@@ -104,11 +104,7 @@ class LocalBackend(Backend):
         self._scale = LossScale.of_tensor(fields)
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "backend": "plain torch",
-            "float32_master_weights": self._copies,
-            "optimizer": self.config.optim,
-        }
+        return {"backend": "plain torch", "float32_master_weights": self._copies, "optimizer": self.config.optim}
 
     def generation_model(self) -> PreTrainedModel:
         return self.model
