@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swift_r1.cli.help import wants_help
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, UsageError
 from swift_r1.launch.environment import find_allocator, has_gpu, usable_cpus
 from swift_r1.runtime.libraries import package_versions
@@ -25,10 +24,12 @@ from swift_r1.runtime.libraries import package_versions
 IMPORT_SECONDS = 180
 PORTS = (8000, 29500)
 _GIB = 2**30
-_USAGE = """swift doctor
+HELP = (
+    """swift doctor
 
 Says what this machine and installation can do: versions, devices, memory, limits, ports, and whether DeepSpeed, vLLM
-and the allocator work here. Takes up to a minute. Exit code 0 where training can run, 2 where something is broken."""
+and the allocator work here. Takes up to a minute. Exit code 0 where training can run, 2 where something is broken.""",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,6 @@ def run(words: Sequence[str]) -> int:
     Raises:
         UsageError: it was given flags; it takes none.
     """
-    if wants_help(words):
-        print(_USAGE)
-        return EXIT_OK
     if words:
         raise UsageError(f"swift doctor takes no flags: {' '.join(words)}")
     states = []

@@ -185,7 +185,7 @@ def test_a_config_file_holds_objects_as_they_are(tmp_path: Path) -> None:
         (["--model", "m", "--benchmarks", "gsm8k", "gsm8k#3"], "has two of the name gsm8k"),
         (["--model", "m", "--benchmarks", '{"dataset": "gsm8k", "limt": 3}'], "there is no limt here; known are"),
         (["--model", "m", "--benchmarks", '{"dataset": "gsm8k", "limit": 0}'], "limit must be at least 1, not 0"),
-        (["--model", "m", "--benchmarks", '{"dataset": "gsm8k", "top_p": 2}'], "top_p must be above 0"),
+        (["--model", "m", "--benchmarks", '{"dataset": "gsm8k", "top_p": 2}'], "top_p must be at most 1, not 2"),
         (["--model", "m", "--benchmarks", '{"dataset": "gsm8k"'], "no JSON object"),
         (
             ["--model", "m", "--benchmarks", "gsm8k", "--api_key", "k"],
