@@ -77,8 +77,8 @@ class _Reading:
         """Keeps the value of a flag, or the fault under the flag's `name` as the user wrote it."""
         try:
             self.values[spec.name] = convert(spec, value)
-        except ValueError as error:
-            self.faults.append(f"{name} {error}")
+        except (ValueError, UsageError) as error:
+            self.faults += error.faults if isinstance(error, UsageError) else [f"{name} {error}"]
             self.faulty.add(spec.name)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from swift_r1.arguments import RlhfArguments, parse_arguments
-from swift_r1.arguments.checks import seconds_of
+from swift_r1.arguments.training import seconds_of
 from swift_r1.errors import UsageError
 
 BASE = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a", "b"]

@@ -192,7 +192,7 @@ def test_rollout_with_a_port_that_is_taken(model: Path, tmp_path: Path) -> None:
         ),
         (
             ["--model", "{model}", "--vllm_enable_lora", "true", "--vllm_max_lora_rank", "12"],
-            "--vllm_max_lora_rank 12: vLLM has 8, 16,",
+            "--vllm_max_lora_rank must be one of 8, 16,",
         ),
         (["--model", "{model}", "--port", "0"], "--port must be at least 1, not 0"),
         (["--model", "{model}", "--vllm_use_async_engine", "true"], "--vllm_use_async_engine is an ms-swift flag"),
