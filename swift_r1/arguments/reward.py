@@ -66,10 +66,10 @@ class RewardArguments(PluginArguments):
         NO_GROUPS,
         choices=("sum_then_normalize", "normalize_then_sum"),
     )
-    truncated_reward: float | None = flag(None, "the reward of a truncated completion, whatever the functions say")
-    missing_eos_penalty: float | None = flag(
-        None, "subtracted from the reward of a truncated completion", more_than=0, instead_of=("truncated_reward",)
+    truncated_reward: float | None = flag(
+        None, "the reward of a truncated completion, whatever the functions say", instead_of=("missing_eos_penalty",)
     )
+    missing_eos_penalty: float | None = flag(None, "subtracted from the reward of a truncated completion", more_than=0)
     reward_api: str | None = flag(
         None,
         "URL that the reward function `api` posts completions and columns to; token: SWIFT_REWARD_API_TOKEN",
