@@ -45,6 +45,10 @@ class Finding:
         return f"{self.state:<8} {self.name}: {self.text}" + (f"; {self.advice}" if self.advice else "")
 
 
+def _judged(name: str, good: bool, text: str, advice: str) -> Finding:
+    return Finding(name, "ok", text) if good else Finding(name, "warning", text, advice)
+
+
 def run(words: Sequence[str]) -> int:
     """Runs the command.
 
@@ -108,26 +112,20 @@ def processors() -> Finding:
 def shared_memory(free: int) -> Finding:
     """For data loader workers, and processes of one machine that talk to each other."""
     text = f"{free / _GIB:.1f} GiB free in /dev/shm"
-    if free < _GIB:
-        return Finding("shared memory", "warning", text, "in a container give it more: --shm-size=8g")
-    return Finding("shared memory", "ok", text)
+    return _judged("shared memory", free >= _GIB, text, "in a container give it more: --shm-size=8g")
 
 
 def open_files(limit: int) -> Finding:
-    text = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
-    if limit != resource.RLIM_INFINITY and limit < 4096:
-        return Finding("open files", "warning", f"at most {text}", "raise it: ulimit -n 65536")
-    return Finding("open files", "ok", f"at most {text}")
+    unlimited = limit == resource.RLIM_INFINITY
+    text = f"at most {'unlimited' if unlimited else limit}"
+    return _judged("open files", unlimited or limit >= 4096, text, "raise it: ulimit -n 65536")
 
 
 def disk(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     text = f"{free / _GIB:.0f} GiB free in {folder}"
-    if free < 10 * _GIB:
-        return Finding(
-            "disk", "warning", text, "a checkpoint takes 14 bytes per parameter: --save_total_limit keeps few"
-        )
-    return Finding("disk", "ok", text)
+    advice = "a checkpoint takes 14 bytes per parameter: --save_total_limit keeps few"
+    return _judged("disk", free >= 10 * _GIB, text, advice)
 
 
 def port(number: int) -> Finding:
@@ -181,5 +179,4 @@ def _python(code: str, **environ: str) -> tuple[int, str]:
 
 
 def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "no output"
+    return text.strip().rpartition("\n")[2].strip() or "no output"

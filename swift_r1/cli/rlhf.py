@@ -68,10 +68,10 @@ def run(words: Sequence[str]) -> int:
     for line in (about_vllm, about_compiling):
         if line is not None and is_first_node:
             say(line)
-    resume = find_checkpoint(args)
-    if resume.checkpoint is not None:
-        check_same_run(args, world, data_hash, resume.checkpoint)
-    folder, token = resume.run_dir, None
+    folder, checkpoint = find_checkpoint(args)
+    if checkpoint is not None:
+        check_same_run(args, world, data_hash, checkpoint)
+    token = None
     if args.colocates:
         folder = folder or make_run_folder(args, world)
         args, token = own_engines(args, world, folder, by_default=about_vllm is not None)
@@ -82,7 +82,7 @@ def run(words: Sequence[str]) -> int:
         from swift_r1.weights.writer import save_token
 
         save_token(folder, token)
-    args_json = write_args(folder, args, world, words, data_hash, resume.checkpoint, data.prepared)
+    args_json = write_args(folder, args, world, words, data_hash, checkpoint, data.prepared)
     added = trainer_environment(
         os.environ,
         world,
