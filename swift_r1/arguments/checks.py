@@ -163,12 +163,12 @@ def round_faults(args: RlhfFlags, world: World) -> Iterator[str]:
     if (size := args.generation_batch_size) is not None:
         if size % micro_batch:
             near = _near_multiples(size, micro_batch)
-            yield f"--generation_batch_size {size} is no multiple of {micro_batch} ({across}): {near}"
+            yield f"--generation_batch_size {size} is not a multiple of {micro_batch} ({across}): {near}"
             return
         micro_batches = size // micro_batch
     if micro_batches % accumulation:
         yield (
-            f"{micro_batches} micro-batches are generated at once, which is no multiple of "
+            f"{micro_batches} micro-batches are generated at once, which is not a multiple of "
             f"--gradient_accumulation_steps {accumulation}: {_near_multiples(micro_batches, accumulation)} "
             "for --steps_per_generation"
         )

@@ -96,7 +96,7 @@ def _task(value: str, defaults: Mapping[str, Any]) -> Task:
     if not equals or "/" in benchmark:
         benchmark, rest = "", text
     elif benchmark not in BENCHMARKS:
-        raise UsageError(f"{benchmark} is no benchmark; known are {', '.join(BENCHMARKS)}")
+        raise UsageError(f"{benchmark} is not a benchmark; known are {', '.join(BENCHMARKS)}")
     try:
         spec = parse_dataset(rest)
     except UsageError as error:
@@ -128,7 +128,7 @@ def _object(text: str) -> dict[str, Any]:
     try:
         own: dict[str, Any] = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UsageError(f"no JSON object: {error.msg} at {error.pos}") from error
+        raise UsageError(f"not a JSON object: {error.msg} at {error.pos}") from error
     if not isinstance(own.get("dataset"), str):
         raise UsageError('the JSON object lacks "dataset", a name or a file')
     unknown = sorted(own.keys() - _FIELDS)

@@ -143,12 +143,12 @@ class EvalArguments(
         else:
             for task in tasks:
                 if task.reward is None:
-                    yield f"--benchmarks {task.name}: it is no benchmark, so say who judges it: --reward_func math"
+                    yield f"--benchmarks {task.name}: it is not a benchmark, so say who judges it: --reward_func math"
         yield from self._unread(given)
 
     def _comparison_faults(self, given: frozenset[str]) -> Iterator[str]:
         if len(self.compare) != 2:
-            yield f"--compare wants two folders, not {len(self.compare)}"
+            yield f"--compare takes two folders, not {len(self.compare)}"
         unread = sorted(given - {"compare", "seed", "output_dir"})
         if unread:
             yield f"--compare reads finished evaluations: leave out {', '.join(f'--{one}' for one in unread)}"

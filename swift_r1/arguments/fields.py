@@ -213,9 +213,9 @@ def _as_word(spec: FlagSpec, value: Any) -> str:
     if isinstance(value, bool) and str(value).lower() in spec.info.synonyms:
         return str(value).lower()
     if isinstance(value, bool) and spec.kind is not bool:
-        raise ValueError(f"wants {_WANTED[spec.kind]}, not a bool: put the value in quotes")
+        raise ValueError(f"must be {_WANTED[spec.kind]}, not a bool: put the value in quotes")
     if isinstance(value, dict | list):
-        raise ValueError(f"wants {_WANTED[spec.kind]}, not {json.dumps(value)}")
+        raise ValueError(f"must be {_WANTED[spec.kind]}, not {json.dumps(value)}")
     return str(value)
 
 
@@ -237,11 +237,11 @@ def _typed(kind: type, word: str) -> Any:
     try:
         word.encode()
     except UnicodeEncodeError:  # bytes of another encoding on the command line, half a character in a file
-        raise ValueError("holds what is no UTF-8 text") from None
+        raise ValueError("is not valid UTF-8") from None
     if kind is bool:
         lowered = word.strip().lower()
         if lowered not in _TRUE | _FALSE:
-            raise ValueError(f"wants true or false, not {word!r}")
+            raise ValueError(f"must be true or false, not {word!r}")
         return lowered in _TRUE
     if kind is dict:
         return _json_object(word)
@@ -250,9 +250,9 @@ def _typed(kind: type, word: str) -> Any:
     try:
         number = kind(word)
     except ValueError:
-        raise ValueError(f"wants {_WANTED[kind]}, not {word!r}") from None
+        raise ValueError(f"must be {_WANTED[kind]}, not {word!r}") from None
     if kind is float and not math.isfinite(number):
-        raise ValueError(f"wants a finite number, not {word!r}")
+        raise ValueError(f"must be a finite number, not {word!r}")
     return number
 
 
@@ -260,9 +260,9 @@ def _json_object(word: str) -> dict[str, Any]:
     try:
         value = json.loads(word)
     except json.JSONDecodeError as error:
-        raise ValueError(f"wants a JSON object, and {word!r} is not JSON ({error.msg} at {error.pos})") from None
+        raise ValueError(f"must be a JSON object, and {word!r} is not JSON ({error.msg} at {error.pos})") from None
     if not isinstance(value, dict):
-        raise ValueError(f"wants a JSON object like '{{\"a\": 1}}', not {word!r}")
+        raise ValueError(f"must be a JSON object like '{{\"a\": 1}}', not {word!r}")
     return value
 
 

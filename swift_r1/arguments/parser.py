@@ -183,7 +183,7 @@ def _load_config(path: str, faults: list[str]) -> dict[Any, Any]:
         faults.append(f"config file {path}{place}: not valid YAML ({getattr(error, 'problem', None) or error})")
         return {}
     if loaded is not None and not isinstance(loaded, dict):
-        faults.append(f"config file {path}: wants lines like `learning_rate: 1e-6`")
+        faults.append(f"config file {path}: must hold lines like `learning_rate: 1e-6`")
         return {}
     return loaded or {}
 

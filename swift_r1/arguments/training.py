@@ -20,7 +20,7 @@ def seconds_of(duration: str) -> float:
     """A time like 90s, 45m, 2h or 1d in seconds, a number alone is in seconds; ValueError for any other."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", duration)
     if match is None or not (seconds := float(match[1]) * _UNITS[match[2]]):
-        raise ValueError(f"{duration}: wants a time like 90s, 45m, 2h or 1d")
+        raise ValueError(f"{duration}: must be a time like 90s, 45m, 2h or 1d")
     return seconds
 
 

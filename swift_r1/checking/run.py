@@ -193,7 +193,7 @@ def _filled(template: str, row: Row) -> str:
         known = ", ".join(sorted(set(row) - {"messages", "dataset", "prompt_id"}))
         raise UsageError(f"--gold names the column {error.args[0]}, and the data has {known or 'none'}") from error
     except (ValueError, IndexError, AttributeError) as error:
-        raise UsageError(f"--gold {template!r} is no template with columns in braces: {error}") from error
+        raise UsageError(f"--gold {template!r} is not a template with columns in braces: {error}") from error
 
 
 def show(report: CheckReport, console: Console) -> None:

@@ -27,11 +27,7 @@ HELP = (_USAGE, CheckArguments, _EXAMPLES, ("Check", "Plugins and rewards", "Bui
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs the command.
-
-    Raises:
-        UsageError: bad flags. Everything else that is wrong is part of the report.
-    """
+    """Runs the command; bad flags raise UsageError, all other faults are in the report."""
     args = parse_arguments(CheckArguments, words)
     # What plugins print, here or in their processes, must not get between the lines of the report.
     with _standard_output_kept() as output:

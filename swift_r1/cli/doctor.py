@@ -50,11 +50,7 @@ def _judged(name: str, good: bool, text: str, advice: str) -> Finding:
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs the command.
-
-    Raises:
-        UsageError: it was given flags; it takes none.
-    """
+    """Runs the command, which takes no flags."""
     if words:
         raise UsageError(f"swift doctor takes no flags: {' '.join(words)}")
     states = []

@@ -87,7 +87,7 @@ def base_of(adapters: Path, model: str | None) -> str:
     try:
         named = json.loads((adapters / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (ValueError, AttributeError) as error:
-        raise UsageError(f"--adapters {adapters}: {CONFIG} is no JSON object") from error
+        raise UsageError(f"--adapters {adapters}: {CONFIG} is not a JSON object") from error
     base = model or named
     if not base:
         raise UsageError(f"--adapters {adapters} does not say which model is under it: give --model")

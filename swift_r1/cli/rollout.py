@@ -110,5 +110,7 @@ def _tls_faults(args: RolloutArguments) -> list[str]:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(args.ssl_certfile, args.ssl_keyfile)
     except (ssl.SSLError, ValueError) as error:
-        return [f"--ssl_certfile {args.ssl_certfile} and --ssl_keyfile {args.ssl_keyfile} are no pair in PEM: {error}"]
+        return [
+            f"--ssl_certfile {args.ssl_certfile} and --ssl_keyfile {args.ssl_keyfile} are not a pair in PEM: {error}"
+        ]
     return []
