@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 from swift_r1.launch.environment import has_gpu, server_environment, usable_cpus
-from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 START_S = 600

@@ -129,9 +129,9 @@ def wait_for_servers(
         ServerUnreachable: one is not ready within `--vllm_server_timeout` seconds.
         UsageError: one wants another API key, or another trainer writes to it; or they are not alike.
     """
-    from swift_r1.sampling.pool.client import RolloutClient
     from swift_r1.sampling.pool.session import why_not_alike
     from swift_r1.weights.writer import WeightWriter, saved_token
+    from swift_r1.wire.client import RolloutClient
 
     def report(text: str) -> None:
         while_waiting()

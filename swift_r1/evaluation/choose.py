@@ -14,7 +14,7 @@ from swift_r1.errors import ServerUnreachable, SwiftError, UsageError
 from swift_r1.evaluation.endpoint import EndpointEngine
 from swift_r1.evaluation.engine import EvalEngine, LocalEngine
 from swift_r1.evaluation.server import OwnServerEngine, ServerEngine
-from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import ServerInfo
 
 _LOOK_S = 10.0

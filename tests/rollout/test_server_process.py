@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from swift_r1.errors import EXIT_PORT_TAKEN, EXIT_USAGE
-from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.conftest import start_server, wait_until_gone
 
