@@ -30,7 +30,6 @@ from swift_r1.launch.run_folder import (
     write_args,
 )
 from swift_r1.runtime.processes import say
-from swift_r1.weights.writer import saved_token
 
 _USAGE = """swift rlhf [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
 
@@ -139,7 +138,7 @@ def wait_for_servers(
     """
     from swift_r1.sampling.pool.client import RolloutClient
     from swift_r1.sampling.pool.session import why_not_alike
-    from swift_r1.weights.writer import WeightWriter
+    from swift_r1.weights.writer import WeightWriter, saved_token
 
     def report(text: str) -> None:
         while_waiting()

@@ -94,7 +94,7 @@ def test_every_rank_runs_and_knows_the_world(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mode", ["ok", "exit"])
 def test_what_was_started_before_the_ranks_outlives_them(tmp_path: Path, mode: str) -> None:
-    """As the keeper of engines beside them must."""
+    """As the supervisor of engines beside them must."""
     end(launch(tmp_path, mode, LAUNCH_BESIDE))
     assert (tmp_path / "beside").read_text() == "None"
 

@@ -211,7 +211,7 @@ def kind_of(process: psutil.Process, first: int) -> str:
     if "Worker" in words:
         return "engine worker"
     if "swift_r1.launch.supervisor" in words:
-        return "keeper"
+        return "supervisor"
     if "swift_r1.inference.server" in words or "swift_r1 rollout" in words:
         return "server"
     if "spawn_main" in words:

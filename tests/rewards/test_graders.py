@@ -240,11 +240,14 @@ EQUAL_NEIGHBOURS = {
 
 @needs_data
 @pytest.mark.data
-@pytest.mark.parametrize("verifier", ["fast", "math_verify"])
-def test_every_gold_answer_of_the_evaluation_sets(verifier: str) -> None:
-    """1 against itself; 0 against the next item's, where that is another value."""
+@pytest.mark.parametrize(
+    ("verifier", "every"), [("fast", 1), ("math_verify", 12), pytest.param("math_verify", 1, marks=pytest.mark.long)]
+)
+def test_every_gold_answer_of_the_evaluation_sets(verifier: str, every: int) -> None:
+    """1 against itself; 0 against the next item's, where that is another value. `math_verify` takes 12 ms for each."""
     items = _items()
     assert len(items) == 1560
+    items = items[::every]
     differing = 0
     for item, following in zip(items, items[1:] + items[:1], strict=True):
         accepted, others = (x if isinstance(x, list) else [x] for x in (item, following))
@@ -254,7 +257,7 @@ def test_every_gold_answer_of_the_evaluation_sets(verifier: str) -> None:
             equal = equal or any((answer, other) in EQUAL_NEIGHBOURS for other in others)
             assert grade_math(boxed(answer), following, verifier).score == float(equal), (answer, following)
             differing += not equal
-    assert differing > 1600
+    assert differing > len(items)
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.http_errors import ServerRefused
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
 from tests.rollout.conftest import pool_of
-from tests.rollout.test_fleet import learn, requests, until
+from tests.rollout.test_server_pool import learn, requests, until
 from tests.tiny_server import TinyEngine
 
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)

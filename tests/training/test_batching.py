@@ -75,7 +75,7 @@ def test_groups_stay_whole_where_ranks_and_budget_allow():
 
 
 def test_uneven_samples_are_refused():
-    with pytest.raises(ValueError, match="cannot be dealt"):
+    with pytest.raises(ValueError, match="cannot be split"):
         plan_micro_batches(Lengths([1] * 3, [1, 2, 3], range(3)), Form(), 2, 10)
 
 

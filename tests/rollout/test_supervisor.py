@@ -1,4 +1,4 @@
-"""The keeper of colocated engines: it brings them back, and nothing of them outlives the run. Its engines here are
+"""The supervisor of colocated engines: it brings them back, and nothing of them outlives the run. Its engines here are
 small HTTP servers that leave a process of a session of its own behind, as vLLM's do."""
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ with open(sys.argv[2], "a") as pids:
     print(os.getpid(), child.pid, file=pids, flush=True)
 server.serve_forever()
 """
-# The run: starts the keeper as `swift rlhf` does, and becomes another program, as it does.
+# The run: starts the supervisor as `swift rlhf` does, and becomes another program, as it does.
 RUN = """
 import json, os, subprocess, sys
 order = json.loads(sys.argv[1]) | {"run": os.getpid()}
-keeper = subprocess.Popen(
+supervisor = subprocess.Popen(
     [sys.executable, "-m", "swift_r1.launch.supervisor"], stdin=subprocess.PIPE, start_new_session=True
 )
-keeper.stdin.write(json.dumps(order).encode())
-keeper.stdin.close()
-print(keeper.pid, flush=True)
+supervisor.stdin.write(json.dumps(order).encode())
+supervisor.stdin.close()
+print(supervisor.pid, flush=True)
 os.execvp("sleep", ["sleep", "1000"])
 """
 
@@ -66,7 +66,7 @@ def gone(pid: int) -> bool:
 
 
 class Kept:
-    """A run with one engine, under the keeper."""
+    """A run with one engine, under the supervisor."""
 
     def __init__(self, folder: Path, port: int, script: str = ENGINE) -> None:
         self.pids, self.log = folder / "pids", folder / "engine.log"
@@ -87,7 +87,7 @@ class Kept:
                 text=True,
             )
         assert self.run.stdout is not None
-        self.keeper = int(self.run.stdout.readline())
+        self.supervisor = int(self.run.stdout.readline())
 
     def started(self, times: int) -> list[list[int]]:
         """Process ids of each engine that was started, and of what it left behind."""
@@ -101,7 +101,7 @@ class Kept:
     def close(self) -> None:
         self.run.kill()
         self.run.wait(WAIT_S)
-        until(lambda: gone(self.keeper))
+        until(lambda: gone(self.supervisor))
 
 
 @pytest.fixture
@@ -125,7 +125,7 @@ def test_nothing_outlives_the_run(keep: Callable[..., Kept], how: signal.Signals
     [pids] = kept.started(1)
     kept.run.send_signal(how)
     kept.run.wait(WAIT_S)
-    until(lambda: all(map(gone, [*pids, kept.keeper])))
+    until(lambda: all(map(gone, [*pids, kept.supervisor])))
 
 
 def test_an_engine_that_is_killed_comes_back_at_its_address(keep: Callable[..., Kept]) -> None:
@@ -143,13 +143,13 @@ def test_an_engine_that_is_killed_comes_back_at_its_address(keep: Callable[..., 
 
 def test_an_engine_that_does_not_come_up_is_given_up_with_its_last_line(keep: Callable[..., Kept]) -> None:
     kept = keep(script="import sys; print('no such model'); sys.exit(2)")
-    until(lambda: gone(kept.keeper))
+    until(lambda: gone(kept.supervisor))
     assert "the engine beside the trainer ended with 2: no such model" in kept.said.read_text()
 
 
 def test_the_keepers_own_end_is_the_engines(keep: Callable[..., Kept]) -> None:
     kept = keep()
     [pids] = kept.started(1)
-    os.kill(kept.keeper, signal.SIGKILL)
+    os.kill(kept.supervisor, signal.SIGKILL)
     until(lambda: gone(pids[0]))
     os.kill(pids[1], signal.SIGKILL)  # a server of ours ends its own
