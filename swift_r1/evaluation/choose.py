@@ -13,7 +13,7 @@ from swift_r1.errors import ServerUnreachable, SwiftError, UsageError
 from swift_r1.evaluation.endpoint import EndpointEngine, http_options
 from swift_r1.evaluation.engine import EvalEngine, LocalEngine
 from swift_r1.evaluation.server import OwnServerEngine, ServerEngine
-from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.client import RolloutClient
 
 _LOOK_S = 10.0
 _PAUSE_S = 0.5
