@@ -12,7 +12,7 @@ from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import is_local, model_faults
 from swift_r1.errors import EXIT_OK, UsageError
-from swift_r1.evaluation import ADDED_VARIABLE, base_of
+from swift_r1.evaluation import ADDED_VARIABLE, adapters_base
 from swift_r1.launch.environment import (
     file_in_memory,
     has_gpu,
@@ -61,7 +61,7 @@ def _model_faults(args: EvalArguments) -> list[str]:
     """What is wrong with the model, [] where it can be loaded."""
     if args.is_url:
         return []
-    base = base_of(args.model)
+    base = adapters_base(args.model)
     if base is None:
         return model_faults(args.model, os.environ)
     return [f"--model {args.model} holds adapters of {base}: {fault}" for fault in model_faults(base, os.environ)]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from swift_r1.arguments.eval_tasks import Task
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.data.prompts import Prompt
-from swift_r1.evaluation import base_of
+from swift_r1.evaluation import adapters_base
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams, completion_seed
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def model_sha256(model: str) -> str:
             with path.open("rb") as file:
                 content = hashlib.file_digest(file, "sha256").hexdigest()
             digest.update(f"{path.name} {content}\n".encode())
-    if (base := base_of(model)) is not None:
+    if (base := adapters_base(model)) is not None:
         digest.update(f"base {model_sha256(base)}\n".encode())
     return digest.hexdigest()
 
@@ -128,7 +128,7 @@ def model_sha256(model: str) -> str:
 def config_of(args: EvalArguments) -> tuple[str, int | None]:
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(base_of(args.model) or args.model)
+    config = AutoConfig.from_pretrained(adapters_base(args.model) or args.model)
     own = str(config.dtype or "float32").removeprefix("torch.")
     return args.torch_dtype or own, getattr(config.get_text_config(), "max_position_embeddings", None)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.errors import EXIT_PORT_TAKEN, RunFailed, ServerUnreachable, UsageError
-from swift_r1.evaluation import ADDED_VARIABLE, base_of
+from swift_r1.evaluation import ADDED_VARIABLE, adapters_base
 from swift_r1.evaluation.engine import EvalEngine, OnWritten, Question, config_of, rollout_request, written_of
 from swift_r1.runtime.libraries import package_version
 from swift_r1.runtime.processes import end_with_parent, last_line
@@ -156,7 +156,7 @@ class OwnServerEngine(EvalEngine):
                 self._process.wait(_END_SECONDS)
 
     def _launch(self, port: int, key: str) -> subprocess.Popen[bytes]:
-        model = ["--model" if base_of(self._args.model) is None else "--adapters", self._args.model]
+        model = ["--model" if adapters_base(self._args.model) is None else "--adapters", self._args.model]
         # What this process was started with, without what the launcher added for it: the server's own adds its own.
         added = os.environ.get(ADDED_VARIABLE, "").split()
         environ = {name: value for name, value in os.environ.items() if name not in added}
