@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import Any
 
 from fastapi import FastAPI
@@ -110,13 +111,12 @@ class Pieces:
 
     async def start(self) -> None:
         """Waits to be admitted, before a byte of the answer is sent. Raises HTTPError as `Admission`."""
-        admitted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._task = asyncio.create_task(self._produce(admitted))
-        try:
-            self.version = await admitted
-        except BaseException:
-            self._task.cancel()
-            raise
+        admission = self.service.admission
+        async with AsyncExitStack() as stack:
+            stack.enter_context(admission.room_for(len(self._completions)))
+            await stack.enter_async_context(admission.admitted())
+            self.version = self.service.machine.version
+            self._task = asyncio.create_task(self._produce(stack.pop_all()))
 
     async def collected(self) -> list[Piece]:
         """Each completion as one piece. Raises as `start` and the iteration do."""
@@ -138,22 +138,17 @@ class Pieces:
         finally:
             self._task.cancel()
 
-    async def _produce(self, admitted: asyncio.Future[int]) -> None:
-        admission = self.service.admission
+    async def _produce(self, admitted: AsyncExitStack) -> None:
         try:
-            with admission.room_for(len(self._completions)):
-                async with admission.admitted():
-                    admitted.set_result(self.service.machine.version)
-                    await admission.stoppable([self._one(number) for number in range(len(self._completions))])
+            async with admitted:
+                numbers = range(len(self._completions))
+                await self.service.admission.stoppable([self._one(number) for number in numbers])
             self._queue.put_nowait(None)
         except asyncio.CancelledError:
             self._queue.put_nowait(HTTPError(503, "the generation was stopped", 1))
             raise
         except Exception as error:  # noqa: BLE001 - handed to the reader, who raises it
-            if admitted.done():
-                self._queue.put_nowait(error)
-            else:
-                admitted.set_exception(error)
+            self._queue.put_nowait(error)
 
     async def _one(self, number: int) -> None:
         request, index = self._completions[number]

@@ -24,6 +24,7 @@ from swift_r1.wire.http_errors import EngineDead, HTTPError
 logger = logging.getLogger("swift_r1.inference")
 
 _HEADER_ROOM = 16 << 20
+_LEASES_EVERY_S = 1.0
 
 
 class WeightUpdates:
@@ -175,10 +176,10 @@ class WeightUpdates:
             self.machine.abort(token, request.version)
         return self.status()
 
-    async def watch_leases(self, interval_s: float = 1.0) -> None:
+    async def watch_leases(self) -> None:
         """Ends leases and updates of silent trainers, for as long as the server runs."""
         while True:
-            await asyncio.sleep(interval_s)
+            await asyncio.sleep(_LEASES_EVERY_S)
             try:
                 what = self.machine.expire()
             except OSError:

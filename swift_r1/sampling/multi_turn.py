@@ -101,9 +101,8 @@ class Stage:
         limits: Limits,
     ) -> None:
         self._name, self._timeout = name, timeout
-        self._plays: list[Play] = []
-        self._tasks: list[asyncio.Task[Conversation]] = []
-        self._groups: list[list[asyncio.Task[Conversation]]] = []  # not yet taken
+        self._tasks: dict[Play, asyncio.Task[Conversation]] = {}
+        self._groups: list[list[Play]] = []  # not yet taken
         self._ended = 0
         self._changed = asyncio.Event()  # a conversation has begun to wait, or has ended
         self._scheduler = make_scheduler(TurnEngine(encoder, ends, limits, self._changed.set))
@@ -112,24 +111,22 @@ class Stage:
 
     def begin(self, asked: Asked) -> None:
         """Starts the conversations of all requests."""
-        self._plays = [Play(prompt, _one_of(request, index)) for prompt, request in asked for index in range(request.n)]
+        self._groups = [[Play(prompt, _one_of(request, i)) for i in range(request.n)] for prompt, request in asked]
         self._ended = 0
-        self._call(self._start())
-        tasks = iter(self._tasks)
-        self._groups = [[next(tasks) for _ in range(request.n)] for _, request in asked]
+        self._call(self._start([play for group in self._groups for play in group]))
 
     def asked(self, on_done: OnDone) -> list[wire.RolloutRequest]:
         """The turns that conversations wait for, once all wait or have ended; none when all have. Raises RunFailed
         where a scheduler failed, or was too slow."""
         self._call(self._settle())
-        ended = sum(task.done() for task in self._tasks)
+        ended = sum(task.done() for task in self._tasks.values())
         on_done(ended - self._ended)
         self._ended = ended
-        return [play.asked for play in self._plays if play.asked is not None]
+        return [play.asked for play in self._tasks if play.asked is not None]
 
     def answer(self, completions: Sequence[wire.Completion]) -> None:
         """Continues the conversations that waited, in the order of `asked`."""
-        waiting = [play.answer for play in self._plays if play.answer is not None]
+        waiting = [play.answer for play in self._tasks if play.answer is not None]
 
         async def resume() -> None:
             for answer, completion in zip(waiting, completions, strict=True):
@@ -139,9 +136,9 @@ class Stage:
 
     def take_ended(self) -> list[list[Conversation]]:
         """The groups of conversations that have ended since the last call."""
-        ended = [group for group in self._groups if all(task.done() for task in group)]
+        ended = [group for group in self._groups if all(self._tasks[play].done() for play in group)]
         self._groups = [group for group in self._groups if group not in ended]
-        return [[task.result() for task in group] for group in ended]
+        return [[self._tasks[play].result() for play in group] for group in ended]
 
     def close(self) -> None:
         """Ends what still runs, except a scheduler that hangs: its thread ends with the process."""
@@ -151,15 +148,15 @@ class Stage:
 
     # In the loop's thread
 
-    async def _start(self) -> None:
-        self._tasks = [asyncio.create_task(self._play(play)) for play in self._plays]
-        for task in self._tasks:
+    async def _start(self, plays: Sequence[Play]) -> None:
+        self._tasks = {play: asyncio.create_task(self._play(play)) for play in plays}
+        for task in self._tasks.values():
             task.add_done_callback(lambda _task: self._changed.set())
 
     async def _end(self) -> None:
-        for task in self._tasks:
+        for task in self._tasks.values():
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
 
     async def _settle(self) -> None:
         while any(play.answer is None or play.answer.done() for play in self._running()):
@@ -167,7 +164,7 @@ class Stage:
             await self._changed.wait()
 
     def _running(self) -> list[Play]:
-        return [play for play, task in zip(self._plays, self._tasks, strict=True) if not task.done()]
+        return [play for play, task in self._tasks.items() if not task.done()]
 
     async def _play(self, play: Play) -> Conversation:
         playing.set(play)
@@ -196,7 +193,7 @@ class Stage:
                 f"--multi_turn_scheduler {self._name}: the next turn waits for {len(slow)} trajectories (the first is "
                 f"{slow[0] if slow else '?'}) longer than --multi_turn_timeout {self._timeout:g} s"
             ) from error
-        for play, task in zip(self._plays, self._tasks, strict=True):
+        for play, task in self._tasks.items():
             if task.done() and (failure := _failure(task)) is not None:
                 raise RunFailed(
                     f"--multi_turn_scheduler {self._name} failed in {play.request.request_id}: {describe(failure)}"

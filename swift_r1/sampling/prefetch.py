@@ -28,7 +28,6 @@ logger = logging.getLogger("swift_r1.training")
 
 MakeTurns = Callable[[Generator, Ranks], Turns]
 
-_TELL_S = 2.0  # between two reports of a round's progress
 _LOOK_S = 0.5  # between two looks at the servers
 _CLOSE_S = 10.0
 _MAX_STALE_ANSWERS = 3  # to one request
@@ -99,19 +98,17 @@ class Prefetcher:
             self._begin()
 
     def wait(self, number: int, on_done: OnDone) -> None:
-        """Until round `number` has ended; `on_done` is told every few seconds how many more completions are there.
+        """Until round `number` has ended; `on_done` is told how many more completions are there.
         Raises what ended the round, and GatherAgain where the servers need the weights from all ranks."""
-        round_, next_report, ended = self._rounds[number], time.monotonic() + _TELL_S, False
+        round_, ended = self._rounds[number], False
         while not ended:
             with self._changed:
                 if not round_.ended and self.pool.health.wants_gather:
                     raise GatherAgain
                 ended = self._changed.wait_for(lambda: round_.ended, _LOOK_S)
-            if ended or time.monotonic() > next_report:
-                more, round_.told = round_.answered - round_.told, round_.answered
-                if more:
-                    on_done(more)
-                next_report = time.monotonic() + _TELL_S
+            more, round_.told = round_.answered - round_.told, round_.answered
+            if more:
+                on_done(more)
         if round_.fault is not None:
             raise round_.fault
 
@@ -200,7 +197,7 @@ class Prefetcher:
         """The run's, without the other ranks. Watchdog and recorder hear of what the trainer's thread waits for
         alone."""
         alone = Ranks(0, 1, self.sampler.ranks.device, None)
-        rollouts = AheadRollouts(self.pool, round_.number - self._staleness, self)
+        rollouts = PrefetchRollouts(self.pool, round_.number - self._staleness, self)
         return replace(
             self.sampler,
             ranks=alone,
@@ -213,8 +210,8 @@ class Prefetcher:
 
 
 @dataclass(frozen=True)
-class AheadRollouts:
-    """The `Generator` of one round that is generated ahead, on rank 0."""
+class PrefetchRollouts:
+    """The `Generator` of one prefetched round, on rank 0."""
 
     pool: ServerPool
     oldest: int  # rounds that must be behind the weights of every completion

@@ -91,14 +91,6 @@ def check_bucket(tensors: Mapping[str, TensorEntry], expected: Shapes, already: 
             raise HTTPError(422, f"{name} was sent twice in one version")
 
 
-def check_complete(sent: set[str], expected: Shapes) -> None:
-    """Raises HTTPError (422) naming weights of the model that no bucket held."""
-    missing = sorted(set(expected) - sent)
-    if missing:
-        shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
-        raise HTTPError(422, f"{len(missing)} of {len(expected)} weights were not sent: {shown}")
-
-
 def adapter_name(parameter: str, adapter: str = "default") -> str:
     """peft's name in a file for a parameter that it adds to the model (`x.lora_A.default.weight`)."""
     return _PEFT_PREFIX + parameter.replace(f".{adapter}.", ".")

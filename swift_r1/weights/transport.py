@@ -221,7 +221,7 @@ class NcclSender:
             limit = seconds_for(self._deadline_s, sum(tensor.nbytes for _, tensor in bucket))
             self._until(lambda: asked.done() and taken(), (asked,), limit, f"take bucket {index} of version {version}")
         except BaseException:
-            self.close()  # the workers may wait in a collective for ever
+            self.close()  # the workers may wait in a collective forever
             raise
         return entries_digest(entries)
 

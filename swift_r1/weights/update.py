@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swift_r1.weights.buckets import TensorEntry, content_hash, entries_digest
-from swift_r1.weights.expected import Shapes, check_bucket, check_complete
+from swift_r1.weights.expected import Shapes, check_bucket
 from swift_r1.weights.staging import StagedBucket
 from swift_r1.wire.http_errors import HTTPError
 from swift_r1.wire.protocol import StreamedBucket
@@ -205,7 +205,9 @@ class UpdateMachine:
                 raise HTTPError(422, f"{len(pending.digests)} buckets arrived, {buckets} were sent")
             if not hmac.compare_digest(content_hash(pending.digests), hash_of_all):
                 raise HTTPError(422, f"the content hash of version {version} differs: bytes changed on the way")
-            check_complete(pending.names, pending.expected)
+            if missing := sorted(set(pending.expected) - pending.names):
+                shown = ", ".join(missing[:5]) + (", …" if len(missing) > 5 else "")
+                raise HTTPError(422, f"{len(missing)} of {len(pending.expected)} weights were not sent: {shown}")
         except HTTPError:
             self._drop_pending()
             raise

@@ -51,7 +51,7 @@ class QuickEngine:
     ) -> AsyncIterator[Piece]:
         self._check(prompt, sampling)
         await asyncio.sleep(0)
-        yield Piece((1,), "a", (TokenLogprob(1, "a", -0.5),) if top_logprobs is not None else (), "length")
+        yield Piece((1,), "a", (TokenLogprob("a", -0.5),) if top_logprobs is not None else (), "length")
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         return self.encode("".join(one["role"] + one["content"] for one in messages))

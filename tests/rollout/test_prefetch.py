@@ -21,7 +21,7 @@ from swift_r1.sampling.base import ignore_output
 from swift_r1.sampling.pool.health import GatherAgain
 from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.pool.session import Expected
-from swift_r1.sampling.prefetch import AheadRollouts
+from swift_r1.sampling.prefetch import PrefetchRollouts
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.rollout.conftest import pool_of
@@ -99,7 +99,7 @@ def test_weights_change_under_a_running_completion(pool: ServerPool, engine: Hel
     push(pool, 1, 0)
 
     def generate() -> None:
-        got.extend(AheadRollouts(pool, 0, Alone()).generate(requests(1), lambda _count: None, ignore_output) or [])
+        got.extend(PrefetchRollouts(pool, 0, Alone()).generate(requests(1), lambda _count: None, ignore_output) or [])
 
     asking = threading.Thread(target=generate)
     asking.start()
@@ -118,7 +118,7 @@ def test_an_answer_by_weights_that_are_too_old_is_refused_and_asked_for_again(
     for version in (1, 2):
         push(pool, version, version - 1)
     engine.may_end.set()
-    rollouts = AheadRollouts(pool, 1, Alone())
+    rollouts = PrefetchRollouts(pool, 1, Alone())
     engine.says = [1]
     outputs = rollouts.generate(requests(3), lambda _count: None, heard.append)
     assert outputs is not None and [one.request_id for one in outputs] == ["r/0", "r/1", "r/2"]
@@ -135,7 +135,7 @@ def test_an_answer_of_weights_that_were_never_pushed_ends_the_run(pool: ServerPo
     engine.may_end.set()
     engine.says = [7]
     with pytest.raises(RunFailed, match=r"answered with weight version 7 .* was not published"):
-        AheadRollouts(pool, 0, Alone()).generate(requests(1), lambda _count: None, ignore_output)
+        PrefetchRollouts(pool, 0, Alone()).generate(requests(1), lambda _count: None, ignore_output)
 
 
 @dataclass

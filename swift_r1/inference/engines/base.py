@@ -44,9 +44,8 @@ class Generated:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One token with its text and log-prob; `top` are the likeliest tokens in its place, where they were asked for."""
+    """One token's text and log-prob; `top` are the likeliest tokens in its place, where they were asked for."""
 
-    token_id: int
     text: str
     logprob: float
     top: tuple[TokenLogprob, ...] = ()

@@ -256,7 +256,7 @@ def _token_logprob(token: int, entry: Mapping[int, Logprob], top: int) -> TokenL
 
     def one(number: int, *others: TokenLogprob) -> TokenLogprob:
         # What sampling has cut off (`top_p`, `top_k`) is at -inf, which JSON has no word for; OpenAI's floor is -9999.
-        return TokenLogprob(number, entry[number].decoded_token or "", max(entry[number].logprob, -9999.0), others)
+        return TokenLogprob(entry[number].decoded_token or "", max(entry[number].logprob, -9999.0), others)
 
     likeliest = sorted(entry, key=lambda number: -entry[number].logprob)[:top]
     return one(token, *map(one, likeliest))

@@ -40,7 +40,6 @@ class Health:
         self._returned = False
         self._overdue: dict[ServerSession, ServerUnreachable] = {}
         self._awaiting_weights: set[ServerSession] = set()
-        self._listeners: set[Callable[[], None]] = set()
 
     def close(self) -> None:
         """Ends the waiting for lost servers."""
@@ -64,12 +63,6 @@ class Health:
         with self._changed:
             returned, self._returned = self._returned, False
         return returned
-
-    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Has `listener` called, in any thread, when a server comes back; returns a function that ends that."""
-        with self._changed:
-            self._listeners.add(listener)
-        return lambda: self._listeners.discard(listener)
 
     def lose(self, session: ServerSession, epoch: int) -> None:
         """Takes a server out, unless it was taken out since `epoch`, and waits for it in a thread."""
@@ -223,13 +216,10 @@ class Health:
             if not self._is_newest(version):
                 return False
             self._take_in(session)
-            listeners = list(self._listeners)
         logger.info(
             "the rollout server at %s is back with weight version %d: %d of %d servers",
             *(session.url, target or max(self._served.current), len(self.ready), len(self.sessions)),
         )
-        for listener in listeners:
-            listener()
         return True
 
     def _is_newest(self, version: int) -> bool:

@@ -89,8 +89,8 @@ class ServerPool:
         check_going_on: Callable[[], None] = lambda: None,
     ) -> None:
         """Completions of all requests by weights of these `versions`; each output goes to `on_answer` as it comes.
-        Threads may ask at the same time, also while another one pushes. What `check_going_on` raises, called every few
-        seconds, ends it.
+        Threads may ask at the same time, also while another one pushes. `check_going_on` is called again and again;
+        what it raises ends it.
 
         Raises:
             ServerUnreachable: no server was there for too long, or all are given up.

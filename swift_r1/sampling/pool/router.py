@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
@@ -15,7 +14,7 @@ from functools import partial
 import httpx
 
 from swift_r1.errors import ServerUnreachable
-from swift_r1.sampling.pool.health import Health
+from swift_r1.sampling.pool.health import LOOK_S, Health
 from swift_r1.sampling.pool.session import OtherWeights, ServerSession
 from swift_r1.wire.http_errors import ServerRefused
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
@@ -23,7 +22,6 @@ from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
 logger = logging.getLogger(__name__)
 
 _REQUESTS_AT_ONCE = 256
-_TELL_EVERY_S = 2.0
 
 
 @dataclass(eq=False, slots=True)
@@ -56,14 +54,6 @@ class Router:
 
     async def run(self) -> None:
         """Until all is answered; raises as `ServerPool.ask`."""
-        loop = asyncio.get_running_loop()
-
-        def came_back() -> None:
-            with suppress(RuntimeError):  # all was answered meanwhile
-                loop.call_soon_threadsafe(self._wake.set)
-
-        stop_listening = self.health.listen(came_back)
-        told = time.monotonic()
         try:
             while self._waiting or any(lane.asked for lane in self._lanes):
                 for lane in list(self._lanes):
@@ -71,15 +61,12 @@ class Router:
                         await self._leave(lane)
                 self._assign()
                 self.health.check_any()
+                self.check_going_on()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._wake.wait(), max(told + _TELL_EVERY_S - time.monotonic(), 0.01))
+                    await asyncio.wait_for(self._wake.wait(), LOOK_S)
                 self._wake.clear()
                 await self._take_failures()
-                if time.monotonic() - told >= _TELL_EVERY_S:
-                    self.check_going_on()
-                    told = time.monotonic()
         finally:
-            stop_listening()
             for lane in list(self._lanes):
                 await self._leave(lane)
 

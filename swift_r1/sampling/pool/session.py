@@ -281,6 +281,6 @@ class ServerSession:
         refused = isinstance(error, ServerRefused) and error.status != NOT_NOW
         if self._losses >= (_MAX_REFUSALS if refused else _MAX_LOSSES):
             kind = GoneAgain if isinstance(error, ServerUnreachable) else RefusedAgain
-            raise kind(f"{error} (lost {self._losses} times in a row, with nothing gained in between)") from error
+            raise kind(f"{error} (lost {self._losses} times in a row, with no success in between)") from error
         logger.warning("%s; waiting up to %g s for it", error, self._timeout_s)
         raise ServerLost from error
