@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from swift_r1.launch.environment import usable_cpus
-from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.client import RolloutClient
 
 START_S, RUN_S, END_S = 900, 7200, 40
 PLUGIN = Path(__file__).with_name("async_plugin.py")

@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any
 
 from swift_r1.launch.environment import has_gpu, server_environment, usable_cpus
-from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 START_S = 600
@@ -158,7 +158,7 @@ def main() -> None:
         offline(args)
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends both sides
-    environ = server_environment(os.environ, offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ))
+    added = server_environment(os.environ, offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ))
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -173,7 +173,7 @@ def main() -> None:
     with (
         started(["-m", "swift_r1", "rollout", *flags], dict(os.environ), False, f"{logs}/http.log"),
         started(
-            [__file__, "--side", "offline", *sys.argv[1:]], environ.applied_to(os.environ), True, f"{logs}/offline.log"
+            [__file__, "--side", "offline", *sys.argv[1:]], {**os.environ, **added}, True, f"{logs}/offline.log"
         ) as other,
         RolloutClient(f"http://127.0.0.1:{port}") as client,
     ):

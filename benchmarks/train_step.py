@@ -129,9 +129,7 @@ def run_side(side: str, work: Path, trl_venv: Path) -> dict:
     environment = dict(os.environ)
     if side.startswith("trl-tuned") or (not peer and "untuned" not in side):
         world, gpu = World(), has_gpu(os.environ)
-        environment = trainer_environment(os.environ, world, offline=True, cpus=usable_cpus(), gpu=gpu).applied_to(
-            environment
-        )
+        environment |= trainer_environment(os.environ, world, offline=True, cpus=usable_cpus(), gpu=gpu)
     environment |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(HERE.parent) if not peer else ""}
     words = [str(python), str(HERE / ("step_trl.py" if peer else "step_ours.py")), side, str(work)]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False)

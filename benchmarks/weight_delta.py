@@ -20,7 +20,7 @@ from typing import Any
 
 from weight_sync import server
 
-from swift_r1.weights.snapshot import WeightSnapshot
+from swift_r1.weights.snapshot import SnapshotReader, WeightSnapshot
 from swift_r1.weights.writer import WeightWriter
 
 BATCH, LENGTH = 8, 64
@@ -80,13 +80,13 @@ def main() -> None:
             kept, version = WeightSnapshot(), max(versions, default=0) + 1
             keep(kept, backend, version, False)
             for writer in writers:
-                writer.push(version, kept.reading(version, copy=False), "http")
+                writer.push(version, SnapshotReader(kept, version, copy=False), "http")
             rows = []
             for step in range(1, args.steps + 1):
                 train_step(backend, rate, generator)
                 version += 1
                 prepare = keep(kept, backend, version, True)
-                buckets = list(kept.reading(version, copy=False))
+                buckets = list(SnapshotReader(kept, version, copy=False))
                 size = sum(one.size for one in buckets)
                 sent = sum(min(len(one.change or b"") or size, one.size) for one in buckets)
                 line = f"lr {rate:g} step {step}: {kept.changed / kept.total:.3%} changed, {sent / 1e6:.2f} of "
@@ -94,7 +94,7 @@ def main() -> None:
                 row = [kept.changed / kept.total, sent, prepare]
                 if writers:
                     before, started = writers[0].sent_bytes, time.perf_counter()
-                    writers[0].push(version, kept.reading(version, copy=False), "http")
+                    writers[0].push(version, SnapshotReader(kept, version, copy=False), "http")
                     changes = time.perf_counter() - started
                     assert writers[0].sent_bytes - before == sent
                     started = time.perf_counter()

@@ -19,8 +19,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.weights.writer import WeightWriter
+from swift_r1.wire.client import RolloutClient
 
 
 @contextmanager

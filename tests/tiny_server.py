@@ -42,7 +42,7 @@ class TinyEngine:
         size = self.model.config.vocab_size
         self.info = EngineInfo("tiny", "0", size, tokenizer_hash(tokenizer), MAX_MODEL_LEN, "float32", can_sleep=True)
         self.one_at_a_time = threading.Lock()
-        self.next_version = self.version = 0
+        self.version = 0
         self.asleep: set[str] = set()
 
     async def generate(self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None) -> Generated:
@@ -65,7 +65,7 @@ class TinyEngine:
 
     async def set_score_temperature(self, temperature: float) -> None: ...
 
-    async def load_weights(self, files: Sequence[Path]) -> None:
+    async def load_weights(self, files: Sequence[Path], version: int) -> None:
         assert "weights" not in self.asleep
         own = dict(self.model.named_parameters())
 
@@ -74,7 +74,7 @@ class TinyEngine:
                 for file in files:
                     for name, tensor in load_file(file).items():
                         own[name].copy_(tensor)
-                self.version = self.next_version
+                self.version = version
 
         await asyncio.to_thread(load)
 

@@ -63,9 +63,8 @@ def main() -> int:
     folder = args.output_dir / time.strftime("%Y%m%d-%H%M%S")
     folder.mkdir(parents=True)
     model = args.warm_start or folder / "warm_start"
-    environment = trainer_environment(
-        os.environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ)
-    ).applied_to(os.environ)
+    added = trainer_environment(os.environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ))
+    environment = {**os.environ, **added}
 
     if args.warm_start is None:
         console.print("[bold]1. Warm start[/bold]: a new model learns the format, and a little arithmetic")

@@ -44,10 +44,10 @@ def main() -> int:
     parser.add_argument("--steps", type=int, help="supervised steps [the task's own]")
     args = parser.parse_args()
     if _INSIDE not in os.environ:
-        environment = trainer_environment(
-            os.environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ)
-        ).applied_to(os.environ)
-        return subprocess.run([sys.executable, *sys.argv], env=environment | {_INSIDE: "1"}, check=False).returncode
+        added = trainer_environment(os.environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ))
+        return subprocess.run(
+            [sys.executable, *sys.argv], env={**os.environ, **added, _INSIDE: "1"}, check=False
+        ).returncode
     if args.task == "countdown":
         words = ["--output_dir", str(args.folder), "--seed", str(args.seed)]
         words += ["--steps", str(args.steps)] if args.steps else []

@@ -125,7 +125,7 @@ class AlgorithmArguments:
         None, "micro-batches per rank that are generated at once (default: --gradient_accumulation_steps)", at_least=1
     )
     generation_batch_size: int | None = flag(
-        None, "completions generated at once, over all ranks; instead of --steps_per_generation", at_least=2
+        None, "completions generated at once, over all ranks", at_least=2, instead_of=("steps_per_generation",)
     )
 
 
@@ -142,10 +142,10 @@ class PPOArguments:
     critic_warmup_steps: int = flag(0, "optimizer steps at the start in which only the critic learns", _PPO, at_least=0)
     num_mini_batches: int | None = flag(
         None,
-        "optimizer steps in one pass over a round, each of --gradient_accumulation_steps micro-batches; instead of "
-        "--steps_per_generation",
+        "optimizer steps in one pass over a round, each of --gradient_accumulation_steps micro-batches",
         _PPO,
         at_least=1,
+        instead_of=("steps_per_generation", "generation_batch_size"),
         ms_swift="1",
     )
     kl_coef: float = flag(0.0, "weight of the KL in each token's reward", _PPO, at_least=0, ms_swift="0.05")

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections import Counter
 from collections.abc import Iterator
 
 from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.world import World
-from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_message
 from swift_r1.errors import UsageError
 
-DEEPSPEED_NAMES = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
 _SCHEDULER_KWARGS = {
     "cosine": {"num_cycles"},
     "cosine_with_min_lr": {"num_cycles", "min_lr", "min_lr_rate"},
@@ -20,8 +16,6 @@ _SCHEDULER_KWARGS = {
     "inverse_sqrt": {"timescale"},
     "polynomial": {"lr_end", "power"},
 }
-_DURATION = re.compile(r"(\d+(?:\.\d+)?)([smhd]?)")
-_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
@@ -30,8 +24,7 @@ def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator
     yield from reward_faults(args, given)
     yield from rollout_faults(args, given)
     yield from round_faults(args, world)
-    yield from tuner_faults(args)
-    yield from schedule_faults(args, given)
+    yield from training_faults(args, given)
     yield from process_faults(args, given, world)
     yield from evaluation_faults(args)
     yield from data_faults(args)
@@ -42,12 +35,8 @@ def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """What the loss, the estimator and PPO need of other flags."""
     if args.rlhf_type == "grpo" and args.num_generations < 2:
         yield "--num_generations must be at least 2, not 1, with --rlhf_type grpo: it compares completions"
-    if args.rlhf_type == "ppo":
-        if 0 < args.max_steps <= (warmup := args.critic_warmup_steps):
-            yield f"--critic_warmup_steps {warmup} leaves the policy no step of --max_steps {args.max_steps}"
-        other = [name for name in ("steps_per_generation", "generation_batch_size") if name in given]
-        if args.num_mini_batches is not None and other:
-            yield f"give either --num_mini_batches or --{other[0]}, not both"
+    if args.rlhf_type == "ppo" and 0 < args.max_steps <= (warmup := args.critic_warmup_steps):
+        yield f"--critic_warmup_steps {warmup} leaves the policy no step of --max_steps {args.max_steps}"
     clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
     if args.loss_type not in ("cispo", "sapo") and args.delta is not None and args.delta <= 1 + clip_high:
         yield (
@@ -84,10 +73,6 @@ def reward_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
         )
     if "api" in args.reward_funcs and args.reward_api is None:
         yield "--reward_funcs api needs --reward_api URL"
-    elif "api" in args.reward_funcs and not str(args.reward_api).startswith(("http://", "https://")):
-        yield f"--reward_api must begin with http:// or https://: {args.reward_api!r}"
-    if args.truncated_reward is not None and args.missing_eos_penalty is not None:
-        yield "give either --truncated_reward or --missing_eos_penalty, not both"
     if args.multi_objective_aggregation == "normalize_then_sum":
         for name in ("truncated_reward", "missing_eos_penalty"):
             if getattr(args, name) is not None:
@@ -116,7 +101,7 @@ def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     if args.colocates:
         yield from _colocate_faults(args)
     elif args.use_vllm:
-        yield from _server_faults(args, given)
+        yield from _server_faults(args)
     if args.offload_optimizer and args.optim.startswith("paged"):
         yield (
             f"--offload_optimizer true with --optim {args.optim}, whose moments move between GPU and host by "
@@ -130,7 +115,6 @@ def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
             f"--rollout_importance_sampling_mode {mode} with --top_p or --top_k would weigh a completion by how "
             "much of the distribution was cut at each of its tokens: use token_truncate"
         )
-    yield from stop_word_faults(args.stop_words)
     if args.async_generate and not args.use_vllm:
         yield "--async_generate true needs a `swift rollout` server (--use_vllm true), which generates meanwhile"
     if args.cuts_sampling and args.ratio_to_behaviour:
@@ -138,11 +122,6 @@ def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
             "--async_generate true takes the ratio to the engine's log-probs, those of a part of the distribution with "
             "--top_p or --top_k: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0"
         )
-
-
-def stop_word_faults(stop_words: list[str]) -> Iterator[str]:
-    if "" in stop_words:
-        yield "--stop_words holds an empty string, which would end every completion at once"
 
 
 def _colocate_faults(args: RlhfFlags) -> Iterator[str]:
@@ -155,17 +134,12 @@ def _colocate_faults(args: RlhfFlags) -> Iterator[str]:
         yield "--weight_transport nccl needs a GPU each for trainer and engine: with --vllm_mode colocate use auto"
 
 
-def _server_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
+def _server_faults(args: RlhfFlags) -> Iterator[str]:
     """Which servers, and how weights go to them."""
     hosts, ports, urls = args.vllm_server_host, args.vllm_server_port, args.vllm_server_base_url
     if not urls and not hosts:
         yield "--use_vllm true needs --vllm_server_host, --vllm_server_base_url, or --vllm_mode colocate"
         return
-    if urls and ("vllm_server_host" in given or "vllm_server_port" in given):
-        yield "give either --vllm_server_base_url or --vllm_server_host/--vllm_server_port, not both"
-    for url in urls:
-        if not url.startswith(("http://", "https://")):
-            yield f"--vllm_server_base_url must begin with http:// or https://: {url!r}"
     if not urls and len(hosts) != len(ports) and 1 not in (len(hosts), len(ports)):
         yield f"--vllm_server_host has {len(hosts)} values and --vllm_server_port {len(ports)}: one port, or as many"
         return
@@ -181,8 +155,7 @@ def _server_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
 def round_faults(args: RlhfFlags, world: World) -> Iterator[str]:
     """The arithmetic of a round: completions, groups, micro-batches."""
     if args.generation_batch_size is not None and args.steps_per_generation is not None:
-        yield "give either --generation_batch_size or --steps_per_generation, not both"
-        return
+        return  # only one of them may be given
     micro_batch = args.per_device_train_batch_size * world.size
     across = f"--per_device_train_batch_size {args.per_device_train_batch_size} x {world.size} processes"
     accumulation = args.gradient_accumulation_steps
@@ -190,12 +163,12 @@ def round_faults(args: RlhfFlags, world: World) -> Iterator[str]:
     if (size := args.generation_batch_size) is not None:
         if size % micro_batch:
             near = _near_multiples(size, micro_batch)
-            yield f"--generation_batch_size {size} is no multiple of {micro_batch} ({across}): {near}"
+            yield f"--generation_batch_size {size} is not a multiple of {micro_batch} ({across}): {near}"
             return
         micro_batches = size // micro_batch
     if micro_batches % accumulation:
         yield (
-            f"{micro_batches} micro-batches are generated at once, which is no multiple of "
+            f"{micro_batches} micro-batches are generated at once, which is not a multiple of "
             f"--gradient_accumulation_steps {accumulation}: {_near_multiples(micro_batches, accumulation)} "
             "for --steps_per_generation"
         )
@@ -214,24 +187,15 @@ def _near_multiples(value: int, divisor: int) -> str:
     return f"use {below} or {below + divisor}" if below else f"use {below + divisor}"
 
 
-def tuner_faults(args: RlhfFlags) -> Iterator[str]:
-    """Which weights are trained."""
+def training_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
+    """What is trained, and the learning-rate schedule."""
     if args.train_type != "full" and not args.target_modules:
         yield "--target_modules names no module to adapt: all-linear means every linear one"
-    if args.freeze_parameters_regex is not None:
-        try:
-            re.compile(args.freeze_parameters_regex)
-        except re.error as error:
-            yield f"--freeze_parameters_regex {args.freeze_parameters_regex}: no pattern ({error})"
-
-
-def schedule_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
-    """Steps, warm-up and learning-rate schedule."""
-    kind, kwargs = args.lr_scheduler_type, args.lr_scheduler_kwargs
     if args.max_steps == 0:
         yield "--max_steps 0 trains nothing: -1 means as many as --num_train_epochs says"
     if {"warmup_ratio", "warmup_steps"} <= given and args.warmup_steps:
         yield "give either --warmup_steps or --warmup_ratio, not both"
+    kind, kwargs = args.lr_scheduler_type, args.lr_scheduler_kwargs
     allowed = _SCHEDULER_KWARGS.get(kind, set())
     for name in sorted(set(kwargs) - allowed):
         instead = f" (it takes {', '.join(sorted(allowed))})" if allowed else ""
@@ -255,27 +219,15 @@ def process_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iter
         yield "--vllm_mode colocate is for one machine: use `swift rollout` servers (--vllm_mode server) with several"
     if world.size == 1 and "shutdown_timeout" in given:
         yield "--shutdown_timeout has no effect on one process: leave it out"
-    if args.deepspeed is None:
-        if world.size > 1:
-            yield (
-                f"{world.size} processes (NPROC_PER_NODE={world.nproc_per_node}, NNODES={world.nnodes}) need "
-                "--deepspeed, for example --deepspeed zero2; without it training takes one process"
-            )
-        return
-    text = args.deepspeed.strip()
-    if text.startswith("{"):
-        try:
-            json.loads(text)
-        except json.JSONDecodeError as error:
-            yield f"--deepspeed holds JSON that is not valid: {error.msg} at {error.pos}"
-    elif text not in DEEPSPEED_NAMES and not text.endswith(".json"):
-        yield f"--deepspeed must be one of {', '.join(DEEPSPEED_NAMES)}, a .json file or JSON, not {text!r}"
+    if args.deepspeed is None and world.size > 1:
+        yield (
+            f"{world.size} processes (NPROC_PER_NODE={world.nproc_per_node}, NNODES={world.nnodes}) need "
+            "--deepspeed, for example --deepspeed zero2; without it training takes one process"
+        )
 
 
 def evaluation_faults(args: RlhfFlags) -> Iterator[str]:
     """What is evaluated, and the metric that checkpoints are compared by, which must be there at every save."""
-    if args.val_dataset and args.split_dataset_ratio:
-        yield "give either --val_dataset or --split_dataset_ratio, not both"
     try:
         args.eval_tasks()
     except UsageError as error:
@@ -301,40 +253,14 @@ def data_faults(args: RlhfFlags) -> Iterator[str]:
         yield "--streaming true needs --max_steps: the length of streamed data is not known"
     if args.streaming and args.split_dataset_ratio:
         yield "--streaming true cannot split rows off: give --val_dataset"
-    yield from wording_faults(args.system, args.prompt_template, args.enable_thinking)
-
-
-def wording_faults(system: str | None, template: str | None, thinking: bool | None) -> Iterator[str]:
-    """A `--system` file that is none; a `--prompt_template` that is none, or that leaves `--enable_thinking` unread."""
-    try:
-        system_message(system)
-    except UsageError as error:
-        yield str(error)
-    if template is None:
-        return
-    if template in TEMPLATES and thinking is not None:
-        yield f"--enable_thinking has no effect with --prompt_template {template}"
-    try:
-        prompt_template(template)
-    except UsageError as error:
-        yield str(error)
 
 
 def ending_faults(args: RlhfFlags) -> Iterator[str]:
     """What a run promises and shows, and how it ends early."""
     if "none" in args.report_to and len(args.report_to) > 1:
         yield "--report_to none cannot be combined with other trackers"
-    if args.max_runtime is not None and not (_DURATION.fullmatch(args.max_runtime) and seconds_of(args.max_runtime)):
-        yield f"--max_runtime {args.max_runtime}: wants a time like 90s, 45m, 2h or 1d"
     if args.deterministic and args.use_vllm:
         yield (
             "--deterministic true cannot be promised with --use_vllm true: vLLM's numbers depend on what it computes "
             "at the same time; leave one of them out"
         )
-
-
-def seconds_of(duration: str) -> float:
-    """A time like 90s, 45m, 2h or 1d in seconds; a number alone is in seconds."""
-    match = _DURATION.fullmatch(duration)
-    assert match is not None
-    return float(match[1]) * _UNITS[match[2]]

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_r1.arguments.fields import Scope, flag, free
+from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_message
 
 _STORED = Scope(lambda args: not args.streaming, "with --streaming true: rows are prepared as they come")
 _STREAMED = Scope(lambda args: args.streaming, "without --streaming true")
@@ -20,6 +21,18 @@ EVALUATED = Scope(
 )
 
 
+# Of `swift eval` too.
+USE_HF = flag(None, "hub ids without a prefix are Hugging Face's (default: USE_HF, else ModelScope's)")
+DATASET_INFO = flag([], "JSON files that register datasets, in ms-swift's form")
+SYSTEM = flag(None, "system message of prompts without one: text (\\n: newline), or a .txt file", check=system_message)
+TEMPLATE = flag(None, "r1, qwen_math, no, or a Jinja file, instead of the chat template", check=prompt_template)
+THINKING = flag(
+    None,
+    "passed to the chat template (default: the template's own)",
+    Scope(lambda args: args.prompt_template not in TEMPLATES, "with --prompt_template {prompt_template}"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataArguments:
     """Data."""
@@ -31,9 +44,11 @@ class DataArguments:
         required=True,
     )
     val_dataset: list[str] = free([], "held-out prompts for --eval_steps, written like --dataset", EVALUATED)
-    split_dataset_ratio: float = flag(0.0, "share of --dataset that is held out", EVALUATED, at_least=0, at_most=0.9)
-    use_hf: bool | None = flag(None, "hub ids without a prefix are Hugging Face's (default: USE_HF, else ModelScope's)")
-    custom_dataset_info: list[str] = flag([], "JSON files that register datasets, in ms-swift's form")
+    split_dataset_ratio: float = flag(
+        0.0, "share of --dataset that is held out", EVALUATED, at_least=0, at_most=0.9, instead_of=("val_dataset",)
+    )
+    use_hf: bool | None = USE_HF
+    custom_dataset_info: list[str] = DATASET_INFO
     columns: dict[str, Any] = flag({}, 'rename dataset columns: \'{"question": "query"}\'')
     strict: bool = free(False, "a row that cannot be read or preprocessed stops the run instead of being left out")
     dataset_num_proc: int = free(1, "processes that preprocess rows", _STORED, at_least=1)
@@ -44,10 +59,10 @@ class DataArguments:
     shuffle_buffer_size: int = flag(1000, "rows among which --streaming shuffles", _STREAMED, _SHUFFLED, at_least=1)
     dataset_shuffle: bool = flag(True, "shuffle the prompts each epoch, and take the rows of #N at random")
     data_seed: int | None = flag(None, "seed of the data's order (default: --seed)", ms_swift="42")
-    system: str | None = flag(None, "system message of prompts without one: text (\\n: newline), or a .txt file")
-    prompt_template: str | None = flag(None, "r1, qwen_math, no, or a Jinja file, instead of the chat template")
+    system: str | None = SYSTEM
+    prompt_template: str | None = TEMPLATE
     response_prefix: str = flag("", "what the model's turn begins with: '<think>'; rewards see it too")
-    enable_thinking: bool | None = flag(None, "passed to the chat template (default: the template's own)")
+    enable_thinking: bool | None = THINKING
     max_length: int | None = flag(None, "longest prompt in tokens; see --truncation_strategy", at_least=1)
     truncation_strategy: str = flag(
         "delete",

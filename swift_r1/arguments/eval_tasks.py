@@ -6,10 +6,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any
 
+from swift_r1.arguments.fields import flag, flag_specs, from_config
 from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_message
 from swift_r1.data.sources import parse_dataset
 from swift_r1.errors import UsageError
@@ -32,33 +33,22 @@ _IN_TAGS = {"r1": {"math": "math_tag"}}
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One evaluated data set; the fields are also the keys of its JSON form on the command line.
+    """One evaluated data set; the fields are also the keys of its JSON form on the command line."""
 
-    Attributes:
-        name: in the names of metrics and in files; no slash.
-        dataset: a registered data set, or a file.
-        benchmark: whose columns a file has, where it is named by `benchmark=file`.
-        reward: the reward function; None for the run's own.
-        limit: the first so many questions; None for all.
-        num_generations: completions a question.
-        instruction: put below each question; "" for none.
-        system, prompt_template, response_prefix, enable_thinking: as the flags of these names.
-    """
-
-    name: str
-    dataset: str
-    benchmark: str | None = None
-    reward: str | None = None
-    limit: int | None = None
-    num_generations: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    max_completion_length: int = 512
-    instruction: str = ""
-    system: str | None = None
-    prompt_template: str | None = None
-    response_prefix: str = ""
-    enable_thinking: bool | None = None
+    name: str = flag("", "in the names of metrics and in files; no slash")
+    dataset: str = flag("", "a registered data set, or a file")
+    benchmark: str | None = flag(None, "whose columns a file has, where it is named by `benchmark=file`")
+    reward: str | None = flag(None, "the reward function; None for the run's own")
+    limit: int | None = flag(None, "the first so many questions; None for all", at_least=1)
+    num_generations: int = flag(1, "completions a question", at_least=1)
+    temperature: float = flag(1.0, "sampling temperature", at_least=0)
+    top_p: float = flag(1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1)
+    max_completion_length: int = flag(512, "longest completion in tokens", at_least=1)
+    instruction: str = flag("", "put below each question")
+    system: str | None = flag(None, "this and the following: as the flags of these names")
+    prompt_template: str | None = flag(None, "")
+    response_prefix: str = flag("", "")
+    enable_thinking: bool | None = flag(None, "")
 
     def to_dict(self) -> dict[str, Any]:
         """All fields, and a hash of the template where it is a file."""
@@ -69,17 +59,7 @@ class Task:
         return own
 
 
-_NAMES = frozenset(field.name for field in fields(Task)) - {"benchmark"}
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    "limit": (int,),
-    "num_generations": (int,),
-    "max_completion_length": (int,),
-    "temperature": (int, float),
-    "top_p": (int, float),
-    "enable_thinking": (bool,),
-}
-_SAID: Mapping[type, str] = {str: "text", bool: "true or false", int: "a number"}
-_LEAST: Mapping[str, int] = {"limit": 1, "num_generations": 1, "max_completion_length": 1, "temperature": 0}
+_FIELDS = {name: spec for name, spec in flag_specs(Task).items() if name != "benchmark"}
 
 
 def read_tasks(flag: str, values: Sequence[str], defaults: Mapping[str, Any]) -> list[Task]:
@@ -116,7 +96,7 @@ def _task(value: str, defaults: Mapping[str, Any]) -> Task:
     if not equals or "/" in benchmark:
         benchmark, rest = "", text
     elif benchmark not in BENCHMARKS:
-        raise UsageError(f"{benchmark} is no benchmark; known are {', '.join(BENCHMARKS)}")
+        raise UsageError(f"{benchmark} is not a benchmark; known are {', '.join(BENCHMARKS)}")
     try:
         spec = parse_dataset(rest)
     except UsageError as error:
@@ -124,7 +104,7 @@ def _task(value: str, defaults: Mapping[str, Any]) -> Task:
     dataset = spec.raw.rpartition("#")[0] if spec.sample is not None else spec.raw
     kind = benchmark or spec.name
     label = benchmark or (PurePath(spec.name).stem if spec.is_file else spec.name)
-    filled = {key: item for key, item in defaults.items() if key in _NAMES}
+    filled = {key: item for key, item in defaults.items() if key in _FIELDS}
     reward, instruction = BENCHMARKS.get(kind, filled.get("reward")), filled.get("instruction")
     filled |= {"name": re.sub(r"[^\w.+-]", "_", label), "reward": reward}
     if spec.sample is not None:
@@ -133,7 +113,7 @@ def _task(value: str, defaults: Mapping[str, Any]) -> Task:
     if "reward" not in own:
         in_tags = _IN_TAGS.get(str(filled.get("prompt_template")), {})
         filled["reward"] = in_tags.get(str(reward), reward)
-    if "prompt_template" in own:
+    if own.get("prompt_template") is not None:
         prompt_template(own["prompt_template"])
     if "system" in own:
         filled["system"] = system_message(own["system"])
@@ -148,20 +128,17 @@ def _object(text: str) -> dict[str, Any]:
     try:
         own: dict[str, Any] = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UsageError(f"no JSON object: {error.msg} at {error.pos}") from error
+        raise UsageError(f"not a JSON object: {error.msg} at {error.pos}") from error
     if not isinstance(own.get("dataset"), str):
         raise UsageError('the JSON object lacks "dataset", a name or a file')
-    unknown = sorted(set(own) - _NAMES)
+    unknown = sorted(own.keys() - _FIELDS)
     if unknown:
-        raise UsageError(f"there is no {unknown[0]} here; known are {', '.join(sorted(_NAMES))}")
+        raise UsageError(f"there is no {unknown[0]} here; known are {', '.join(sorted(_FIELDS))}")
     for key, item in own.items():
-        kinds: tuple[type, ...] = _KINDS.get(key, (str,))
-        if not isinstance(item, kinds) or (isinstance(item, bool) and bool not in kinds):
-            raise UsageError(f"{key} must be {_SAID.get(kinds[0], 'a number')}, not {json.dumps(item)}")
-        if key in _LEAST and isinstance(item, int | float) and item < _LEAST[key]:
-            raise UsageError(f"{key} must be at least {_LEAST[key]}, not {item}")
-    if not 0 < own.get("top_p", 1) <= 1:
-        raise UsageError(f"top_p must be above 0 and at most 1, not {own['top_p']}")
+        try:
+            own[key] = from_config(_FIELDS[key], item)
+        except ValueError as error:
+            raise UsageError(f"{key} {error}") from error
     if "name" in own and not re.fullmatch(r"[\w.+-]+", own["name"]):
         raise UsageError(f"name {own['name']!r} must be of letters, digits and . + - _")
     return own

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 from typing import ClassVar, Self
 
-from swift_r1.arguments.checks import stop_word_faults, wording_faults
+from swift_r1.arguments.data import DATASET_INFO, SYSTEM, TEMPLATE, THINKING, USE_HF
 from swift_r1.arguments.eval_tasks import Task, limited, read_tasks
-from swift_r1.arguments.fields import flag, no_effect
+from swift_r1.arguments.fields import check_stop_word, flag, no_effect, scope_faults
 from swift_r1.arguments.parser import API_KEY_VARIABLE, Command
 from swift_r1.arguments.reward import PluginArguments, VerifierArguments
 from swift_r1.arguments.server import VllmArguments
@@ -36,16 +36,16 @@ class AskingArguments:
     temperature: float = flag(1.0, "sampling temperature; 0: greedy", at_least=0, at_most=1000)
     top_p: float = flag(1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1)
     max_completion_length: int = flag(2048, "longest completion in tokens", at_least=1)
-    stop_words: list[str] = flag([], "strings that end a completion")
+    stop_words: list[str] = flag([], "strings that end a completion", check=check_stop_word)
     instruction: str | None = flag(
         None, "text below each question (default: the benchmark's, unless --system or a template is given)"
     )
-    system: str | None = flag(None, "system message of prompts without one: text (\\n: newline), or a .txt file")
-    prompt_template: str | None = flag(None, "r1, qwen_math, no, or a Jinja file, instead of the chat template")
+    system: str | None = SYSTEM
+    prompt_template: str | None = TEMPLATE
     response_prefix: str = flag("", "what the model's turn begins with, '<think>'; part of its text when it is judged")
-    enable_thinking: bool | None = flag(None, "passed to the chat template (default: the template's own)")
-    use_hf: bool | None = flag(None, "hub ids without a prefix are Hugging Face's (default: USE_HF, else ModelScope's)")
-    custom_dataset_info: list[str] = flag([], "JSON files that register datasets, in ms-swift's form")
+    enable_thinking: bool | None = THINKING
+    use_hf: bool | None = USE_HF
+    custom_dataset_info: list[str] = DATASET_INFO
     eval_limit: int | None = flag(None, "most questions of each benchmark, its first (default: all)", at_least=1)
 
 
@@ -135,7 +135,7 @@ class EvalArguments(
             yield "--model is missing: a folder, a checkpoint, a Hugging Face id or a URL"
         if not self.benchmarks:
             yield "--benchmarks is missing: --benchmarks gsm8k math500"
-        yield from wording_faults(self.system, self.prompt_template, self.enable_thinking)
+        yield from scope_faults(self, given & {"enable_thinking"})
         try:
             tasks = self.tasks()
         except UsageError as error:
@@ -143,29 +143,24 @@ class EvalArguments(
         else:
             for task in tasks:
                 if task.reward is None:
-                    yield f"--benchmarks {task.name}: it is no benchmark, so say who judges it: --reward_func math"
-        yield from stop_word_faults(self.stop_words)
+                    yield f"--benchmarks {task.name}: it is not a benchmark, so say who judges it: --reward_func math"
         yield from self._unread(given)
 
     def _comparison_faults(self, given: frozenset[str]) -> Iterator[str]:
         if len(self.compare) != 2:
-            yield f"--compare wants two folders, not {len(self.compare)}"
+            yield f"--compare takes two folders, not {len(self.compare)}"
         unread = sorted(given - {"compare", "seed", "output_dir"})
         if unread:
             yield f"--compare reads finished evaluations: leave out {', '.join(f'--{one}' for one in unread)}"
 
     def _unread(self, given: frozenset[str]) -> Iterator[str]:
         """Flags that have no effect with this model and engine."""
-        unread: tuple[str, ...]
+        unread: tuple[str, ...] = (*_ENDPOINT_FLAGS, "per_device_eval_batch_size")
+        why = "--infer_backend vllm"
         if self.is_url:
-            unread, why = (
-                ("infer_backend", "torch_dtype", "per_device_eval_batch_size", *_ENGINE_FLAGS),
-                "the URL of a server",
-            )
+            unread, why = (*_LOCAL_FLAGS, *_ENGINE_FLAGS), "the URL of a server"
         elif self.infer_backend == "transformers":
             unread, why = (*_ENDPOINT_FLAGS, *_ENGINE_FLAGS), "--infer_backend transformers"
-        else:
-            unread, why = (*_ENDPOINT_FLAGS, "per_device_eval_batch_size"), "--infer_backend vllm"
         found = [name for name in unread if name in given]
         if found and self.model:
             yield no_effect(found, f"with {why}")

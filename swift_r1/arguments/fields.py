@@ -7,9 +7,10 @@ import dataclasses
 import inspect
 import json
 import math
+import operator
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +49,8 @@ class FlagInfo:
         gpu_only: has an effect only on a GPU.
         may_change: a resumed run may have another value, since it does not change what is learned.
         ms_swift: ms-swift's default where it differs from ours, as text for the help.
+        instead_of: flags that say the same in another way; only one of them may be given.
+        check: raises ValueError or UsageError for a value (of a list, for an item) that cannot be.
         secret: never written to a file or shown.
         synonyms: ms-swift's words for some of the choices.
         elsewhere: ms-swift's words for what other flags do here, and how that is written.
@@ -55,7 +58,7 @@ class FlagInfo:
     """
 
     help: str
-    choices: tuple[str, ...] = ()
+    choices: tuple[Any, ...] = ()
     aliases: tuple[str, ...] = ()
     required: bool = False
     at_least: float | None = None
@@ -66,6 +69,8 @@ class FlagInfo:
     gpu_only: bool = False
     may_change: bool = False
     ms_swift: str | None = None
+    instead_of: tuple[str, ...] = ()
+    check: Callable[[Any], object] | None = None
     secret: bool = False
     objects: bool = False
     synonyms: Mapping[str, str] = field(default_factory=dict)
@@ -124,19 +129,31 @@ def no_effect(names: Sequence[str], otherwise: str) -> str:
     return f"{', '.join(f'--{name}' for name in names)} {'has' if len(names) == 1 else 'have'} no effect {otherwise}"
 
 
-def scope_faults(args: Any, given: frozenset[str], groups: Collection[str] = ()) -> Iterator[str]:
-    """The flags that were given outside their scope, of all groups or of these."""
+def scope_faults(args: Any, given: frozenset[str]) -> Iterator[str]:
+    """The flags that were given outside their scope, or beside one that they stand for."""
     unused: dict[Scope, list[str]] = {}
     for name, spec in flag_specs(type(args)).items():
-        if name not in given or (groups and spec.group not in groups):
+        if name not in given:
             continue
         value = getattr(args, name)
         off = not value and value == spec.default
         for scope in spec.info.scopes:
             if not (scope.unless_off and off) and not scope.holds(args):
                 unused.setdefault(scope, []).append(name)
+        for other in given.intersection(spec.info.instead_of) if value not in (None, []) else ():
+            yield f"give either --{name} or --{other}, not both"
     for scope, names in unused.items():
         yield no_effect(names, scope.otherwise.format_map(vars(args)))
+
+
+def check_url(url: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise ValueError(f"must begin with http:// or https://: {url!r}")
+
+
+def check_stop_word(word: str) -> None:
+    if not word:
+        raise ValueError("holds an empty string, which would end every completion at once")
 
 
 def _groups(cls: type) -> dict[str, str]:
@@ -171,8 +188,8 @@ def from_words(spec: FlagSpec, words: Sequence[str]) -> Any:
     if spec.is_list:
         return [_item(spec, word) for word in words]
     if len(words) > 1:
-        extra = " ".join(words[1:])
-        raise ValueError(f"takes one value but got {len(words)} (what is {extra!r}? quote a value that holds spaces)")
+        more = " ".join(words[1:])
+        raise ValueError(f"takes one value but got {len(words)} (what is {more!r}? quote a value that holds spaces)")
     return _item(spec, words[0])
 
 
@@ -196,9 +213,9 @@ def _as_word(spec: FlagSpec, value: Any) -> str:
     if isinstance(value, bool) and str(value).lower() in spec.info.synonyms:
         return str(value).lower()
     if isinstance(value, bool) and spec.kind is not bool:
-        raise ValueError(f"wants {_WANTED[spec.kind]}, not a bool: put the value in quotes")
+        raise ValueError(f"must be {_WANTED[spec.kind]}, not a bool: put the value in quotes")
     if isinstance(value, dict | list):
-        raise ValueError(f"wants {_WANTED[spec.kind]}, not {json.dumps(value)}")
+        raise ValueError(f"must be {_WANTED[spec.kind]}, not {json.dumps(value)}")
     return str(value)
 
 
@@ -210,7 +227,9 @@ def _item(spec: FlagSpec, word: str) -> Any:
     if info.elsewhere and value in info.elsewhere:
         raise ValueError(f"{value} is written {info.elsewhere[value]} here")
     if info.choices and value not in info.choices:
-        raise ValueError(f"must be one of {', '.join(info.choices)}, not {value!r}")
+        raise ValueError(f"must be one of {', '.join(map(str, info.choices))}, not {value!r}")
+    if info.check is not None:
+        info.check(value)
     return value
 
 
@@ -218,11 +237,11 @@ def _typed(kind: type, word: str) -> Any:
     try:
         word.encode()
     except UnicodeEncodeError:  # bytes of another encoding on the command line, half a character in a file
-        raise ValueError("holds what is no UTF-8 text") from None
+        raise ValueError("is not valid UTF-8") from None
     if kind is bool:
         lowered = word.strip().lower()
         if lowered not in _TRUE | _FALSE:
-            raise ValueError(f"wants true or false, not {word!r}")
+            raise ValueError(f"must be true or false, not {word!r}")
         return lowered in _TRUE
     if kind is dict:
         return _json_object(word)
@@ -231,9 +250,9 @@ def _typed(kind: type, word: str) -> Any:
     try:
         number = kind(word)
     except ValueError:
-        raise ValueError(f"wants {_WANTED[kind]}, not {word!r}") from None
+        raise ValueError(f"must be {_WANTED[kind]}, not {word!r}") from None
     if kind is float and not math.isfinite(number):
-        raise ValueError(f"wants a finite number, not {word!r}")
+        raise ValueError(f"must be a finite number, not {word!r}")
     return number
 
 
@@ -241,19 +260,15 @@ def _json_object(word: str) -> dict[str, Any]:
     try:
         value = json.loads(word)
     except json.JSONDecodeError as error:
-        raise ValueError(f"wants a JSON object, and {word!r} is not JSON ({error.msg} at {error.pos})") from None
+        raise ValueError(f"must be a JSON object, and {word!r} is not JSON ({error.msg} at {error.pos})") from None
     if not isinstance(value, dict):
-        raise ValueError(f"wants a JSON object like '{{\"a\": 1}}', not {word!r}")
+        raise ValueError(f"must be a JSON object like '{{\"a\": 1}}', not {word!r}")
     return value
 
 
 def _check_limits(spec: FlagSpec, value: Any) -> None:
-    info = spec.info
-    if info.at_least is not None and value < info.at_least:
-        raise ValueError(f"must be at least {info.at_least:g}, not {value}")
-    if info.more_than is not None and value <= info.more_than:
-        raise ValueError(f"must be more than {info.more_than:g}, not {value}")
-    if info.at_most is not None and value > info.at_most:
-        raise ValueError(f"must be at most {info.at_most:g}, not {value}")
-    if info.less_than is not None and value >= info.less_than:
-        raise ValueError(f"must be less than {info.less_than:g}, not {value}")
+    limits = {"at_least": operator.ge, "more_than": operator.gt, "at_most": operator.le, "less_than": operator.lt}
+    for name, holds in limits.items():
+        limit = getattr(spec.info, name)
+        if limit is not None and not holds(value, limit):
+            raise ValueError(f"must be {name.replace('_', ' ')} {limit:g}, not {value}")

@@ -77,8 +77,8 @@ class _Reading:
         """Keeps the value of a flag, or the fault under the flag's `name` as the user wrote it."""
         try:
             self.values[spec.name] = convert(spec, value)
-        except ValueError as error:
-            self.faults.append(f"{name} {error}")
+        except (ValueError, UsageError) as error:
+            self.faults += error.faults if isinstance(error, UsageError) else [f"{name} {error}"]
             self.faulty.add(spec.name)
 
 
@@ -183,7 +183,7 @@ def _load_config(path: str, faults: list[str]) -> dict[Any, Any]:
         faults.append(f"config file {path}{place}: not valid YAML ({getattr(error, 'problem', None) or error})")
         return {}
     if loaded is not None and not isinstance(loaded, dict):
-        faults.append(f"config file {path}: wants lines like `learning_rate: 1e-6`")
+        faults.append(f"config file {path}: must hold lines like `learning_rate: 1e-6`")
         return {}
     return loaded or {}
 
@@ -196,11 +196,11 @@ def unknown_flag(cls: type[Command], written: str) -> str:
         return f"{shown}: {REFUSED_FLAGS[name]}"
     names = sorted(spellings(cls))
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    if name in MS_SWIFT_GRPO_FLAGS and name not in names:
+    others = {known for command in Command.__subclasses__() for known in spellings(command)}
+    if name in MS_SWIFT_GRPO_FLAGS | others and name not in names:
         hint = f"; the nearest it has is --{near[0]}" if near else ""
-        return (
-            f"{shown} is an ms-swift flag that `swift {cls.command}` does not have in this version: leave it out{hint}"
-        )
+        flag = "another command's flag" if name in others else "an ms-swift flag"
+        return f"{shown} is {flag} that `swift {cls.command}` does not have in this version: leave it out{hint}"
     if near:
         return f"unknown flag {shown}: did you mean --{near[0]}?"
     return f"unknown flag {shown}: `swift {cls.command} --help` lists the flags"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from swift_r1.arguments.algorithm import NO_GROUPS
-from swift_r1.arguments.fields import Scope, flag, free
+from swift_r1.arguments.fields import Scope, check_url, flag, free
 
 MATH_REWARDS = ("math", "math_tag", "math_tag_strict")
 """Those that `--verifier` is for."""
@@ -66,10 +66,15 @@ class RewardArguments(PluginArguments):
         NO_GROUPS,
         choices=("sum_then_normalize", "normalize_then_sum"),
     )
-    truncated_reward: float | None = flag(None, "the reward of a truncated completion, whatever the functions say")
+    truncated_reward: float | None = flag(
+        None, "the reward of a truncated completion, whatever the functions say", instead_of=("missing_eos_penalty",)
+    )
     missing_eos_penalty: float | None = flag(None, "subtracted from the reward of a truncated completion", more_than=0)
     reward_api: str | None = flag(
-        None, "URL that the reward function `api` posts completions and columns to; token: SWIFT_REWARD_API_TOKEN", _API
+        None,
+        "URL that the reward function `api` posts completions and columns to; token: SWIFT_REWARD_API_TOKEN",
+        _API,
+        check=check_url,
     )
     max_invalid_reward_ratio: float = flag(
         0.2, "share of invalid rewards (exception, NaN, time-out) that stops the run", at_least=0, at_most=1

@@ -10,7 +10,7 @@ from typing import ClassVar, Self
 from swift_r1.arguments import checks
 from swift_r1.arguments.algorithm import DEFAULT_SCALE_REWARDS
 from swift_r1.arguments.eval_tasks import limited
-from swift_r1.arguments.fields import flag, scope_faults
+from swift_r1.arguments.fields import flag, flag_specs, scope_faults
 from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.rollout import GYM_SCHEDULER
@@ -93,6 +93,7 @@ class CheckArguments(RlhfArguments):
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         """What is wrong with the values that matter here; the others may be given, so that a command can be pasted."""
-        yield from scope_faults(self, given, ("Plugins and rewards", "Built-in rewards"))
+        specs, groups = flag_specs(type(self)), ("Plugins and rewards", "Built-in rewards")
+        read = {name for name in given if name == "enable_thinking" or specs[name].group in groups}
+        yield from scope_faults(self, given & read)
         yield from checks.reward_faults(self, given)
-        yield from checks.wording_faults(self.system, self.prompt_template, self.enable_thinking)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from swift_r1.arguments.fields import Scope, flag, free
+from swift_r1.arguments.fields import Scope, check_stop_word, check_url, flag, free
 
 GYM_SCHEDULER = "gym_scheduler"
 
@@ -87,7 +87,14 @@ class GenerationArguments:
     vllm_server_port: list[int] = free(
         [8000], "port of the servers; one for all hosts, or one each", _VLLM, _OWN_ADDRESS, at_least=1, at_most=65535
     )
-    vllm_server_base_url: list[str] = free([], "URL of each server, instead of host and port", _VLLM, _OWN_ADDRESS)
+    vllm_server_base_url: list[str] = free(
+        [],
+        "URL of each server",
+        _VLLM,
+        _OWN_ADDRESS,
+        check=check_url,
+        instead_of=("vllm_server_host", "vllm_server_port"),
+    )
     vllm_server_timeout: float = free(
         240.0, "seconds to wait for a server, at the start and when it is lost", _VLLM, more_than=0
     )
@@ -125,7 +132,7 @@ class GenerationArguments:
     )
     top_k: int = flag(-1, "sample from so many likeliest tokens; -1: all", at_least=-1, ms_swift="-1, 50 in version 3")
     max_completion_length: int = flag(512, "longest completion in tokens", at_least=1)
-    stop_words: list[str] = flag([], "strings that end a completion")
+    stop_words: list[str] = flag([], "strings that end a completion", check=check_stop_word)
 
     @property
     def cuts_sampling(self) -> bool:

@@ -79,7 +79,7 @@ class VllmArguments:
     vllm_enable_prefix_caching: bool = flag(True, "compute a group's shared prompt once")
     vllm_enable_lora: bool = flag(False, "take only the adapters from a trainer with --train_type lora")
     vllm_max_lora_rank: int = flag(
-        16, "highest --lora_rank accepted: 8, 16, 32, 64, 128, 256, 320 or 512; with --vllm_enable_lora true", _LORA
+        16, "highest --lora_rank that vLLM accepts, with --vllm_enable_lora true", _LORA, choices=LORA_RANKS
     )
     vllm_engine_kwargs: dict[str, Any] = flag({}, 'any other argument of vLLM\'s engine, as JSON: {"name": value}')
 
@@ -113,8 +113,6 @@ class RolloutArguments(EngineArguments, ServerArguments, Command):
                 yield f"--vllm_engine_kwargs holds {name!r}, which is ours: {why}"
         if (self.ssl_certfile is None) != (self.ssl_keyfile is None):
             yield "--ssl_certfile and --ssl_keyfile go together"
-        if self.vllm_max_lora_rank not in LORA_RANKS:
-            yield f"--vllm_max_lora_rank {self.vllm_max_lora_rank}: vLLM has {', '.join(map(str, LORA_RANKS))}"
         if self.served_model_name == "":
             yield "--served_model_name is empty"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +11,36 @@ from swift_r1.arguments.data import EVALUATED
 from swift_r1.arguments.fields import Scope, flag, free
 
 DTYPES = ("float32", "bfloat16", "float16")
+
+DEEPSPEED_NAMES = ("zero0", "zero1", "zero2", "zero3", "zero2_offload", "zero3_offload")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def seconds_of(duration: str) -> float:
+    """A time like 90s, 45m, 2h or 1d in seconds, a number alone is in seconds; ValueError for any other."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd]?)", duration)
+    if match is None or not (seconds := float(match[1]) * _UNITS[match[2]]):
+        raise ValueError(f"{duration}: must be a time like 90s, 45m, 2h or 1d")
+    return seconds
+
+
+def _pattern(text: str) -> None:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text}: no pattern ({error})") from error
+
+
+def _deepspeed(value: str) -> None:
+    text = value.strip()
+    if text.startswith("{"):
+        try:
+            json.loads(text)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"holds JSON that is not valid: {error.msg} at {error.pos}") from error
+    elif text not in DEEPSPEED_NAMES and not text.endswith(".json"):
+        raise ValueError(f"must be one of {', '.join(DEEPSPEED_NAMES)}, a .json file or JSON, not {text!r}")
+
 
 _ADAPTERS = Scope(lambda args: args.train_type != "full", "with --train_type {train_type}: use lora")
 _FULL = Scope(lambda args: args.train_type == "full", "with --train_type {train_type}: use full")
@@ -54,7 +86,9 @@ class ModelArguments:
     bnb_4bit_quant_type: str = flag("nf4", "the 16 numbers that 4 bits stand for", _QUANTIZED, choices=("nf4", "fp4"))
     bnb_4bit_use_double_quant: bool = flag(True, "store the scales of 4-bit weights in 8 bits", _QUANTIZED)
     freeze_parameters: list[str] = flag([], "beginnings of the names of weights that stay frozen", _FULL)
-    freeze_parameters_regex: str | None = flag(None, "pattern of the names of weights that stay frozen", _FULL)
+    freeze_parameters_regex: str | None = flag(
+        None, "pattern of the names of weights that stay frozen", _FULL, check=_pattern
+    )
     freeze_parameters_ratio: float = flag(
         0.0, "share of the model, from its first weight on, that stays frozen", _FULL, at_least=0, less_than=1
     )
@@ -131,10 +165,14 @@ class TrainingArguments:
         "--seed (docs/checkpoints.md)",
     )
     max_runtime: str | None = free(
-        None, "save and end within this time from the start: 90s, 45m, 2h, 1d (default: no limit); the exit code is 0"
+        None,
+        "save and end within this time from the start: 90s, 45m, 2h, 1d (default: no limit); the exit code is 0",
+        check=seconds_of,
     )
     deepspeed: str | None = flag(
-        None, "zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, a JSON file or JSON (default: plain torch)"
+        None,
+        "zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, a JSON file or JSON (default: plain torch)",
+        check=_deepspeed,
     )
     ddp_timeout: int = free(
         600,

@@ -50,7 +50,7 @@ def _config_faults(model: str, path: Path, flag: str) -> list[str]:
     except (OSError, ValueError, AttributeError):
         return []
     if parts:
-        return [f"{flag} {model} is no text model ({kind} with a {parts[0]}): give one without images and sound"]
+        return [f"{flag} {model} is not a text model ({kind} with a {parts[0]}): give one without images and sound"]
     if stored and stored.get("quant_method") != "bitsandbytes":
         method = stored.get("quant_method", "?")
         return [f"{flag} {model} is stored quantized ({method}), which cannot be trained: save it in 16 bits first"]
@@ -66,7 +66,7 @@ def _folder_faults(model: str, path: Path, flag: str) -> list[str]:
     if not any((path / name).is_file() for name in _TOKENIZER):
         missing.append("a tokenizer (tokenizer.json)")
     if missing:
-        return [f"{flag} {model} is no model folder: it lacks {', '.join(missing)}"]
+        return [f"{flag} {model} is not a model folder: it lacks {', '.join(missing)}"]
     return _config_faults(model, path, flag)
 
 
@@ -86,7 +86,7 @@ def _hub_faults(model: str, environ: Mapping[str, str], flag: str) -> list[str]:
             folder = snapshot_download(model, allow_patterns=_PATTERNS, local_files_only=cache_only)
             return _config_faults(model, Path(folder), flag)
         except HFValidationError:
-            return [f"{flag} {model}: there is no such folder, and it is no Hugging Face id"]
+            return [f"{flag} {model}: there is no such folder, and it is not a Hugging Face id"]
         except HfHubHTTPError as error:
             status = error.response.status_code if error.response is not None else "?"
             return [f"{absent}, and huggingface.co answered {status}: check the name (and HF_TOKEN for gated models)"]

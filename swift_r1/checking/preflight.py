@@ -4,17 +4,33 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import multiprocessing
+import os
+import secrets
+import time
+import traceback
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import config_dtype, model_faults
+from swift_r1.checking.rewards import made_up_batch, ordinary
+from swift_r1.data.loading import LoadedData, columns_of, load_rows
+from swift_r1.data.registry import register_dataset_info
+from swift_r1.data.resolve import open_sources
+from swift_r1.data.rows import RESERVED
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
+from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
+from swift_r1.rewards import orms, worker
+from swift_r1.rewards.confine import end_strays, end_whole
+from swift_r1.rewards.types import Item, ItemOutcome, RewardBatch
 
-if TYPE_CHECKING:
-    from swift_r1.data.loading import LoadedData
+_SECONDS = 1.8  # for all rewards in the quick check, from when their process can call them
+_START_S = 30.0  # for that process to start and load the plugins, which this one has loaded already
 
 
 def check_inputs(
@@ -31,11 +47,6 @@ def check_inputs(
     Raises:
         UsageError: every fault that could be found, one a line. Faults of plugins come alone: names depend on them.
     """
-    from swift_r1.checking.quick import quick_faults
-    from swift_r1.data.loading import columns_of, load_rows
-    from swift_r1.data.registry import register_dataset_info
-    from swift_r1.data.resolve import open_sources
-
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
     faults = [
@@ -65,8 +76,6 @@ def check_inputs(
 
 def reward_name_faults(args: RlhfArguments) -> list[str]:
     """Reward functions that nothing registered, with the ones there are."""
-    from swift_r1.rewards import orms
-
     known = ", ".join(sorted(orms))
     faults = []
     for name in args.reward_funcs:
@@ -81,7 +90,7 @@ def reward_name_faults(args: RlhfArguments) -> list[str]:
 
 def eval_dataset_faults(args: RlhfArguments) -> list[str]:
     """What is wrong with the data of `--eval_datasets`, and with the rewards that judge it."""
-    from swift_r1.evaluation.questions import load_questions, reward_faults
+    from swift_r1.evaluation.questions import load_questions, unfit_rewards
 
     if args.eval_steps is None and not args.eval_on_start:
         return []
@@ -93,14 +102,12 @@ def eval_dataset_faults(args: RlhfArguments) -> list[str]:
             faults += [f"--eval_datasets {fault}" for fault in error.faults]
             continue
         rewards = args.reward_funcs if task.reward is None else [task.reward]
-        faults += [f"--eval_datasets {fault}" for fault in reward_faults(questions, rewards, args)]
+        faults += [f"--eval_datasets {fault}" for fault in unfit_rewards(questions, rewards, args)]
     return faults
 
 
 def scheduler_name_faults(args: RlhfArguments) -> list[str]:
     """A scheduler, environment or context manager that nothing registered, with the ones there are."""
-    from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
-
     named = (
         ("multi_turn_scheduler", args.multi_turn_scheduler, multi_turns),
         ("gym_env", args.gym_env, envs),
@@ -115,9 +122,6 @@ def scheduler_name_faults(args: RlhfArguments) -> list[str]:
 
 def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
     """Columns that a reward asks for by name and that some rows lack."""
-    from swift_r1.data.rows import RESERVED
-    from swift_r1.rewards import orms
-
     own = sorted(columns - RESERVED - {"messages"})
     faults = []
     if args.use_gym_env and args.gym_env is None and "env_config" not in columns:
@@ -170,3 +174,79 @@ def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
             max_grad_norm=args.max_grad_norm,
         ),
     ]
+
+
+def quick_faults(args: RlhfArguments, row: Mapping[str, Any]) -> list[str]:
+    """Why rewards of the run cannot work, one line each: silent, and never longer than its deadlines.
+
+    Only what is sure to break the run is a fault: a reward that cannot score any of the ordinary made-up completions,
+    not even a group of equal ones. One that needs longer than the deadline is none: it may wait on a network.
+    """
+    # The user accepts rewards that never work; inline ones may need what only the trainer's process has.
+    if args.max_invalid_reward_ratio >= 1 or args.reward_isolation == "inline":
+        return []
+    batch = made_up_batch([row], [ordinary(None)], args.max_completion_length)
+    deadline = time.monotonic() + _START_S
+    mark = secrets.token_hex(8)
+    context = multiprocessing.get_context("spawn")  # this process may have threads
+    mine, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_call_all, args=(theirs, args, batch, mark), daemon=True)
+    process.start()
+    theirs.close()
+    found: list[str] = []
+    try:
+        while mine.poll(max(0.0, deadline - time.monotonic())):
+            kind, text = mine.recv()
+            if kind == "defect":
+                raise RuntimeError(f"the check of the rewards failed in its process:\n{text}")
+            if kind == "ready":
+                deadline = time.monotonic() + _SECONDS
+            else:
+                found.append(text)
+    except EOFError:  # all are called, or a reward ended the process; the run's workers survive that, and report it
+        pass
+    finally:
+        if process.pid is not None and process.is_alive():
+            end_whole([process.pid])
+        process.join()
+        end_strays(mark, frozenset())
+    return found
+
+
+def _call_all(answers: Connection, args: RlhfArguments, batch: RewardBatch, mark: str) -> None:
+    """In its own process: sends ("ready", "") once rewards can be called, then ("fault", text) for each with one."""
+    try:
+        with open(os.devnull, "w") as nowhere:  # plugins have printed what they print when they load
+            os.dup2(nowhere.fileno(), 1)
+            os.dup2(nowhere.fileno(), 2)
+        worker.start_worker(args, args.reward_funcs, partial(load_plugins, args.external_plugins), mark)
+        answers.send(("ready", ""))
+        unbuilt = worker.faults()
+        for fault in unbuilt:
+            answers.send(("fault", fault))
+        for name in [] if unbuilt else args.reward_funcs:
+            if (cause := _sure_cause(name, batch)) is not None:
+                text = f"--reward_funcs {name} fails on every made-up completion (see `swift check`): {cause}"
+                answers.send(("fault", text))
+    except Exception:  # noqa: BLE001  what a reward raises is caught where it is called: this is a defect of ours
+        answers.send(("defect", traceback.format_exc()))
+    answers.close()
+
+
+def _sure_cause(name: str, batch: RewardBatch) -> str | None:
+    """Why no completion gets a value from this reward; None where one does."""
+    outcome = _outcome(name, batch, list(range(len(batch.completions))))
+    if outcome.failure is not None and outcome.isolate:
+        # One odd completion may be to blame: a group of each one alone tells.
+        outcomes = [_outcome(name, batch, [index] * 2) for index in range(len(batch.completions))]
+        return outcome.failure if all(one.failure is not None for one in outcomes) else None
+    if outcome.failure is not None:
+        return outcome.failure
+    all_invalid = outcome.invalid and len(outcome.invalid) == len(outcome.values)
+    return outcome.invalid[0].cause if all_invalid else None
+
+
+def _outcome(name: str, batch: RewardBatch, picks: Sequence[int]) -> ItemOutcome:
+    columns = {key: [column[index] for index in picks] for key, column in batch.columns.items()}
+    item = Item([batch.completions[index] for index in picks], columns)
+    return worker.call_reward(name, [item], batch.trainer_state, _SECONDS)[0][0]

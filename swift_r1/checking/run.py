@@ -77,7 +77,7 @@ class CheckReport:
                 asdict(one)
                 | {
                     "values": {
-                        kind: ["invalid" if _is_invalid(value) else value for value in some]
+                        kind: ["invalid" if value is not None and math.isnan(value) else value for value in some]
                         for kind, some in one.values.items()
                     },
                     "milliseconds": round(one.milliseconds, 3),
@@ -193,11 +193,7 @@ def _filled(template: str, row: Row) -> str:
         known = ", ".join(sorted(set(row) - {"messages", "dataset", "prompt_id"}))
         raise UsageError(f"--gold names the column {error.args[0]}, and the data has {known or 'none'}") from error
     except (ValueError, IndexError, AttributeError) as error:
-        raise UsageError(f"--gold {template!r} is no template with columns in braces: {error}") from error
-
-
-def _is_invalid(value: float | None) -> bool:
-    return value is not None and math.isnan(value)
+        raise UsageError(f"--gold {template!r} is not a template with columns in braces: {error}") from error
 
 
 def show(report: CheckReport, console: Console) -> None:

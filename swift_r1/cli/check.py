@@ -12,7 +12,6 @@ from typing import TextIO
 
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.rlhf import CheckArguments
-from swift_r1.cli.help import command_help, wants_help
 from swift_r1.errors import EXIT_OK, EXIT_USAGE
 
 _USAGE = """swift check --external_plugins plugin.py --dataset D --reward_funcs R [--model M] [--flag value ...]
@@ -24,18 +23,11 @@ _EXAMPLES = """
 swift check --external_plugins plugins/countdown.py --dataset countdown --reward_funcs external_countdown format
 swift check --dataset sums.jsonl --external_plugins sums.py --gold '<answer>{solution}</answer>' --json
 """
-_GROUPS = ("Check", "Plugins and rewards", "Built-in rewards", "Data")
+HELP = (_USAGE, CheckArguments, _EXAMPLES, ("Check", "Plugins and rewards", "Built-in rewards", "Data"))
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs the command.
-
-    Raises:
-        UsageError: bad flags. Everything else that is wrong is part of the report.
-    """
-    if wants_help(words):
-        print(command_help(CheckArguments, _USAGE, _EXAMPLES, _GROUPS))
-        return EXIT_OK
+    """Runs the command; bad flags raise UsageError, all other faults are in the report."""
     args = parse_arguments(CheckArguments, words)
     # What plugins print, here or in their processes, must not get between the lines of the report.
     with _standard_output_kept() as output:

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from swift_r1.cli.help import wants_help
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, UsageError
 from swift_r1.launch.environment import find_allocator, has_gpu, usable_cpus
 from swift_r1.runtime.libraries import package_versions
@@ -25,10 +24,12 @@ from swift_r1.runtime.libraries import package_versions
 IMPORT_SECONDS = 180
 PORTS = (8000, 29500)
 _GIB = 2**30
-_USAGE = """swift doctor
+HELP = (
+    """swift doctor
 
 Says what this machine and installation can do: versions, devices, memory, limits, ports, and whether DeepSpeed, vLLM
-and the allocator work here. Takes up to a minute. Exit code 0 where training can run, 2 where something is broken."""
+and the allocator work here. Takes up to a minute. Exit code 0 where training can run, 2 where something is broken.""",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +45,12 @@ class Finding:
         return f"{self.state:<8} {self.name}: {self.text}" + (f"; {self.advice}" if self.advice else "")
 
 
-def run(words: Sequence[str]) -> int:
-    """Runs the command.
+def _judged(name: str, good: bool, text: str, advice: str) -> Finding:
+    return Finding(name, "ok", text) if good else Finding(name, "warning", text, advice)
 
-    Raises:
-        UsageError: it was given flags; it takes none.
-    """
-    if wants_help(words):
-        print(_USAGE)
-        return EXIT_OK
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command, which takes no flags."""
     if words:
         raise UsageError(f"swift doctor takes no flags: {' '.join(words)}")
     states = []
@@ -110,26 +108,20 @@ def processors() -> Finding:
 def shared_memory(free: int) -> Finding:
     """For data loader workers, and processes of one machine that talk to each other."""
     text = f"{free / _GIB:.1f} GiB free in /dev/shm"
-    if free < _GIB:
-        return Finding("shared memory", "warning", text, "in a container give it more: --shm-size=8g")
-    return Finding("shared memory", "ok", text)
+    return _judged("shared memory", free >= _GIB, text, "in a container give it more: --shm-size=8g")
 
 
 def open_files(limit: int) -> Finding:
-    text = "unlimited" if limit == resource.RLIM_INFINITY else str(limit)
-    if limit != resource.RLIM_INFINITY and limit < 4096:
-        return Finding("open files", "warning", f"at most {text}", "raise it: ulimit -n 65536")
-    return Finding("open files", "ok", f"at most {text}")
+    unlimited = limit == resource.RLIM_INFINITY
+    text = f"at most {'unlimited' if unlimited else limit}"
+    return _judged("open files", unlimited or limit >= 4096, text, "raise it: ulimit -n 65536")
 
 
 def disk(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     text = f"{free / _GIB:.0f} GiB free in {folder}"
-    if free < 10 * _GIB:
-        return Finding(
-            "disk", "warning", text, "a checkpoint takes 14 bytes per parameter: --save_total_limit keeps few"
-        )
-    return Finding("disk", "ok", text)
+    advice = "a checkpoint takes 14 bytes per parameter: --save_total_limit keeps few"
+    return _judged("disk", free >= 10 * _GIB, text, advice)
 
 
 def port(number: int) -> Finding:
@@ -183,5 +175,4 @@ def _python(code: str, **environ: str) -> tuple[int, str]:
 
 
 def _last_line(text: str) -> str:
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else "no output"
+    return text.strip().rpartition("\n")[2].strip() or "no output"

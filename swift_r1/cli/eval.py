@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from swift_r1.arguments.evaluation import EvalArguments
-from swift_r1.arguments.parser import API_KEY_VARIABLE, parse_arguments
+from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import is_local, model_faults
-from swift_r1.cli.help import command_help, wants_help
 from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.evaluation import ADDED_VARIABLE, base_of
-from swift_r1.launch.environment import file_in_memory, has_gpu, replace_process, trainer_environment, usable_cpus
+from swift_r1.launch.environment import (
+    file_in_memory,
+    has_gpu,
+    new_environment,
+    replace_process,
+    trainer_environment,
+    usable_cpus,
+)
 from swift_r1.launch.run_folder import without_secrets
 
 EVAL_MODULE = "swift_r1.evaluation.worker"
@@ -30,6 +35,7 @@ swift eval --model output/run/v0-.../checkpoint-100 --benchmarks math500 --tempe
 swift eval --model http://127.0.0.1:8000 --benchmarks gsm8k=data/gsm8k_test.jsonl --n 4
 swift eval --compare output/eval/base output/eval/checkpoint-100
 """
+HELP = (_USAGE, EvalArguments, _EXAMPLES)
 
 
 def run(words: Sequence[str]) -> int:
@@ -38,27 +44,15 @@ def run(words: Sequence[str]) -> int:
     Raises:
         UsageError: bad flags, model folder, or folders to compare.
     """
-    if wants_help(words):
-        print(command_help(EvalArguments, _USAGE, _EXAMPLES))
-        return EXIT_OK
     args = parse_arguments(EvalArguments, words)
     if args.compare:
         return _compare(args)
     if faults := _model_faults(args):
         raise UsageError(*faults)
     world, _ = World.from_environment({})
-    additions = trainer_environment(
-        os.environ,
-        world,
-        offline=not args.is_url and is_local(args.model),
-        cpus=usable_cpus(),
-        gpu=has_gpu(os.environ),
-    )
-    if line := additions.line():
-        print(line, file=sys.stderr)
-    environ = additions.applied_to(os.environ) | {ADDED_VARIABLE: " ".join(additions.variables)}
-    if args.api_key:
-        environ[API_KEY_VARIABLE] = args.api_key
+    offline, gpu = not args.is_url and is_local(args.model), has_gpu(os.environ)
+    added = trainer_environment(os.environ, world, offline=offline, cpus=usable_cpus(), gpu=gpu)
+    environ = new_environment(os.environ, added, args.api_key) | {ADDED_VARIABLE: " ".join(added)}
     content = {"args": args.to_dict(), "command": ["swift", "eval", *without_secrets(words)]}
     replace_process(EVAL_MODULE, (file_in_memory("swift-eval-args", content),), environ)
 

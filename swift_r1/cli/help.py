@@ -9,22 +9,19 @@ from itertools import groupby
 
 from swift_r1.arguments.fields import FlagSpec, flag_specs
 
-HELP_FLAGS = ("-h", "--help")
 _WIDTH = 118
 _NAME_WIDTH = 42
 
 
-def wants_help(words: Sequence[str]) -> bool:
-    """Whether the user asks for help."""
-    return any(word in HELP_FLAGS for word in words)
-
-
-def command_help(cls: type, usage: str, examples: str, only: Sequence[str] | None = None) -> str:
+def command_help(usage: str, cls: type | None = None, examples: str = "", only: Sequence[str] | None = None) -> str:
     """Usage, examples, the flags by group with their defaults, and which defaults are not ms-swift's.
 
     Args:
+        cls: the argument class of a command that takes flags.
         only: the groups to show, in their order; all by default.
     """
+    if cls is None:
+        return usage
     specs = list(flag_specs(cls).values())
     if only is not None:
         specs = sorted((spec for spec in specs if spec.group in only), key=lambda spec: only.index(spec.group))
@@ -42,8 +39,10 @@ def _flag_lines(spec: FlagSpec) -> str:
     names = " | ".join(f"--{name}" for name in (spec.name, *spec.info.aliases))
     left = f"  {names} {_value_name(spec)}"
     text = spec.info.help
+    if spec.info.instead_of:
+        text += f"; instead of --{' and --'.join(spec.info.instead_of)}"
     if spec.info.choices and not spec.info.required:
-        text += f"; one of {', '.join(spec.info.choices)}"
+        text += f"; one of {', '.join(map(str, spec.info.choices))}"
     if spec.info.required:
         text += " [required]"
     elif spec.default not in (None, "", [], {}):

@@ -74,7 +74,13 @@ def _run(command: str, words: list[str]) -> int:
     if command in MS_SWIFT_COMMANDS or rlhf_type in MS_SWIFT_RLHF_TYPES:
         to_ms_swift(command, words, rlhf_type)
     if command in COMMANDS:
-        return int(importlib.import_module(f"swift_r1.cli.{command.replace('-', '_')}").run(words))
+        module = importlib.import_module(f"swift_r1.cli.{command.replace('-', '_')}")
+        if not {"-h", "--help"}.intersection(words):
+            return int(module.run(words))
+        from swift_r1.cli.help import command_help
+
+        print(command_help(*module.HELP))
+        return EXIT_OK
     near = difflib.get_close_matches(command, [*COMMANDS, *MS_SWIFT_COMMANDS], n=1)
     hint = f"did you mean `swift {near[0]}`?" if near else "`swift --help` lists the commands"
     raise UsageError(f"there is no command {command!r}: {hint}")

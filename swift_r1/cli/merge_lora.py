@@ -18,7 +18,6 @@ from swift_r1.arguments.parser import Command, parse_arguments
 from swift_r1.arguments.training import DTYPES
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import model_faults
-from swift_r1.cli.help import command_help, wants_help
 from swift_r1.errors import EXIT_OK, RunFailed, UsageError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -49,6 +48,9 @@ class MergeArguments(Command):
         return replace(self, adapters=adapters, output_dir=self.output_dir or f"{adapters}-merged")
 
 
+HELP = (_USAGE, MergeArguments, _EXAMPLES)
+
+
 def run(words: Sequence[str]) -> int:
     """Runs the command.
 
@@ -56,9 +58,6 @@ def run(words: Sequence[str]) -> int:
         UsageError: the folder holds no adapters, their model is not there, or the output folder is not empty.
         RunFailed: the merged model cannot be written.
     """
-    if wants_help(words):
-        print(command_help(MergeArguments, _USAGE, _EXAMPLES))
-        return EXIT_OK
     args = parse_arguments(MergeArguments, words)
     adapters, output = Path(args.adapters).expanduser(), Path(str(args.output_dir)).expanduser()
     base = base_of(adapters, args.model)
@@ -88,7 +87,7 @@ def base_of(adapters: Path, model: str | None) -> str:
     try:
         named = json.loads((adapters / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
     except (ValueError, AttributeError) as error:
-        raise UsageError(f"--adapters {adapters}: {CONFIG} is no JSON object") from error
+        raise UsageError(f"--adapters {adapters}: {CONFIG} is not a JSON object") from error
     base = model or named
     if not base:
         raise UsageError(f"--adapters {adapters} does not say which model is under it: give --model")

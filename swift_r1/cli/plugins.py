@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from swift_r1.cli.help import wants_help
 from swift_r1.errors import EXIT_OK, UsageError
 
+HELP = ("swift plugins [--external_plugins] [plugin.py ...]: list what is registered, also by plugin files",)
 _FLAG = "--external_plugins"
 
 
@@ -18,9 +18,6 @@ def run(words: Sequence[str]) -> int:
     Raises:
         UsageError: an unknown flag, or a plugin file that does not load.
     """
-    if wants_help(words):
-        print("swift plugins [--external_plugins] [plugin.py ...]: list what is registered, also by plugin files")
-        return EXIT_OK
     # The flag of the other commands may stand before the files.
     files = [file for word in words if (file := word.removeprefix(f"{_FLAG}=")) != _FLAG]
     flags = [file for file in files if file.startswith("-")]

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from swift_r1.arguments.parser import API_KEY_VARIABLE, parse_arguments
+from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.plan import make_plan, plan_table
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import is_local
-from swift_r1.checking.preflight import check_inputs
-from swift_r1.cli.help import command_help, wants_help
 from swift_r1.errors import EXIT_OK, RunFailed, ServerUnreachable, UsageError
 from swift_r1.launch.colocate import check_device, chosen, compiled, start_engines
-from swift_r1.launch.environment import has_gpu, launch_training, trainer_environment, usable_cpus
+from swift_r1.launch.environment import has_gpu, launch_training, new_environment, trainer_environment, usable_cpus
 from swift_r1.launch.run_folder import (
     check_same_run,
     dataset_hash,
@@ -41,6 +38,7 @@ swift rlhf --rlhf_type grpo --model models/smollm2-135m --external_plugins plugi
   --dataset 'countdown#1000' --reward_funcs external_countdown format --per_device_train_batch_size 8
 NPROC_PER_NODE=2 swift rlhf grpo.yaml --deepspeed zero3 --use_vllm true --vllm_server_host 127.0.0.1
 """
+HELP = (_USAGE, RlhfArguments, _EXAMPLES)
 _HANDOVER_S = 60.0
 """Until the trainer, which imports torch first, renews the lease that was taken for it."""
 
@@ -52,15 +50,14 @@ def run(words: Sequence[str]) -> int:
         UsageError: bad flags, plugin, data, model folder or environment.
         ServerUnreachable: no rollout server within `--vllm_server_timeout`.
     """
-    if wants_help(words):
-        print(command_help(RlhfArguments, _USAGE, _EXAMPLES))
-        return EXIT_OK
     args = parse_arguments(RlhfArguments, words)
     world, _ = World.from_environment(os.environ)
     gpu, is_first_node = has_gpu(os.environ), world.node_rank == 0
     if args.estimate:
         return print_estimate(args, world, gpu)
     check_device(args, gpu)
+    from swift_r1.checking.preflight import check_inputs
+
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
     data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
     data_hash = dataset_hash(data.train)
@@ -71,10 +68,10 @@ def run(words: Sequence[str]) -> int:
     for line in (about_vllm, about_compiling):
         if line is not None and is_first_node:
             say(line)
-    resume = find_checkpoint(args)
-    if resume.checkpoint is not None:
-        check_same_run(args, world, data_hash, resume.checkpoint)
-    folder, token = resume.run_dir, None
+    folder, checkpoint = find_checkpoint(args)
+    if checkpoint is not None:
+        check_same_run(args, world, data_hash, checkpoint)
+    token = None
     if args.colocates:
         folder = folder or make_run_folder(args, world)
         args, token = own_engines(args, world, folder, by_default=about_vllm is not None)
@@ -85,8 +82,8 @@ def run(words: Sequence[str]) -> int:
         from swift_r1.weights.writer import save_token
 
         save_token(folder, token)
-    args_json = write_args(folder, args, world, words, data_hash, resume.checkpoint, data.prepared)
-    additions = trainer_environment(
+    args_json = write_args(folder, args, world, words, data_hash, checkpoint, data.prepared)
+    added = trainer_environment(
         os.environ,
         world,
         offline=all(map(is_local, filter(None, (args.model, args.critic_model)))),
@@ -94,17 +91,13 @@ def run(words: Sequence[str]) -> int:
         gpu=gpu,
         deterministic=args.deterministic,
     )
-    if added := additions.line():
-        print(added, file=sys.stderr)
+    environ = new_environment(os.environ, added, args.api_key)
     if is_first_node:
         from rich.console import Console
 
         Console(soft_wrap=False).print(plan_table(make_plan(args, world.size, size), args))
         # Not through rich, which would break a long path.
         print(f"run folder: {folder}")
-    environ = additions.applied_to(os.environ)
-    if args.api_key:
-        environ[API_KEY_VARIABLE] = args.api_key
     launch_training(args_json, world, environ)
 
 
@@ -136,9 +129,9 @@ def wait_for_servers(
         ServerUnreachable: one is not ready within `--vllm_server_timeout` seconds.
         UsageError: one wants another API key, or another trainer writes to it; or they are not alike.
     """
-    from swift_r1.sampling.pool.client import RolloutClient
     from swift_r1.sampling.pool.session import why_not_alike
     from swift_r1.weights.writer import WeightWriter, saved_token
+    from swift_r1.wire.client import RolloutClient
 
     def report(text: str) -> None:
         while_waiting()

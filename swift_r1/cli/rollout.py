@@ -14,10 +14,16 @@ from pathlib import Path
 from swift_r1.arguments.parser import API_KEY_VARIABLE, parse_arguments
 from swift_r1.arguments.server import LOOPBACK, RolloutArguments
 from swift_r1.checking.model_folder import is_local, model_faults
-from swift_r1.cli.help import command_help, wants_help
 from swift_r1.cli.merge_lora import base_of, merged_folder
-from swift_r1.errors import EXIT_OK, PortTaken, UsageError
-from swift_r1.launch.environment import file_in_memory, has_gpu, replace_process, server_environment, usable_cpus
+from swift_r1.errors import PortTaken, UsageError
+from swift_r1.launch.environment import (
+    file_in_memory,
+    has_gpu,
+    new_environment,
+    replace_process,
+    server_environment,
+    usable_cpus,
+)
 
 SERVER_MODULE = "swift_r1.inference.server"
 _USAGE = (
@@ -28,6 +34,7 @@ swift rollout --model models/smollm2-135m --port 8000
 swift rollout --adapters output/model/v0-20261121-120000/checkpoint-100
 SWIFT_API_KEY=secret swift rollout --model Qwen/Qwen2.5-3B-Instruct --host 0.0.0.0
 """
+HELP = (_USAGE, RolloutArguments, _EXAMPLES)
 
 
 def run(words: Sequence[str]) -> int:
@@ -37,9 +44,6 @@ def run(words: Sequence[str]) -> int:
         UsageError: bad flags, model folder or address.
         PortTaken: another process listens on the port.
     """
-    if wants_help(words):
-        print(command_help(RolloutArguments, _USAGE, _EXAMPLES))
-        return EXIT_OK
     args = parse_arguments(RolloutArguments, words)
     adapters = Path(args.adapters).expanduser() if args.adapters else None
     faults = [*_host_faults(args), *_tls_faults(args)]
@@ -54,19 +58,15 @@ def run(words: Sequence[str]) -> int:
     if adapters is not None:
         print(f"merging {adapters} into {base}", file=sys.stderr)
         args = replace(args, model=str(merged_folder(adapters, base, os.environ)))
-    additions = server_environment(
+    added = server_environment(
         os.environ,
         offline=is_local(args.model),
         cpus=usable_cpus(),
         gpu=has_gpu(os.environ),
         engines=args.vllm_tensor_parallel_size * args.vllm_data_parallel_size,
     )
-    if line := additions.line():
-        print(line, file=sys.stderr)
-    environ = additions.applied_to(os.environ)
-    if args.api_key:
-        environ[API_KEY_VARIABLE] = args.api_key
     # The key is not in the file, but in the environment.
+    environ = new_environment(os.environ, added, args.api_key)
     content = {"args": args.to_dict() | {"merged": adapters is not None}}
     replace_process(SERVER_MODULE, (file_in_memory("swift-rollout-args", content),), environ)
 
@@ -110,5 +110,7 @@ def _tls_faults(args: RolloutArguments) -> list[str]:
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(args.ssl_certfile, args.ssl_keyfile)
     except (ssl.SSLError, ValueError) as error:
-        return [f"--ssl_certfile {args.ssl_certfile} and --ssl_keyfile {args.ssl_keyfile} are no pair in PEM: {error}"]
+        return [
+            f"--ssl_certfile {args.ssl_certfile} and --ssl_keyfile {args.ssl_keyfile} are not a pair in PEM: {error}"
+        ]
     return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -96,13 +96,9 @@ def line_batches(path: str, rows: int) -> Iterator[Lines]:
 
 def parsed_lines(batch: Lines) -> Iterator[RawRow]:
     """The rows of a part of a jsonl or txt file."""
-    as_row = _text_row if batch.path.lower().endswith(".txt") else _json_row
+    parse = _text if batch.path.lower().endswith(".txt") else _parse
     for index, (number, line) in enumerate(batch.lines, start=batch.first):
-        where = f"{batch.path}:{number}"
-        if line is None:
-            yield RawRow(index, where, {}, f"the line is longer than {MAX_LINE >> 20} MiB")
-        else:
-            yield as_row(index, where, line.rstrip())
+        yield RawRow(index, f"{batch.path}:{number}", *_row_of(line, parse))
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
@@ -122,13 +118,6 @@ def _read_lines(path: Path) -> Iterator[RawRow]:
         yield from parsed_lines(batch)
 
 
-def _text_row(index: int, where: str, line: bytes) -> RawRow:
-    try:
-        return RawRow(index, where, {"text": line.decode("utf-8-sig")})
-    except UnicodeDecodeError as error:
-        return RawRow(index, where, {}, f"not UTF-8 at byte {error.start} of the line")
-
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
@@ -137,25 +126,32 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _text(line: str) -> dict[str, Any]:
+    return {"text": line}
+
+
 _parse = json.JSONDecoder(object_pairs_hook=_object).decode
 
 
-def _json_row(index: int, where: str, line: bytes) -> RawRow:
+def _row_of(line: bytes | None, parse: Callable[[str], Any]) -> tuple[dict[str, Any], str | None]:
+    """The row of a line, or why there is none."""
+    if line is None:
+        return {}, f"the line is longer than {MAX_LINE >> 20} MiB"
     try:
-        return _checked(index, where, _parse(line.decode("utf-8-sig")))
+        return _checked(parse(line.rstrip().decode("utf-8-sig")))
     except UnicodeDecodeError as error:
         fault = f"not UTF-8 at byte {error.start} of the line"
     except json.JSONDecodeError as error:
         fault = _NUL if b"\0" in line else f"not JSON: {error.msg} at column {error.colno}"
     except (RecursionError, ValueError) as error:  # ValueError: a doubled column, a number of thousands of digits
         fault = f"not JSON that can be read: {one_line(error, 200)}"
-    return RawRow(index, where, {}, fault)
+    return {}, fault
 
 
-def _checked(index: int, where: str, row: Any) -> RawRow:
+def _checked(row: Any) -> tuple[dict[str, Any], str | None]:
     if not isinstance(row, dict):
-        return RawRow(index, where, {}, f"a row is an object of columns, this is a {type(row).__name__}")
-    return RawRow(index, where, row)
+        return {}, f"a row is an object of columns, this is a {type(row).__name__}"
+    return row, None
 
 
 def _read_json(path: Path) -> Iterator[RawRow]:
@@ -179,7 +175,7 @@ def _read_json(path: Path) -> Iterator[RawRow]:
     if not isinstance(rows, list):
         raise UsageError(f"{path}:1: holds a {type(rows).__name__}, not a list of rows")
     for index, row in enumerate(rows):
-        yield _checked(index, f"{path} row {index + 1}", row)
+        yield RawRow(index, f"{path} row {index + 1}", *_checked(row))
 
 
 def _line_of(error: UnicodeDecodeError) -> int:

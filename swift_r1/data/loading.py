@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import sys
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
@@ -60,7 +59,7 @@ class _Collector:
         """`wanted` good rows of a source (all, if None), reported and never empty; fewer only without `repeat`."""
         count = wanted if source.samples_itself else None
         store = prepare(source, split, count, self._flags, self._made, self._keep)
-        self.prepared[request_of(source, split, count, self._flags)] = str(store.folder)
+        self.prepared[request_of(source, split, count, self._flags)] = str(store.path)
         self.broken += store.drops.broken
         there = len(store)
         if wanted is None or (there < wanted and not repeat):
@@ -70,28 +69,24 @@ class _Collector:
         tag = "/eval" if split == "eval" and source.has_held_out else ""
         return Rows([Part(store, source.name, source.label + tag, self._places(there, wanted))])
 
-    def _places(self, count: int, wanted: int) -> Sequence[int]:
+    def _places(self, count: int, wanted: int) -> np.ndarray:
         """`wanted` places among `count` rows: all of them as often as they go into it, and a choice for the rest.
 
         A place plus `n * count` stands for its `n`th repetition.
         """
-        self._skipped += 1  # ms-swift draws a number for something else before it comes to a dataset's rows
-        if wanted == count:
-            return range(count)
-        turns, rest = divmod(wanted, count)
-        chosen = array("Q", range(turns * count))
-        last: Sequence[int] = range(rest)
-        if self._flags.dataset_shuffle and rest:
-            import numpy as np
+        import numpy as np
 
+        self._skipped += 1  # ms-swift draws a number for something else before it comes to a dataset's rows
+        turns, rest = divmod(wanted, count)
+        last = np.arange(rest)
+        if self._flags.dataset_shuffle and rest:
             if self._state is None:
                 self._state = np.random.RandomState(seed_of(self._flags) % 2**32)
             for _ in range(self._skipped):
                 self._state.randint(0, 2**31 - 1)
             self._skipped = 0
-            last = self._state.permutation(count)[:rest].tolist()
-        chosen.extend(turns * count + place for place in last)
-        return chosen
+            last = self._state.permutation(count)[:rest]
+        return np.concatenate([np.arange(turns * count), turns * count + last])
 
 
 def load_rows(args: DataFlags, prepared: Mapping[str, str] | None = None, *, keep: bool = False) -> LoadedData:

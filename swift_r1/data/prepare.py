@@ -8,7 +8,6 @@ import json
 import logging
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -25,7 +24,16 @@ from typing import Protocol
 from swift_r1.data.fingerprint import fingerprint
 from swift_r1.data.rows import Drops, content_bytes, prompt_key, results
 from swift_r1.data.sources import Source, Split, Task
-from swift_r1.data.store import RUN_ONLY, Block, Store, StoreWriter, cache_folder, remove_old, whole_store
+from swift_r1.data.store import (
+    RUN_ONLY,
+    Block,
+    Store,
+    StoreWriter,
+    block_of,
+    cache_folder,
+    remove_old,
+    whole_store,
+)
 from swift_r1.errors import UsageError
 from swift_r1.runtime.processes import end_with_parent
 
@@ -98,19 +106,19 @@ def prepare(
             name; with `strict`, a broken row.
     """
     request = request_of(source, split, count, flags)
-    if (folder := prepared.get(request)) and (made := whole_store(Path(folder))):
-        if made.folder.name.startswith(RUN_ONLY):
-            shutil.rmtree(folder, ignore_errors=True)  # who has it open can still read it
+    if (path := prepared.get(request)) and (made := whole_store(Path(path))):
+        if made.path.name.startswith(RUN_ONLY):
+            made.path.unlink(missing_ok=True)  # who has it open can still read it
         return made
     cache = cache_folder()
     key = _key(source, split, count, flags)
     if key is not None and flags.load_from_cache_file and (kept := whole_store(cache / key)):
         _logger.info(
             "dataset %s: %s prepared rows from the cache, %s (--load_from_cache_file false prepares them again)",
-            *(source.name, f"{len(kept):,}", kept.folder),
+            *(source.name, f"{len(kept):,}", kept.path),
         )
         with contextlib.suppress(OSError):  # a shared, read-only cache
-            os.utime(kept.folder)
+            os.utime(kept.path)
         if flags.strict and kept.drops.broken:
             raise UsageError(f"--strict true: dataset {source.name}: {kept.drops.examples[0]}")
         _report(source, kept.drops)
@@ -123,7 +131,7 @@ def prepare(
             "(SWIFT_R1_CACHE names another folder)"
         ) from error
     if key is None and not keep:
-        shutil.rmtree(store.folder, ignore_errors=True)
+        store.path.unlink(missing_ok=True)
     return store
 
 
@@ -137,10 +145,10 @@ def _key(source: Source, split: Split, count: int | None, flags: DataFlags) -> s
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _made(source: Source, split: Split, count: int | None, flags: DataFlags, folder: Path) -> Store:
+def _made(source: Source, split: Split, count: int | None, flags: DataFlags, path: Path) -> Store:
     started = time.perf_counter()
-    with StoreWriter(folder.parent) as writer:
-        remove_old(folder.parent)
+    with StoreWriter(path.parent) as writer:
+        remove_old(path.parent)
         tasks = source.tasks(split, count, seed_of(flags), _CHUNK)
         processes = flags.dataset_num_proc
         if processes > 1 and not may_fork():
@@ -157,7 +165,7 @@ def _made(source: Source, split: Split, count: int | None, flags: DataFlags, fol
         if seconds > 2:
             _logger.info("dataset %s: %s rows prepared in %.0f s", source.name, f"{writer.count:,}", seconds)
         _report(source, writer.drops)
-        return writer.finish(folder, replace=not flags.load_from_cache_file)
+        return writer.finish(path, replace=not flags.load_from_cache_file)
 
 
 def may_fork() -> bool:
@@ -261,8 +269,16 @@ def _work(task: Task) -> Block:
 
 def _block_of(source: Source, task: Task, flags: DataFlags) -> Block:
     """Prepared rows of raw ones."""
-    block = Block()
-    for raw, part, row, line in results(source, source.task_rows(task), flags.columns, block.drops, flags.strict):
-        key = hashlib.blake2b(prompt_key(row).encode(), digest_size=8).digest()
-        block.add(row, line, int.from_bytes(key, "little"), raw.index, part, content_bytes(row))
-    return block
+    drops, rows = Drops(), []
+    for raw, part, row, line in results(source, source.task_rows(task), flags.columns, drops, flags.strict):
+        rows.append(
+            {
+                "row": line + b"\n",
+                "name": f"{raw.index}.{part}" if part else str(raw.index),
+                "key": int.from_bytes(hashlib.blake2b(prompt_key(row).encode(), digest_size=8).digest(), "little"),
+                "size": content_bytes(row),
+                "turns": len(row["messages"]),
+                "columns": json.dumps(list(row)),
+            }
+        )
+    return block_of(rows, drops)

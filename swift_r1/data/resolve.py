@@ -20,7 +20,7 @@ from swift_r1.data.registry import (
     hub_datasets,
 )
 from swift_r1.data.sources import DatasetSpec, Source, Split, parse_dataset
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, for_each
 
 DATA_FOLDER = "SWIFT_R1_DATA"
 
@@ -34,18 +34,8 @@ def open_sources(
         UsageError: all faults of all values, one a line.
     """
     taken = set() if labels is None else labels
-    sources: list[Source] = []
-    faults: list[str] = []
-    for value in values:
-        try:
-            source = _open(_spec(value), use_hf)
-        except UsageError as error:
-            faults.extend(error.faults)
-        else:
-            sources.append(replace(source, label=_unique(source.name, taken), streaming=streaming))
-    if faults:
-        raise UsageError(*faults)
-    return sources
+    sources = for_each(values, lambda value: _open(_spec(value), use_hf))
+    return [replace(source, label=_unique(source.name, taken), streaming=streaming) for source in sources]
 
 
 def _spec(value: str) -> DatasetSpec:

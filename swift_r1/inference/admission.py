@@ -1,8 +1,4 @@
-"""Admission: which work may use the engine, how much, and what becomes of it when the weights are to change.
-
-While an update is open new work waits, with a deadline; while the engine sleeps or holds no whole version it is
-refused. Whoever changes the engine waits for the running work to end, or stops it.
-"""
+"""Admission: which work may use the engine, how much, and what becomes of it when the weights are to change."""
 
 from __future__ import annotations
 
@@ -24,8 +20,7 @@ T = TypeVar("T")
 
 logger = logging.getLogger("swift_r1.inference")
 
-_OVERLOADED_S = 2
-"""After so many seconds an overloaded server may be asked again."""
+_OVERLOADED_S = 2  # after so many seconds an overloaded server may be asked again
 
 
 @dataclass(slots=True)
@@ -37,7 +32,8 @@ class _Work:
 
 
 class Admission:
-    """Lets work in while the machine has no open update. One event loop only.
+    """While an update is open new work waits, with a deadline; while the engine sleeps or holds no whole version it is
+    refused. Whoever changes the engine waits for the running work to end, or stops it. One event loop only.
 
     Attributes:
         asleep: why work is refused while the engine sleeps, None while it is awake.
@@ -69,17 +65,14 @@ class Admission:
         return self.asleep or self._machine.broken
 
     def notify(self) -> None:
-        """Must follow each change of the machine or of `asleep`: what waits looks again."""
+        """Must follow each change of the machine or of `asleep`: waiting work looks again."""
         self._changed.set()
         self._changed = asyncio.Event()
 
     @asynccontextmanager
     async def admitted(self) -> AsyncIterator[None]:
-        """Runs the body as admitted work.
-
-        Raises:
-            HTTPError: 503 after `--update_timeout` seconds of waiting, or where work is refused.
-        """
+        """Runs the body as admitted work. Raises HTTPError (503) after `--update_timeout` seconds of waiting, or where
+        work is refused."""
         await self._until(
             lambda: self._refused is not None or self.why_closed is None,
             lambda timeout: f"waited {timeout:g} s for {self.why_closed} to end",
@@ -110,12 +103,8 @@ class Admission:
                 self.notify()
 
     async def drained(self, waiting_for: str) -> None:
-        """Waits until nothing runs. Who does not hold the lease has `--client_grace` seconds: then that is stopped, so
-        that no client holds up a training.
-
-        Raises:
-            HTTPError: 503 after `--update_timeout` seconds.
-        """
+        """Waits until nothing runs. Work that does not belong to the lease's holder is stopped after `--client_grace`
+        seconds, so that no client holds up a training. Raises HTTPError (503) after `--update_timeout` seconds."""
         grace = min(self._config.client_grace, self._config.update_timeout)
         stop = asyncio.get_running_loop().call_later(grace, self.stop, waiting_for, True)
         try:
@@ -143,10 +132,7 @@ class Admission:
     @contextmanager
     def room_for(self, completions: int, lease: str | None = None) -> Iterator[None]:
         """Runs the body as one request for so many completions. Others' requests take no room from the lease's holder.
-
-        Raises:
-            HTTPError: 422 for more than the server ever takes at once, 503 for more than it takes now.
-        """
+        Raises HTTPError: 422 for more than the server ever takes at once, 503 for more than it takes now."""
         limit, own = self._config.max_pending_requests, self._machine.holds(lease)
         if completions > limit:
             raise HTTPError(
@@ -163,7 +149,7 @@ class Admission:
             self._pending[own] -= completions
 
     async def stoppable(self, work: Sequence[Awaitable[T]], lease: str | None = None) -> list[T]:
-        """The results, in order. Raises HTTPError (503) where `stop` ended them; `lease` is what the client showed."""
+        """The results, in order. Raises HTTPError (503) where `stop` ended them."""
         task = asyncio.ensure_future(all_results(work))
         self._work[task] = running = _Work(lease)
         try:
@@ -176,7 +162,7 @@ class Admission:
             del self._work[task]
 
     def stop(self, what_for: str, others_alone: bool) -> None:
-        """Stops what runs; with `others_alone` only what is not of the lease's holder."""
+        """Stops what runs; with `others_alone` except for the lease's holder."""
         stopped = 0
         for task, work in self._work.items():
             if not (others_alone and self._machine.holds(work.lease)):

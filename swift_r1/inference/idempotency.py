@@ -1,4 +1,4 @@
-"""Idempotent requests: a request id that comes again gets the answer of the first time, or joins its generation."""
+"""Idempotent requests: a repeated request id gets the answer of the first time, or joins its generation."""
 
 from __future__ import annotations
 
@@ -37,11 +37,8 @@ class IdempotencyCache:
     async def answer(
         self, request: RolloutRequest, generate: Callable[[RolloutRequest], Awaitable[RolloutOutput]]
     ) -> RolloutOutput:
-        """The output of `request`, generated at most once for its id.
-
-        Raises:
-            HTTPError: 409 where the id was used before for another request.
-        """
+        """The output of `request`, generated at most once for its id. Raises HTTPError (409) where the id was used for
+        another request."""
         fingerprint = hashlib.sha256(request.model_dump_json().encode()).digest()
         entry = self._entries.get(request.request_id)
         if entry is None:
@@ -60,7 +57,7 @@ class IdempotencyCache:
                 entry.task.cancel()
 
     def forget_finished(self) -> None:
-        """For new weights: a request that comes again gets completions of theirs."""
+        """For new weights: a repeated request gets completions of theirs."""
         for key, entry in list(self._entries.items()):
             if entry.task.done():
                 self._forget(key, entry)

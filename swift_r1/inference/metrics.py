@@ -7,8 +7,6 @@ from collections.abc import Callable
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from swift_r1.wire.protocol import RolloutOutput
-
 _UPDATE_SECONDS = (0.1, 0.3, 1, 3, 10, 30, 100, 300)
 
 
@@ -16,45 +14,19 @@ class ServerMetrics:
     """Metrics in a registry of their own, so that several servers in one process do not clash."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "swift_http_requests", "Answers by route and status", ["route", "status"], registry=self._registry
-        )
-        self._completions = Counter(
-            "swift_completions",
-            "Completions of /v1/rollouts by reason of their end",
-            ["reason"],
-            registry=self._registry,
-        )
-        self._tokens = Counter("swift_completion_tokens", "Tokens in them", registry=self._registry)
-        self._updates = Counter(
-            "swift_weight_updates", "Weight updates that were loaded or failed", ["result"], registry=self._registry
-        )
-        self._update_seconds = Histogram(
-            "swift_weight_update_seconds",
-            "Commit to served, waiting included",
-            buckets=_UPDATE_SECONDS,
-            registry=self._registry,
-        )
+        own = self._registry = CollectorRegistry()
+        self.requests = Counter("swift_http_requests", "Answers by route and status", ["route", "status"], registry=own)
+        what = "Completions of /v1/rollouts by reason of their end"
+        self.completions = Counter("swift_completions", what, ["reason"], registry=own)
+        self.tokens = Counter("swift_completion_tokens", "Tokens in them", registry=own)
+        what = "Weight updates that were loaded or failed"
+        self.updates = Counter("swift_weight_updates", what, ["result"], registry=own)
+        what = "Commit to served, waiting included"
+        self.update_seconds = Histogram("swift_weight_update_seconds", what, buckets=_UPDATE_SECONDS, registry=own)
 
     def gauge(self, name: str, what: str, value: Callable[[], float]) -> None:
         """A gauge that is read when it is asked for."""
         Gauge(name, what, registry=self._registry).set_function(value)
-
-    def answered(self, route: str, status: int) -> None:
-        self._requests.labels(route, status).inc()
-
-    def completed(self, output: RolloutOutput) -> None:
-        for completion in output.completions:
-            self._completions.labels(completion.finish_reason).inc()
-            self._tokens.inc(len(completion.token_ids))
-
-    def updated(self, seconds: float) -> None:
-        self._updates.labels("loaded").inc()
-        self._update_seconds.observe(seconds)
-
-    def update_failed(self) -> None:
-        self._updates.labels("failed").inc()
 
     def text(self) -> bytes:
         return generate_latest(self._registry)
@@ -70,7 +42,7 @@ class CountAnswers:
         async def count(message: Message) -> None:
             if message["type"] == "http.response.start":
                 route = getattr(scope.get("route"), "path", "other")
-                self._metrics.answered(route, message["status"])
+                self._metrics.requests.labels(route, message["status"]).inc()
             await send(message)
 
         await self._app(scope, receive, count if scope["type"] == "http" else send)

@@ -1,4 +1,4 @@
-"""OpenAI's shapes: the fields of requests that we act on (an unknown one is refused), and the JSON of answers."""
+"""OpenAI's shapes: the fields of requests that we act on (others are refused), and the JSON of answers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class StreamOptions(OpenAIModel):
 
 
 class Generation(OpenAIModel):
-    """What both kinds of request have."""
+    """The fields of both kinds of request."""
 
     model: Text
     temperature: float = Field(default=1.0, ge=0.0, le=2.0)

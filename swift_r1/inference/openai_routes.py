@@ -1,7 +1,4 @@
-"""`/v1/chat/completions`, `/v1/completions` and `/v1/models`: any OpenAI client can talk to the model as it learns.
-
-The engine is never held up by a slow reader: pieces wait in memory, and a weight update waits for the engine alone.
-"""
+"""`/v1/chat/completions`, `/v1/completions` and `/v1/models`: any OpenAI client can talk to the model as it learns."""
 
 from __future__ import annotations
 
@@ -65,10 +62,10 @@ def add_openai(app: FastAPI, lifecycle: Lifecycle, unless_gone: Work) -> None:
             return messages.chat_delta(number, piece, first, body.logprobs)
 
         if body.stream:
-            return await _streamed(pieces, _head(service, "chatcmpl", "chat.completion.chunk"), delta, body.wants_usage)
+            return await _streamed(pieces, "chatcmpl", "chat.completion.chunk", delta, body.wants_usage)
         choices = await unless_gone(request, pieces.collected())
         shown = [messages.chat_choice(i, one, body.logprobs) for i, one in enumerate(choices)]
-        return _whole(pieces, _head(service, "chatcmpl", "chat.completion"), shown, choices)
+        return _whole(pieces, "chatcmpl", "chat.completion", shown, choices)
 
     @app.post("/v1/completions")
     async def completions(request: Request, body: CompletionRequest) -> Response:
@@ -81,18 +78,18 @@ def add_openai(app: FastAPI, lifecycle: Lifecycle, unless_gone: Work) -> None:
             return messages.completion_choice(number, piece, logprobs, offset)
 
         if body.stream:
-            return await _streamed(pieces, _head(service, "cmpl", "text_completion"), delta, body.wants_usage)
+            return await _streamed(pieces, "cmpl", "text_completion", delta, body.wants_usage)
         choices = await unless_gone(request, pieces.collected())
         shown = [messages.completion_choice(i, one, logprobs) for i, one in enumerate(choices)]
-        return _whole(pieces, _head(service, "cmpl", "text_completion"), shown, choices)
+        return _whole(pieces, "cmpl", "text_completion", shown, choices)
 
 
 class Pieces:
     """The pieces of all completions of some requests, in the order in which they come; with `top_logprobs` (0 or more)
-    each token's log-prob, and the likeliest ones.
+    each token's log-prob, and the likeliest ones. They wait in memory: no slow reader holds up the engine.
 
     Attributes:
-        version: that of the weights which write the first token, set by `start`.
+        version: of the weights that write the first token, set by `start`.
         prompt_tokens: of all prompts, each counted once.
 
     Raises:
@@ -104,7 +101,7 @@ class Pieces:
     ) -> None:
         for one in requests:
             check_request(one, service.engine.info, service.max_n)
-        self._service, self._seed, self._top_logprobs = service, seed, top_logprobs
+        self.service, self._seed, self._top_logprobs = service, seed, top_logprobs
         self._completions = [(one, index) for one in requests for index in range(one.n)]
         self._queue: asyncio.Queue[tuple[int, Piece] | BaseException | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
@@ -112,11 +109,7 @@ class Pieces:
         self.prompt_tokens = sum(len(one.prompt_token_ids) for one in requests)
 
     async def start(self) -> None:
-        """Waits to be admitted; what is refused is refused before a byte of the answer is sent.
-
-        Raises:
-            HTTPError: 422 for more than the server ever takes at once, 503 for "not now".
-        """
+        """Waits to be admitted, before a byte of the answer is sent. Raises HTTPError as `Admission`."""
         admitted: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._produce(admitted))
         try:
@@ -135,11 +128,7 @@ class Pieces:
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, Piece]]:
         """Number of the completion (`n` to a prompt) and its next piece. A reader that goes ends the engine's work.
-
-        Raises:
-            HTTPError: the generation was stopped by an update.
-            EngineDead: the engine died.
-        """
+        Raises HTTPError where an update stopped the generation, and EngineDead."""
         assert self._task is not None
         try:
             while (item := await self._queue.get()) is not None:
@@ -150,11 +139,11 @@ class Pieces:
             self._task.cancel()
 
     async def _produce(self, admitted: asyncio.Future[int]) -> None:
-        admission = self._service.admission
+        admission = self.service.admission
         try:
             with admission.room_for(len(self._completions)):
                 async with admission.admitted():
-                    admitted.set_result(self._service.machine.version)
+                    admitted.set_result(self.service.machine.version)
                     await admission.stoppable([self._one(number) for number in range(len(self._completions))])
             self._queue.put_nowait(None)
         except asyncio.CancelledError:
@@ -169,22 +158,22 @@ class Pieces:
     async def _one(self, number: int) -> None:
         request, index = self._completions[number]
         seed = None if self._seed is None else (self._seed + index) % _SEEDS
-        stream = self._service.engine.stream(request.prompt_token_ids, request.sampling, seed, self._top_logprobs)
+        stream = self.service.engine.stream(request.prompt_token_ids, request.sampling, seed, self._top_logprobs)
         async for piece in stream:
             self._queue.put_nowait((number, piece))
 
 
-def _whole(pieces: Pieces, head: dict[str, Any], shown: list[dict[str, Any]], choices: Sequence[Piece]) -> Response:
+def _whole(pieces: Pieces, kind: str, name: str, shown: list[dict[str, Any]], choices: Sequence[Piece]) -> JSONResponse:
     usage = messages.usage(pieces.prompt_tokens, sum(len(one.token_ids) for one in choices))
-    return JSONResponse(head | _version(pieces.version) | {"choices": shown, "usage": usage})
+    return JSONResponse(_head(pieces, kind, name) | {"choices": shown, "usage": usage})
 
 
 async def _streamed(
-    pieces: Pieces, head: dict[str, Any], delta: Callable[[int, Piece, bool, int], dict[str, Any]], with_usage: bool
+    pieces: Pieces, kind: str, name: str, delta: Callable[[int, Piece, bool, int], dict[str, Any]], with_usage: bool
 ) -> Response:
     """Server-sent events; an error on the way is the last event, since the status has been sent."""
     await pieces.start()
-    head = head | _version(pieces.version)
+    head = _head(pieces, kind, name)
 
     async def events() -> AsyncIterator[str]:
         written = 0
@@ -195,11 +184,8 @@ async def _streamed(
                 yield _event(head | {"choices": [delta(number, piece, first, offset)]})
                 offsets[number] = offset + len(piece.text)
                 written += len(piece.token_ids)
-        except HTTPError as error:
-            yield _event(messages.error(error.status, error.message))
-            return
-        except EngineDead as death:
-            yield _event(messages.error(503, str(death)))
+        except (HTTPError, EngineDead) as error:
+            yield _event(messages.error(error.status if isinstance(error, HTTPError) else 503, str(error)))
             return
         if with_usage:
             yield _event(head | {"choices": [], "usage": messages.usage(pieces.prompt_tokens, written)})
@@ -208,18 +194,15 @@ async def _streamed(
     return StreamingResponse(events(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
 
-def _head(service: RolloutService, kind: str, name: str) -> dict[str, Any]:
+def _head(pieces: Pieces, kind: str, name: str) -> dict[str, Any]:
     return {
         "id": f"{kind}-{uuid.uuid4().hex}",
         "object": name,
         "created": int(time.time()),
-        "model": service.model_name,
+        "model": pieces.service.model_name,
+        "system_fingerprint": f"weights-{pieces.version}",  # OpenAI's name for the backend that answers
+        "weight_version": pieces.version,
     }
-
-
-def _version(version: int) -> dict[str, Any]:
-    """OpenAI's fingerprint says which backend an answer comes from; here that is the weights' version."""
-    return {"system_fingerprint": f"weights-{version}", "weight_version": version}
 
 
 def _model(service: RolloutService) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""HTTP: each route is one call of RolloutService, or of its WeightUpdates; errors are one plain sentence."""
+"""HTTP: each route is one call of `RolloutService` or its `WeightUpdates`; errors are one plain sentence."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LeaseToken = Annotated[str | None, Header(alias=wire.LEASE_HEADER)]
 
 
 def create_app(lifecycle: Lifecycle, api_key: str | None) -> FastAPI:
-    """The server's ASGI application; `lifecycle` holds the engine once it has loaded."""
+    """The server's ASGI application."""
     app = FastAPI(title="swift rollout", docs_url=None, redoc_url=None)
     _add_errors(app)
     _add_state(app, lifecycle)
@@ -52,10 +52,9 @@ def _add_state(app: FastAPI, lifecycle: Lifecycle) -> None:
     async def health() -> Response:
         if lifecycle.dead is not None:
             return _error(503, lifecycle.dead)
-        service = lifecycle.service
-        if service is None:
+        if lifecycle.service is None:
             return JSONResponse({"status": "loading the model"})
-        return JSONResponse({"status": "asleep" if service.updates.sleeping.level else "ok"})
+        return JSONResponse({"status": "asleep" if lifecycle.service.updates.sleeping.level else "ok"})
 
     @app.get("/ready")
     async def ready() -> Response:
@@ -151,11 +150,10 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
-        faults = error.errors()
-        first = faults[0]
+        first, *others = error.errors()
         # "body", 12 is pydantic's way to say: no JSON at byte 12.
         where = ".".join(str(part) for part in first["loc"] if part not in ("body", "header"))
-        more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+        more = f" (and {len(others)} more)" if others else ""
         return _error(422, f"{where or 'body'}: {first['msg']}{more}", path=request.scope["path"], param=where or None)
 
     @app.exception_handler(HTTPException)
@@ -234,23 +232,7 @@ class _LimitSizes:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        path, headers = scope["path"], scope["headers"]
-        if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
-            too_large = _error(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes", path=path)
-            await too_large(scope, receive, send)
-            return
-        if path == _BUCKET_PATH:
-            await self._app(scope, receive, send)
-            return
-        message = f"the body is larger than {MAX_BODY_BYTES} bytes"
-        promised = next((value for name, value in headers if name == b"content-length"), b"0")
-        if promised.isdigit() and int(promised[:20]) > MAX_BODY_BYTES:
-            await _error(413, message, path=path)(scope, receive, send)
-            return
-        read = 0
+        message, read = f"the body is larger than {MAX_BODY_BYTES} bytes", 0
 
         async def counted() -> Message:
             nonlocal read
@@ -260,4 +242,14 @@ class _LimitSizes:
                 raise HTTPException(413, message)  # FastAPI lets its own exception through while it reads a body
             return part
 
-        await self._app(scope, counted, send)
+        answer, source = self._app, receive
+        if scope["type"] == "http":
+            path, headers = scope["path"], scope["headers"]
+            promised = next((value for name, value in headers if name == b"content-length"), b"0")
+            if sum(len(name) + len(value) for name, value in headers) > MAX_HEADER_BYTES:
+                answer = _error(431, f"the headers are larger than {MAX_HEADER_BYTES} bytes", path=path)
+            elif path != _BUCKET_PATH and promised.isdigit() and int(promised[:20]) > MAX_BODY_BYTES:
+                answer = _error(413, message, path=path)
+            elif path != _BUCKET_PATH:
+                source = counted
+        await answer(scope, source, send)

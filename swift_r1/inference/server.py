@@ -1,7 +1,5 @@
-"""`python -m swift_r1.inference.server ARGS.json`: the process behind `swift rollout`.
-
-ARGS.json is `{"args": {...}}`, the resolved flags. Exit codes are those of `swift_r1.errors`.
-"""
+"""`python -m swift_r1.inference.server ARGS.json`, the process behind `swift rollout`; the file has the resolved flags
+as `{"args": {...}}`."""
 
 from __future__ import annotations
 
@@ -80,15 +78,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket, opened before the model loads.
-
-    Raises:
-        PortTaken: if another process listens there.
-        UsageError: if the address is not this machine's.
-    """
+    """A listening socket, opened before the model loads. Raises PortTaken, or UsageError where the address is not this
+    machine's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named asyncio knows that this is TCP and turns Nagle's algorithm off, which would hold every
-    # answer back for 40 ms.
+    # With the protocol named asyncio turns Nagle's algorithm off, which would hold every answer back for 40 ms.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -103,11 +96,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 async def serve(config: RolloutArguments, listener: socket.socket) -> int:
-    """Answers on `listener` at once, `/ready` once the engine has loaded.
+    """Answers on `listener` at once; ready once the engine has loaded.
 
     Raises:
-        UsageError: where loading found a fault of the arguments.
-        RunFailed: where loading failed otherwise, or the engine died.
+        UsageError: loading found a fault of the arguments.
+        RunFailed: the engine died.
     """
     import uvicorn
 
@@ -168,9 +161,8 @@ def load_engine(config: RolloutArguments) -> tuple[InferenceEngine, Shapes]:
     from swift_r1.weights.expected import expected_weights, most_bytes
 
     expected = expected_weights(config.model)
-    # A terminal's Ctrl-C goes to the engine's processes too, which would end at once: the server decides when they do.
-    # They inherit this thread's mask; SIGTERM, which ends them, is not blocked. The tracker is started first: doing
-    # so unblocks SIGINT.
+    # A terminal's Ctrl-C goes to the engine's processes too, but the server decides when they end: they inherit this
+    # thread's mask. The tracker is started first, since that unblocks SIGINT.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:

@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from contextlib import asynccontextmanager
 
 from swift_r1.arguments.server import RolloutArguments
+from swift_r1.errors import one_line
 from swift_r1.inference.admission import all_results, check_request, check_tokens
 from swift_r1.inference.engines.base import Generated, InferenceEngine, Replicas
 from swift_r1.inference.idempotency import IdempotencyCache
@@ -28,19 +29,12 @@ logger = logging.getLogger("swift_r1.inference")
 
 _MAX_N = 1024
 _WATCH_EVERY_S = 0.25
-# So that a client that asks next learns from /health what happened, instead of a refused connection.
-_DEAD_GRACE_S = 3.0
+_DEAD_GRACE_S = 3.0  # in which /health tells clients what happened
 
 
 class RolloutService:
-    """One loaded engine and the promises around it.
-
-    Args:
-        expected: names and shapes of the model's weights.
-
-    Attributes:
-        max_n: most completions that a request may ask for.
-    """
+    """One loaded engine with admission, idempotency and weight updates around it. `max_n` are the most completions that
+    a request may ask for."""
 
     def __init__(
         self, config: RolloutArguments, engine: InferenceEngine, expected: Shapes, metrics: ServerMetrics
@@ -79,12 +73,8 @@ class RolloutService:
         )
 
     async def rollouts(self, batch: wire.RolloutBatch, lease: str | None) -> wire.RolloutResponse:
-        """All requests of the batch, in its order.
-
-        Raises:
-            HTTPError: 422 for a request that the model cannot take (nothing is generated then), 503 for "not now".
-            EngineDead: the engine's process ended.
-        """
+        """All requests of the batch, in its order. Raises HTTPError: 422 for a request that the model cannot take
+        (nothing is generated then), 503 for "not now"."""
         for request in batch.requests:
             check_request(request, self.engine.info, self.max_n)
 
@@ -103,22 +93,19 @@ class RolloutService:
                 [self.engine.generate(request.prompt_token_ids, request.sampling, seed) for seed in seeds], lease
             )
             newest = self.machine.newest_version
-            output = wire.RolloutOutput(
-                request_id=request.request_id, completions=tuple(_completion(one, version, newest) for one in done)
-            )
-            self.metrics.completed(output)
-            return output
+            completions = tuple(_completion(one, version, newest) for one in done)
+            for one in completions:
+                self.metrics.completions.labels(one.finish_reason).inc()
+                self.metrics.tokens.inc(len(one.token_ids))
+            return wire.RolloutOutput(request_id=request.request_id, completions=completions)
 
     async def score(self, request: wire.ScoreRequest, lease: str | None) -> wire.ScoreResponse:
         """Log-probs of given tokens; at a temperature other than 1, and with adapters, it has the engine for itself."""
+        longest = self.engine.info.max_model_len - 1
         for number, sequence in enumerate(request.sequences):
-            check_tokens(f"sequence {number}", sequence, self.engine.info.vocab_size)
-            if not 2 <= len(sequence) < self.engine.info.max_model_len:
-                raise HTTPError(
-                    422,
-                    f"sequence {number} has {len(sequence)} tokens; 2 to {self.engine.info.max_model_len - 1} "
-                    "can be scored",
-                )
+            check_tokens(name := f"sequence {number}", sequence, self.engine.info.vocab_size)
+            if not 2 <= len(sequence) <= longest:
+                raise HTTPError(422, f"{name} has {len(sequence)} tokens; 2 to {longest} can be scored")
         if request.temperature != 1.0 or self.engine.scores_alone:
             async with self.admission.alone(), self._score_temperature(request.temperature):
                 version = self.machine.version
@@ -146,14 +133,13 @@ class RolloutService:
 
     @asynccontextmanager
     async def _score_temperature(self, temperature: float) -> AsyncIterator[None]:
-        if temperature == 1.0:
-            yield
-            return
         try:
-            await self.engine.set_score_temperature(temperature)
+            if temperature != 1.0:
+                await self.engine.set_score_temperature(temperature)
             yield
         finally:
-            await asyncio.shield(self.engine.set_score_temperature(1.0))
+            if temperature != 1.0:
+                await asyncio.shield(self.engine.set_score_temperature(1.0))
 
 
 def _completion(one: Generated, version: int, newest: int) -> wire.Completion:
@@ -172,20 +158,14 @@ def _completion(one: Generated, version: int, newest: int) -> wire.Completion:
 
 
 class Lifecycle:
-    """Loads the engine in the background, watches it, and says when the process must end.
-
-    Attributes:
-        service: the loaded server, None before.
-        dead: why it cannot serve any more, None while it lives.
-        failure: what loading raised.
-    """
+    """Loads the engine in the background, watches it, and says when the process must end."""
 
     def __init__(self, config: RolloutArguments, load: Load) -> None:
         self._config, self._load = config, load
         self.metrics = ServerMetrics()
-        self.service: RolloutService | None = None
-        self.dead: str | None = None
-        self.failure: BaseException | None = None
+        self.service: RolloutService | None = None  # until the engine has loaded
+        self.dead: str | None = None  # why it cannot serve any more
+        self.failure: BaseException | None = None  # what loading raised
 
     @property
     def why_not_ready(self) -> str | None:
@@ -207,7 +187,7 @@ class Lifecycle:
             engine, expected = await self._loading()
         except Exception as error:  # noqa: BLE001 - whatever it is, the process reports it and ends
             self.failure = error
-            self.dead = f"the model could not be loaded: {str(error).splitlines()[0] if str(error) else repr(error)}"
+            self.dead = f"the model could not be loaded: {one_line(error)}"
             return
         self.service = RolloutService(self._config, engine, expected, self.metrics)
         logger.info(
@@ -224,8 +204,8 @@ class Lifecycle:
         await asyncio.sleep(_DEAD_GRACE_S)
 
     def _loading(self) -> Awaitable[tuple[InferenceEngine, Shapes]]:
-        """In a thread that never ends: the kernel ends the engine's processes with the thread that started them. It is
-        a daemon, so it does not hold up the end of this process as one of a pool would."""
+        """In a daemon thread that never ends: the kernel ends the engine's processes with the thread that started
+        them."""
         loaded: Future[tuple[InferenceEngine, Shapes]] = Future()
         loaded.set_running_or_notify_cancel()
 

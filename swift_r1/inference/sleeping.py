@@ -1,11 +1,10 @@
-"""An engine that gives its memory back between rounds (`--sleep_level`), and what the server says meanwhile.
+"""An engine that gives its memory back between rounds (`--sleep_level`).
 
     awake --sleep--> asleep --wake--> awake (same version)
                        |  `--commit--> asleep, but the new weights are in place --wake--> awake (version N+1)
 
-At level 1 the weights are kept in host memory. At level 2 they are gone: the server then holds no whole version, which
-is the update machine's `broken`, until a full push has been committed. Only the holder of the lease on the weights puts
-the engine to sleep and wakes it.
+At level 1 the weights are kept in host memory. At level 2 they are gone: the server then holds no whole version
+(`UpdateMachine.broken`) until a full push has been committed.
 """
 
 from __future__ import annotations
@@ -24,11 +23,8 @@ logger = logging.getLogger("swift_r1.inference")
 
 
 class Sleeping:
-    """Puts one engine to sleep and wakes it.
-
-    Attributes:
-        level: 0 while the whole engine is awake.
-    """
+    """Puts one engine to sleep and wakes it, for the holder of the lease on the weights (409 for others). `level` is 0
+    while the whole engine is awake."""
 
     def __init__(
         self,
@@ -48,12 +44,8 @@ class Sleeping:
 
     async def sleep(self, token: str | None, request: wire.SleepRequest) -> wire.SleepStatus:
         """New work is refused from now on; what runs ends first. An engine that sleeps already stays at its level.
-
-        Raises:
-            HTTPError: 409 for who does not hold the lease, and while an update is open;
-                422 where the engine cannot sleep; 503 if what runs did not end in time: then it stays awake.
-            EngineDead: it did not fall asleep.
-        """
+        Raises HTTPError: 409 while an update is open, 422 where the engine cannot sleep, 503 if running work did not
+        end in time (it stays awake)."""
         self._machine.check_holder(token)
         if not self._engine.info.can_sleep:
             raise HTTPError(422, "this engine cannot sleep: vLLM can on a GPU, started with enable_sleep_mode")
@@ -80,12 +72,7 @@ class Sleeping:
         return self.status()
 
     async def wake(self, token: str | None) -> wire.SleepStatus:
-        """Brings all its memory back; an engine that is awake stays so.
-
-        Raises:
-            HTTPError: 409 for who does not hold the lease.
-            EngineDead: it did not wake.
-        """
+        """Brings all its memory back; an engine that is awake stays so."""
         self._machine.check_holder(token)
         async with self._admission.exclusive:
             if self.level:

@@ -1,4 +1,4 @@
-"""Weight updates over one engine: who may, what becomes of running generations, staging, loading, and failures."""
+"""Weight updates over one engine: staging, loading, failures, and what becomes of running generations."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.inference.admission import Admission
@@ -26,17 +27,8 @@ _HEADER_ROOM = 16 << 20
 
 
 class WeightUpdates:
-    """The state machine of `weights/update.py` with a clock, an engine and files.
-
-    Args:
-        expected: names and shapes of the model's weights.
-        committed: called when a new version is served.
-
-    Attributes:
-        machine: the served version, and what is under way.
-        sleeping: the engine's sleep; a load wakes as much of it as it needs.
-        own_base: whether no whole weights have been pushed.
-    """
+    """The state machine of `weights/update.py` with a clock, an engine and files. Methods raise HTTPError as it
+    does."""
 
     def __init__(
         self,
@@ -44,7 +36,7 @@ class WeightUpdates:
         engine: InferenceEngine,
         expected: Shapes,
         metrics: ServerMetrics,
-        committed: Callable[[], None],
+        committed: Callable[[], None],  # called when a new version is served
     ) -> None:
         self._config, self._engine, self._metrics, self._committed = config, engine, metrics, committed
         size = most_bytes(expected)
@@ -53,18 +45,16 @@ class WeightUpdates:
         self.machine = UpdateMachine(expected, time.monotonic, patience, self.staging.forget)
         self.admission = Admission(config, self.machine)
         self.sleeping = Sleeping(config, engine, self.admission, self.machine, self.staging)
-        self.own_base = True
+        self.own_base = True  # no whole weights have been pushed
         self._expected = expected
         self._adapter: wire.AdapterConfig | None = None
         self._base: str | None = None
         self._commit: asyncio.Task[None] | None = None
 
-    def status(self, seconds: float = 0.0) -> wire.UpdateStatus:
+    def status(self, **more: Any) -> wire.UpdateStatus:
+        machine = self.machine
         return wire.UpdateStatus(
-            weight_version=self.machine.version,
-            pending_version=self.machine.pending_version,
-            buckets=self.machine.staged,
-            seconds=seconds,
+            weight_version=machine.version, pending_version=machine.pending_version, buckets=machine.staged, **more
         )
 
     @contextmanager
@@ -90,7 +80,7 @@ class WeightUpdates:
         with self._changes():
             self.machine.begin(token, request.version, expected)
             self._adapter, self._base = request.adapter, self.staging.base
-        return self.status().model_copy(update={"folder": self.staging.shared, "base": self._base})
+        return self.status(folder=self.staging.shared, base=self._base)
 
     async def bucket(
         self,
@@ -102,11 +92,9 @@ class WeightUpdates:
         base: str | None,
         size: int,
     ) -> wire.UpdateStatus:
-        """Stages one bucket; a refused one leaves the update open at the bucket before it.
-
-        With a `base`, the content hash of a version that was loaded before, only what has changed comes. `size` is that
-        of the body, 0 where it is not known before.
-        """
+        """Stages one bucket; a refused one leaves the update open at the bucket before it. With a `base`, the content
+        hash of a version that was loaded before, only what has changed comes. `size` is the body's, 0 where it is
+        unknown."""
         with self._changes():
             self.machine.check_bucket_welcome(token, version, index)
             if base is None:
@@ -145,8 +133,7 @@ class WeightUpdates:
         return self.status()
 
     async def stream(self, token: str | None, bucket: wire.StreamedBucket) -> wire.UpdateStatus:
-        """Loads one bucket while the lease's holder broadcasts it. Running rollouts end first, whatever the policy: an
-        update in several requests cannot keep them going."""
+        """Loads one bucket while the lease's holder broadcasts it. Running rollouts end first, whatever the policy."""
         with self._changes():
             self.machine.check_stream_welcome(token, bucket)
             if not self._engine.info.nccl_workers or self._adapter is not None:
@@ -164,12 +151,9 @@ class WeightUpdates:
         return self.status()
 
     async def commit(self, token: str | None, request: wire.UpdateCommit) -> wire.UpdateStatus:
-        """Loads the staged version into the engine; the policy says what becomes of running rollouts.
-
-        Raises:
-            HTTPError: as UpdateMachine says; 503 if rollouts did not finish in time (the update stays open); 500 if
-                the engine could not load it (then nothing is served until a full push succeeds).
-        """
+        """Loads the staged version into the engine; the policy says what becomes of running rollouts. Raises HTTPError:
+        503 if these did not finish in time (the update stays open), 500 if the engine could not load it (then nothing
+        is served until a full push succeeds)."""
         started = time.monotonic()
         with self._changes():
             if self.machine.already_committed(token, request.version, request.content_hash):
@@ -182,8 +166,9 @@ class WeightUpdates:
             self._commit = asyncio.create_task(self._load(request, buckets))
             await asyncio.shield(self._commit)
         seconds = time.monotonic() - started
-        self._metrics.updated(seconds)
-        return self.status(seconds)
+        self._metrics.updates.labels("loaded").inc()
+        self._metrics.update_seconds.observe(seconds)
+        return self.status(seconds=seconds)
 
     async def abort(self, token: str | None, request: wire.UpdateAbort) -> wire.UpdateStatus:
         with self._changes():
@@ -227,14 +212,13 @@ class WeightUpdates:
                 try:
                     paths = [bucket.path for bucket in buckets]
                     self.own_base = self.own_base and self._adapter is not None
-                    self._engine.next_version = request.version
                     await self.sleeping.wake_weights()
                     if self._adapter is not None:
-                        await self._engine.load_adapter(paths, self._adapter)
+                        await self._engine.load_adapter(paths, self._adapter, request.version)
                     elif paths:
-                        await self._engine.load_weights(paths)
+                        await self._engine.load_weights(paths, request.version)
                     else:
-                        await self._engine.finish_receiving()
+                        await self._engine.finish_receiving(request.version)
                 except Exception as error:
                     raise self._load_failed(error, buckets) from error
                 self.machine.loaded()
@@ -243,7 +227,7 @@ class WeightUpdates:
 
     def _load_failed(self, error: Exception, buckets: Sequence[StagedBucket]) -> Exception:
         """What to raise for it."""
-        self._metrics.update_failed()
+        self._metrics.updates.labels("failed").inc()
         # The engine may still read them: not to be written to for the next version.
         for bucket in buckets:
             bucket.path.unlink(missing_ok=True)

@@ -80,7 +80,7 @@ def why_own_process(args: RlhfArguments, tokens: int, world: World, gpu: bool) -
         return "4-bit weights stay where they are trained"
     size = sum(file.stat().st_size for file in Path(args.model).expanduser().glob("*.safetensors"))
     if not size:
-        return "the model is no local folder, whose size is known"
+        return "the model is not a local folder, so its size is not known"
     if size < LEAST_MODEL_BYTES:
         return f"the model is small ({size / 2**20:.0f} MiB), where vLLM is not faster"
     if tokens < LEAST_TOKENS:

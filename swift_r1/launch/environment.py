@@ -15,12 +15,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
 import psutil
 
+from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.world import World
 
 WORKER_MODULE = "swift_r1.training.worker"
@@ -65,22 +65,13 @@ def file_in_memory(name: str, content: object) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-@dataclass(frozen=True, slots=True)
-class Additions:
-    """Variables that we add to the user's environment."""
-
-    variables: Mapping[str, str]
-
-    def applied_to(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """The whole environment of the new process."""
-        return {**environ, **self.variables}
-
-    def line(self) -> str | None:
-        """One line that says what was added, None where nothing was."""
-        if not self.variables:
-            return None
-        shown = ", ".join(f"{name}={_short(name, value)}" for name, value in self.variables.items())
-        return f"environment: {shown} (set a variable yourself to override it)"
+def new_environment(environ: Mapping[str, str], added: Mapping[str, str], api_key: str | None) -> dict[str, str]:
+    """The environment of a new process; a line on stderr says what is added to the user's."""
+    if added:
+        short = {"LD_PRELOAD": re.sub(r"[^:]*/", "", added.get("LD_PRELOAD", "")), "GLIBC_TUNABLES": "..."}
+        shown = ", ".join(f"{name}={short.get(name, value)}" for name, value in added.items())
+        print(f"environment: {shown} (set a variable yourself to override it)", file=sys.stderr)
+    return {**environ, **added} | ({API_KEY_VARIABLE: api_key} if api_key else {})
 
 
 def has_gpu(environ: Mapping[str, str]) -> bool:
@@ -104,8 +95,8 @@ def trainer_environment(
     cpus: Sequence[int],
     gpu: bool,
     deterministic: bool = False,
-) -> Additions:
-    """What the trainer's processes get: threads shared out between the ranks, and an allocator without a GPU.
+) -> dict[str, str]:
+    """Variables to add for the trainer: threads shared out between the ranks, and an allocator without a GPU.
 
     Args:
         offline: neither the model nor the data needs the hub.
@@ -129,7 +120,7 @@ def trainer_environment(
             wanted |= {"GLOO_SOCKET_IFNAME": name} | ({"NCCL_SOCKET_IFNAME": name} if gpu else {})
     if offline:
         wanted["HF_HUB_OFFLINE"] = "1"
-    return _unless_set(wanted, environ)
+    return {name: value for name, value in wanted.items() if name not in environ}
 
 
 def interface_to(host: str) -> str | None:
@@ -149,8 +140,8 @@ def interface_to(host: str) -> str | None:
 
 def server_environment(
     environ: Mapping[str, str], *, offline: bool, cpus: Sequence[int], gpu: bool, engines: int = 1
-) -> Additions:
-    """What `swift rollout`'s process gets: vLLM's CPU settings, OpenMP runtime and an allocator without a GPU.
+) -> dict[str, str]:
+    """Variables to add for `swift rollout`: vLLM's CPU settings, OpenMP runtime and an allocator without a GPU.
 
     Args:
         engines: processes that hold a part or a copy of the model, each bound to its share of the CPUs.
@@ -164,7 +155,7 @@ def server_environment(
             wanted["VLLM_CPU_OMP_THREADS_BIND"] = cpu_binding(cpus, engines)
     if offline:
         wanted["HF_HUB_OFFLINE"] = "1"
-    return _unless_set(wanted, environ)
+    return {name: value for name, value in wanted.items() if name not in environ}
 
 
 def cpu_binding(cpus: Sequence[int], engines: int) -> str:
@@ -208,10 +199,6 @@ def _linker_cache() -> dict[str, str]:
     return {}
 
 
-def _unless_set(wanted: Mapping[str, str], environ: Mapping[str, str]) -> Additions:
-    return Additions({name: value for name, value in wanted.items() if name not in environ})
-
-
 def _ranges(cpus: Sequence[int]) -> str:
     ranges: list[list[int]] = []
     for cpu in cpus:
@@ -220,9 +207,3 @@ def _ranges(cpus: Sequence[int]) -> str:
         else:
             ranges.append([cpu, cpu])
     return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
-
-
-def _short(name: str, value: str) -> str:
-    if name == "LD_PRELOAD":
-        return ":".join(os.path.basename(path) for path in value.split(":"))
-    return "..." if name == "GLIBC_TUNABLES" else value

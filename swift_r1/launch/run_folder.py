@@ -9,7 +9,6 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,13 +49,11 @@ def holds_run(folder: Path) -> str | None:
     return next((path.name for sign in _SIGNS_OF_A_RUN for path in folder.glob(sign)), None)
 
 
-def newest_version(base: Path) -> Path | None:
-    """The folder `vN-...` in `base` with the highest N."""
-    return max(_versions(base))[1] if base.is_dir() and _versions(base) else None
-
-
-def _versions(base: Path) -> list[tuple[int, Path]]:
-    return [(int(match[1]), entry) for entry in base.iterdir() if (match := _VERSION.match(entry.name))]
+def newest_version(base: Path) -> tuple[int, Path | None]:
+    """The highest N of the folders `vN-...` in `base`, and that folder; -1 and None where there is none."""
+    entries = base.iterdir() if base.is_dir() else ()
+    found = [(int(match[1]), entry) for entry in entries if (match := _VERSION.match(entry.name))]
+    return max(found, default=(-1, None))
 
 
 def make_run_folder(args: RlhfArguments, world: World) -> Path:
@@ -71,8 +68,7 @@ def make_run_folder(args: RlhfArguments, world: World) -> Path:
         if not args.add_version:
             return base
         while True:
-            newest = max((number for number, _ in _versions(base)), default=-1)
-            folder = base / f"v{newest + 1}-{time.strftime('%Y%m%d-%H%M%S')}"
+            folder = base / f"v{newest_version(base)[0] + 1}-{time.strftime('%Y%m%d-%H%M%S')}"
             try:
                 folder.mkdir()
                 return folder
@@ -124,35 +120,30 @@ def without_secrets(words: Sequence[str]) -> list[str]:
     return shown
 
 
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """Where a run goes on. `run_dir` None: in a new folder; `checkpoint` None: from the beginning."""
+def find_checkpoint(args: RlhfArguments) -> tuple[Path | None, Path | None]:
+    """Folder and checkpoint that `--resume_from_checkpoint` names; a line on stderr says so. Hashes every file of it.
 
-    run_dir: Path | None = None
-    checkpoint: Path | None = None
-
-
-def find_checkpoint(args: RlhfArguments) -> Resume:
-    """What `--resume_from_checkpoint` means here; a line on stderr says so. Hashes every file of the checkpoint.
+    Returns:
+        None for the folder: the run makes a new one; None for the checkpoint: it starts from the beginning.
 
     Raises:
         UsageError: the checkpoint is missing, broken, without state, or of a run outside `--output_dir`.
     """
     if args.resume_from_checkpoint is None:
-        return Resume()
+        return None, None
     from swift_r1.training.checkpoint.folder import fault_of, newest_whole
 
     base = Path(str(args.output_dir)).absolute()
     if args.resume_from_checkpoint == LAST:
-        newest = newest_version(base) if args.add_version else base
+        newest = newest_version(base)[1] if args.add_version else base
         if newest is None or not holds_run(newest):
             say(f"there is no run in {base} yet: starting from the beginning")
-            return Resume()
+            return None, None
         with run_folder_held(newest):
             whole = newest_whole(newest)
         if whole is None:
             say(f"{newest} has no whole checkpoint yet: starting from the beginning")
-            return Resume(newest)
+            return newest, None
         run_dir, checkpoint = newest, whole
     else:
         checkpoint = Path(args.resume_from_checkpoint).absolute()
@@ -165,7 +156,7 @@ def find_checkpoint(args: RlhfArguments) -> Resume:
                 f"--output_dir {args.output_dir}: give the run's own flags"
             )
     say(f"resuming from {checkpoint}")
-    return Resume(run_dir, checkpoint)
+    return run_dir, checkpoint
 
 
 def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: Path) -> None:

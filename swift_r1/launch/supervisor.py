@@ -105,28 +105,17 @@ def main() -> int:
     try:
         for engine in engines:
             engine.start()
-        keep(run, engines)
-        return 0
-    except EngineLost as error:
-        logger.error("%s", error)
-        return 1
+        fault = watch(run, engines)
+        if fault:
+            logger.error("%s", fault)
+        return 1 if fault else 0
     finally:
         end(engines)
 
 
-class EngineLost(Exception):
-    """An engine ends again and again."""
-
-
-def keep(run: int, engines: Sequence[EngineProcess]) -> None:
-    """Watches the engines until the run has ended.
-
-    Args:
-        run: a pidfd.
-
-    Raises:
-        EngineLost: an engine does not start, or ends again and again.
-    """
+def watch(run: int, engines: Sequence[EngineProcess]) -> str | None:
+    """Watches the engines until the run, a pidfd, has ended; restarts one that ends. Returns why one does not start, or
+    ends again and again."""
     with selectors.DefaultSelector() as selector:
         selector.register(run, selectors.EVENT_READ)
         for engine in engines:
@@ -134,16 +123,15 @@ def keep(run: int, engines: Sequence[EngineProcess]) -> None:
         while True:
             for key, _ in selector.select(_LOOK_S):
                 if key.fd == run:
-                    return
+                    return None
                 engine = key.data
                 selector.unregister(key.fd)
                 code = engine.ended()
                 _end_strays(engines)
                 engine.restarts += 1
                 if not engine.ever_ready or engine.restarts > MOST_RESTARTS:
-                    raise EngineLost(
-                        f"the engine beside the trainer ended with {code}: {last_line(Path(engine.log))} ({engine.log})"
-                    )
+                    cause = f"{last_line(Path(engine.log))} ({engine.log})"
+                    return f"the engine beside the trainer ended with {code}: {cause}"
                 logger.warning("the engine beside the trainer ended with %d (its log: %s): restarted", code, engine.log)
                 engine.start()
                 selector.register(engine.pidfd, selectors.EVENT_READ, engine)

@@ -1,6 +1,4 @@
-"""Completions for the loop, from this process's own weights or from a rollout server, by the same calls.
-
-Here is what the two have in common, and the first; `remote.py` has the second.
+"""Completions for the loop, from this process's own weights (here) or from rollout servers (`remote.py`).
 
 All methods are collective: every rank calls them, rank 0 passes and receives.
 """
@@ -23,57 +21,34 @@ from swift_r1.models.weights import Weight
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.wire.protocol import Completion, RolloutBatch, RolloutOutput, RolloutRequest, RolloutResponse
 
-OnDone = Callable[[int], None]
-"""Told how many more completions have ended."""
-
-OnOutput = Callable[[RolloutOutput], None]
-"""Given each request's completions as soon as all of them are there, on rank 0; must not wait."""
+OnDone = Callable[[int], None]  # told how many more completions have ended
+OnOutput = Callable[[RolloutOutput], None]  # given each request's completions at once, on rank 0; must not wait
 
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A prompt and what followed: the policy's completion, or several turns that a scheduler led.
+    """A prompt and what followed: the policy's completion, or several turns that a scheduler led."""
 
-    Attributes:
-        request_id: of the prompt, the same for its whole group.
-        prompt: with the tokens of the first turn's prompt (an environment makes its own).
-        completion: all tokens behind the prompt, those of messages between turns too; these have log-probs of 0.
-        loss_mask: one per token, True where the policy wrote it and it is trained.
-        turns: the tokens of each turn of the policy.
-        messages: the whole conversation.
-        text: what rewards see: the last turn, a response prefix included.
-        infos: what the scheduler noted, `num_turns` at least; None without a scheduler.
-    """
-
-    request_id: str
-    prompt: Prompt
-    completion: Completion
-    loss_mask: Sequence[bool]
-    turns: Sequence[Sequence[int]]
-    messages: list[dict[str, Any]]
-    text: str
-    infos: Mapping[str, Any] | None = None
+    request_id: str  # of the prompt, the same for its whole group
+    prompt: Prompt  # with the tokens of the first turn's prompt (an environment makes its own)
+    completion: Completion  # all tokens behind the prompt; those of messages between turns have log-probs of 0
+    loss_mask: Sequence[bool]  # one per token, True where the policy wrote it and it is trained
+    turns: Sequence[Sequence[int]]  # the tokens of each turn of the policy
+    messages: list[dict[str, Any]]  # the whole conversation
+    text: str  # what rewards see: the last turn, a response prefix included
+    infos: Mapping[str, Any] | None = None  # what the scheduler noted, `num_turns` at least; None without one
 
 
 class TrainedPolicy(Protocol):
-    """What sampling needs of the backend that trains the policy. Methods are collective."""
+    """What sampling needs of a training backend (see there)."""
 
     @property
     def model(self) -> PreTrainedModel: ...
-
-    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
-        """Log-probs of the inputs' targets."""
-        ...
-
-    def generation_model(self) -> PreTrainedModel:
-        """A model with whole, current weights for embedded generation."""
-        ...
-
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs: ...
+    def generation_model(self) -> PreTrainedModel: ...
     def weight_buckets(
         self, weights: Sequence[Weight], to: int = 0, on_host: bool = True
-    ) -> Iterator[Sequence[tuple[str, Tensor]]]:
-        """The whole values of `weights` on rank `to`, bucket by bucket; every rank must exhaust it."""
-        ...
+    ) -> Iterator[Sequence[tuple[str, Tensor]]]: ...
 
 
 class Generator(Protocol):
@@ -85,19 +60,14 @@ class Generator(Protocol):
 
 
 class Rollouts(Generator, Protocol):
-    weight_version: int
-    """Version of the weights that the next completions come from."""
-
-    max_model_length: int | None
-    """Longest prompt with completion in tokens, known on rank 0; None for no limit."""
+    weight_version: int  # of the weights that the next completions come from
+    max_model_length: int | None  # of prompt and completion in tokens, known on rank 0; None for no limit
 
     def publish_weights(self) -> None:
         """From here on completions come from the trainer's current weights."""
-        ...
 
     def resume(self, weight_version: int) -> None:
         """The run goes on after `weight_version` was published."""
-        ...
 
     def take_metrics(self) -> dict[str, float]:
         """What to log since the last call."""

@@ -1,9 +1,4 @@
-"""What answers prompts for the loop: in one turn, or in several that a scheduler leads.
-
-Schedulers run in a thread of their own, and all conversations of a round go on together: a scheduler's `infer_async`
-waits until every other conversation waits too or has ended, then the turns of all are generated in one call of the
-engine, on all ranks. So batches, and with seeds the tokens, do not depend on how long a scheduler thinks.
-"""
+"""What answers prompts for the loop: in one turn, or in several that a scheduler leads."""
 
 from __future__ import annotations
 
@@ -18,34 +13,28 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from swift_r1.data.prompts import Prompt, PromptEncoder
-from swift_r1.errors import RunFailed
+from swift_r1.errors import RunFailed, describe
 from swift_r1.plugins.protocol import RequestConfig, RolloutInferRequest
 from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler
-from swift_r1.rewards.orm import describe
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import Conversation, Generator, OnDone, ignore_output
+from swift_r1.sampling.staleness import spans_of
 from swift_r1.sampling.transcript import TurnFault
-from swift_r1.sampling.turn_engine import Limits, Play, TurnEngine, playing, spans_of
+from swift_r1.sampling.turn_engine import Limits, Play, TurnEngine, playing
 from swift_r1.wire import protocol as wire
 
 T = TypeVar("T")
 
-Asked = Sequence[tuple[Prompt, wire.RolloutRequest]]
-"""Prompts with the requests for their completions."""
-
-OnGroup = Callable[[Sequence[Conversation]], None]
-"""Given all conversations of a prompt as soon as they have ended, on rank 0; must not wait."""
+Asked = Sequence[tuple[Prompt, wire.RolloutRequest]]  # prompts with the requests for their completions
+OnGroup = Callable[[Sequence[Conversation]], None]  # given the conversations of a prompt, on rank 0; must not wait
 
 
 class Turns(Protocol):
     """What the loop and the evaluation ask for conversations."""
 
     def generate(self, asked: Asked | None, on_done: OnDone, on_group: OnGroup) -> None:
-        """Gives the conversations of each prompt to `on_group`, in any order.
-
-        Collective; the other ranks pass None.
-        """
-        ...
+        """Gives all conversations of each prompt to `on_group` as soon as they have ended. Collective; the other ranks
+        pass None."""
 
 
 class OneTurn:
@@ -71,7 +60,9 @@ class OneTurn:
 
 
 class MultiTurn:
-    """Schedulers lead the conversations; `stage` is None on all ranks except rank 0."""
+    """Schedulers lead the conversations, all of a round together: `infer_async` waits until every other conversation
+    waits too or has ended, then the turns of all are generated in one call of the engine, on all ranks. So batches, and
+    with seeds the tokens, do not depend on how long a scheduler takes. `stage` is on rank 0."""
 
     def __init__(self, rollouts: Generator, ranks: Ranks, stage: Stage | None) -> None:
         self.rollouts, self.ranks, self.stage = rollouts, ranks, stage
@@ -97,14 +88,8 @@ class MultiTurn:
 
 
 class Stage:
-    """Where schedulers run: an event loop in a thread, so that a scheduler that hangs is noticed.
-
-    Args:
-        name: of the scheduler, for messages.
-        timeout: seconds that schedulers may take between two turns of the model.
-        make_scheduler: makes one from its `infer_engine`.
-        encoder, ends, limits: of the `TurnEngine`.
-    """
+    """Where the scheduler `name` runs: an event loop in a thread, so that one that hangs is noticed, after `timeout`
+    seconds between two turns of the model."""
 
     def __init__(
         self,
@@ -134,11 +119,8 @@ class Stage:
         self._groups = [[next(tasks) for _ in range(request.n)] for _, request in asked]
 
     def asked(self, on_done: OnDone) -> list[wire.RolloutRequest]:
-        """The turns that conversations wait for, once all wait or have ended; none when all have.
-
-        Raises:
-            RunFailed: a scheduler failed, or needed more than its time.
-        """
+        """The turns that conversations wait for, once all wait or have ended; none when all have. Raises RunFailed
+        where a scheduler failed, or was too slow."""
         self._call(self._settle())
         ended = sum(task.done() for task in self._tasks)
         on_done(ended - self._ended)
@@ -156,13 +138,13 @@ class Stage:
         self._call(resume())
 
     def take_ended(self) -> list[list[Conversation]]:
-        """The conversations of each request all of whose conversations have ended since the last call."""
+        """The groups of conversations that have ended since the last call."""
         ended = [group for group in self._groups if all(task.done() for task in group)]
         self._groups = [group for group in self._groups if group not in ended]
         return [[task.result() for task in group] for group in ended]
 
     def close(self) -> None:
-        """Ends what still runs. A scheduler that hangs is left to its thread, which ends with the process."""
+        """Ends what still runs, except a scheduler that hangs: its thread ends with the process."""
         with suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(self._end(), self._loop).result(1.0)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -200,7 +182,7 @@ class Stage:
         )
         try:
             output = await _run_of(self._scheduler)(request, config)
-        except SystemExit as error:  # it would end the thread, and the run would wait for it
+        except SystemExit as error:  # it would end the thread that the run waits for
             raise TurnFault(f"it left with SystemExit({error.code})") from error
         return _conversation(play, output)
 
@@ -214,12 +196,11 @@ class Stage:
                 f"--multi_turn_scheduler {self._name}: the next turn waits for {len(slow)} trajectories (the first is "
                 f"{slow[0] if slow else '?'}) longer than --multi_turn_timeout {self._timeout:g} s"
             ) from error
-        ended = [(play, task) for play, task in zip(self._plays, self._tasks, strict=True) if task.done()]
-        failures = [(play, failure) for play, task in ended if (failure := _failure(task)) is not None]
-        for play, failure in failures:
-            raise RunFailed(
-                f"--multi_turn_scheduler {self._name} failed in {play.request.request_id}: {describe(failure)}"
-            ) from failure
+        for play, task in zip(self._plays, self._tasks, strict=True):
+            if task.done() and (failure := _failure(task)) is not None:
+                raise RunFailed(
+                    f"--multi_turn_scheduler {self._name} failed in {play.request.request_id}: {describe(failure)}"
+                ) from failure
         return result
 
 
@@ -234,18 +215,14 @@ def _failure(task: asyncio.Task[Any]) -> BaseException | None:
 
 
 def _run_of(scheduler: RolloutScheduler) -> Callable[..., Awaitable[Any]]:
-    """A scheduler's `run`; but ours where it is the real ms-swift's loop over the turns, which keeps tokens itself."""
+    """A scheduler's `run`; ours where it is the real ms-swift's loop over the turns, which keeps tokens itself."""
     run = type(scheduler).run
     theirs = run.__module__.startswith("swift.") and run.__qualname__ == "MultiTurnScheduler.run"
     return partial(MultiTurnScheduler.run, scheduler) if theirs else scheduler.run  # type: ignore[arg-type]
 
 
 def _conversation(play: Play, output: Any) -> Conversation:
-    """What was played.
-
-    Raises:
-        TurnFault: the scheduler returned no rollout, or one with other tokens than the model's.
-    """
+    """Raises TurnFault where the scheduler returned no rollout, or one with other tokens than the model's."""
     transcript = play.transcript
     if not hasattr(output, "rollout_infos"):  # ms-swift's own class has the same fields
         raise TurnFault(f"run gave {type(output).__name__}, not one RolloutOutput")

@@ -1,44 +1,37 @@
-"""Prefetching (`--async_generate true`): coming rounds are sampled and scored while the trainer trains.
-
-Threads of rank 0 run the same `RoundSampler` as a synchronous run, one round each. Round `n` may begin once weights
-of `n - K` rounds are served, so that it is at most `K` rounds old (`--max_staleness`) when its turn comes. Rounds begin
-in order, and a round begins when three quarters of the one before it are answered: the engine is not left with a
-round's last long completions alone, and the round that the trainer waits for is not slowed down by the next. Where a
-round takes further prompts on its way (`--dynamic_sample`) or is played by one stage (several turns), the next waits
-for its end.
-
-Only the trainer's thread pushes weights: that is collective. A server that was lost is brought back by its pool.
-"""
+"""Prefetching (`--async_generate true`): coming rounds are sampled and scored while the trainer trains."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from swift_r1.arguments import RlhfArguments
 from swift_r1.errors import RunFailed
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.base import Generator
+from swift_r1.sampling.base import Generator, OnDone, OnOutput
 from swift_r1.sampling.multi_turn import Turns
 from swift_r1.sampling.pool.health import GatherAgain
 from swift_r1.sampling.pool.pool import ServerPool
-from swift_r1.sampling.remote import AheadRollouts, ServerRollouts
+from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.sampling.staleness import oldest_rounds, staleness_metrics
 from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.tracking.recorder import Recorder
+from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
 
 logger = logging.getLogger("swift_r1.training")
 
 MakeTurns = Callable[[Generator, Ranks], Turns]
 
-_TELL_S = 2.0  # between two reports of how a round stands
+_TELL_S = 2.0  # between two reports of a round's progress
 _LOOK_S = 0.5  # between two looks at the servers
 _CLOSE_S = 10.0
+_MAX_STALE_ANSWERS = 3  # to one request
 _ENOUGH = 0.75  # of a round answered, so that the next may begin
 
 
@@ -52,12 +45,11 @@ class _Ended(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Round:
-    """A round under way, or ended; `position` of the prompts after it, once the next may begin."""
-
     number: int
     asked: int = 0
     answered: int = 0
-    position: tuple[int, str] | None = None
+    told: int = 0  # of these, to the trainer
+    position: tuple[int, str] | None = None  # of the prompts after it, once the next round may begin
     scored: ScoredRound | None = None
     fault: Exception | None = None
     ended: bool = False
@@ -76,16 +68,17 @@ class _AskedRecorder(Recorder):
 class Prefetcher:
     """The rounds under way and those that wait for the trainer; on rank 0.
 
-    Args:
-        sampler: of the run.
-        pool: of the run's servers.
-        make_turns: what answers prompts in a round's thread.
-    """
+    Each runs in a thread. Round `n` may begin once weights of `n - K` rounds are served, so that it is at most `K`
+    rounds old (`--max_staleness`) when its turn comes, and three quarters of the round before it are answered: so the
+    engine is not left with a round's last long completions alone, nor is the round that the trainer waits for slowed
+    down. Only the trainer's thread pushes weights, since that is collective."""
 
     def __init__(self, sampler: RoundSampler, pool: ServerPool, make_turns: MakeTurns) -> None:
         self.sampler, self.pool, self._make_turns = sampler, pool, make_turns
         self.position = sampler.position
         self._staleness = sampler.args.max_staleness
+        # These rounds take further prompts on their way, or are played by one stage: each waits for the end of the
+        # last.
         self._in_order = sampler.args.multi_turn_scheduler is not None or sampler.args.dynamic_sample
         self._changed = threading.Condition()
         self._rounds: dict[int, _Round] = {}
@@ -97,39 +90,33 @@ class Prefetcher:
     # The trainer's thread
 
     def allow(self, begun: int, trained: int) -> None:
-        """Weights of `trained` rounds are served: the rounds that they are fresh enough for may begin, after the
-        `begun` ones that the trainer has taken."""
+        """Weights of `trained` rounds are served: rounds that they are fresh enough for may begin, after the `begun`
+        ones that the trainer has taken."""
         with self._changed:
             if self._next is None:
                 self._next = begun
             self._end = min(trained + self._staleness + 1, self.sampler.plan.rounds)
             self._begin()
 
-    def wait(self, number: int, on_answered: Callable[[int], None]) -> None:
-        """Until round `number` has ended; `on_answered` is told every few seconds how many completions are there.
-
-        Raises:
-            GatherAgain: the servers need the weights from all ranks.
-            SwiftError: what ended the round.
-        """
-        told = time.monotonic()
-        while True:
+    def wait(self, number: int, on_done: OnDone) -> None:
+        """Until round `number` has ended; `on_done` is told every few seconds how many more completions are there.
+        Raises what ended the round, and GatherAgain where the servers need the weights from all ranks."""
+        round_, next_report, ended = self._rounds[number], time.monotonic() + _TELL_S, False
+        while not ended:
             with self._changed:
-                round_ = self._rounds[number]
-                if round_.ended:
-                    break
-                if self.pool.health.wants_gather:
+                if not round_.ended and self.pool.health.wants_gather:
                     raise GatherAgain
-                self._changed.wait(_LOOK_S)
-            if time.monotonic() > told + _TELL_S:
-                on_answered(round_.answered)
-                told = time.monotonic()
-        on_answered(round_.answered)
+                ended = self._changed.wait_for(lambda: round_.ended, _LOOK_S)
+            if ended or time.monotonic() > next_report:
+                more, round_.told = round_.answered - round_.told, round_.answered
+                if more:
+                    on_done(more)
+                next_report = time.monotonic() + _TELL_S
         if round_.fault is not None:
             raise round_.fault
 
     def take(self, number: int) -> ScoredRound:
-        """A round that has ended well."""
+        """A round that has ended without a fault."""
         with self._changed:
             round_ = self._rounds.pop(number)
         assert round_.scored is not None and round_.position is not None
@@ -162,7 +149,6 @@ class Prefetcher:
             self.check_going_on()
 
     def _count(self, round_: _Round, asked: int = 0, answered: int = 0) -> None:
-        """`asked` and `answered` completions more."""
         with self._changed:
             round_.asked += asked
             round_.answered += answered
@@ -211,8 +197,8 @@ class Prefetcher:
                 self._changed.notify_all()
 
     def _sampler_of(self, round_: _Round) -> RoundSampler:
-        """The run's, without the other ranks, and watched by this object alone: the watchdog and the recorder hear of
-        what the trainer's thread waits for."""
+        """The run's, without the other ranks. Watchdog and recorder hear of what the trainer's thread waits for
+        alone."""
         alone = Ranks(0, 1, self.sampler.ranks.device, None)
         rollouts = AheadRollouts(self.pool, round_.number - self._staleness, self)
         return replace(
@@ -226,6 +212,51 @@ class Prefetcher:
         )
 
 
+@dataclass(frozen=True)
+class AheadRollouts:
+    """The `Generator` of one round that is generated ahead, on rank 0."""
+
+    pool: ServerPool
+    oldest: int  # rounds that must be behind the weights of every completion
+    prefetcher: Prefetcher
+
+    def generate(
+        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
+    ) -> list[RolloutOutput] | None:
+        """Every request is answered once, by weights that are not too old. Raises as `ServerPool.ask`, and RunFailed
+        where a server keeps answering with weights that are."""
+        assert requests is not None
+        answers: dict[str, RolloutOutput] = {}
+        stale: Counter[str] = Counter()
+        asked: dict[str, RolloutRequest] = {}
+
+        def answered(output: RolloutOutput) -> None:
+            name = asked[output.request_id].request_id
+            if (rounds := oldest_rounds(output.completions, self.pool.served)) < self.oldest:
+                self.pool.stale += 1
+                stale[name] += 1
+                if stale[name] > _MAX_STALE_ANSWERS:
+                    raise RunFailed(
+                        f"the rollout server answered {stale[name]} times with weights of {rounds} rounds where "
+                        f"--max_staleness wants at least {self.oldest}: it does not use what it was sent"
+                    )
+                return
+            answers[name] = output.model_copy(update={"request_id": name})
+            on_done(len(output.completions))
+            on_output(answers[name])
+
+        while missing := [request for request in requests if request.request_id not in answers]:
+            # Asked again under the same name, a server would give the stale answer again, from its cache.
+            names = [f"{name}~{stale[name]}" if stale[name] else name for name in (one.request_id for one in missing)]
+            asked = dict(zip(names, missing, strict=True))
+            renamed = [one.model_copy(update={"request_id": name}) for name, one in asked.items()]
+            try:
+                self.pool.ask(renamed, self.pool.served, answered, self.prefetcher.check_going_on)
+            except GatherAgain:
+                self.prefetcher.await_restored()
+        return [answers[request.request_id] for request in requests]
+
+
 class PrefetchedRounds:
     """`RoundSampler` of a run that prefetches; `prefetcher` on rank 0 alone. All methods are collective."""
 
@@ -236,8 +267,7 @@ class PrefetchedRounds:
             self.prefetcher = Prefetcher(sampler, rollouts.pool, make_turns)
 
     def publish_weights(self, begun: int, in_the_middle: bool) -> None:
-        """As of `RoundSampler`, while the server goes on generating; then rounds may begin that these are fresh enough
-        for."""
+        """As of `RoundSampler`, while the server goes on generating; then further rounds may begin."""
         trained = begun - in_the_middle
         self.rollouts.served.rounds = trained
         self.rollouts.publish_weights()
@@ -245,25 +275,14 @@ class PrefetchedRounds:
             self.prefetcher.allow(begun, trained)
 
     def sample(self, number: int, step: int) -> ScoredRound | None:
-        """As `RoundSampler.sample`; waits for the round where it is not there yet.
-
-        Raises:
-            RunFailed: a completion is older than `--max_staleness` allows.
-        """
+        """As `RoundSampler.sample`; raises RunFailed for a completion that is older than `--max_staleness` allows."""
         sampler, prefetcher = self.sampler, self.prefetcher
-        known = 0
         sampler.progress("generation")
         sampler.recorder.phase("generating", sampler.plan.completions_per_round)
 
-        def on_answered(answered: int) -> None:
-            nonlocal known
-            if answered > known:
-                sampler.on_done(answered - known)
-                known = answered
-
         def wait(_pool: ServerPool) -> None:
             assert prefetcher is not None
-            prefetcher.wait(number, on_answered)
+            prefetcher.wait(number, sampler.on_done)
 
         with sampler.stopwatch.timed("generate"):
             self.rollouts.attend(wait)
@@ -282,7 +301,7 @@ class PrefetchedRounds:
 
     @property
     def position(self) -> tuple[int, str]:
-        """As of `RoundSampler`: what later rounds have taken does not count, a resumed run takes it again."""
+        """As of `RoundSampler`; what later rounds have taken does not count, since a resumed run takes it again."""
         assert self.prefetcher is not None
         return self.prefetcher.position
 

@@ -33,12 +33,11 @@ class Prompts:
 
     Args:
         load: makes a loader with so many processes, which goes on after the prompts taken.
-        workers: processes that prepare coming rounds; 0 prepares them here. They are forked at once, so make this
-            before threads exist.
+        workers: processes that prepare coming rounds, 0 for this one. They are forked at once: before threads exist.
 
     Attributes:
         taken: prompts given out, those before a resume included.
-        digest: a hash of what they were, where only reading the data again can tell; else empty.
+        digest: of streamed rows a hash of what they were, else empty.
     """
 
     def __init__(
@@ -54,11 +53,7 @@ class Prompts:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
     def take(self, count: int) -> list[Prompt]:
-        """The next `count` prompts; none is skipped, whatever the counts.
-
-        Raises:
-            RunFailed: streamed data cannot be read on, or is not what it was.
-        """
+        """The next `count` prompts. Raises RunFailed where streamed data cannot be read, or is not what it was."""
         prompts: list[Prompt] = []
         for _ in range(count):
             if not self._waiting:
@@ -77,19 +72,14 @@ class Prompts:
             if not str(error).startswith("DataLoader worker"):
                 raise
             logger.warning("%s; the trainer's own process prepares prompts from here on", error)
-            # Not by new processes: beside threads a fork may never come to work.
+            # Not by new processes: a fork beside threads may hang.
             self._loaded[:] = [iter(self._load(self, 0))]
             return next(self._loaded[0])
 
 
 class PromptStream(Prompts):
-    """Prompts without end, epoch after epoch, in the sampler's order.
-
-    Args:
-        rows: that fit (`PromptEncoder.fitting`).
-        sampler: at the position that the stream begins with.
-        workers: `--dataloader_num_workers`.
-    """
+    """Prompts without end, epoch after epoch, in the sampler's order, from its position on; all rows fit
+    (`PromptEncoder.fitting`)."""
 
     def __init__(self, rows: Sequence[Row], encoder: PromptEncoder, sampler: PromptSampler, workers: int) -> None:
         def load(stream: Prompts, workers: int) -> DataLoader[Any]:
@@ -101,15 +91,8 @@ class PromptStream(Prompts):
 
 
 class StreamedPrompts(Prompts):
-    """Prompts of rows that are read as they are needed (`--streaming true`).
-
-    Args:
-        rows: from the beginning.
-        taken: how many of them the run has had; they are read again, and must be those that it had.
-        digest: of these.
-        round_size: prompts that are fetched at once.
-        workers: a process reads ahead where it is more than 0; more than one would change the order.
-    """
+    """Prompts of rows that are read, from the beginning, as they are needed (`--streaming true`), `round_size` at once.
+    Of those that the run has `taken` the `digest` must be the same. More than one worker would change the order."""
 
     def __init__(
         self, rows: RowStream, encoder: PromptEncoder, taken: int, digest: str, round_size: int, workers: int
@@ -130,8 +113,7 @@ class _EncodedRows(Dataset[_Encoded]):
 
     def __getitem__(self, index: int) -> _Encoded:
         prompt = self.encoder.encode(self.rows[index])
-        # `PromptEncoder.fitting` has left out what is too long.
-        assert prompt is not None
+        assert prompt is not None  # all rows fit
         return _Encoded(prompt)
 
 
@@ -153,11 +135,10 @@ class _EncodedStream(IterableDataset[_Encoded]):
 
 
 def _by(workers: int) -> dict[str, Any]:
-    return {"num_workers": workers, "collate_fn": list, "worker_init_fn": _leave_signals_to_the_trainer}
+    return {"num_workers": workers, "collate_fn": list, "worker_init_fn": _ignore_signals}
 
 
-def _leave_signals_to_the_trainer(_worker: int) -> None:
-    """Ctrl-C and the launcher's SIGTERM reach the whole process group; the trainer decides when its workers end,
-    and they end by themselves when it dies."""
+def _ignore_signals(_worker: int) -> None:
+    """Ctrl-C and SIGTERM reach the whole process group, but the trainer decides when its workers end."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,18 +1,10 @@
-"""Completions from `swift rollout` servers: rank 0 talks to them, all ranks gather the weights.
-
-The pool brings lost servers back by itself, from the snapshot of the weights. After each attempt of rank 0 a broadcast
-tells the others how it ended: whether the run goes on, and where weights went by NCCL and a server has lost them,
-whether they are to be gathered again.
-"""
+"""Completions from `swift rollout` servers: rank 0 talks to them, all ranks gather the weights."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -23,17 +15,16 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import OnDone, OnOutput, TrainedPolicy
 from swift_r1.sampling.pool.health import GatherAgain
 from swift_r1.sampling.pool.pool import ServerPool
-from swift_r1.sampling.staleness import ServedVersions, oldest_rounds
+from swift_r1.sampling.staleness import ServedVersions
 from swift_r1.weights.buckets import Tensors
 from swift_r1.weights.expected import as_in_checkpoint
 from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, RolloutRequest
 
 logger = logging.getLogger(__name__)
 
-# How an attempt of rank 0 ended; an exit code stands for the error that ends the run.
+# How an attempt of rank 0 ended, which a broadcast tells the others; an exit code stands for the error that ends the
+# run.
 _DONE, _GATHER_AGAIN = 0, -1
-
-_MAX_STALE_ANSWERS = 3  # to one request
 
 _SEQUENCES, _LENGTH = 4, 48  # of the weight check
 _STEP = 7919  # a prime: the tokens are spread over the vocabulary and do not repeat soon
@@ -43,7 +34,8 @@ TOLERANCE, TOLERANCE_16_BIT = 0.01, 0.2
 
 
 class ServerRollouts:
-    """The `Rollouts` of a pool of servers.
+    """The `Rollouts` of a pool of servers, which brings lost ones back by itself. Methods raise ServerUnreachable where
+    no server came back, and RunFailed where one refused, or another trainer writes to it.
 
     Args:
         pool: on rank 0, None elsewhere.
@@ -51,7 +43,6 @@ class ServerRollouts:
         adapter: of the policy, where the servers take it alone; they have the base weights from their own `--model`.
 
     Attributes:
-        served: what was pushed.
         weight_version: the highest number of the weights that the servers hold.
         before_scoring: called on all ranks before servers score, which an engine that sleeps cannot do.
     """
@@ -76,12 +67,7 @@ class ServerRollouts:
     def generate(
         self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
     ) -> list[RolloutOutput] | None:
-        """Every request is answered once, whatever happens to the servers meanwhile.
-
-        Raises:
-            ServerUnreachable: no server came back.
-            RunFailed: a server refused, or another trainer writes to it.
-        """
+        """Every request is answered once, whatever happens to the servers meanwhile."""
         asked = list(requests or ())
         answers: dict[str, RolloutOutput] = {}
 
@@ -98,23 +84,16 @@ class ServerRollouts:
         return None if requests is None else [answers[request.request_id] for request in asked]
 
     def attend(self, work: Callable[[ServerPool], None]) -> None:
-        """Runs `work` on rank 0, again after each time that weights had to be gathered for it, in which all other ranks
-        take part. Whatever `work` waits for has a deadline.
-
-        Raises:
-            ServerUnreachable, RunFailed: as `work` and `generate` do.
-        """
+        """Runs `work` on rank 0, again after each time that all ranks had to gather the weights for it. Whatever `work`
+        waits for has a deadline."""
         while not self._attempt(work):
             self._push()
 
     def resume(self, weight_version: int) -> None:
-        """Nothing to do: a server counts by itself, over all runs that it has served."""
+        """Nothing to do: servers count their versions, over all runs."""
 
     def publish_weights(self) -> None:
-        """Also checks, after the first update and every `check_steps` updates, that the engines use them.
-
-        Raises as `generate` does.
-        """
+        """Also checks, after the first update and every `check_steps` updates, that the engines use them."""
         self._push()
         if self.pool is not None:
             self.pool.published()
@@ -127,11 +106,11 @@ class ServerRollouts:
             self._check_weights()
 
     def sleep(self, level: int) -> None:
-        """The engines give their memory back; raises as `generate` does."""
+        """The engines give their memory back."""
         self.attend(lambda pool: pool.sleep(level))
 
     def wake(self) -> None:
-        """The engines have their memory again, and these weights; raises as `generate` does."""
+        """The engines have their memory again, and these weights."""
         self.attend(lambda pool: pool.wake())
 
     def take_metrics(self) -> dict[str, float]:
@@ -139,11 +118,11 @@ class ServerRollouts:
         return taken if self.pool is None else taken | self.pool.take_metrics()
 
     def _push(self) -> None:
-        while not self._push_once():
+        """Gathers the weights for the servers, again where one has lost them meanwhile."""
+        while not self._attempt_push():
             pass
 
-    def _push_once(self) -> bool:
-        """Whether servers have the weights; else they are to be gathered again."""
+    def _attempt_push(self) -> bool:
         model = self.backend.model
         weights = policy_weights(model) if self._adapter is None else adapter_weights(model)
         gathered = self.backend.weight_buckets(weights, on_host=self.pool is None or not self.pool.by_nccl)
@@ -188,11 +167,8 @@ class ServerRollouts:
         return code == _DONE
 
     def _check_weights(self) -> None:
-        """Compares the engines' log-probs with the trainer's; one full push is tried as a repair.
-
-        Raises:
-            RunFailed: they differ by more than rounding after it too.
-        """
+        """Compares the engines' log-probs with the trainer's; one full push is tried as a repair, then RunFailed
+        raised."""
         difference, allowed = self._difference()
         self._metrics["rollout/weight_check"] = difference
         if difference <= allowed:
@@ -206,17 +182,17 @@ class ServerRollouts:
         self._push()
         again, allowed = self._difference()
         if again > allowed:
+            base = ", or its base weights (its --model) are not those of --model" if self._adapter else ""
             raise RunFailed(
                 f"{what}, and by {again:.3g} after a full push (rounding explains {allowed:g}): "
-                "the engine does not use the weights that it was sent"
-                + (", or its base weights (its --model) are not those of --model" if self._adapter else "")
+                f"the engine does not use the weights that it was sent{base}"
             )
 
     def _difference(self) -> tuple[float, float]:
-        """The mean difference of log-probs, and what of it rounding explains; the same on every rank.
+        """The mean difference of log-probs, and how much of it rounding explains; the same on every rank.
 
-        Hashes prove that bytes arrived. They say nothing of what an engine does with them afterwards: repacked copies,
-        tied heads and quantised layers can stay at an old version without an error.
+        Hashes prove that bytes arrived, not that the engine uses them: repacked copies, tied heads and quantised layers
+        can stay at an old version without an error.
         """
         model = self.backend.model
         sequences = probe_sequences(model.config.get_text_config().vocab_size)
@@ -226,13 +202,12 @@ class ServerRollouts:
 
         def compare(pool: ServerPool) -> None:
             nonlocal found
-            own_dtype = str(model.dtype).removeprefix("torch.")
+            explained = explained_difference(str(model.dtype).removeprefix("torch."), pool.first.dtype)
             difference = pool.largest_difference(sequences, lambda rows: mean_difference(rows, own))
-            found = [torch.tensor([difference, tolerance(own_dtype, pool.first.dtype)], dtype=torch.float32)]
+            found = [torch.tensor([difference, explained], dtype=torch.float32)]
 
         self.attend(compare)
         difference, allowed = self.ranks.broadcast(found)[0].tolist()
-        # What is not a number is no agreement.
         return (difference if math.isfinite(difference) else math.inf), allowed
 
     @torch.no_grad()
@@ -247,7 +222,7 @@ class ServerRollouts:
 
 
 def probe_sequences(vocab_size: int) -> list[tuple[int, ...]]:
-    """The fixed prompts as token ids: any tokens do, since both sides read the same ones."""
+    """The fixed prompts: any tokens do, since both sides read the same ones."""
     tokens = [number * _STEP % vocab_size for number in range(1, 1 + _SEQUENCES * _LENGTH)]
     return [tuple(tokens[start : start + _LENGTH]) for start in range(0, len(tokens), _LENGTH)]
 
@@ -258,73 +233,6 @@ def mean_difference(one: Sequence[Sequence[float]], other: Sequence[Sequence[flo
     return sum(differences) / len(differences)
 
 
-def tolerance(*dtypes: str) -> float:
-    """For the dtypes of trainer and engine (`float32`, `bfloat16`, `float16`)."""
+def explained_difference(*dtypes: str) -> float:
+    """What rounding explains of it, for the dtypes of trainer and engine (`float32`, `bfloat16`, `float16`)."""
     return TOLERANCE if set(dtypes) == {"float32"} else TOLERANCE_16_BIT
-
-
-class Trainer(Protocol):
-    """What a round that is generated ahead needs of the trainer's thread."""
-
-    def check_going_on(self) -> None:
-        """Raises where the run has ended and the completions are not needed any more."""
-        ...
-
-    def await_restored(self) -> None:
-        """Returns once a server is there with this run's weights."""
-        ...
-
-
-@dataclass(frozen=True)
-class AheadRollouts:
-    """The `Generator` of one round that is generated ahead, on rank 0.
-
-    Attributes:
-        oldest: rounds that must be behind the weights of every completion.
-    """
-
-    pool: ServerPool
-    oldest: int
-    trainer: Trainer
-
-    def generate(
-        self, requests: Sequence[RolloutRequest] | None, on_done: OnDone, on_output: OnOutput
-    ) -> list[RolloutOutput] | None:
-        """Every request is answered once, by weights that are not too old.
-
-        Raises:
-            ServerUnreachable, RunFailed: as `ServerPool.ask`; a server that goes on answering with weights too old.
-        """
-        assert requests is not None
-        answers: dict[str, RolloutOutput] = {}
-        stale: Counter[str] = Counter()
-        asked: dict[str, str] = {}
-
-        def answered(output: RolloutOutput) -> None:
-            name = asked[output.request_id]
-            if (rounds := oldest_rounds(output.completions, self.pool.served)) < self.oldest:
-                self.pool.refuse_stale()
-                stale[name] += 1
-                if stale[name] > _MAX_STALE_ANSWERS:
-                    raise RunFailed(
-                        f"the rollout server answered {stale[name]} times with weights of {rounds} rounds where "
-                        f"--max_staleness wants at least {self.oldest}: it does not use what it was sent"
-                    )
-                return
-            answers[name] = output.model_copy(update={"request_id": name})
-            on_done(len(output.completions))
-            on_output(answers[name])
-
-        while missing := [request for request in requests if request.request_id not in answers]:
-            # Asked again under the same name, a server would give the stale answer again, from memory.
-            renamed = [
-                request.model_copy(update={"request_id": f"{request.request_id}~{times}"}) if times else request
-                for request in missing
-                for times in (stale[request.request_id],)
-            ]
-            asked = {new.request_id: old.request_id for new, old in zip(renamed, missing, strict=True)}
-            try:
-                self.pool.ask(renamed, self.pool.served, answered, self.trainer.check_going_on)
-            except GatherAgain:
-                self.trainer.await_restored()
-        return [answers[request.request_id] for request in requests]

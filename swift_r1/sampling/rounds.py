@@ -22,16 +22,9 @@ from swift_r1.wire.protocol import RolloutRequest, SamplingParams, completion_se
 
 @dataclass(frozen=True)
 class RoundSampler:
-    """Samples and scores rounds, each when it is asked for. All methods are collective.
-
-    Attributes:
-        sampling: how completions are sampled.
-        run_id: what request ids begin with.
-        prompts, open_rewards: the data and the reward functions; on rank 0, None elsewhere.
-        recorder, stopwatch: are told what takes how long.
-        progress: is told what comes now; see `Watchdog`.
-        on_done: is told how many more completions have ended.
-    """
+    """Samples and scores rounds, each when it is asked for. All methods are collective; `prompts` and `open_rewards`
+    are on rank 0, None elsewhere. `progress` is told what comes now, see `Watchdog`; request ids begin with
+    `run_id`."""
 
     args: RlhfArguments
     plan: Plan
@@ -48,12 +41,12 @@ class RoundSampler:
     on_done: OnDone
 
     def publish_weights(self, begun: int, in_the_middle: bool) -> None:
-        """Sends the weights to the engine; `begun` rounds were begun, and the last of them may not be over."""
+        """Sends the weights to the engine; `begun` rounds were begun, of which the last may not be over."""
         self.rollouts.publish_weights()
 
     @property
     def position(self) -> tuple[int, str]:
-        """Prompts taken by the rounds that were sampled, and their hash (`Prompts`); on rank 0."""
+        """Prompts taken by the sampled rounds, and their hash (`Prompts`); on rank 0."""
         assert self.prompts is not None
         return self.prompts.taken, self.prompts.digest
 
@@ -83,11 +76,9 @@ class RoundSampler:
         return scored
 
     def _generate_and_score(self, number: int, step: int, count: int, first: int) -> ScoredRound | None:
-        """Completions of the next `count` prompts and their rewards, on rank 0.
-
-        Rewards are computed while other completions are still generated; `time/reward` is what is left of that.
-        `first` is how many prompts this round has asked for already.
-        """
+        """Completions of the next `count` prompts and their rewards, on rank 0; this round has asked for `first`
+        already. Rewards are computed while other completions are still generated; `time/reward` is what is left of
+        that."""
         with self.ranks.busy():  # streamed ones may come from far away
             prompts = self.prompts.take(count) if self.prompts is not None else []
         requests = [
@@ -128,7 +119,7 @@ class RoundSampler:
             return scoring.result()
 
     def _without_signal(self, scored: ScoredRound | None) -> list[int]:
-        """Which of the round's groups teach nothing, by place; told to every rank, so that all continue alike."""
+        """Places of the round's groups without signal, on every rank."""
         found = None
         if scored is not None:
             rewards = torch.tensor([item.objective for item in scored.trained])

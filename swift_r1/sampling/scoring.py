@@ -22,44 +22,29 @@ class OpenBatch(Protocol):
     def result(self) -> tuple[RewardBatch, Sequence[RewardColumn]]: ...
 
 
-OpenRewards = Callable[[Mapping[str, int]], OpenBatch]
-"""Opens a batch; takes the trainer state that its rewards are called with."""
+OpenRewards = Callable[[Mapping[str, int]], OpenBatch]  # takes the trainer state that rewards are called with
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredCompletion:
-    """A conversation with its rewards.
-
-    Attributes:
-        group: number of its prompt within the round; those of resampled prompts follow the first ones.
-        rewards: each function's value by name; None for no opinion, NaN where invalid.
-        reward: their weighted sum; NaN where no advantage can be computed from it.
-        objective: what the advantage is computed from: the reward, except with `normalize_then_sum`.
-    """
+    """A conversation with its rewards."""
 
     conversation: Conversation
-    group: int
-    rewards: Mapping[str, float | None]
-    reward: float
-    objective: float
+    group: int  # number of its prompt within the round; those of resampled prompts follow the first ones
+    rewards: Mapping[str, float | None]  # by function; None for no opinion, NaN where invalid
+    reward: float  # their weighted sum; NaN where no advantage can be computed from it
+    objective: float  # what the advantage is computed from: the reward, except with `normalize_then_sum`
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredRound:
-    """All completions that were generated for a round.
+    """All completions that were generated for a round; `calls` are what the reward functions were given and answered,
+    for each time that prompts were sampled."""
 
-    Attributes:
-        trained: whole groups, one after another.
-        calls: what the reward functions were given and answered, for each time that prompts were sampled; together
-            they hold the completions of `trained` and `dropped`.
-        dropped: of groups without signal that others have replaced (`--dynamic_sample`).
-        metrics: more to log of the round.
-    """
-
-    trained: Sequence[ScoredCompletion]
+    trained: Sequence[ScoredCompletion]  # whole groups, one after another
     calls: Sequence[tuple[RewardBatch, Sequence[RewardColumn]]]
-    dropped: Sequence[ScoredCompletion] = ()
-    metrics: dict[str, float] = field(default_factory=dict)
+    dropped: Sequence[ScoredCompletion] = ()  # of groups without signal that others have replaced (`--dynamic_sample`)
+    metrics: dict[str, float] = field(default_factory=dict)  # more to log of the round
 
     @property
     def generated(self) -> list[ScoredCompletion]:
@@ -89,17 +74,9 @@ class ScoredRound:
 
 
 class Scoring:
-    """Gives the conversations of each prompt to the reward functions as they come, and returns all of them at the end.
-
-    The result does not depend on the order in which they came.
-
-    Args:
-        prompts: those that are asked, in order; they are numbered from `first_group`.
-        request_ids: of the prompts.
-        open_rewards: of the reward functions.
-        compose: their values to one reward.
-        trainer_state: what the rewards are told of the run.
-    """
+    """Gives the conversations of each prompt to the reward functions as they come, and returns all of them at the end,
+    in the order of `prompts`, which are numbered from `first_group`. `trainer_state` is what rewards are told of the
+    run."""
 
     def __init__(
         self,
@@ -125,11 +102,7 @@ class Scoring:
         self._batch.add(place, self._reward_batch(group))
 
     def result(self) -> ScoredRound:
-        """Everything scored, in the order of the prompts; waits for the rewards.
-
-        Raises:
-            ValueError: conversations of a prompt were not added.
-        """
+        """Waits for the rewards. Raises ValueError where conversations of a prompt were not added."""
         if len(self._groups) != len(self._places):
             raise ValueError(f"{len(self._places) - len(self._groups)} prompts have no completions")
         batch, columns = self._batch.result()
@@ -156,22 +129,20 @@ class Scoring:
             "dataset": [one.prompt.dataset for one in group],
             "finish_reason": [one.completion.finish_reason for one in group],
             "is_truncated": [one.completion.finish_reason == "length" for one in group],
-            "response_token_ids": [_written_ids(one) for one in group],
+            # What the policy wrote; with a scheduler a list per turn.
+            "response_token_ids": [
+                list(one.turns[0]) if one.infos is None else list(map(list, one.turns)) for one in group
+            ],
         }
         if group[0].infos is not None:
             columns["rollout_infos"] = [one.infos for one in group]
         return RewardBatch([one.text for one in group], columns, len(group))
 
 
-def _written_ids(one: Conversation) -> list[Any]:
-    """The tokens that the policy wrote; with a scheduler a list per turn."""
-    return list(one.turns[0]) if one.infos is None else list(map(list, one.turns))
-
-
 def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardColumn]) -> dict[str, float]:
     """`reward`, `reward_std` (mean of the groups' standard deviations), `frac_reward_zero_std`,
-    `frac_groups_all_invalid` (groups without one usable reward, which teach nothing), and each function's mean, std,
-    invalid share (in all and by kind) and seconds under `rewards/<name>/`."""
+    `frac_groups_all_invalid` (groups without one usable reward), and under `rewards/<name>/` mean, std, invalid share
+    (in all and by kind) and seconds."""
     groups: dict[int, list[float]] = {}
     for item in scored:
         groups.setdefault(item.group, [])
@@ -190,8 +161,8 @@ def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardC
 
 
 def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
-    """Lengths in tokens and the share that was cut off; with a scheduler also the number of turns, and the share of
-    tokens that is trained."""
+    """Lengths in tokens and the share that was cut off; with a scheduler also turns, and the share of trained
+    tokens."""
     conversations = [item.conversation for item in scored]
     lengths = [len(one.completion.token_ids) for one in conversations]
     several = {}
@@ -210,7 +181,7 @@ def completion_metrics(scored: Sequence[ScoredCompletion]) -> dict[str, float]:
 
 
 def round_metrics(scored: ScoredRound) -> dict[str, float]:
-    """What to log of a round, over all that was generated: completions of replaced groups too."""
+    """What to log of a round, over all that was generated."""
     everything = scored.generated
     metrics = reward_metrics(everything, scored.columns()) | completion_metrics(everything)
     versions = [item.conversation.completion.weight_version for item in everything]
@@ -219,10 +190,8 @@ def round_metrics(scored: ScoredRound) -> dict[str, float]:
 
 
 def completion_row(item: ScoredCompletion, step: int, advantage: float | None, dropped: bool = False) -> dict[str, Any]:
-    """The line of `completions.jsonl`; one that was generated but not trained on says `"dropped": true`.
-
-    `completion` is the text as the rewards saw it, a response prefix included, which is the end of `prompt` too.
-    """
+    """The line of `completions.jsonl`. `completion` is the text as the rewards saw it, a response prefix included,
+    which is the end of `prompt` too."""
     conversation, completion = item.conversation, item.conversation.completion
     row: dict[str, Any] = {
         "step": step,

@@ -1,25 +1,22 @@
 """How old the weights were that wrote what is trained on, counted in rounds of training.
 
-A server counts versions by itself, over all runs, and a repair or a restart pushes the same weights under another
-number. What is bounded (`--max_staleness`) and logged is therefore how many rounds the weights were trained on.
+Version numbers do not tell: a server counts them over all runs, and a repair pushes the same weights under another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from swift_r1.wire.protocol import Completion
 
 
 class ServedVersions:
-    """For each weight version that this run has pushed, the rounds of training behind it. For several threads.
-
-    `version in served` says whether this run has pushed it.
+    """For each weight version that this run has pushed, the rounds of training behind it. Thread-safe.
 
     Attributes:
         rounds: of the weights that are pushed next; a round that is not over does not count.
-        current: numbers of the newest weights: a server that comes back ahead of the others, as one that another run
-            has used, gets them under a number above its own. At first the highest number that a server has.
+        current: numbers of the newest weights, several where a server that came back had a higher number already. At
+            first the highest number that a server has.
     """
 
     def __init__(self, first: int = 0) -> None:
@@ -53,20 +50,25 @@ def staleness_metrics(completions: Sequence[Completion], trained: int, served: S
 
     Tokens of a completion of several versions count as its oldest where the engine does not tell which wrote which.
     """
-    ages, tokens = 0, 0
-    for one in completions:
-        for length, version in _spans(one):
-            ages += length * (trained - served.rounds_of(version))
-            tokens += length
+    ages = [trained - served.rounds_of(version) for one in completions for version in versions_of_tokens(one)]
     return {
-        "rollout/staleness/mean": ages / tokens if tokens else 0.0,
+        "rollout/staleness/mean": sum(ages) / len(ages) if ages else 0.0,
         "rollout/staleness/max": float(trained - oldest_rounds(completions, served)),
     }
 
 
-def _spans(one: Completion) -> Iterator[tuple[int, int]]:
-    """Length and version of each stretch of tokens."""
-    starts = one.weight_versions or ((0, one.weight_version),)
-    ends = [start for start, _ in starts[1:]] + [len(one.token_ids)]
-    for (start, version), end in zip(starts, ends, strict=True):
-        yield end - start, version
+def versions_of_tokens(completion: Completion) -> list[int]:
+    """Of the weights, one per token; the oldest for all where the engine does not tell which wrote which."""
+    versions: list[int] = []
+    for start, version in reversed(completion.weight_versions or ((0, completion.weight_version),)):
+        versions = [version] * (len(completion.token_ids) - len(versions) - start) + versions
+    return versions
+
+
+def spans_of(versions: Sequence[int | None]) -> tuple[tuple[int, int], ...]:
+    """`(first token, version)` of each stretch; tokens that no weights wrote belong to the stretch before them."""
+    spans: list[tuple[int, int]] = []
+    for place, version in enumerate(versions):
+        if version is not None and (not spans or spans[-1][1] != version):
+            spans.append((place if spans else 0, version))
+    return tuple(spans)

@@ -1,8 +1,5 @@
-"""The tokens of one conversation, as the model read and wrote them: they only ever grow.
-
-What a turn adds is tokenised once, and what is there already never again: the text of a token sequence need not
-tokenise to that sequence, and log-probs of other tokens than the sampled ones are wrong.
-"""
+"""The tokens of one conversation, as the model read and wrote them. Nothing is tokenised twice: the text of a token
+sequence need not tokenise to that sequence."""
 
 from __future__ import annotations
 
@@ -20,23 +17,7 @@ class TurnFault(ValueError):
 
 
 class Transcript:
-    """A conversation's tokens.
-
-    Args:
-        prompt_token_ids: the prompt of the first turn.
-        messages: what it was made from.
-        encoder: has the chat template and the tokenizer.
-        ends: ids of the tokens that end a turn.
-
-    Attributes:
-        token_ids: everything after the prompt.
-        logprobs: the engine's for tokens that the model wrote, 0 for others.
-        loss_mask: True on tokens to train: those that the model wrote, except what the scheduler leaves out.
-        versions: of the weights that wrote the token; None for others.
-        messages: the conversation as the model last saw it, with its last turn.
-        turns: how many the model has written.
-        text: of the last one.
-    """
+    """A conversation's tokens, after the prompt of its first turn; tokens in `ends` end a turn."""
 
     def __init__(
         self,
@@ -46,31 +27,24 @@ class Transcript:
         ends: Collection[int],
     ) -> None:
         self.prompt_token_ids = tuple(prompt_token_ids)
-        self.messages = deepcopy([dict(message) for message in messages])
+        self.messages = deepcopy(
+            [dict(message) for message in messages]
+        )  # as the model last saw them, with its last turn
         self.token_ids: list[int] = []
-        self.logprobs: list[float] = []
-        self.loss_mask: list[bool] = []
-        self.versions: list[int | None] = []
-        self.turns = 0
-        self.text = ""
+        self.logprobs: list[float] = []  # the engine's for tokens that the model wrote, 0 for others
+        self.loss_mask: list[bool] = []  # what the model wrote, except what the scheduler leaves out
+        self.versions: list[int | None] = []  # of the weights that wrote the token; None for others
+        self.turns = 0  # of the model
+        self.text = ""  # of the last one
         self._encoder, self._ends = encoder, frozenset(ends)
         self._spans: list[slice] = []  # of the turns' tokens
         self._revised = False  # the last turn's tokens are no longer those that its text came from
-        self._sampled_to = 0
-
-    @property
-    def sampled_length(self) -> int:
-        """Tokens up to the last one that the model wrote: nothing behind it was answered."""
-        return self._sampled_to
+        self.sampled_length = 0  # tokens up to the last one that the model wrote: nothing behind it was answered
 
     def follow(self, messages: Sequence[Mapping[str, Any]]) -> None:
-        """Adds what stands in `messages` behind the model's last turn, up to the start of its next one.
-
-        The last turn's own text may have grown at its end. Where nothing follows it, the model goes on with that turn.
-
-        Raises:
-            TurnFault: anything before has changed.
-        """
+        """Adds what follows the model's last turn in `messages`, up to the start of its next one. That turn's text may
+        have grown at its end; where nothing follows it, the model goes on with it. Raises TurnFault where anything
+        before has changed."""
         place = len(self.messages) - 1
         if len(messages) <= place:
             raise TurnFault(f"{len(self.messages)} messages were there, now {len(messages)}: the past cannot change")
@@ -109,13 +83,9 @@ class Transcript:
         self.text = text
 
     def revise(self, token_ids: Sequence[int] | None, loss_mask: Sequence[int] | None) -> None:
-        """Puts `token_ids` in the place of the last turn's, and trains those with a 1 in `loss_mask`.
-
-        Without a mask, the tokens that the turn began with are trained, as far as they are the same.
-
-        Raises:
-            TurnFault: the lengths differ, or a token is to be trained that the model did not write.
-        """
+        """Puts `token_ids` in the place of the last turn's, and trains those with a 1 in `loss_mask`; without a mask,
+        those up to the first change. Raises TurnFault where the lengths differ, or a token is to be trained that the
+        model did not write."""
         start = self._spans[-1].start
         written, logprobs = self.token_ids[start:], self.logprobs[start:]
         wanted = written if token_ids is None else list(token_ids)
@@ -133,17 +103,13 @@ class Transcript:
         self.logprobs[start:] = [*logprobs[:same], *[0.0] * (len(wanted) - same)]
         self.loss_mask[start:] = mask
         self.versions[start:] = [*self.versions[start : start + same], *[None] * (len(wanted) - same)]
-        self._sampled_to = start + same
+        self.sampled_length = start + same
         self._spans[-1] = slice(start, len(self.token_ids))
 
     def check_turns(self, token_ids: Sequence[Sequence[int]], loss_mask: Sequence[Sequence[int]]) -> None:
-        """Compares the rows that a scheduler returned at its end; a 0 of its mask leaves a token out.
-
-        A row begins with a turn of the model; text put to the turn's end and turns that continue it may follow in it.
-
-        Raises:
-            TurnFault: these are not the conversation's tokens.
-        """
+        """Compares the rows that a scheduler returned at its end; a 0 of its mask leaves a token out. A row begins with
+        a turn of the model; text added to the turn's end and turns that continue it may follow in it. Raises TurnFault
+        where these are not the conversation's tokens."""
         if token_ids and loss_mask and list(map(len, token_ids)) != list(map(len, loss_mask)):
             raise TurnFault("response_token_ids and response_loss_mask have rows of different lengths")
         turn = 0
@@ -172,20 +138,20 @@ class Transcript:
         return tuple(tuple(self.token_ids[span]) for span in self._spans)
 
     def _extend(self, token_ids: Sequence[int], logprobs: Sequence[float], versions: Sequence[int | None]) -> None:
-        """Those with a version were written by the model, and are trained."""
+        """Tokens with a version were written by the model, and are trained."""
         self.token_ids += token_ids
         self.logprobs += logprobs
         self.versions += versions
         self.loss_mask += [version is not None for version in versions]
         if token_ids and versions[-1] is not None:
-            self._sampled_to = len(self.token_ids)
+            self.sampled_length = len(self.token_ids)
 
     def _take_end_back(self) -> None:
         """The turn goes on behind its end token: that token leaves."""
         if self.token_ids and self.token_ids[-1] in self._ends:
             for values in (self.token_ids, self.logprobs, self.loss_mask, self.versions):
                 del values[-1]
-            self._sampled_to = min(self._sampled_to, len(self.token_ids))
+            self.sampled_length = min(self.sampled_length, len(self.token_ids))
             self._spans[-1] = slice(self._spans[-1].start, len(self.token_ids))
 
     def _behind(self, before: Sequence[Mapping[str, Any]], added: str, rest: Sequence[Mapping[str, Any]]) -> str:

@@ -18,6 +18,7 @@ from swift_r1.plugins.protocol import (
     RequestConfig,
     UsageInfo,
 )
+from swift_r1.sampling.staleness import versions_of_tokens
 from swift_r1.sampling.transcript import Transcript, TurnFault
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.protocol import completion_seed
@@ -25,19 +26,12 @@ from swift_r1.wire.protocol import completion_seed
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How long conversations may get.
+    """How long conversations may get; None for no limit."""
 
-    Attributes:
-        model_length: tokens that the engine takes, prompt included; None for no limit.
-        total: whether `max_tokens` of the sampling holds for all turns together instead of for each.
-        turns: how many there may be; None for no limit.
-        temperature: of training; evaluation may use another, which a scheduler need not know.
-    """
-
-    model_length: int | None
-    total: bool
+    model_length: int | None  # tokens that the engine takes, prompt included
+    total: bool  # whether `max_tokens` of the sampling holds for all turns together instead of for each
     turns: int | None
-    temperature: float
+    temperature: float  # of training; evaluation may use another, which a scheduler need not know
 
 
 @dataclass(eq=False, slots=True)
@@ -53,9 +47,9 @@ class Play:
     no_room: bool = False
 
 
-playing: ContextVar[Play] = ContextVar("playing")
-"""The conversation whose scheduler is running: requests need not say whose they are, and may be copies."""
+playing: ContextVar[Play] = ContextVar("playing")  # of the scheduler that runs: requests do not say whose they are
 
+# Fields of a request's config that a scheduler cannot change, with the values that change nothing.
 _FIXED: dict[str, tuple[Any, ...]] = {
     "top_p": (1.0,),
     "top_k": (-1, 0),
@@ -67,16 +61,11 @@ _FIXED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (0.0,),
     "structured_outputs_regex": (),
 }
-"""Fields of a request's config that stay as they are, with the values that change nothing."""
 
 
 class TurnEngine:
-    """The model's next turn, in the tokens of the conversation that asks.
-
-    Args:
-        ends: ids of the tokens that end a turn.
-        on_ask: called when a conversation begins to wait.
-    """
+    """The model's next turn, in the tokens of the conversation that asks. Tokens in `ends` end a turn; `on_ask` is
+    called when a conversation begins to wait."""
 
     def __init__(
         self, encoder: PromptEncoder, ends: tuple[int, ...], limits: Limits, on_ask: Callable[[], None]
@@ -90,14 +79,16 @@ class TurnEngine:
         self, infer_request: InferRequest, request_config: RequestConfig | None = None, **kwargs: Any
     ) -> ChatCompletionResponse:
         """The model's answer to the request's messages: `choices[0]` with its message, finish reason and token ids.
-
-        Where the engine takes no more tokens, an empty answer that was cut off (`finish_reason` is `length`).
+        Where the engine takes no more tokens it is empty, and its finish reason `length`.
 
         Raises:
             TurnFault: the messages do not continue those of the conversation, or a limit was passed.
         """
         play = playing.get()
-        messages = _without_dummy(infer_request.messages)
+        messages: Sequence[dict[str, Any]] = infer_request.messages
+        # ms-swift's schedulers end with an assistant message of None where the model is to go on with its turn.
+        if messages and messages[-1]["role"] == "assistant" and messages[-1]["content"] is None:
+            messages = messages[:-1]
         for name in ("tools", "chat_template_kwargs"):
             if getattr(infer_request, name, None):
                 raise TurnFault(f"a request's {name} are not rendered here: write them into a message")
@@ -115,8 +106,7 @@ class TurnEngine:
         transcript = play.transcript
         sampling = self._sampling(play.request.sampling, transcript, request_config)
         if sampling.max_tokens < 1:
-            play.no_room = True
-            play.finish_reason = "length"
+            play.no_room, play.finish_reason = True, "length"
             return _response(transcript, (), "", "length")
         seeds = play.request.seeds
         play.asked = wire.RolloutRequest(
@@ -172,7 +162,6 @@ class TurnEngine:
                 raise TurnFault(f"a scheduler cannot change temperature to {config.temperature}: use --temperature")
             room.append(sampling.max_tokens if config.max_tokens is None else config.max_tokens)
             stop = tuple(dict.fromkeys((*stop, *(config.stop or ()))))
-        # Checked by the caller, so that no room is an answer and not a fault.
         return sampling.model_copy(update={"max_tokens": min(room), "stop": stop})
 
 
@@ -186,26 +175,3 @@ def _response(
     choice = ChatCompletionResponseChoice(0, message, finish_reason, {"content": content}, list(token_ids))
     usage = UsageInfo(read, len(token_ids), read + len(token_ids))
     return ChatCompletionResponse("policy", [choice], usage)
-
-
-def versions_of_tokens(completion: wire.Completion) -> list[int]:
-    """Of the weights, one per token; the oldest for all where the engine does not tell which wrote which."""
-    versions: list[int] = []
-    for start, version in reversed(completion.weight_versions or ((0, completion.weight_version),)):
-        versions = [version] * (len(completion.token_ids) - len(versions) - start) + versions
-    return versions
-
-
-def spans_of(versions: Sequence[int | None]) -> tuple[tuple[int, int], ...]:
-    """`(first token, version)` of each stretch; tokens that no weights wrote belong to the stretch before them."""
-    spans: list[tuple[int, int]] = []
-    for place, version in enumerate(versions):
-        if version is not None and (not spans or spans[-1][1] != version):
-            spans.append((place if spans else 0, version))
-    return tuple(spans)
-
-
-def _without_dummy(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
-    """ms-swift's schedulers end with an assistant message of None where the model is to go on with its turn."""
-    ends = bool(messages) and messages[-1]["role"] == "assistant" and messages[-1]["content"] is None
-    return messages[:-1] if ends else messages

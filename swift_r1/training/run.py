@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from swift_r1.arguments import Plan, RlhfArguments, make_plan
-from swift_r1.arguments.checks import seconds_of
+from swift_r1.arguments.training import seconds_of
 from swift_r1.data.loading import load_rows, stream_of
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording, tokenizer_of_run
 from swift_r1.data.registry import register_dataset_info

@@ -30,7 +30,6 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.stopping import Watchdog
 from swift_r1.sampling.base import EmbeddedRollouts, Rollouts
 from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Stage
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.pool.session import Expected, ServerSession
 from swift_r1.sampling.prefetch import MakeTurns, prefetches
@@ -44,6 +43,7 @@ from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
 from swift_r1.weights.transport import HTTP
 from swift_r1.weights.writer import WeightWriter, saved_token
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.http_errors import ServerRefused
 from swift_r1.wire.protocol import UpdatePolicy, tokenizer_hash
 

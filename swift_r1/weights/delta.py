@@ -1,8 +1,7 @@
 """A bucket as what has changed in it: with small learning rates most 16-bit weights round to what they were.
 
-The file is taken as words of 16 bits. A change is a run of gaps, each from one named word to the next, and those words'
-new values; where a gap is too long for its number, a word that did not change is named on the way. Applied to the file
-of the version before it gives the new version's file, whose hash the sender has promised.
+The file is taken as 16-bit words. A change is a run of gaps, each from one named word to the next, and those words' new
+values; where a gap is too long for its number, a word that did not change is named on the way.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Words = NDArray[np.uint16]
 
 _HEAD = struct.Struct("<4sIQ")
 _MAGIC = b"sr1d"
-_GAPS: dict[int, np.dtype[np.uint8 | np.uint16]] = {1: np.dtype("<u1"), 2: np.dtype("<u2")}
+_GAP_BYTES = (1, 2)
 _WORD = np.dtype("<u2")
 
 
@@ -33,7 +32,8 @@ def changed_words(new: Words, old: Words) -> NDArray[np.int64]:
 def encode(words: Words, changed: NDArray[np.int64]) -> bytes:
     """The change to `words` in which those at `changed` (ascending) are new."""
     gaps = np.diff(changed, prepend=-1)
-    size = min(_GAPS, key=lambda width: _entries(gaps, width) * (width + _WORD.itemsize))
+    # The width that takes fewer bytes: narrow gaps need more words to be named.
+    size = min(_GAP_BYTES, key=lambda width: int(len(gaps) + ((gaps - 1) // _longest(width)).sum()) * (width + 2))
     longest = _longest(size)
     more = (gaps - 1) // longest
     ends = np.cumsum(more + 1) - 1
@@ -43,38 +43,30 @@ def encode(words: Words, changed: NDArray[np.int64]) -> bytes:
     return b"".join(
         (
             _HEAD.pack(_MAGIC, size, len(spread)),
-            spread.astype(_GAPS[size]).tobytes(),
+            spread.astype(f"<u{size}").tobytes(),
             values.astype(_WORD, copy=False).tobytes(),
         )
     )
 
 
 def apply(body: bytes, words: Words) -> int:
-    """Writes the change into `words`; returns how many it names.
-
-    Raises:
-        BadChange: it is cut, malformed, or names words beyond the end. `words` then are as they were.
-    """
+    """Writes the change into `words`; returns how many it names. Raises BadChange for one that is cut, malformed, or
+    names words beyond the end; then `words` are as they were."""
     if len(body) < _HEAD.size:
         raise BadChange("it is cut")
     magic, size, count = _HEAD.unpack_from(body)
     assert isinstance(count, int)
-    if magic != _MAGIC or size not in _GAPS:
+    if magic != _MAGIC or size not in _GAP_BYTES:
         raise BadChange("it does not begin as a change does")
     if len(body) != _HEAD.size + count * (size + _WORD.itemsize):
         raise BadChange(f"{len(body)} bytes are not those of {count} words")
-    gaps = np.frombuffer(body, _GAPS[size], count, _HEAD.size)
+    gaps = np.frombuffer(body, f"<u{size}", count, _HEAD.size)
     values = np.frombuffer(body, _WORD, count, _HEAD.size + count * size)
     places = np.cumsum(gaps, dtype=np.int64) - 1
     if count and (not gaps.all() or places[-1] >= len(words)):
         raise BadChange("it names words twice, or beyond the end")
     words[places] = values
     return count
-
-
-def _entries(gaps: NDArray[np.int64], width: int) -> int:
-    """How many words have to be named with gaps of `width` bytes."""
-    return int(len(gaps) + ((gaps - 1) // _longest(width)).sum())
 
 
 def _longest(width: int) -> int:

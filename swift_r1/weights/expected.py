@@ -1,4 +1,4 @@
-"""Which weights make a model whole, or a LoRA adapter of it, by the names and shapes of their files."""
+"""Which weights a whole model has, or a LoRA adapter of it, by the names and shapes of their files."""
 
 from __future__ import annotations
 
@@ -20,35 +20,29 @@ Shapes = Mapping[str, tuple[int, ...]]
 _PEFT_PREFIX = "base_model.model."
 
 
-def expected_weights(model: str, trust_remote_code: bool = False) -> dict[str, tuple[int, ...]]:
-    """Every weight and persistent buffer of the causal LM in the folder (or of the name) `model`, by the names that its
-    checkpoint has for them, without loading one.
-
-    A tied output head is left out: it is the embedding, and travels once.
-    """
+def expected_weights(model: str) -> dict[str, tuple[int, ...]]:
+    """Shapes of every weight and persistent buffer of the causal LM `model` (a folder or name), by their names in its
+    checkpoint. A tied output head is left out: it is the embedding, and is sent once."""
     import torch
 
-    empty = skeleton(model, trust_remote_code)
+    empty = skeleton(model)
     own = {name: torch.empty(shape, device="meta") for name, shape in own_weights(empty).items()}
     return {name: tuple(weight.shape) for name, weight in as_in_checkpoint(empty, own).items()}
 
 
-def skeleton(model: str, trust_remote_code: bool = False) -> nn.Module:
-    """The causal LM in the folder (or of the name) `model` without a single number in memory."""
+def skeleton(model: str) -> nn.Module:
+    """The causal LM `model` (a folder or name) on the meta device."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(model, trust_remote_code=trust_remote_code)
+    config = AutoConfig.from_pretrained(model)
     with torch.device("meta"):
-        # transformers has no types for it.
-        empty: nn.Module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, trust_remote_code=trust_remote_code
-        )
+        empty: nn.Module = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call] # transformers' own
     return empty
 
 
 def own_weights(model: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights and persistent buffers by the names that the model itself has for them, tied ones once."""
+    """Shapes of the weights and persistent buffers by their names in the model itself, tied ones once."""
     shapes = {name: tuple(weight.shape) for name, weight in model.named_parameters()}
     if cast("PreTrainedModel", model).config.get_text_config().tie_word_embeddings:
         shapes.pop("lm_head.weight", None)  # in a skeleton it is not tied yet
@@ -58,7 +52,7 @@ def own_weights(model: nn.Module) -> dict[str, tuple[int, ...]]:
 
 def use_checkpoint_form(model: nn.Module) -> None:
     """From now on `model` is saved and sent in the form of its family's checkpoints, whichever its own file was in: the
-    server, which has not loaded it, knows no other. Else transformers repeats what it did when it loaded the file."""
+    server, which has not loaded that file, knows no other."""
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import PrefixChange
 
@@ -85,11 +79,7 @@ def most_bytes(expected: Shapes) -> int:
 
 
 def check_bucket(tensors: Mapping[str, TensorEntry], expected: Shapes, already: set[str]) -> None:
-    """Every tensor of a bucket is one of the model's, has its shape, and comes for the first time.
-
-    Raises:
-        HTTPError: 422, naming the tensor.
-    """
+    """Raises HTTPError (422) for a tensor that is not the model's, has another shape, or comes again."""
     for name, entry in tensors.items():
         if name not in expected:
             tied = name == "lm_head.weight"
@@ -110,17 +100,13 @@ def check_complete(sent: set[str], expected: Shapes) -> None:
 
 
 def adapter_name(parameter: str, adapter: str = "default") -> str:
-    """peft's name in a file for the parameter that it adds to the model: `x.lora_A.default.weight`, say."""
+    """peft's name in a file for a parameter that it adds to the model (`x.lora_A.default.weight`)."""
     return _PEFT_PREFIX + parameter.replace(f".{adapter}.", ".")
 
 
 def adapter_shapes(model: Shapes, config: AdapterConfig) -> dict[str, tuple[int, ...]]:
     """Every weight of the adapter: `A [rank, in]` and `B [out, rank]` for each linear weight `[out, in]` of `model`
-    whose module is, or ends in, one of the target modules.
-
-    Raises:
-        HTTPError: 422 where a target module is none of the model's.
-    """
+    whose module is, or ends in, a target module. Raises HTTPError (422) for one that the model does not have."""
     shapes: dict[str, tuple[int, ...]] = {}
     found = set()
     for name, shape in model.items():
@@ -136,7 +122,7 @@ def adapter_shapes(model: Shapes, config: AdapterConfig) -> dict[str, tuple[int,
 
 
 def write_adapter(folder: Path, files: Sequence[Path], config: AdapterConfig) -> None:
-    """Makes `folder`, as peft would save the adapter whose tensors are in the safetensors `files`."""
+    """Makes `folder` as peft would save the adapter whose tensors are in `files`."""
     from safetensors.torch import load_file, save_file
 
     tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}

@@ -1,23 +1,15 @@
-"""The newest weights, gathered once by all ranks and kept on rank 0, for servers that take them at their own time.
-
-One thread writes a version bucket by bucket; others read it, those of the same version while it is written. A server
-that comes back is brought up to date from here, without the other ranks, and the next version is compared with this one
-to know what has changed.
-
-It costs the model's size in its own dtype. Where a server on this host takes weights through shared memory, that is the
-only copy: a bucket is a file without a name, and servers get links to it. It goes with the last of them that has it, so
-a process that is killed leaves nothing behind. Where versions are compared, and where shared memory has no room, a
-bucket is in this process's own memory.
-"""
+"""The newest weights, gathered once by all ranks and kept on rank 0: a server that comes back is brought up to date
+without the other ranks, and the next version is compared with this one."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import resource
 import shutil
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -42,23 +34,21 @@ class Superseded(Exception):
 
 @dataclass(frozen=True, slots=True)
 class SnapshotBucket:
-    """A bucket ready for any number of servers: the bytes of a safetensors file.
+    """A bucket ready for any number of servers: the bytes of a safetensors file."""
 
-    Attributes:
-        digest: their XXH3 (hex).
-        base: content hash of the version that `change` is to; None where there is no change, or none that is smaller.
-        change: see `delta`.
-    """
-
-    data: memoryview | SharedFile
+    data: Sequence[memoryview] | SharedFile
     size: int
-    digest: str
-    base: str | None = None
-    change: bytes | None = None
+    digest: str  # XXH3 (hex)
+    base: str | None = None  # content hash of the version that `change` is to
+    change: bytes | None = None  # see `delta`; None where it would not be smaller
 
-    def parts(self) -> list[memoryview]:
-        """All bytes, in memory."""
-        return [self.data if isinstance(self.data, memoryview) else memoryview(self.data.read(self.size))]
+    @classmethod
+    def of(cls, parts: Sequence[memoryview]) -> SnapshotBucket:
+        """Of these parts, where they are."""
+        return cls(parts, sum(map(len, parts)), parts_digest(parts))
+
+    def parts(self) -> Sequence[memoryview]:
+        return [memoryview(self.data.read(self.size))] if isinstance(self.data, SharedFile) else self.data
 
     def link(self, path: Path) -> bool:
         """Whether it could be put there without copying it."""
@@ -66,11 +56,8 @@ class SnapshotBucket:
 
 
 class SharedFile:
-    """A file in shared memory that has no name but those under which servers on this host get it.
-
-    Raises:
-        OSError: there is no such memory.
-    """
+    """A file in shared memory without a name of its own: servers on this host get links to it; it goes with the last
+    process that has it. Raises OSError where there is no such memory."""
 
     def __init__(self) -> None:
         self._descriptor = os.open(_SHARED_MEMORY, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -85,7 +72,7 @@ class SharedFile:
         return os.pread(self._descriptor, size, 0)
 
     def link(self, path: Path) -> bool:
-        """Puts it at `path`, in place of what is there; False where that cannot be, on another file system say."""
+        """Puts it at `path`, in place of what is there; False where that cannot be, as on another file system."""
         if self._is_at(path):
             return True
         try:
@@ -116,24 +103,19 @@ class SharedFile:
 
 @dataclass(slots=True)
 class _Kept:
-    """A bucket whose first `header` bytes say what it holds; `memory` has it as words where it is in own memory. One
-    that is `lent` to a server that comes back is read at that server's time: its file is not written to again."""
+    """A bucket, and the `header` that says what it holds."""
 
     bucket: SnapshotBucket
     header: bytes
-    memory: NDArray[np.uint16] | None
-    lent: bool = False
+    memory: NDArray[np.uint16] | None  # its words, where it is in own memory
+    lent: bool = False  # to a server that comes back, which reads at its own time: not to be written to again
 
 
 class WeightSnapshot:
-    """The newest version.
+    """The newest version. One thread writes it bucket by bucket; others read it, also while it is written.
 
-    Attributes:
-        version: of what is here, or being written.
-        adapter: what `begin` was told.
-        writing: whether a version is being written.
-        whole: whether all buckets of the newest version are here.
-        changed, total: words of 16 bits that are not those of the version before, and all that were compared with it.
+    It takes the model's size in its own dtype. Where a server on this host takes weights through shared memory, that is
+    the only copy. Where versions are compared, and where shared memory has no room, it is in own memory.
     """
 
     def __init__(self) -> None:
@@ -143,18 +125,14 @@ class WeightSnapshot:
         self._hash: str | None = None
         self._compare = self._shared = False
         self._room = 0  # of shared memory, for new files
-        self.version = -1
+        self.version = -1  # of what is here, or being written
         self.adapter: AdapterConfig | None = None
-        self.writing = self.whole = False
-        self.changed = self.total = 0
+        self.writing = self.whole = False  # whole: all buckets of the newest version are here
+        self.changed = self.total = 0  # 16-bit words that differ from the version before, and all that were compared
 
     def begin(self, version: int, adapter: AdapterConfig | None, compare: bool, shared: bool) -> None:
-        """Begins a version; readers of the one before get `Superseded`.
-
-        Args:
-            compare: buckets also come as what has changed.
-            shared: a server on this host may take buckets from shared memory.
-        """
+        """Begins a version; readers of the one before get `Superseded`. With `compare` buckets also come as what has
+        changed; with `shared` a server on this host may take them from shared memory."""
         with self._turn:
             # An incomplete version is no base for comparison.
             self._hash = content_hash(one.bucket.digest for one in self._kept) if self.whole else None
@@ -186,20 +164,9 @@ class WeightSnapshot:
             self.writing, self.whole = False, whole
             self._turn.notify_all()
 
-    def reading(self, version: int, copy: bool, wanted: Callable[[], bool] = lambda: True) -> Iterable[SnapshotBucket]:
-        """The version's buckets in order, each as soon as it is there; can be gone through again.
-
-        Args:
-            copy: a bucket is the reader's own, and stays what it is when the next version is written.
-            wanted: whether the reader is to go on.
-
-        Raises:
-            Superseded: the version is no longer here, or not wanted. Without `copy` a bucket in hand then changes.
-        """
-        return _Reading(self, version, copy, wanted)
-
     def bucket(self, version: int, index: int, copy: bool) -> SnapshotBucket | None:
-        """None after the last one."""
+        """As soon as it is there; None after the last one. With `copy` it stays as it is when the next version is
+        written. Raises Superseded where the version is no longer here."""
         with self._turn:
             # Whoever writes is heard within the deadlines of its collectives: it comes to an end.
             while self.version == version and self.writing and index >= self._count:
@@ -212,10 +179,10 @@ class WeightSnapshot:
             found = kept.bucket
             if not copy:
                 return found
-            if isinstance(found.data, memoryview):
-                return SnapshotBucket(memoryview(bytes(found.data)), found.size, found.digest)
+            if not isinstance(found.data, SharedFile):
+                return SnapshotBucket([memoryview(b"".join(found.data))], found.size, found.digest)
             if not found.data.can_be_linked and (copied := self._in_file(found.parts(), None)):
-                # Still by the hash of what was gathered: the server looks whether these are the same bytes.
+                # With the hash of what was gathered: the server checks whether these are the same bytes.
                 kept.bucket = replace(found, data=copied.bucket.data)
             kept.lent = True
             return kept.bucket
@@ -240,8 +207,7 @@ class WeightSnapshot:
         header = bytes(parts[0])
         if old is None or old.memory is None:
             data = np.concatenate(delta.words_of(parts))
-            whole = data.data.cast("B")
-            return _Kept(SnapshotBucket(whole, len(whole), parts_digest([whole])), header, data)
+            return _Kept(SnapshotBucket.of([data.data.cast("B")]), header, data)
         data, at, places = old.memory, len(header) // 2, [np.empty(0, np.int64)]
         for new in delta.words_of(parts[1:]):
             before = data[at : at + len(new)]
@@ -251,24 +217,27 @@ class WeightSnapshot:
                 places.append(changed + at)
             np.copyto(before, new)
             at += len(new)
-        whole = data.data.cast("B")
-        change = delta.encode(data, np.concatenate(places)) if self._compare else None
-        if change is not None and len(change) >= len(whole):
-            change = None
-        base = None if change is None else self._hash
-        return _Kept(SnapshotBucket(whole, len(whole), parts_digest([whole]), base, change), header, data)
+        bucket = SnapshotBucket.of([data.data.cast("B")])
+        if self._compare and len(change := delta.encode(data, np.concatenate(places))) < bucket.size:
+            bucket = replace(bucket, base=self._hash, change=change)
+        return _Kept(bucket, header, data)
 
 
-class _Reading:
-    """`WeightSnapshot.reading`."""
+@dataclass(frozen=True)
+class SnapshotReader:
+    """The version's buckets in order, see `WeightSnapshot.bucket`; can be iterated again. Raises Superseded where the
+    version is no longer here, or `wanted`; without `copy` a bucket in hand then changes."""
 
-    def __init__(self, snapshot: WeightSnapshot, version: int, copy: bool, wanted: Callable[[], bool]) -> None:
-        self._snapshot, self._version, self._copy, self._wanted = snapshot, version, copy, wanted
+    snapshot: WeightSnapshot
+    version: int
+    copy: bool
+    wanted: Callable[[], bool] = lambda: True
 
     def __iter__(self) -> Iterator[SnapshotBucket]:
-        index = 0
-        while (bucket := self._snapshot.bucket(self._version, index, self._copy)) is not None:
-            if not self._wanted():
+        for index in itertools.count():
+            bucket = self.snapshot.bucket(self.version, index, self.copy)
+            if bucket is None:
+                return
+            if not self.wanted():
                 raise Superseded
             yield bucket
-            index += 1

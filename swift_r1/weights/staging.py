@@ -1,12 +1,11 @@
-"""Where buckets wait until the version is whole: files in shared memory, hashed as they arrive.
-
-The API process never holds more than one network chunk of a bucket; the engine maps the files.
-"""
+"""Where buckets wait until the version is whole: files in shared memory, hashed as they arrive and mapped by the
+engine."""
 
 from __future__ import annotations
 
 import asyncio
 import fcntl
+import hashlib
 import logging
 import os
 import shutil
@@ -44,15 +43,8 @@ class StagedBucket:
 
 
 class Staging:
-    """A private folder for one server's buckets; another one on disk for those that shared memory has no room for.
-
-    Args:
-        max_bytes: most bytes that one bucket may have: the whole model's.
-
-    Attributes:
-        shared: the folder where it is in shared memory, so that a trainer on this host can write buckets itself.
-        base: content hash of the version whose buckets are all still here, for changes to them; else None.
-    """
+    """A private folder for one server's buckets, which have at most `max_bytes` (the whole model's); another one on
+    disk for those that shared memory has no room for."""
 
     def __init__(self, max_bytes: int) -> None:
         free = shutil.disk_usage(_SHARED_MEMORY).free if _SHARED_MEMORY.is_dir() else 0
@@ -60,23 +52,17 @@ class Staging:
         self._locks: list[int] = []
         self.folder = self._made(parent)
         self._on_disk: Path | None = None
-        self.max_bytes = max_bytes
-        self._serial = 0
-        self.shared = str(self.folder) if parent is not None else None
-        self.base: str | None = None
+        self.max_bytes, self._serial = max_bytes, 0
+        self.shared = str(self.folder) if parent is not None else None  # a trainer on this host can write there itself
+        self.base: str | None = None  # content hash of the version whose buckets are all still here
         logger.info("weights are staged in %s", self.folder)
 
     async def write(
         self, index: int, chunks: AsyncIterator[bytes], promised_digest: str | None, size_promised: int = 0
     ) -> StagedBucket:
-        """Streams one bucket to a file.
-
-        Raises:
-            HTTPError: 413 if it is larger than the whole model; 422 if the bytes are not those promised; 507 where
-                there is no room for it, on disk neither.
-        """
+        """Streams one bucket to a file. Raises HTTPError: 413 if it is larger than the whole model, 422 if the bytes
+        are not those promised, 507 where there is no room for it, on disk neither."""
         path = self._new_path()
-        self.base = None
         # A spare file's pages are there already, which halves the time: the memory of new ones is cleared first.
         spare = incoming(self.folder, index)
         if _is_own(spare):
@@ -84,10 +70,7 @@ class Staging:
         path = await asyncio.to_thread(self._with_room, path, min(size_promised, self.max_bytes))
         digest, size, filled = Hash(), 0, 0
         pending: list[bytes] = []
-        with (
-            _removed_on_failure(path),
-            open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600), "r+b") as file,
-        ):
+        with _removed_on_failure(path), open(_opened(path), "r+b") as file:
 
             def flush(blocks: list[bytes]) -> None:
                 whole = b"".join(blocks)
@@ -96,8 +79,7 @@ class Staging:
 
             async for chunk in chunks:
                 size += len(chunk)
-                if size > self.max_bytes:
-                    raise HTTPError(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
+                self._check_size(index, size)
                 pending.append(chunk)
                 if size - filled >= _CHUNK:
                     await asyncio.to_thread(flush, pending)
@@ -106,37 +88,25 @@ class Staging:
                 await asyncio.to_thread(flush, pending)
             file.truncate()
             file.flush()
-            arrived = digest.hexdigest()
-            if promised_digest is not None and arrived != promised_digest:
-                raise HTTPError(422, f"bucket {index} arrived with other bytes than were sent (their hash differs)")
-            return StagedBucket(index, path, arrived, read_header(path))
+            return _checked(index, path, digest.hexdigest(), promised_digest)
 
     async def change(self, index: int, chunks: AsyncIterator[bytes], promised_digest: str) -> StagedBucket:
-        """Makes a bucket of the base's one and what has changed in it (see `delta`). Whoever asks has seen that the
-        update began on that base.
-
-        Raises:
-            HTTPError: 409 where the base has no such bucket; 413 for a change larger than the model; 422 for one that
-                is malformed, or whose outcome is not what was promised.
-        """
+        """Makes a bucket of the base's one and what has changed in it (see `delta`), where the update began on that
+        base. Raises HTTPError as `write`, and 409 where the base has no such bucket."""
         source, body = incoming(self.folder, index), bytearray()
         async for chunk in chunks:
             body += chunk
-            if len(body) > self.max_bytes:
-                raise HTTPError(413, f"the change to bucket {index} is larger than the whole model")
-        self.base = None
+            self._check_size(index, len(body))
+        path = self._new_path()
         if not _is_own(source):
             raise HTTPError(409, f"bucket {index} of that version is not here any more: send it whole")
-        path = self._new_path()
         source.rename(path)
         with _removed_on_failure(path):
             try:
                 arrived = await asyncio.to_thread(_changed, path, bytes(body))
             except BadChange as error:
                 raise HTTPError(422, f"the change to bucket {index} cannot be used: {error}") from error
-            if arrived != promised_digest:
-                raise HTTPError(422, f"bucket {index} with its changes is not what was promised (the hash differs)")
-            return StagedBucket(index, path, arrived, read_header(path))
+            return _checked(index, path, arrived, promised_digest)
 
     def hold(self, buckets: int, hash_of_all: str) -> None:
         """The version that was loaded is the base of later changes, where `forget` has kept all its files."""
@@ -144,43 +114,36 @@ class Staging:
         self.base = hash_of_all if buckets and kept else None
 
     async def take(self, index: int, promised_digest: str) -> StagedBucket:
-        """Takes in a bucket that the trainer has written to `incoming(folder, index)`.
-
-        Raises:
-            HTTPError: 409 where there is no such file; 413 and 422 as `write` does.
-        """
-        source = incoming(self.folder, index)
-        self.base = None
+        """Takes in a bucket that the trainer has written to `incoming(folder, index)`. Raises HTTPError as `write`, and
+        409 where there is no such file."""
+        source, path = incoming(self.folder, index), self._new_path()
         if self.shared is None or not _is_plain(source):
             if source.is_symlink():
                 source.unlink()
             raise HTTPError(409, f"bucket {index} is not in this server's shared memory: send it over HTTP")
-        path = self._new_path()
-        # From here on no later bucket can be written into it.
-        source.rename(path)
+        source.rename(path)  # from here on no later bucket can be written into it
         with _removed_on_failure(path):
-            if path.stat().st_size > self.max_bytes:
-                raise HTTPError(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
-            arrived = await asyncio.to_thread(_file_digest, path)
-            if arrived != promised_digest:
-                raise HTTPError(
-                    422, f"bucket {index} lies there with other bytes than were written (their hash differs)"
-                )
-            return StagedBucket(index, path, arrived, read_header(path))
+            self._check_size(index, path.stat().st_size)
+            return _checked(index, path, await asyncio.to_thread(_file_digest, path), promised_digest)
 
     def forget(self, buckets: list[StagedBucket]) -> None:
         """Their files become spare ones for the next version's buckets, where there is memory enough."""
         keep = shutil.disk_usage(self.folder).free > 2 * self.max_bytes
         for bucket in buckets:
-            spare = incoming(self.folder, bucket.index)
             if keep and bucket.path.parent == self.folder and _is_plain(bucket.path):
-                bucket.path.rename(spare)
+                bucket.path.rename(incoming(self.folder, bucket.index))
             else:
                 bucket.path.unlink(missing_ok=True)
 
     def _new_path(self) -> Path:
+        """For a bucket of a version that is no longer the base."""
+        self.base = None
         self._serial += 1
         return self.folder / f"bucket-{self._serial:06d}.safetensors"
+
+    def _check_size(self, index: int, size: int) -> None:
+        if size > self.max_bytes:
+            raise HTTPError(413, f"bucket {index} is larger than the whole model ({self.max_bytes} bytes)")
 
     def close(self) -> None:
         for folder in filter(None, (self.folder, self._on_disk)):
@@ -210,6 +173,12 @@ class Staging:
         return path
 
 
+def _checked(index: int, path: Path, arrived: str, promised: str | None) -> StagedBucket:
+    if promised is not None and arrived != promised:
+        raise HTTPError(422, f"bucket {index} has other bytes than were promised (their hash differs)")
+    return StagedBucket(index, path, arrived, read_header(path))
+
+
 @contextmanager
 def _removed_on_failure(path: Path) -> Iterator[None]:
     """Raises HTTPError 507 for an OSError."""
@@ -223,21 +192,22 @@ def _removed_on_failure(path: Path) -> Iterator[None]:
 
 
 def _is_plain(path: Path) -> bool:
-    """A file, and no link: whoever may write to the folder must not choose what is written to elsewhere."""
+    """A file, and no link: whoever may write to the folder must not have us write elsewhere."""
     return path.is_file() and not path.is_symlink()
 
 
 def _is_own(path: Path) -> bool:
-    """A file that may be written to: no other server on this host was given the same one."""
+    """A file that no other server on this host was given too, so that it may be written to."""
     return _is_plain(path) and path.stat().st_nlink == 1
 
 
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
 def _reserve(path: Path, size: int) -> None:
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        reserve(descriptor, size)
-    finally:
-        os.close(descriptor)
+    with open(_opened(path), "r+b") as file:
+        reserve(file.fileno(), size)
 
 
 def _changed(path: Path, change: bytes) -> str:
@@ -248,16 +218,13 @@ def _changed(path: Path, change: bytes) -> str:
 
 
 def _file_digest(path: Path) -> str:
-    digest, block = Hash(), bytearray(_CHUNK)
     with path.open("rb", buffering=0) as file:
-        while size := file.readinto(block):
-            digest.update(memoryview(block)[:size])
-    return digest.hexdigest()
+        return hashlib.file_digest(file, Hash).hexdigest()
 
 
 @contextmanager
 def socket_folder() -> Iterator[Path]:
-    """A folder for the sockets of an engine, which leaves them lying; removed at the end, or at the next start."""
+    """A folder for the sockets that an engine leaves behind; removed at the end, or at the next start."""
     folder, lock = _own_folder(_SOCKETS, _SHARED_MEMORY if os.access(_SHARED_MEMORY, os.W_OK) else None)
     try:
         yield folder
@@ -267,7 +234,7 @@ def socket_folder() -> Iterator[Path]:
 
 
 def _own_folder(prefix: str, parent: Path | None) -> tuple[Path, int]:
-    """A new folder, and a descriptor that locks it for as long as the process lives, however it ends."""
+    """A new folder, and a descriptor that locks it until the process ends, however it ends."""
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
         with suppress(FileNotFoundError):
@@ -280,9 +247,8 @@ def _own_folder(prefix: str, parent: Path | None) -> tuple[Path, int]:
 
 
 def remove_leftovers() -> None:
-    """Deletes what servers that were killed have left in shared memory, which outlives a process: their staging folders
-    (a living one holds its own locked, in whatever container it runs), the mark that each process with Intel's OpenMP
-    makes there and removes only where it ends by itself, and the segments of vLLM's workers."""
+    """Deletes what killed servers have left in shared memory: their folders (a living server keeps its own locked, in
+    whatever container it runs), the marks of processes with Intel's OpenMP, and the segments of vLLM's workers."""
     for mark in _SHARED_MEMORY.glob(f"__KMP_REGISTERED_LIB_*_{os.getuid()}"):
         pid = mark.name.split("_")[-2]  # this process's own, which nothing asks for again, goes too
         if pid == str(os.getpid()) or not Path(f"/proc/{pid}").exists():
@@ -297,21 +263,16 @@ def remove_leftovers() -> None:
             except OSError as error:
                 logger.info("%s is left alone: %s", folder, error.strerror)
                 continue
-            try:
+            with suppress(BlockingIOError):
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 logger.info("removing %s, left by a server that is gone", folder)
                 shutil.rmtree(folder, ignore_errors=True)
-            except BlockingIOError:
-                pass
-            finally:
-                os.close(descriptor)
+            os.close(descriptor)
 
 
 def _unmapped_segments() -> list[Path]:
-    """Those through which the workers of one vLLM engine on a CPU exchange tensors, if no process has them mapped.
-
-    A process of another container is not seen here; what it has mapped stays with it though the name is gone.
-    """
+    """Memory of the workers of a vLLM engine on a CPU that no process has mapped. Processes of other containers are not
+    seen; what they have mapped stays with them though its name is gone."""
     old = []
     for segment in _SHARED_MEMORY.glob("vllm_dist_*-cpushm_*"):
         with suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""The weight update as a state machine, free of HTTP, engine and clock.
+"""The weight update as a state machine, without HTTP, engine and clock.
 
     idle --lease--> leased --begin--> open --bucket*--> open --commit--> loading --loaded--> leased (version N+1)
                                         |                                  `------failed--> leased (broken)
@@ -14,7 +14,7 @@ from __future__ import annotations
 import hmac
 import math
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from swift_r1.weights.buckets import TensorEntry, content_hash, entries_digest
@@ -37,44 +37,28 @@ class _Pending:
     version: int
     progress: float
     expected: Shapes
+    digests: list[str] = field(default_factory=list)
+    names: set[str] = field(default_factory=set)
     buckets: list[StagedBucket] = field(default_factory=list)
+    streamed: bool = False
     loading: bool = False
-    streamed: list[StreamedBucket] = field(default_factory=list)
-
-    @property
-    def names(self) -> set[str]:
-        staged = {name for bucket in self.buckets for name in bucket.tensors}
-        return staged | {one.name for bucket in self.streamed for one in bucket.tensors}
-
-    @property
-    def digests(self) -> list[str]:
-        return [one.digest for one in self.buckets] or [entries_digest(one.tensors) for one in self.streamed]
 
 
 class UpdateMachine:
-    """One server's weight version, and the one update that may be under way.
-
-    Args:
-        expected: names and shapes of all the model's weights.
-        clock: monotonic seconds.
-        patience: seconds without progress after which an open update is forgotten, whatever its lease.
-        discard: called with buckets that are no longer needed.
-    """
+    """One server's weight version, and the one update that may be under way. Methods raise HTTPError: 409 for a wrong
+    lease, version or order, 422 for wrong content."""
 
     def __init__(
         self,
-        expected: Shapes,
-        clock: Callable[[], float],
-        patience: float,
-        discard: Callable[[list[StagedBucket]], None],
+        expected: Shapes,  # of all the model's weights
+        clock: Callable[[], float],  # monotonic seconds
+        patience: float,  # seconds without progress after which an open update is forgotten, whatever its lease
+        discard: Callable[[list[StagedBucket]], None],  # called with buckets that are no longer needed
     ) -> None:
-        self._expected = expected
-        self._clock = clock
-        self._patience = patience
-        self._discard = discard
+        self._expected, self._clock, self._patience, self._discard = expected, clock, patience, discard
         self._lease: _Lease | None = None
         self._pending: _Pending | None = None
-        self._committed: Mapping[str, object] = {}
+        self._committed: tuple[int, str] | None = None  # version and content hash
         self.version = 0
         self.broken: str | None = None
 
@@ -92,33 +76,21 @@ class UpdateMachine:
         return len(self._pending.digests) if self._pending else 0
 
     @property
-    def streaming(self) -> bool:
-        """Whether the engine holds a part of the pending version."""
-        return bool(self._pending and self._pending.streamed)
-
-    @property
     def owner(self) -> str | None:
         return self._lease.owner if self._lease else None
 
     def holds(self, token: str | None) -> bool:
         """Whether this is the token of the lease in force."""
-        return self._lease is not None and _same(token, self._lease.token)
+        lease = self._lease
+        return lease is not None and token is not None and hmac.compare_digest(token.encode(), lease.token.encode())
 
     def take_lease(self, owner: str, ttl: float, token: str | None = None) -> str:
-        """Returns the lease's token, `token` where one is given. With the token in force the lease is renewed.
-
-        Raises:
-            HTTPError: 409 with the owner's name while another holds it.
-        """
+        """Returns the lease's token, `token` where one is given. With the token in force the lease is renewed."""
         self.expire()
         lease = self._lease
-        if lease is not None:
-            if not _same(token, lease.token):
-                left = math.ceil(max(lease.expires - self._clock(), 0.0))
-                raise HTTPError(409, f"{lease.owner} writes this server's weights (its lease has {left} s left)", left)
-            lease.owner, lease.ttl = owner, ttl
-            lease.expires = self._clock() + ttl
-            return lease.token
+        if lease is not None and not self.holds(token):
+            left = math.ceil(max(lease.expires - self._clock(), 0.0))
+            raise HTTPError(409, f"{lease.owner} writes this server's weights (its lease has {left} s left)", left)
         self._lease = _Lease(owner, token or secrets.token_hex(16), ttl, self._clock() + ttl)
         return self._lease.token
 
@@ -158,29 +130,20 @@ class UpdateMachine:
         self._pending = _Pending(version, self._clock(), self._expected if expected is None else expected)
 
     def check_holder(self, token: str | None) -> None:
-        """Raises HTTPError (409) for anyone but the lease's holder, and while an update is in the engine."""
+        """Refuses anyone but the lease's holder, and everyone while an update is in the engine."""
         self._holder(token)
         self._refuse_while_loading()
 
     def check_bucket_welcome(self, token: str | None, version: int, index: int) -> None:
-        """What can be said before the bytes are read; the same is checked again when they have arrived.
-
-        Raises:
-            HTTPError: 409 for a wrong lease, version or order.
-        """
-        self._holder(token)
-        pending = self._open(version)
+        """What can be said before the bytes are read; the same is checked again when they have arrived."""
+        pending = self._open(token, version)
         if pending.streamed or index > len(pending.buckets):
             raise HTTPError(409, f"bucket {index} came out of order, the next one is {len(pending.buckets)}")
 
     def add_bucket(self, token: str | None, version: int, bucket: StagedBucket) -> None:
-        """Takes a staged bucket in; the same one again is taken for a repeated request.
-
-        Raises:
-            HTTPError: 409 for a wrong lease, version or order; 422 for names or shapes that are not the model's.
-        """
+        """Takes a staged bucket in; the same one again is taken for a repeated request."""
         self.check_bucket_welcome(token, version, bucket.index)
-        pending = self._open(version)
+        pending = self._open(token, version)
         if bucket.index < len(pending.buckets):
             if pending.buckets[bucket.index].digest != bucket.digest:
                 raise HTTPError(409, f"bucket {bucket.index} came twice with different bytes")
@@ -188,17 +151,14 @@ class UpdateMachine:
             return
         check_bucket(bucket.tensors, pending.expected, pending.names)
         pending.buckets.append(bucket)
+        pending.digests.append(bucket.digest)
+        pending.names |= bucket.tensors.keys()
         pending.progress = self._clock()
 
     def check_stream_welcome(self, token: str | None, bucket: StreamedBucket) -> None:
-        """What can be said before the engine is touched.
-
-        Raises:
-            HTTPError: 409 for a wrong lease, version or order; 422 for names or shapes that are not the model's.
-        """
-        self._holder(token)
-        pending = self._open(bucket.version)
-        if pending.buckets or bucket.index != len(pending.streamed):
+        """What can be said before the engine is touched."""
+        pending = self._open(token, bucket.version)
+        if pending.buckets or bucket.index != len(pending.digests):
             raise HTTPError(409, f"bucket {bucket.index} came out of order, the next one is {len(pending.digests)}")
         tensors = {one.name: TensorEntry(one.dtype, one.shape) for one in bucket.tensors}
         if len(tensors) < len(bucket.tensors):
@@ -206,15 +166,13 @@ class UpdateMachine:
         check_bucket(tensors, pending.expected, pending.names)
 
     def stream(self, token: str | None, bucket: StreamedBucket) -> None:
-        """The engine loads this bucket as it comes, `received` or `failed` must follow; from the first one on there is
-        no way back to the old version.
-
-        Raises as `check_stream_welcome` does.
-        """
+        """The engine loads this bucket as it comes; `received` or `failed` must follow. From the first one on there is
+        no way back to the old version."""
         self.check_stream_welcome(token, bucket)
-        pending = self._open(bucket.version)
-        pending.loading = True
-        pending.streamed.append(bucket)
+        pending = self._open(token, bucket.version)
+        pending.loading = pending.streamed = True
+        pending.digests.append(entries_digest(bucket.tensors))
+        pending.names |= {one.name for one in bucket.tensors}
 
     def received(self) -> None:
         assert self._pending is not None and self._pending.loading
@@ -224,34 +182,24 @@ class UpdateMachine:
     def already_committed(self, token: str | None, version: int, hash_of_all: str) -> bool:
         """True for a commit that was done before (its answer got lost)."""
         self._holder(token)
-        return self._pending is None and self._committed == {"version": version, "hash": hash_of_all}
+        return self._pending is None and self._committed == (version, hash_of_all)
 
     def opened(self, token: str | None, version: int) -> object:
-        """The open update, for `check_still_open`; a commit that waits for its turn counts as progress.
-
-        Raises:
-            HTTPError: 409 for a wrong lease or version.
-        """
-        self._holder(token)
-        pending = self._open(version)
+        """The open update, for `check_still_open`; a commit that waits for its turn counts as progress."""
+        pending = self._open(token, version)
         # The wait may take as long as the patience; it can be repeated within another.
         pending.progress = self._clock() + self._patience
         return pending
 
     def check_still_open(self, opened: object) -> None:
-        """Raises HTTPError (409) where the update was dropped, or begun anew by another process of the same run."""
+        """Refuses an update that was dropped, or begun again by another process of the same run."""
         if self._pending is not opened:
-            raise HTTPError(409, "the update that was to be committed is gone: it was dropped, or begun anew meanwhile")
+            raise HTTPError(409, "the update that was to be committed is gone: it was dropped, or begun again")
 
     def start_loading(self, token: str | None, version: int, buckets: int, hash_of_all: str) -> list[StagedBucket]:
-        """Checks the whole update and hands out its buckets; `loaded` or `failed` must follow.
-
-        Raises:
-            HTTPError: 409 for a wrong lease or version; 422 where the content is not whole: then the update is
-                forgotten and the old version stays.
-        """
-        self._holder(token)
-        pending = self._open(version)
+        """Checks the whole update and hands out its buckets; `loaded` or `failed` must follow. One that is not whole
+        (422) is forgotten, and the old version stays."""
+        pending = self._open(token, version)
         try:
             if buckets != len(pending.digests):
                 raise HTTPError(422, f"{len(pending.digests)} buckets arrived, {buckets} were sent")
@@ -262,7 +210,7 @@ class UpdateMachine:
             self._drop_pending()
             raise
         pending.loading = True
-        self._committed = {"version": version, "hash": hash_of_all}
+        self._committed = version, hash_of_all
         return pending.buckets
 
     def loaded(self) -> None:
@@ -275,13 +223,13 @@ class UpdateMachine:
         """The load went wrong: the engine may hold parts of two versions."""
         assert self._pending is not None and self._pending.loading
         broken = _broken(self._pending.version, cause)
-        self._committed = {}
+        self._committed = None
         self._finish()
         self.broken = broken
 
     def discarded(self) -> None:
         """The engine has no weights any more."""
-        self._committed = {}
+        self._committed = None
         self.broken = "the engine slept at level 2 and holds no weights; a full push of a version repairs it"
 
     def abort(self, token: str | None, version: int) -> None:
@@ -302,11 +250,13 @@ class UpdateMachine:
         self.expire()
         if self._lease is None:
             raise HTTPError(409, "no one holds the lease on this server's weights (never taken, given back or expired)")
-        if not _same(token, self._lease.token):
+        if not self.holds(token):
             raise HTTPError(409, f"this is not the lease in force, {self._lease.owner} holds it")
         self._lease.expires = self._clock() + self._lease.ttl
 
-    def _open(self, version: int) -> _Pending:
+    def _open(self, token: str | None, version: int) -> _Pending:
+        """The open update, for the lease's holder."""
+        self._holder(token)
         if self._pending is None:
             raise HTTPError(409, f"no update is open (version {version} was not begun, or was dropped)")
         if self._pending.version != version:
@@ -326,10 +276,6 @@ class UpdateMachine:
         self._discard(pending.buckets)
         if pending.streamed:
             self.broken = _broken(pending.version, "it broke off")
-
-
-def _same(given: str | None, token: str) -> bool:
-    return given is not None and hmac.compare_digest(given.encode(), token.encode())
 
 
 def _broken(version: int, cause: str) -> str:

@@ -9,22 +9,20 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pydantic import BaseModel
 
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
-from swift_r1.weights.buckets import Tensors, content_hash, parts_digest, parts_of
+from swift_r1.weights.buckets import Tensors, content_hash, parts_of
 from swift_r1.weights.snapshot import SnapshotBucket
 from swift_r1.weights.transport import (
     AUTO,
     HTTP,
     NCCL,
     SHM,
-    Answer,
-    Connection,
     NcclSender,
     chunks_of,
     incoming,
@@ -34,16 +32,14 @@ from swift_r1.weights.transport import (
     write_file,
 )
 from swift_r1.wire import protocol as wire
+from swift_r1.wire.client import QUICK_S, WORK_S, Answer, RolloutClient
 from swift_r1.wire.http_errors import NOT_NOW, ServerRefused
 
 logger = logging.getLogger(__name__)
 
 LEASE_TTL_S = 30.0
 _RENEWALS_PER_TTL = 5
-QUICK_S = 30.0  # for what a server answers at once, even when busy
-WORK_S = 600.0  # for what takes it long, whatever the model's size (see `seconds_for`)
-# How a server refuses a change to what it does not hold (any more), or whose outcome is not what was promised.
-_NO_SUCH_BASE = (409, 413, 422)
+_NO_SUCH_BASE = (409, 413, 422)  # how a server refuses a change to what it does not hold
 _POLL_S = 0.5
 _REPORT_EVERY_S = 5.0
 _TOKEN_FILE = ".lease"
@@ -52,7 +48,7 @@ Bucket = Tensors | SnapshotBucket
 
 
 def saved_token(run_dir: Path | None) -> str | None:
-    """The token of the lease that a run held when it was killed: when resumed, it need not wait for its own lease."""
+    """The token of the lease that a run held when it was killed: a resumed run need not wait for its own lease."""
     if run_dir is None or not (path := run_dir / _TOKEN_FILE).is_file():
         return None
     token = path.read_text(encoding="ascii", errors="replace").strip()
@@ -70,10 +66,6 @@ def save_token(run_dir: Path, token: str) -> None:
 class WeightWriter:
     """Holds the lease on a server's weights and pushes versions.
 
-    Attributes:
-        transport: how the last version was sent, None before the first one.
-        sent_bytes: of all buckets so far; one that a server on this host finds in shared memory counts too.
-
     Args:
         owner: shown to others who want the lease; default `host:pid`.
         ttl_s: seconds of silence after which the server takes the lease back.
@@ -83,7 +75,7 @@ class WeightWriter:
 
     def __init__(
         self,
-        client: Connection,
+        client: RolloutClient,
         owner: str | None = None,
         ttl_s: float = LEASE_TTL_S,
         token: str | None = None,
@@ -96,8 +88,8 @@ class WeightWriter:
             owner=owner or f"{socket.gethostname()}:{os.getpid()}", ttl_seconds=ttl_s, token=self.token
         )
         self._policy = policy
-        self.transport: str | None = None
-        self.sent_bytes = 0
+        self.transport: str | None = None  # of the last version
+        self.sent_bytes = 0  # of all buckets, also those through shared memory
         self.nccl = NcclSender(client, self.headers)
         self._closed = threading.Event()
         self._renewals: threading.Thread | None = None
@@ -109,16 +101,11 @@ class WeightWriter:
         self.close()
 
     def take(self) -> None:
-        """Takes the lease, or renews it.
-
-        Raises:
-            ServerRefused: 409 with the owner's name while another writes.
-            ServerUnreachable: no answer.
-        """
+        """Takes the lease, or renews it. Raises ServerRefused (409) with the owner's name while another writes."""
         self.client.call("POST", "/v1/weights/lease", wire.Lease, self._request, timeout_s=QUICK_S)
 
     def hold(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
-        """Takes the lease as `take_when_free` does, and renews it in a thread until `close`. What the client generates
+        """Takes the lease as `take_when_free`, and renews it in a thread until `close`. What the client generates
         belongs to it from now on."""
         self.take_when_free(wait_s, report)
         self.client.lease = self.token
@@ -126,12 +113,8 @@ class WeightWriter:
         self._renewals.start()
 
     def take_when_free(self, wait_s: float, report: Callable[[str], None] = logger.info) -> None:
-        """Takes the lease. A trainer that died may have left one: its end is waited for, at most `wait_s` seconds.
-
-        Raises:
-            UsageError: another trainer writes to this server.
-            ServerRefused, ServerUnreachable: as `take`, after `wait_s` seconds.
-        """
+        """Takes the lease; waits at most `wait_s` seconds for the end of one that a dead trainer has left. Raises as
+        `take` then, and UsageError where another trainer writes to this server."""
         began = next_report = time.monotonic()
         ends = None
         while True:
@@ -155,7 +138,7 @@ class WeightWriter:
                 time.sleep(_POLL_S)
 
     def close(self) -> None:
-        """Gives the lease back, so that the next trainer need not wait. Best effort: it expires by itself too."""
+        """Gives the lease back. Best effort: it expires by itself too."""
         if self._closed.is_set():
             return
         self._closed.set()
@@ -176,52 +159,61 @@ class WeightWriter:
     ) -> wire.UpdateStatus:
         """Sends a whole version of the weights; returns once the server serves it.
 
-        A bucket is sent while the next one is taken from `buckets`. Those that have a change to what the server holds
-        go as that by HTTP; where the server does not take it so, all are sent whole.
+        Buckets that have a change to what the server holds go as that by HTTP; where the server refuses it, all are
+        sent whole.
 
         Args:
             version: higher than the served one.
-            buckets: named tensors (Hugging Face state-dict names, a tied head left out), or those of a snapshot, taken
-                one at a time; they must not change before this returns. After a failure none is taken. Those of a
-                snapshot can be gone through again.
+            buckets: named tensors (Hugging Face state-dict names, a tied head left out), or those of a snapshot, which
+                can be iterated again. One is sent while the next is taken; they must not change before this returns.
             transport: `http`, `shm`, `nccl`, or `auto`: through shared memory if the server is on this host.
             adapter: of `buckets` that hold a LoRA adapter alone, under peft's names.
 
         Raises:
-            ServerRefused: if the server refused; it then serves the old version, or says that it is not ready.
-            ServerUnreachable: if the connection broke.
+            ServerRefused: the server then serves the old version, or says that it is not ready.
+            ServerUnreachable: the connection broke.
         """
-        push = _Push(version, transport, adapter)
+        push = _Push(version)
         try:
-            return self._push(push, buckets)
+            return self._push(push, buckets, transport, adapter)
         except ServerRefused as refused:
             if not push.changes or refused.status not in _NO_SUCH_BASE:
                 raise
             logger.warning("%s: sending all weights", refused)
-            return self._push(_Push(version, transport, adapter, whole=True), buckets)
+            return self._push(_Push(version, whole=True), buckets, transport, adapter)
 
     def sleep(self, level: int) -> None:
-        """Has the server's engine give its memory back; a push wakes its weights, `wake` all of it.
-
-        Raises as `push` does.
-        """
+        """Has the server's engine give its memory back; a push wakes its weights, `wake` all of it. Raises as
+        `push`."""
         self.take()
         self._once_drained("/v1/sleep", wire.SleepStatus, wire.SleepRequest.model_validate({"level": level}))
 
     def wake(self) -> None:
-        """Wakes the server's engine where it sleeps; raises as `push` does."""
+        """Wakes the server's engine where it sleeps; raises as `push`."""
         self.take()
         self.client.call("POST", "/v1/wake", wire.SleepStatus, None, self.headers)
 
-    def _push(self, push: _Push, buckets: Iterable[Bucket]) -> wire.UpdateStatus:
+    def _push(
+        self, push: _Push, buckets: Iterable[Bucket], transport: str, adapter: wire.AdapterConfig | None
+    ) -> wire.UpdateStatus:
         # A server that was started again, or did not hear of this process for long, knows of no lease.
         self.take()
         try:
-            if push.transport == NCCL:
+            if transport == NCCL:
                 self.nccl.connect()
-            begin = wire.UpdateBegin(version=push.version, adapter=push.adapter)
+            begin = wire.UpdateBegin(version=push.version, adapter=adapter)
             begun = self.client.call("POST", "/v1/weights/begin", wire.UpdateStatus, begin, self.headers)
-            digests = overlapped(buckets, self._sender(push, begun))
+            push.base, push.folder = begun.base, usable_folder(begun.folder) if transport in (AUTO, SHM) else None
+            if transport == SHM and push.folder is None:
+                raise RunFailed(
+                    f"--weight_transport shm: the rollout server at {self.client.base_url} is on another host, runs as "
+                    "another user, or has too little shared memory; use http"
+                )
+            chosen = NCCL if transport == NCCL else HTTP if push.folder is None else SHM
+            if chosen != self.transport:
+                self.transport = chosen
+                logger.info("weights go to the rollout server at %s by %s", self.client.base_url, chosen)
+            digests = overlapped(buckets, lambda index, bucket: self._send(push, index, bucket))
             commit = wire.UpdateCommit(
                 version=push.version, buckets=len(digests), content_hash=content_hash(digests), policy=self._policy
             )
@@ -230,8 +222,54 @@ class WeightWriter:
             self._abort(push.version)
             raise
 
+    def _send(self, push: _Push, index: int, bucket: Bucket) -> str:
+        """Sends one bucket; returns its digest."""
+        if self.transport == NCCL:
+            assert not isinstance(bucket, SnapshotBucket)
+            self._sent(push, sum(tensor.nbytes for _, tensor in bucket))
+            return self.nccl.send(push.version, index, bucket)
+        if not isinstance(bucket, SnapshotBucket):
+            bucket = SnapshotBucket.of(parts_of(bucket))
+        if push.folder is not None and self._put_file(push, index, bucket):
+            body = wire.BucketFile(version=push.version, index=index, digest=bucket.digest)
+            limit = self._sent(push, bucket.size)
+            self.client.call("POST", "/v1/weights/file", wire.UpdateStatus, body, self.headers, limit)
+            return bucket.digest
+        parts = bucket.parts()
+        headers = self.headers | {wire.VERSION_HEADER: str(push.version), wire.BUCKET_HEADER: str(index)}
+        if bucket.change is not None and bucket.base == push.base and not push.whole:
+            parts, push.changes = [memoryview(bucket.change)], True
+            headers[wire.BASE_HEADER] = str(bucket.base)
+        size = sum(map(len, parts))
+        headers |= {wire.DIGEST_HEADER: bucket.digest, "Content-Length": str(size)}
+        limit = self._sent(push, size)
+        self.client.call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers, limit)
+        return bucket.digest
+
+    def _put_file(self, push: _Push, index: int, bucket: SnapshotBucket) -> bool:
+        """Whether the bucket could be put into the server's folder; after a failure the rest goes by HTTP."""
+        assert push.folder is not None
+        path = incoming(push.folder, index)
+        try:
+            if not bucket.link(path):
+                write_file(path, bucket.parts())
+        except OSError as error:
+            logger.warning(
+                "bucket %d of weight version %d cannot be written to %s, the rollout server's shared memory (%s): "
+                "the rest of this version goes by http",
+                *(index, push.version, push.folder, error.strerror),
+            )
+            push.folder = None
+        return push.folder is not None
+
+    def _sent(self, push: _Push, nbytes: int) -> float:
+        """Counts a bucket; the longest that sending it may take."""
+        self.sent_bytes += nbytes
+        push.bytes += nbytes
+        return seconds_for(WORK_S, nbytes)
+
     def _once_drained(self, path: str, answer: type[Answer], body: BaseModel, limit_s: float = WORK_S) -> Answer:
-        """Asks again for as long as completions are under way, which is no fault."""
+        """Asks again for as long as completions are under way."""
         while True:
             try:
                 return self.client.call("POST", path, answer, body, self.headers, limit_s)
@@ -242,77 +280,8 @@ class WeightWriter:
                 logger.info("%s; asking again", refused)
                 time.sleep(_POLL_S)  # the server has waited already
 
-    def _sender(self, push: _Push, begun: wire.UpdateStatus) -> Callable[[int, Bucket], str]:
-        """A function that sends one bucket and returns its digest."""
-        call, headers, version = self.client.call, self.headers, push.version
-        shared = usable_folder(begun.folder) if push.transport in (AUTO, SHM) else None
-        if push.transport == SHM and shared is None:
-            raise RunFailed(
-                f"--weight_transport shm: the rollout server at {self.client.base_url} is on another host, runs as "
-                "another user, or has too little shared memory; use http"
-            )
-        chosen = SHM if shared is not None else NCCL if push.transport == NCCL else HTTP
-        if chosen != self.transport:
-            self.transport = chosen
-            logger.info("weights go to the rollout server at %s by %s", self.client.base_url, chosen)
-
-        def sent(nbytes: int) -> float:
-            """Counts a bucket; the longest that it may take."""
-            self.sent_bytes += nbytes
-            push.bytes += nbytes
-            return seconds_for(WORK_S, nbytes)
-
-        def by_file(index: int, bucket: Bucket) -> str:
-            assert shared is not None
-            if push.overflows:
-                return by_http(index, bucket)
-            path = incoming(shared, index)
-            try:
-                if isinstance(bucket, SnapshotBucket):
-                    digest, size = bucket.digest, bucket.size
-                    if not bucket.link(path):
-                        write_file(path, bucket.parts())
-                else:
-                    parts = parts_of(bucket)
-                    digest, size = write_file(path, parts), _size(parts)
-            except OSError as error:
-                logger.warning(
-                    "bucket %d of weight version %d cannot be written to %s, the rollout server's shared memory (%s): "
-                    "the rest of this version goes by http",
-                    *(index, version, shared, error.strerror),
-                )
-                push.overflows = True
-                return by_http(index, bucket)
-            body = wire.BucketFile(version=version, index=index, digest=digest)
-            call("POST", "/v1/weights/file", wire.UpdateStatus, body, headers, sent(size))
-            return digest
-
-        def by_http(index: int, bucket: Bucket) -> str:
-            about = {wire.VERSION_HEADER: str(version), wire.BUCKET_HEADER: str(index)}
-            if (
-                isinstance(bucket, SnapshotBucket)
-                and bucket.change is not None
-                and bucket.base == begun.base
-                and not push.whole
-            ):
-                parts, push.changes = [memoryview(bucket.change)], True
-                about[wire.BASE_HEADER] = str(bucket.base)
-            else:
-                parts = bucket.parts() if isinstance(bucket, SnapshotBucket) else parts_of(bucket)
-            digest = bucket.digest if isinstance(bucket, SnapshotBucket) else parts_digest(parts)
-            about |= {wire.DIGEST_HEADER: digest, "Content-Length": str(_size(parts))}
-            call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers | about, sent(_size(parts)))
-            return digest
-
-        def by_nccl(index: int, bucket: Bucket) -> str:
-            assert not isinstance(bucket, SnapshotBucket)
-            sent(sum(tensor.nbytes for _, tensor in bucket))
-            return self.nccl.send(version, index, bucket)
-
-        return {SHM: by_file, HTTP: by_http, NCCL: by_nccl}[chosen]
-
     def _abort(self, version: int) -> None:
-        """Best effort: without it the server waits for the update's time to be over."""
+        """Best effort: without it the server waits until the update times out."""
         try:
             body = wire.UpdateAbort(version=version)
             self.client.call("POST", "/v1/weights/abort", wire.UpdateStatus, body, self.headers, QUICK_S)
@@ -320,16 +289,16 @@ class WeightWriter:
             logger.warning("the update to weight version %d could not be aborted: %s", version, error)
 
     def _renew(self) -> None:
-        """Until closed. A loss is told once: the next push takes the lease again, or says who has it now."""
-        told = False
+        """Until closed. A loss is logged once: the next push takes the lease again, or says who has it now."""
+        lost = False
         while not self._closed.wait(self._request.ttl_seconds / _RENEWALS_PER_TTL):
             try:
                 self.take()
-                told = False
+                lost = False
             except SwiftError as error:
-                if not told:
+                if not lost:
                     logger.info("the lease on the rollout server's weights could not be renewed: %s", error)
-                told = True
+                lost = True
 
 
 @dataclass(slots=True)
@@ -337,13 +306,8 @@ class _Push:
     """One attempt at a version."""
 
     version: int
-    transport: str
-    adapter: wire.AdapterConfig | None
     whole: bool = False  # nothing goes as a change
     changes: bool = False  # something went as a change
-    overflows: bool = False  # shared memory was full
+    base: str | None = None  # content hash of what changes may be to
+    folder: Path | None = None  # the server's, in shared memory; None for HTTP
     bytes: int = 0  # sent so far
-
-
-def _size(parts: Sequence[memoryview]) -> int:
-    return sum(len(part) for part in parts)

@@ -1,4 +1,4 @@
-"""HTTP errors: what the server raises to answer with one, and what the client raises when it gets one."""
+"""HTTP errors: what the server raises to answer with one, and the client when it gets one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,8 @@ NOT_NOW = 503
 
 
 class HTTPError(Exception):
-    """Answers the request with `status` and one plain sentence.
-
-    Args:
-        status: HTTP status; 4xx where the client is at fault, 503 for "not now".
-        message: what is wrong and, where it helps, what to do.
-        retry_after: seconds after which asking again makes sense.
-    """
+    """Answers the request with `status` (4xx where the client is at fault, 503 for "not now") and one plain sentence;
+    asking again makes sense after `retry_after` seconds."""
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)
@@ -30,11 +25,7 @@ class EngineDead(Exception):
 
 
 class ServerRefused(RunFailed):
-    """The server answered with another `status` than 200; the message has its sentence.
-
-    Attributes:
-        retry_after: whole seconds, where the server named any.
-    """
+    """The server answered with another `status` than 200; the message has its sentence."""
 
     def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
         super().__init__(message)

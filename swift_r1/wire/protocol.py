@@ -1,6 +1,4 @@
-"""The wire of `swift rollout`: JSON in and out for rollouts, safetensors bytes for weights, no pickle.
-
-Server and client share these models, so the two cannot drift apart. Unknown fields are refused.
+"""The wire of `swift rollout`, for server and client: JSON for rollouts, safetensors bytes for weights, no pickle.
 
 Weight updates are a small transaction under a lease::
 
@@ -17,17 +15,15 @@ Weight updates are a small transaction under a lease::
     POST   /v1/sleep            SleepRequest   -> SleepStatus      the engine gives its memory back
     POST   /v1/wake                            -> SleepStatus      and takes it again
 
-Every call under the lease renews it. Rollouts and scores may show it too: an update does not stop those of the lease's
-holder. A commit or a sleep that has waited too long for them is answered with 503 and can be repeated. Errors are 4xx
-or 503 with `{"error": "one sentence"}`.
+Every call under the lease renews it. Rollouts and scores may show it too: an update does not stop those of its holder.
+A commit or a sleep that has waited too long for them gets 503 and can be repeated. Errors are `{"error": "sentence"}`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -36,9 +32,7 @@ VERSION_HEADER = "X-Swift-Weight-Version"
 BUCKET_HEADER = "X-Swift-Bucket"
 DIGEST_HEADER = "X-Swift-Bucket-XXH3"
 BASE_HEADER = "X-Swift-Base-XXH3"
-FULL_HEADER = "X-Swift-Full"
-"""Only in a 503 for lack of room: seconds after which to ask again."""
-
+FULL_HEADER = "X-Swift-Full"  # only in a 503 for lack of room: seconds after which to ask again
 FinishReason = Literal["stop", "length", "abort"]
 UpdatePolicy = Literal["wait", "abort", "keep"]
 TokenId = Annotated[int, Field(ge=0)]
@@ -86,12 +80,12 @@ class RolloutBatch(Wire):
 
 
 class Completion(Wire):
-    """One completion: `T` tokens, `T` log-probs (natural log, after temperature), and the weight version
-    that wrote them. `token_ids` holds the stop token where there was one.
+    """One completion: `T` tokens (a stop token included), `T` log-probs (natural log, after temperature), and the
+    weight version that wrote them.
 
-    Where an update came meanwhile (`--update_policy keep`) all tokens were written by versions from `weight_version` to
-    `newest_weight_version`; None otherwise. `weight_versions` says which wrote which, as `(first token, version)` in
-    order; None where one wrote all, or where the engine cannot tell. A new version may be reported one token late.
+    Where an update came meanwhile (`--update_policy keep`) versions from `weight_version` to `newest_weight_version`
+    wrote them; `weight_versions` says which wrote which, as `(first token, version)` in order, None where the engine
+    cannot tell. A new version may be reported one token late.
     """
 
     token_ids: tuple[int, ...]
@@ -112,30 +106,23 @@ class RolloutResponse(Wire):
 
 
 class ServerInfo(Wire):
-    """Answer of `GET /info`: enough for a trainer to know that this is the right server.
+    """Answer of `GET /info`: enough for a trainer to know that this is the right server."""
 
-    `instance` changes with each start of a server. `broken` says why it holds no whole version (a full push repairs
-    that; `weight_version` is then only a lower bound for the next one), None where it does. `asleep` is the sleep level
-    of its engine, 0 while it is awake. `max_lora_rank` is None where adapters alone are not accepted. `own_base` is
-    false once whole weights were pushed: an adapter would be applied to those. `nccl_workers` is how many processes
-    take weights over NCCL, 0 without a GPU.
-    """
-
-    instance: str
+    instance: str  # another one after each start
     model: str
     engine: str
     engine_version: str
     vocab_size: int
     tokenizer_hash: str
-    weight_version: int
-    broken: str | None
+    weight_version: int  # while broken a lower bound for the next one
+    broken: str | None  # why it holds no whole version, until a full push
     max_model_len: int
     max_n: int
     dtype: str
-    max_lora_rank: int | None
-    own_base: bool
-    nccl_workers: int
-    asleep: int = 0
+    max_lora_rank: int | None  # None where adapters alone are not accepted
+    own_base: bool  # False once whole weights were pushed: an adapter would be applied to those
+    nccl_workers: int  # processes that take weights over NCCL, 0 without a GPU
+    asleep: int = 0  # sleep level of the engine
 
 
 class LeaseRequest(Wire):
@@ -160,10 +147,8 @@ class AdapterConfig(Wire):
 
 
 class UpdateBegin(Wire):
-    """Opens an update to `version` (the next one, or any higher one after the server was restarted).
-
-    With an `adapter` the buckets hold that alone, under peft's names, and the base weights stay.
-    """
+    """Opens an update to `version`, any after the served one. With an `adapter` the buckets hold that alone, under
+    peft's names, and the base weights stay."""
 
     version: int = Field(ge=1)
     adapter: AdapterConfig | None = None
@@ -199,9 +184,8 @@ class StreamedBucket(Wire):
 
 
 class UpdateCommit(Wire):
-    """Closes an update. `content_hash` is the XXH3 over the buckets' digests in order; such a digest is of
-    the bucket's bytes, or for NCCL of its tensors' names, dtypes and shapes. `policy` is for running rollouts, None
-    for the server's own `--update_policy`."""
+    """Closes an update. `content_hash` is the XXH3 over the buckets' digests in order, each of the bucket's bytes, or
+    for NCCL of its tensors' names, dtypes and shapes. `policy` is for running rollouts, None for the server's own."""
 
     version: int = Field(ge=1)
     buckets: int = Field(ge=1)
@@ -252,18 +236,13 @@ class ScoreResponse(Wire):
     copies: tuple[tuple[tuple[float, ...], ...], ...] = ()
 
 
-class HasVocabulary(Protocol):
-    def get_vocab(self) -> Mapping[str, int]: ...
-
-
-def tokenizer_hash(tokenizer: HasVocabulary) -> str:
+def tokenizer_hash(tokenizer: Any) -> str:
     """SHA-256 (hex) over the sorted vocabulary, added tokens included: trainer and server mean the same tokens."""
     pairs = sorted(tokenizer.get_vocab().items())
     return hashlib.sha256(json.dumps(pairs, ensure_ascii=True).encode()).hexdigest()
 
 
 def completion_seed(run_seed: int, *where: object) -> int:
-    """A completion's own seed, 63 bits, from the run's seed and its place in the run: its text does not depend on what
-    else is in the batch."""
+    """A completion's own seed, 63 bits, from the run's seed and its place in the run."""
     text = "/".join(map(str, (run_seed, *where)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1

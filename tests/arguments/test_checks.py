@@ -3,7 +3,7 @@
 import pytest
 
 from swift_r1.arguments import RlhfArguments, parse_arguments
-from swift_r1.arguments.checks import seconds_of
+from swift_r1.arguments.training import seconds_of
 from swift_r1.errors import UsageError
 
 BASE = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a", "b"]
@@ -118,8 +118,8 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--prompt_template r1 --enable_thinking true", ["--enable_thinking has no effect with --prompt_template r1"]),
         ("--truncation_strategy left", ["--truncation_strategy has no effect without --max_length"]),
         ("--truncation_strategy right", ["must be one of delete, left"]),
-        ("--max_runtime 2weeks", ["--max_runtime 2weeks: wants a time like 90s, 45m, 2h or 1d"]),
-        ("--max_runtime 0h", ["--max_runtime 0h: wants a time"]),
+        ("--max_runtime 2weeks", ["--max_runtime 2weeks: must be a time like 90s, 45m, 2h or 1d"]),
+        ("--max_runtime 0h", ["--max_runtime 0h: must be a time"]),
         ("--resume_force true", ["--resume_force has no effect without --resume_from_checkpoint"]),
         (
             "--deterministic true --use_vllm true --vllm_server_host h",

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from swift_r1.arguments import RlhfArguments, RolloutArguments, parse_arguments
 from swift_r1.arguments.fields import flag_specs
 from swift_r1.arguments.ms_swift_flags import MS_SWIFT_GRPO_FLAGS
+from swift_r1.arguments.parser import unknown_flag
 from swift_r1.errors import UsageError
 
 BASE = shlex.split("--rlhf_type grpo --model m --dataset d --reward_funcs a --per_device_train_batch_size 8")
@@ -81,19 +82,19 @@ def test_all_faults_come_together_one_a_line() -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--max_steps", "x"], "--max_steps wants a whole number, not 'x'"),
-        (["--max_steps", "1.5"], "--max_steps wants a whole number, not '1.5'"),
-        (["--learning_rate", "nan"], "--learning_rate wants a finite number, not 'nan'"),
-        (["--use_vllm", "maybe"], "--use_vllm wants true or false, not 'maybe'"),
+        (["--max_steps", "x"], "--max_steps must be a whole number, not 'x'"),
+        (["--max_steps", "1.5"], "--max_steps must be a whole number, not '1.5'"),
+        (["--learning_rate", "nan"], "--learning_rate must be a finite number, not 'nan'"),
+        (["--use_vllm", "maybe"], "--use_vllm must be true or false, not 'maybe'"),
         (["--loss_type", "ppo"], "--loss_type must be one of grpo, bnpo, dapo, dr_grpo, cispo, sapo, not 'ppo'"),
         (["--scale_rewards", "gdpo"], "--scale_rewards gdpo is written --multi_objective_aggregation normalize_then"),
         (
             ["--importance_sampling_level", "sequence_token"],
             "--importance_sampling_level sequence_token is written seq",
         ),
-        (["--columns", "[1]"], "--columns wants a JSON object like '{\"a\": 1}', not '[1]'"),
+        (["--columns", "[1]"], "--columns must be a JSON object like '{\"a\": 1}', not '[1]'"),
         (["--seed"], "--seed needs a value"),
-        (["--system", "a\udcff"], "--system holds what is no UTF-8 text"),
+        (["--system", "a\udcff"], "--system is not valid UTF-8"),
         (["--seed", "1", "2"], "--seed takes one value but got 2"),
         (["--dtype", "float32", "--torch_dtype", "float16"], "--torch_dtype is given twice, once as --dtype: keep one"),
         (["--num_generations", "1"], "--num_generations must be at least 2, not 1"),
@@ -124,7 +125,7 @@ def test_a_fault_in_a_flag_hides_its_consequences() -> None:
     """A batch size that is no number must not be reported as a round that does not divide too."""
     with pytest.raises(UsageError) as caught:
         parse_arguments(RlhfArguments, [*BASE[:-1], "eight"], {})
-    assert caught.value.faults == ("--per_device_train_batch_size wants a whole number, not 'eight'",)
+    assert caught.value.faults == ("--per_device_train_batch_size must be a whole number, not 'eight'",)
 
 
 def test_config_file_and_flags_that_win(tmp_path: Path) -> None:
@@ -150,9 +151,9 @@ def test_faults_of_a_config_file_name_the_file(tmp_path: Path) -> None:
         parse_arguments(RlhfArguments, [str(config), *BASE], {})
     assert caught.value.faults == (
         f"{config}: unknown flag --lerning_rate: did you mean --learning_rate?",
-        f"{config}: max_steps wants a whole number, not 'many'",
+        f"{config}: max_steps must be a whole number, not 'many'",
         f"{config}: torch_dtype is given twice, once as dtype: keep one",
-        f"{config}: system wants text, not a bool: put the value in quotes",
+        f"{config}: system must be text, not a bool: put the value in quotes",
     )
     config.write_text("a: [\n")
     with pytest.raises(UsageError, match=r"line 2: not valid YAML"):
@@ -226,9 +227,9 @@ def test_the_scale_of_rewards_follows_the_estimator_unless_given(estimator: str,
 
 
 def test_no_flag_of_ours_is_called_foreign() -> None:
-    own = set(flag_specs(RlhfArguments))
-    assert "lora_rank" in MS_SWIFT_GRPO_FLAGS
-    assert {"model", "beta", "num_generations", "vllm_server_host"} <= own & MS_SWIFT_GRPO_FLAGS
+    assert not MS_SWIFT_GRPO_FLAGS & set(flag_specs(RlhfArguments))
+    assert "--lora_rank is another command's flag" in unknown_flag(RolloutArguments, "--lora_rank")
+    assert "--ref_model is an ms-swift flag" in unknown_flag(RolloutArguments, "--ref_model")
 
 
 def test_every_flag_has_help_and_a_default_among_its_choices() -> None:

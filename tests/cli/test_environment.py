@@ -9,7 +9,14 @@ import pytest
 
 from swift_r1.arguments import World
 from swift_r1.launch import environment
-from swift_r1.launch.environment import cpu_binding, find_allocator, has_gpu, server_environment, trainer_environment
+from swift_r1.launch.environment import (
+    cpu_binding,
+    find_allocator,
+    has_gpu,
+    new_environment,
+    server_environment,
+    trainer_environment,
+)
 
 TWO = World(nproc_per_node=2)
 
@@ -17,15 +24,15 @@ TWO = World(nproc_per_node=2)
 def test_threads_are_shared_out() -> None:
     for cpus, world, threads in ((range(8), TWO, "4"), (range(1), TWO, "1"), (range(3), World(), "3")):
         added = trainer_environment({}, world, offline=False, cpus=tuple(cpus), gpu=True)
-        assert added.variables == {"OMP_NUM_THREADS": threads}
+        assert added == {"OMP_NUM_THREADS": threads}
 
 
 def test_deterministic_products_on_a_gpu() -> None:
     added = trainer_environment({}, TWO, offline=False, cpus=(0, 1), gpu=True, deterministic=True)
-    assert added.variables["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert added["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
 
 
-def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(environment, "find_allocator", lambda: "/lib/libtcmalloc_minimal.so.4")
     mine = {
         "OMP_NUM_THREADS": "7",
@@ -35,33 +42,35 @@ def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch) -> None:
         "DS_ACCELERATOR": "cpu",
     }
     added = trainer_environment(mine, TWO, offline=True, cpus=(0, 1), gpu=False)
-    assert added.variables == {}
-    assert added.line() is None
-    assert added.applied_to(mine) == mine
+    assert added == {}
+    assert new_environment(mine, added, None) == mine and not capsys.readouterr().err
 
 
-def test_without_a_gpu_an_allocator_is_preloaded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_an_allocator_is_preloaded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(environment, "find_allocator", lambda: "/lib/libtcmalloc_minimal.so.4")
     added = trainer_environment({}, TWO, offline=True, cpus=(0, 1), gpu=False)
-    assert added.variables["LD_PRELOAD"] == "/lib/libtcmalloc_minimal.so.4"
-    assert added.variables["HF_HUB_OFFLINE"] == "1"
-    assert "GLIBC_TUNABLES" not in added.variables
-    line = added.line()
-    assert line and "LD_PRELOAD=libtcmalloc_minimal.so.4" in line and "\n" not in line
+    assert added["LD_PRELOAD"] == "/lib/libtcmalloc_minimal.so.4"
+    assert added["HF_HUB_OFFLINE"] == "1"
+    assert "GLIBC_TUNABLES" not in added
+    assert new_environment({"A": "1"}, added, "key") == {"A": "1", **added, "SWIFT_API_KEY": "key"}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "LD_PRELOAD=libtcmalloc_minimal.so.4" in line and "key" not in line
 
 
 def test_without_an_allocator_glibc_is_tuned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "find_allocator", lambda: None)
     added = trainer_environment({}, TWO, offline=False, cpus=(0, 1), gpu=False)
-    assert added.variables["GLIBC_TUNABLES"].startswith("glibc.malloc.hugetlb=1:")
-    assert "LD_PRELOAD" not in added.variables
+    assert added["GLIBC_TUNABLES"].startswith("glibc.malloc.hugetlb=1:")
+    assert "LD_PRELOAD" not in added
 
 
 def test_the_server_binds_all_of_few_cpus() -> None:
-    few = server_environment({}, offline=True, cpus=(0, 1), gpu=False).variables
+    few = server_environment({}, offline=True, cpus=(0, 1), gpu=False)
     assert few["VLLM_CPU_OMP_THREADS_BIND"] == "0-1"
-    assert "VLLM_CPU_OMP_THREADS_BIND" not in server_environment({}, offline=True, cpus=range(64), gpu=False).variables
-    assert server_environment({}, offline=False, cpus=(0, 1), gpu=True).variables == {}
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in server_environment({}, offline=True, cpus=range(64), gpu=False)
+    assert server_environment({}, offline=False, cpus=(0, 1), gpu=True) == {}
 
 
 def test_cpu_ranges() -> None:
@@ -75,7 +84,7 @@ def test_the_additions_can_be_preloaded() -> None:
     added = server_environment({}, offline=False, cpus=(0,), gpu=False)
     done = subprocess.run(
         [sys.executable, "-c", "print(1)"],
-        env=added.applied_to(os.environ),
+        env={**os.environ, **added},
         capture_output=True,
         text=True,
         timeout=60,

@@ -143,7 +143,7 @@ def test_what_a_preprocessor_is() -> None:
     assert fingerprint(Settable(iter([]))) is None  # what comes of it cannot be told
 
 
-def test_made_anew_they_take_the_place_of_the_old(tmp_path: Path, own_cache: Path) -> None:
+def test_made_again_they_take_the_place_of_the_old(tmp_path: Path, own_cache: Path) -> None:
     note = tmp_path / "note.txt"
 
     def noted(row: dict[str, Any]) -> dict[str, Any]:
@@ -259,11 +259,11 @@ def test_its_processes_end_with_it(tmp_path: Path, sent: signal.Signals) -> None
     parent.stdout.close()
 
 
-def test_a_broken_store_is_made_anew(tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_broken_store_is_made_again(tmp_path: Path, own_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = jsonl(tmp_path / "a.jsonl", 30)
     load_rows(arguments(dataset=[file]))
     (name,) = stores(own_cache)
-    rows = own_cache / name / "rows.jsonl"
+    rows = own_cache / name
     rows.write_bytes(rows.read_bytes()[:-10])
     assert len(load_rows(arguments(dataset=[file])).train) == 30
     assert "cannot be used, and are prepared again" in caplog.text
@@ -274,7 +274,7 @@ def test_what_is_old_goes(tmp_path: Path, own_cache: Path) -> None:
     own_cache.mkdir(parents=True)
     ages = {"a" * 32: 29, "b" * 32: 31, "run-c": 1, "run-d": 3, ".making-e": 3}
     for name, days in ages.items():
-        (own_cache / name).mkdir()
+        (own_cache / name).write_bytes(b"") if name < "b" else (own_cache / name).mkdir()  # as earlier versions
         then = time.time() - days * 86_400
         os.utime(own_cache / name, (then, then))
     remove_old(own_cache)

@@ -58,7 +58,7 @@ def test_the_checkpoint_is_what_the_server_serves(rlhf, tiny_model, url):
     import torch
     from transformers import AutoModelForCausalLM
 
-    from swift_r1.sampling.pool.client import RolloutClient
+    from swift_r1.wire.client import RolloutClient
 
     run = rlhf(tiny_model, use_vllm="true", vllm_server_base_url=url, max_steps=2, learning_rate=1e-2)
     assert run.code == 0

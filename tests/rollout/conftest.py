@@ -16,11 +16,11 @@ from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import SwiftError
 from swift_r1.inference.routes import create_app
 from swift_r1.inference.service import Lifecycle
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.pool.session import Expected, ServerSession
 from swift_r1.weights.buckets import Tensors, parts_of
 from swift_r1.weights.writer import WeightWriter
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import UpdateStatus
 
 WAIT_S = 60

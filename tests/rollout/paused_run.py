@@ -22,12 +22,12 @@ from swift_r1.models.loading import load_model
 from swift_r1.models.weights import Weight
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import ignore_output
-from swift_r1.sampling.pool import client as client_module
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.pool.session import Expected
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
+from swift_r1.wire import client as client_module
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, tokenizer_hash
 from tests.rollout.conftest import pool_of
 

@@ -15,13 +15,13 @@ from swift_r1.models.loading import load_model
 from swift_r1.models.lora import LoraSettings, adapter_config
 from swift_r1.models.weights import adapter_weights
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.pool.session import Expected
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import adapter_shapes, expected_weights, write_adapter
 from swift_r1.weights.writer import WeightWriter
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.http_errors import HTTPError, ServerRefused
 from swift_r1.wire.protocol import AdapterConfig, tokenizer_hash
 from tests.rollout.conftest import pool_of
@@ -47,7 +47,7 @@ class PeftEngine:
             "peft", "0", size, tokenizer_hash(AutoTokenizer.from_pretrained(folder)), 1024, "float32"
         )
 
-    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig) -> None:
+    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig, version: int) -> None:
         from peft import PeftModel
 
         folder = self.room / str(len(list(self.room.iterdir())))
@@ -56,7 +56,7 @@ class PeftEngine:
             self.base = self.model.unload()
         self.model = PeftModel.from_pretrained(self.base, folder)
 
-    async def load_weights(self, files: Sequence[Path]) -> None: ...
+    async def load_weights(self, files: Sequence[Path], version: int) -> None: ...
 
     @torch.no_grad()
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
@@ -201,7 +201,7 @@ def test_a_server_says_whether_an_adapter_would_be_on_its_own_base(
 def test_an_adapter_does_not_repair_a_base_that_is_half_loaded(
     url: str, engine: PeftEngine, policy: torch.nn.Module, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def breaks_off(_files: Sequence[Path]) -> None:
+    async def breaks_off(_files: Sequence[Path], _version: int) -> None:
         raise RuntimeError("out of memory")
 
     adapter = [(weight.name, weight.value()) for weight in adapter_weights(policy)]

@@ -17,8 +17,8 @@ from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.inference.admission import Admission
 from swift_r1.inference.engines.vllm_start import engine_environment
 from swift_r1.inference.idempotency import IdempotencyCache
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.weights.update import UpdateMachine
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.http_errors import HTTPError
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 

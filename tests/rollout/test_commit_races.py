@@ -17,11 +17,11 @@ import torch
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.inference.admission import Admission
 from swift_r1.inference.engines.base import EngineInfo, Generated
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.weights.buckets import bucket_digest, content_hash
 from swift_r1.weights.update import UpdateMachine
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire import protocol as wire
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.http_errors import HTTPError, ServerRefused
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.rollout.conftest import to_bytes
@@ -47,7 +47,7 @@ class Engine:
             await asyncio.sleep(0.01)
         return Generated((1,), (-0.5,), "length")
 
-    async def load_weights(self, files: Sequence[Path]) -> None:
+    async def load_weights(self, files: Sequence[Path], version: int) -> None:
         self.loaded = files[0].read_bytes()
 
     def shutdown(self) -> None: ...

@@ -13,10 +13,10 @@ import pytest
 
 from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.inference.engines.base import EngineInfo
-from swift_r1.sampling.pool import client as client_module
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.weights import writer as writer_module
 from swift_r1.weights.writer import WeightWriter, save_token, saved_token
+from swift_r1.wire import client as client_module
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.http_errors import ServerRefused
 from tests import forks
 
@@ -30,7 +30,7 @@ class NoEngine:
     scores_alone = False
     info = EngineInfo("none", "0", 100, "hash", 64, "float32")
 
-    async def load_weights(self, files: Any) -> None: ...
+    async def load_weights(self, files: Any, version: int) -> None: ...
 
     def shutdown(self) -> None: ...
 
@@ -106,14 +106,14 @@ def test_a_silent_server_holds_nobody_for_longer_than_it_may(tiny_server: Any, m
         try:
             started = time.monotonic()
             with pytest.raises(ServerUnreachable, match="was not ready within 2 s"):
-                client.wait_until_back(2, lambda _info: None, lambda _info: False, lines.append)
+                client.wait(2, client.info, lines.append)
             with pytest.raises(ServerUnreachable):
                 WeightWriter(client, "another").hold(2, lines.append)
             writer.close()
             assert time.monotonic() - started < WAIT_S / 2
         finally:
             os.kill(tiny_server.pid, signal.SIGCONT)
-    assert "no answer" in lines[0] and "waiting for a lease" in lines[-1]
+    assert "is gone" in lines[0] and "waiting for a lease" in lines[-1]
 
 
 def test_a_lease_is_renewed_on_a_server_that_was_started_anew(tiny_server: Any) -> None:

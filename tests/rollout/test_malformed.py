@@ -19,7 +19,7 @@ from hypothesis.errors import Unsatisfiable
 from schemathesis import GenerationMode
 
 from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, TokenLogprob
-from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.http_errors import HTTPError
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
@@ -66,7 +66,7 @@ class QuickEngine:
 
     async def set_score_temperature(self, temperature: float) -> None: ...
 
-    async def load_weights(self, files: Sequence[Path]) -> None: ...
+    async def load_weights(self, files: Sequence[Path], version: int) -> None: ...
 
     def shutdown(self) -> None: ...
 
@@ -218,8 +218,9 @@ def test_half_a_character_is_refused_wherever_text_is_taken(quick_url: str) -> N
     assert tried > 10
 
 
-def test_a_bucket_of_nonsense_and_headers_that_are_none(quick_url: str) -> None:
-    with httpx.Client(base_url=quick_url, trust_env=False, timeout=30) as http:
+def test_a_bucket_of_nonsense_and_headers_that_are_none(serve_engine: Callable[..., str]) -> None:
+    url = serve_engine(QuickEngine(), EXPECTED, update_timeout=20)  # the update must stay open
+    with httpx.Client(base_url=url, trust_env=False, timeout=30) as http:
         token = http.post("/v1/weights/lease", json={"owner": "w"}).json()["token"]
         lease = {"X-Swift-Lease": token}
         assert http.post("/v1/weights/begin", json={"version": 1}, headers=lease).status_code == 200

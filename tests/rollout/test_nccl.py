@@ -20,11 +20,11 @@ from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.inference.engines import vllm_worker
 from swift_r1.inference.engines.base import EngineInfo
 from swift_r1.inference.engines.vllm_worker import SwiftWorker
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.pool.health import GatherAgain
 from swift_r1.sampling.pool.session import Expected
 from swift_r1.weights.transport import NcclSender
 from swift_r1.weights.writer import WeightWriter
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.http_errors import EngineDead, ServerRefused
 from swift_r1.wire.protocol import StreamedTensor
 from tests.rollout.conftest import pool_of
@@ -130,7 +130,7 @@ class Engine:
             self.dead = True
             raise EngineDead("its workers waited for weights that did not come") from error
 
-    async def finish_receiving(self) -> None:
+    async def finish_receiving(self, version: int) -> None:
         await asyncio.to_thread(self.worker.swift_finish_receiving)
 
     def shutdown(self) -> None: ...
@@ -145,10 +145,9 @@ class FakeNccl:
     def unique_id(self) -> bytes:
         return bytes(128)
 
-    def join(self, unique_id: bytes, world_size: int) -> FakeNccl:
+    def join(self, unique_id: bytes, world_size: int) -> None:
         assert (unique_id, world_size) == (bytes(128), 2)
         self.cable.seats.wait()
-        return self
 
     def broadcast(self, tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
         self.broadcasts += 1
@@ -276,10 +275,9 @@ def test_who_has_no_gpu_is_told_so(cable: Cable, serve_engine: Callable[..., str
 
 def test_workers_that_do_not_join_are_waited_for_with_a_deadline(client: RolloutClient, cable: Cable) -> None:
     class Alone(FakeNccl):
-        def join(self, unique_id: bytes, world_size: int) -> FakeNccl:
+        def join(self, unique_id: bytes, world_size: int) -> None:
             started.set()
             cable.seats.wait()
-            return self
 
     started = threading.Event()
     engine_may_join = threading.Event()

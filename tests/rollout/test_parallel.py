@@ -18,8 +18,8 @@ from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import UsageError
 from swift_r1.inference.engines.base import EngineInfo, Generated, Replicas
 from swift_r1.inference.engines.vllm_start import replica_environments
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.remote import mean_difference, probe_sequences
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.rollout.conftest import push_weights
 
@@ -45,7 +45,7 @@ class Copy:
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         return (-float(self.number),) * (len(sequence) - 1)
 
-    async def load_weights(self, files: Sequence[Path]) -> None:
+    async def load_weights(self, files: Sequence[Path], version: int) -> None:
         await asyncio.sleep(0)
         if self.fails:
             raise RuntimeError(f"copy {self.number} cannot")
@@ -72,10 +72,10 @@ def test_completions_are_spread_and_weights_go_to_all() -> None:
             one.release.set()
         written = [(await task).token_ids[0] for task in tasks]
         assert sorted(written) == [0, 0, 1, 1, 2, 2]
-        await engine.load_weights([])
+        await engine.load_weights([], 1)
         copies[0].fails = True
         with pytest.raises(RuntimeError, match="copy 0 cannot"):
-            await engine.load_weights([])
+            await engine.load_weights([], 1)
         # None is left in the middle of it.
         assert [one.loads for one in copies] == [1, 2, 2]
         copies[2].dead = True

@@ -18,11 +18,11 @@ from swift_r1.inference.engines.base import EngineInfo, Generated
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling import prefetch
 from swift_r1.sampling.base import ignore_output
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.pool.health import GatherAgain
 from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.pool.session import Expected
-from swift_r1.sampling.remote import AheadRollouts
+from swift_r1.sampling.prefetch import AheadRollouts
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.rollout.conftest import pool_of
 
@@ -39,7 +39,7 @@ class HeldEngine:
 
     def __init__(self) -> None:
         self.info = EngineInfo("held", "0", 10, "", 100, "float32")
-        self.next_version = self.version = 0
+        self.version = 0
         self.says: list[int] = []
         self.started, self.may_end = threading.Event(), threading.Event()
 
@@ -51,8 +51,8 @@ class HeldEngine:
         versions = ((0, began), (1, self.version))[: 1 + (self.version != began)]
         return Generated((1, 2), (-0.5, -0.5), "length", ((0, self.says.pop()),) if self.says else versions)
 
-    async def load_weights(self, files: Sequence[Path]) -> None:
-        self.version = self.next_version
+    async def load_weights(self, files: Sequence[Path], version: int) -> None:
+        self.version = version
 
     def shutdown(self) -> None: ...
 
@@ -159,7 +159,7 @@ class Script:
             self.changed.notify_all()
         sampler.recorder.phase("generating", 8)
         if number in self.lose:
-            sampler.turns.trainer.await_restored()
+            sampler.turns.prefetcher.await_restored()
         assert self.answered[number].wait(WAIT_S)
         sampler.on_done(6)
         assert self.ends[number].wait(WAIT_S)

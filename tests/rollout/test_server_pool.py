@@ -22,7 +22,6 @@ from swift_r1.models.loading import load_model
 from swift_r1.models.weights import Weight
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import ignore_output
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.pool.health import Health
 from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.pool.session import Expected, why_not_alike
@@ -31,6 +30,7 @@ from swift_r1.sampling.staleness import ServedVersions
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import expected_weights
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
 from tests.rollout.conftest import pool_of
 
@@ -286,9 +286,9 @@ def test_each_servers_use_of_the_weights_is_checked(
     assert rollouts.take_metrics()["rollout/weight_check"] < TOLERANCE
     real, forgets = engines[1].load_weights, [1]
 
-    async def forgetful(files: Sequence[Path]) -> None:
+    async def forgetful(files: Sequence[Path], version: int) -> None:
         kept = engines[1].model.model.norm.weight.clone()
-        await real(files)
+        await real(files, version)
         if forgets[0]:
             forgets[0] -= 1
             engines[1].model.model.norm.weight.copy_(kept)
@@ -312,9 +312,9 @@ def test_only_changes_are_sent_and_a_server_that_was_away_gets_all(
     connect: Any, tiny_engine: Any, tiny_model: Path, serve_engine: Callable[..., str], backend: OneWeightABucket
 ) -> None:
     class Remembering(tiny_engine):
-        async def load_weights(self, files: Sequence[Path]) -> None:
+        async def load_weights(self, files: Sequence[Path], version: int) -> None:
             self.files = files
-            await super().load_weights(files)
+            await super().load_weights(files, version)
 
     engines = [Remembering(str(tiny_model)) for _ in range(2)]
     expected = expected_weights(str(tiny_model))

@@ -18,7 +18,7 @@ import httpx
 import pytest
 
 from swift_r1.errors import EXIT_PORT_TAKEN, EXIT_USAGE
-from swift_r1.sampling.pool.client import RolloutClient
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 from tests.conftest import start_server, wait_until_gone
 
@@ -63,8 +63,8 @@ def test_a_certificate_that_cannot_be_used_is_said_at_once(tmp_path: Path) -> No
     for words, said in (
         (("--ssl_certfile", str(one)), "--ssl_certfile and --ssl_keyfile go together"),
         (("--ssl_certfile", str(one), "--ssl_keyfile", str(tmp_path / "none")), "none: no readable file"),
-        (("--ssl_certfile", str(one), "--ssl_keyfile", str(wrong_key)), "are no pair in PEM"),
-        (("--ssl_certfile", str(key), "--ssl_keyfile", str(key)), "are no pair in PEM"),
+        (("--ssl_certfile", str(one), "--ssl_keyfile", str(wrong_key)), "are not a pair in PEM"),
+        (("--ssl_certfile", str(key), "--ssl_keyfile", str(key)), "are not a pair in PEM"),
     ):
         done = rollout(*words)
         assert done.returncode == EXIT_USAGE and said in done.stderr, done.stderr

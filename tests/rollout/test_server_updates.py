@@ -20,9 +20,9 @@ from safetensors.torch import save
 from transformers import AutoModelForCausalLM
 
 from swift_r1.errors import EXIT_RUN_FAILED, RunFailed, UsageError
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.weights.buckets import bucket_digest, content_hash
 from swift_r1.wire import protocol as wire
+from swift_r1.wire.client import RolloutClient
 from tests.rollout.conftest import in_buckets, push_weights, to_bytes
 
 SEQUENCES = ((1, 20, 31, 42, 7, 55, 60), (1, 99, 98, 97, 3, 4, 5, 6, 80))

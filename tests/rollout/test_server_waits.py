@@ -14,9 +14,9 @@ import torch
 
 from swift_r1.inference import routes
 from swift_r1.inference.engines.base import EngineInfo, Generated
-from swift_r1.sampling.pool import client as client_module
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.weights.writer import WeightWriter
+from swift_r1.wire import client as client_module
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.http_errors import ServerRefused
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, ServerInfo
 from tests.rollout.conftest import push_weights
@@ -52,7 +52,7 @@ class StandingEngine:
 
     async def set_score_temperature(self, temperature: float) -> None: ...
 
-    async def load_weights(self, files: Sequence[Path]) -> None:
+    async def load_weights(self, files: Sequence[Path], version: int) -> None:
         self.loaded += [file.read_bytes() for file in files]
 
     def shutdown(self) -> None: ...

@@ -17,9 +17,9 @@ import torch
 
 from swift_r1.errors import UsageError
 from swift_r1.inference.engines.base import EngineInfo, Generated, Piece
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.pool.session import Expected
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams
 from tests.rollout.conftest import pool_of
 
@@ -66,7 +66,7 @@ class EndlessEngine:
 
     async def set_score_temperature(self, temperature: float) -> None: ...
 
-    async def load_weights(self, files: Sequence[Path]) -> None:
+    async def load_weights(self, files: Sequence[Path], version: int) -> None:
         self.loads += 1
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:

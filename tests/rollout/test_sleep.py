@@ -17,13 +17,13 @@ from swift_r1.inference.engines.base import EngineInfo, Generated
 from swift_r1.models.loading import load_model
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import ignore_output
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.pool.session import Expected
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import expected_weights
 from swift_r1.weights.writer import WeightWriter
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.http_errors import ServerRefused
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
 from tests.rollout.conftest import pool_of
@@ -146,7 +146,6 @@ class Standing:
     def __init__(self, can_sleep: bool = True) -> None:
         self.info = EngineInfo("standing", "0", 100, "", 100, "float32", can_sleep=can_sleep)
         self.dead = self.scores_alone = False
-        self.next_version = 0
         self.started, self.may_end = threading.Event(), threading.Event()
         self.slept: list[int] = []
 

@@ -13,12 +13,12 @@ import torch
 from swift_r1.errors import RunFailed
 from swift_r1.models.loading import load_model
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.pool.session import Expected
-from swift_r1.sampling.remote import TOLERANCE, TOLERANCE_16_BIT, ServerRollouts, mean_difference, tolerance
+from swift_r1.sampling.remote import TOLERANCE, TOLERANCE_16_BIT, ServerRollouts, explained_difference, mean_difference
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import expected_weights
+from swift_r1.wire.client import RolloutClient
 from tests.rollout.conftest import pool_of
 
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
@@ -36,9 +36,9 @@ def engine(tiny_model: Path) -> Any:
     class Forgetful(module.TinyEngine):
         forgets = 0
 
-        async def load_weights(self, files: Sequence[Path]) -> None:
+        async def load_weights(self, files: Sequence[Path], version: int) -> None:
             kept = self.model.model.norm.weight.clone()
-            await super().load_weights(files)
+            await super().load_weights(files, version)
             if self.forgets:
                 self.forgets -= 1
                 self.model.model.norm.weight.copy_(kept)
@@ -94,5 +94,7 @@ def test_an_engine_that_never_takes_it_is_refused(rollouts: ServerRollouts, engi
 
 def test_differences_and_what_rounding_explains() -> None:
     assert mean_difference([[-1.0, -2.0], [0.0]], [[-1.5, -2.0], [1.0]]) == pytest.approx(0.5)
-    assert tolerance("float32", "float32") == TOLERANCE
-    assert tolerance("bfloat16", "bfloat16") == tolerance("float32", "bfloat16") == TOLERANCE_16_BIT
+    assert explained_difference("float32", "float32") == TOLERANCE
+    assert (
+        explained_difference("bfloat16", "bfloat16") == explained_difference("float32", "bfloat16") == TOLERANCE_16_BIT
+    )

@@ -16,10 +16,10 @@ from safetensors.torch import load_file
 
 from swift_r1.errors import RunFailed
 from swift_r1.inference.engines.base import EngineInfo
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.weights import transport
 from swift_r1.weights.buckets import bucket_digest, parts_digest, parts_of
 from swift_r1.weights.staging import StagedBucket, Staging
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.http_errors import ServerRefused
 from tests.rollout.conftest import push_weights, to_bytes
 
@@ -38,7 +38,7 @@ class LoadingEngine:
         self.loaded: Tensors = {}
         self.files: list[Path] = []
 
-    async def load_weights(self, files: Sequence[Path]) -> None:
+    async def load_weights(self, files: Sequence[Path], version: int) -> None:
         self.files = list(files)
         self.loaded = {name: tensor.clone() for file in files for name, tensor in load_file(file).items()}
 
@@ -115,7 +115,7 @@ def test_a_file_that_changed_or_is_not_there_is_refused(
 
     buckets = [list(weights(1).items())]
     monkeypatch.setattr("swift_r1.weights.writer.write_file", flips_a_bit)
-    with pytest.raises(ServerRefused, match="other bytes than were written"):
+    with pytest.raises(ServerRefused, match="other bytes than were promised"):
         push_weights(client, 1, buckets, "shm")
     monkeypatch.setattr("swift_r1.weights.writer.write_file", lambda path, parts: parts_digest(parts))
     with pytest.raises(ServerRefused, match="not in this server's shared memory"):

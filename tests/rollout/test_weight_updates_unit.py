@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_r1.weights.buckets import TensorEntry, bucket_digest, content_hash, read_header
@@ -213,14 +213,14 @@ def safetensors(header: object, data: bytes) -> bytes:
     [
         (b"", "no whole safetensors file"),
         (b"\xff" * 64, "no whole safetensors file"),
-        (struct.pack("<Q", 3) + b"{{{", "not JSON"),
-        (safetensors([], b""), "no JSON object"),
+        (struct.pack("<Q", 3) + b"{{{", "no whole safetensors file: .*invalid JSON"),
+        (safetensors([], b""), "invalid JSON"),
         (safetensors({}, b""), "holds no tensor"),
-        (safetensors({"a": {"dtype": "F32"}}, b""), "describes 'a' wrongly"),
+        (safetensors({"a": {"dtype": "F32"}}, b""), "missing field"),
         (safetensors({"a": {"dtype": "I64", "shape": [1], "data_offsets": [0, 8]}}, bytes(8)), "dtype I64"),
-        (safetensors({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, bytes(8)), "needs another"),
-        (safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}, bytes(16)), "overlap or leave"),
-        (safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, bytes(7)), "promises 8"),
+        (safetensors({"a": {"dtype": "F32", "shape": [3], "data_offsets": [0, 8]}}, bytes(8)), "invalid shape"),
+        (safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}}, bytes(16)), "invalid offset"),
+        (safetensors({"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, bytes(7)), "not fully covered"),
     ],
 )
 def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, body: bytes, sentence: str) -> None:
@@ -230,6 +230,7 @@ def test_what_is_no_safetensors_file_is_refused(tmp_path: Path, body: bytes, sen
         read_header(path)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_no_bytes_break_the_header_reader(tmp_path_factory: pytest.TempPathFactory, body: bytes) -> None:
     path = tmp_path_factory.getbasetemp() / "any-bytes"

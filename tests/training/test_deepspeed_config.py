@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from swift_r1.arguments.checks import DEEPSPEED_NAMES
+from swift_r1.arguments.training import DEEPSPEED_NAMES
 from swift_r1.errors import UsageError
 from swift_r1.training.backends.deepspeed_config import contradictions, moved_twice, read_config, resolved
 

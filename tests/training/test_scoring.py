@@ -22,8 +22,8 @@ from swift_r1.plugins import load_plugins
 from swift_r1.rewards.orm import orms
 from swift_r1.rewards.pool import rewards_for
 from swift_r1.sampling.multi_turn import OneTurn
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.sampling.scoring import Scoring, reward_metrics
+from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 
 DEADLINE = 120.0  # seconds; only a failure takes them

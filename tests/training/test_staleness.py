@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from swift_r1.algorithms import LossConfig, mean_metrics, policy_loss
-from swift_r1.sampling.staleness import ServedVersions, oldest_rounds, staleness_metrics
-from swift_r1.sampling.turn_engine import spans_of, versions_of_tokens
+from swift_r1.sampling.staleness import ServedVersions, oldest_rounds, spans_of, staleness_metrics, versions_of_tokens
 from swift_r1.training.grpo import needs_old_policy
 from swift_r1.wire.protocol import Completion
 

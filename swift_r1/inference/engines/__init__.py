@@ -1,4 +1,4 @@
-"""Engines of the rollout server by name. Another one is a module with a function like `start_vllm`, and a line here."""
+"""Engines of the rollout server by name: each is a module with a function like `start_vllm`, and a line here."""
 
 from __future__ import annotations
 
@@ -14,14 +14,8 @@ _STARTERS = {
 
 
 def start_engine(name: str, config: RolloutArguments, model_bytes: int) -> InferenceEngine:
-    """Loads the model into a new engine, which takes seconds to minutes: call it off the event loop.
-
-    Args:
-        model_bytes: upper bound of the size of all weights, from which calls that move them get their deadline.
-
-    Raises:
-        UsageError: for arguments that the engine does not accept.
-        Exception: whatever the engine raised (no memory, broken model folder, ...).
-    """
+    """Loads the model into a new engine, which takes seconds to minutes; raises whatever the engine raised, UsageError
+    for arguments that it does not accept. `model_bytes`, an upper bound of the size of all weights, sets the
+    deadlines."""
     starter: Callable[[RolloutArguments, int], InferenceEngine] = pkgutil.resolve_name(_STARTERS[name])
     return starter(config, model_bytes)

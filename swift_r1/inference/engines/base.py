@@ -1,4 +1,4 @@
-"""What the server asks of an engine; and several copies of a model as one."""
+"""What the server asks of an engine, and several copies of a model as one engine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from swift_r1.wire.protocol import AdapterConfig, FinishReason, SamplingParams, 
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What is known once the engine has loaded; `max_model_len` counts prompt and completion. `can_sleep`: it has
-    `sleep` and `wake`."""
+    """What is known once the engine has loaded."""
 
     name: str
     version: str
     vocab_size: int
     tokenizer_hash: str
-    max_model_len: int
+    max_model_len: int  # of prompt and completion
     dtype: str
     nccl_workers: int = 0
     can_sleep: bool = False
@@ -63,18 +62,15 @@ class Piece:
     finish_reason: FinishReason | None = None
 
 
-class Prompts:
+class PromptTokenizer:
     """Token ids of OpenAI's prompts, by the engine's Hugging Face tokenizer."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """The conversation in the model's template, with the opening of an answer.
-
-        Raises:
-            HTTPError: 400 where the model has no template, or its template refuses the messages.
-        """
+        """The conversation in the model's template, with the opening of an answer. Raises HTTPError (400) where there
+        is no template, or it refuses the messages."""
         from jinja2 import TemplateError
 
         if not self._tokenizer.chat_template:
@@ -97,18 +93,16 @@ class Prompts:
         return turn_end(partial(rendered, self._tokenizer), self._tokenizer)
 
 
-class InferenceEngine(Protocol):
-    """An engine with one set of weights. Methods raise EngineDead once its process is gone.
+_NO_NCCL = "this engine takes no weights over NCCL"
 
-    Attributes:
-        scores_alone: whether `score` must be the only call that runs.
-        next_version: set before a load: the version of what it loads.
-    """
+
+class InferenceEngine(Protocol):
+    """An engine with one set of weights. Methods raise EngineDead once its process is gone."""
 
     info: EngineInfo
-    prompts: Prompts
+    prompts: PromptTokenizer
     scores_alone: bool
-    next_version: int
+    """Whether `score` must be the only call that runs."""
 
     @property
     def dead(self) -> bool: ...
@@ -119,8 +113,7 @@ class InferenceEngine(Protocol):
     def stream(
         self, prompt: Sequence[int], sampling: SamplingParams, seed: int | None, top_logprobs: int | None
     ) -> AsyncIterator[Piece]:
-        """Samples one completion, piece by piece; the last one has the finish reason. `top_logprobs` of None leaves
-        log-probs out."""
+        """Samples one completion, piece by piece; the last one has the finish reason. None: without log-probs."""
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
         """The `L - 1` log-probs of a sequence's tokens after the first, under the temperature set last."""
@@ -128,37 +121,30 @@ class InferenceEngine(Protocol):
     async def set_score_temperature(self, temperature: float) -> None:
         """Divides all logits by `temperature`. Only for an engine that does nothing else; set it back to 1."""
 
-    async def load_weights(self, files: Sequence[Path]) -> None:
-        """Replaces all weights by those of the safetensors files and forgets cached prefixes.
-
-        After an exception the engine may hold a mixture, until a later call succeeds.
-        """
+    async def load_weights(self, files: Sequence[Path], version: int) -> None:
+        """Replaces all weights by those of the safetensors files, which are `version`, and forgets cached prefixes.
+        After an exception the engine may hold a mixture, until a later call succeeds."""
 
     async def join_nccl(self, unique_id: str, world_size: int) -> None:
         """The workers join the NCCL group of this id (base64) as ranks 1, 2, ..., and leave an earlier one."""
+        raise RuntimeError(_NO_NCCL)
 
     async def receive_weights(self, tensors: Sequence[StreamedTensor], first: bool) -> None:
-        """Loads tensors that rank 0 of the group broadcasts now, one after another; `first` opens an update.
+        """Loads tensors that rank 0 of the group broadcasts now, one after another; `first` opens an update. Raises
+        EngineDead where they did not come in time: the workers wait in a collective that nothing ends."""
+        raise RuntimeError(_NO_NCCL)
 
-        Raises:
-            EngineDead: they did not come in time: the workers wait in a collective that nothing ends.
-        """
-
-    async def finish_receiving(self) -> None:
+    async def finish_receiving(self, version: int) -> None:
         """Ends the update that `receive_weights` opened; every weight must have come."""
+        raise RuntimeError(_NO_NCCL)
 
-    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig) -> None:
-        """Generates and scores with the adapter of the safetensors files from now on; `load_weights` ends that.
-
-        After an exception the one before stays in use.
-        """
+    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig, version: int) -> None:
+        """Generates and scores with the adapter of the safetensors files from now on; `load_weights` ends that. After
+        an exception the one before stays in use."""
 
     async def sleep(self, level: int) -> None:
-        """Gives its memory back: 1 keeps the weights on the host, 2 discards them. Only while nothing runs.
-
-        Raises:
-            EngineDead: it failed, and the engine cannot be used any more.
-        """
+        """Gives its memory back, while nothing runs: 1 keeps the weights on the host, 2 discards them. Raises
+        EngineDead where that failed."""
 
     async def wake(self, weights_only: bool = False) -> None:
         """Takes its memory again, or that of the weights alone, which is all that a load needs. Raises as `sleep`."""
@@ -166,16 +152,10 @@ class InferenceEngine(Protocol):
     def shutdown(self) -> None: ...
 
 
-_NO_NCCL = "copies of a model take weights over http or shm"
-
-
-class Replicas:
+class Replicas(InferenceEngine):
     """Several equal engines, each with a copy of the model, as one: each completion goes to the least loaded copy, new
-    weights to all.
-
-    vLLM's `data_parallel_size` does the first too; with an engine for each copy the server knows that every one has
-    loaded the whole version, and the probe can ask each.
-    """
+    weights to all. With vLLM's own `data_parallel_size` the server would not know that every copy has loaded the whole
+    version, nor could the probe ask each."""
 
     def __init__(self, engines: Sequence[InferenceEngine]) -> None:
         self.engines = engines
@@ -183,15 +163,6 @@ class Replicas:
         self.prompts, self.scores_alone = engines[0].prompts, engines[0].scores_alone
         # A group of their workers would need a rank for each copy: weights come as files.
         self.info = replace(engines[0].info, nccl_workers=0)
-
-    @property
-    def next_version(self) -> int:
-        return self.engines[0].next_version
-
-    @next_version.setter
-    def next_version(self, version: int) -> None:
-        for engine in self.engines:
-            engine.next_version = version
 
     @property
     def dead(self) -> bool:
@@ -215,26 +186,17 @@ class Replicas:
     async def set_score_temperature(self, temperature: float) -> None:
         await _all(engine.set_score_temperature(temperature) for engine in self.engines)
 
-    async def load_weights(self, files: Sequence[Path]) -> None:
-        await _all(engine.load_weights(files) for engine in self.engines)
+    async def load_weights(self, files: Sequence[Path], version: int) -> None:
+        await _all(engine.load_weights(files, version) for engine in self.engines)
 
-    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig) -> None:
-        await _all(engine.load_adapter(files, config) for engine in self.engines)
+    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig, version: int) -> None:
+        await _all(engine.load_adapter(files, config, version) for engine in self.engines)
 
     async def sleep(self, level: int) -> None:
         await _all(engine.sleep(level) for engine in self.engines)
 
     async def wake(self, weights_only: bool = False) -> None:
         await _all(engine.wake(weights_only) for engine in self.engines)
-
-    async def join_nccl(self, unique_id: str, world_size: int) -> None:
-        raise NotImplementedError(_NO_NCCL)
-
-    async def receive_weights(self, tensors: Sequence[StreamedTensor], first: bool) -> None:
-        raise NotImplementedError(_NO_NCCL)
-
-    async def finish_receiving(self) -> None:
-        raise NotImplementedError(_NO_NCCL)
 
     def shutdown(self) -> None:
         for engine in self.engines:

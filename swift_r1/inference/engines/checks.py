@@ -45,8 +45,8 @@ def narrowed(*models: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def own_logprobs(model: nn.Module, token_ids: Tensor, attention: str | None = None) -> Tensor:
-    """`[B, L - 1]` by the model's own forward pass in evaluation mode, without a cache; `attention` replaces the
-    implementation that the model has."""
+    """`[B, L - 1]` by the model's own forward pass in evaluation mode, without a cache; `attention` replaces its
+    own."""
     config, training = _text_config(model), model.training
     before = config._attn_implementation
     config._attn_implementation = attention or before
@@ -70,14 +70,8 @@ def tolerance(model: nn.Module) -> float:
 
 
 def check_engine(engine: TransformersEngine, vocab_size: int) -> None:
-    """Refuses an architecture that the embedded engine would sample from another distribution than its own.
-
-    A few completions of prompts of several lengths are compared with the model's own forward pass. Under ZeRO-3 each
-    rank has a model of its own for this.
-
-    Raises:
-        UsageError: they differ by more than rounding.
-    """
+    """Compares a few completions of prompts of several lengths with the model's own forward pass; raises UsageError
+    where they differ by more than rounding. Under ZeRO-3 each rank has a model of its own for this."""
     model, device = engine.model, next(engine.model.parameters()).device
     differences: list[Tensor] = []
     tokens = (torch.arange(1, 22) * 7919 % vocab_size).tolist()

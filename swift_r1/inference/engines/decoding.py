@@ -19,16 +19,13 @@ from swift_r1.wire.protocol import SamplingParams
 _NAME = "swift_r1_decode"
 _GROWTH_TOKENS = 64
 _ATTENDING = {"full_attention", "sliding_attention"}
-_STATEFUL = {"linear_attention", "conv"}
-"""Layers with a state of fixed size in place of keys and values: transformers' own cache holds those."""
+_STATEFUL = {"linear_attention", "conv"}  # with a state of fixed size in place of keys and values
 
 
 class AppendLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its __init_subclass__ has no types
-    """Keys and values `[B, H, capacity, D]`, of which the first `length` positions are filled.
-
-    transformers' own dynamic layer copies everything for each new token; this one writes the token in place
-    and hands out views. Those of a sliding window are all kept: attention leaves out what is too far back.
-    """
+    """Keys and values `[B, H, capacity, D]`, of which the first `length` positions are filled. transformers' own
+    dynamic layer copies everything for each new token; this one writes in place. Those of a sliding window are all
+    kept."""
 
     keys: Tensor
     values: Tensor
@@ -76,11 +73,8 @@ class AppendLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its __ini
 
 
 class AppendCache(Cache):
-    """An `AppendLayer` for each layer that attends; transformers' own for one that keeps a state instead.
-
-    Args:
-        config: of a text model that `check_layers` accepts.
-    """
+    """An `AppendLayer` for each layer that attends; transformers' own for one that keeps a state instead. `config` is
+    of a text model that `check_layers` accepts."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         own = zip(get_layer_types_and_kwargs(config)[0], DynamicCache(config=config).layers, strict=True)
@@ -119,8 +113,8 @@ def decode_attention(
     """`query [B, H, 1, D]`; `key [B, KV, T, D]`, `value [B, KV, T, V]`; bool mask `[B, 1, 1, T]` or None ->
     `[B, 1, H, V]`. The last `sliding_window` tokens are seen, the new one among them.
 
-    transformers' SDPA path repeats keys and values wherever there is a mask. Here the query heads of a key head
-    become the rows of one matrix product, so keys and values are read once.
+    transformers' SDPA path repeats keys and values where there is a mask. Here the query heads of a key head become the
+    rows of one matrix product.
     """
     batch, heads, length, width = query.shape
     if length > 1:
@@ -142,11 +136,8 @@ AttentionInterface.register(_NAME, decode_attention)
 
 @contextmanager
 def decoding(model: PreTrainedModel) -> Iterator[bool]:
-    """Uses `decode_attention` where every layer can; yields whether: masks are then `[B, 1, 1, T]`.
-
-    Other models (an attention with masks unlike SDPA's, layers that do not attend) keep their own attention, and make
-    masks from the padding, `[B, T]`.
-    """
+    """Uses `decode_attention` where every layer can; yields whether: masks are then `[B, 1, 1, T]`. Other models make
+    masks from the padding, `[B, T]`."""
     config = model.config.get_text_config()
     before = config._attn_implementation
     sdpa_masks = ALL_MASK_ATTENTION_FUNCTIONS.get(before) is ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
@@ -160,8 +151,7 @@ def decoding(model: PreTrainedModel) -> Iterator[bool]:
 
 
 def uniform_streams(seeds: Sequence[int], length: int) -> Tensor:
-    """`[B, length]` float32 uniforms in [0, 1); row b depends on `seeds[b]` alone, so that a completion does not depend
-    on the others in its batch."""
+    """`[B, length]` float32 uniforms in [0, 1); row b depends on `seeds[b]` alone."""
     rows = torch.empty(len(seeds), length)
     generator = torch.Generator()
     for row, seed in zip(rows, seeds, strict=True):
@@ -171,17 +161,12 @@ def uniform_streams(seeds: Sequence[int], length: int) -> Tensor:
 
 
 def sample(logits: Tensor, uniforms: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
-    """Draws one token per row by inverting the cumulative distribution.
-
-    Args:
-        logits: `[B, V]`, any floating dtype.
-        uniforms: `[B]` in [0, 1).
-        sampling: temperature 0 takes the most likely token.
+    """Draws one token per row of `logits [B, V]` by inverting the cumulative distribution at `uniforms [B]` in [0, 1);
+    temperature 0 takes the most likely token.
 
     Returns:
-        `tokens [B]` int64 and `logprobs [B]` float32: natural logs under the distribution after temperature,
-        top-k and top-p (greedy: at temperature 1), so that without top-k and top-p they are what the trainer
-        computes.
+        `tokens [B]` int64 and `logprobs [B]` float32: natural logs under the distribution after temperature, top-k and
+        top-p (greedy: at temperature 1).
     """
     logits = logits.float()
     if sampling.temperature == 0.0:

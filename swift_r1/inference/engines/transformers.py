@@ -1,31 +1,23 @@
-"""The embedded engine: completions from a transformers model in the trainer's own process.
-
-It decodes all completions of a round together, with the weights in training: each prompt is read once, its keys and
-values are repeated for its `n` completions, and rows that end leave the batch.
-"""
+"""The embedded engine: completions from a transformers model in the trainer's own process, all of a round together.
+Each prompt is read once, its keys and values are repeated for its `n` completions, and rows that end leave the
+batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from swift_r1.inference.engines.decoding import AppendCache, check_layers, decoding, sample, uniform_streams
-from swift_r1.wire.protocol import Completion, FinishReason, RolloutOutput, RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import Completion, FinishReason, RolloutOutput, RolloutRequest
 
 _CACHE_BYTES = 2 * 2**30
 _COMPACT_BELOW = 0.75
-
-
-class Decoder(Protocol):
-    """What of a tokenizer the engine needs (for stop strings)."""
-
-    def decode(self, token_ids: Sequence[int]) -> str: ...
 
 
 @dataclass(slots=True)
@@ -38,21 +30,17 @@ class _Row:
 
 
 class TransformersEngine:
-    """Generates with `model` (a causal LM, as `from_pretrained` gives it).
+    """Generates with `model`, a causal LM whose weights the trainer may change between calls.
 
     Args:
-        model: the trainer may change its weights between calls.
-        tokenizer: decodes text where stop strings are asked for.
-        eos_token_ids: tokens that end a completion.
+        tokenizer: Hugging Face's, for stop strings.
         pad_token_id: fills shorter prompts on the left; attention never sees it.
 
     Raises:
         UsageError: for an architecture whose layers need another cache.
     """
 
-    def __init__(
-        self, model: PreTrainedModel, tokenizer: Decoder, eos_token_ids: Sequence[int], pad_token_id: int
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, tokenizer: Any, eos_token_ids: Sequence[int], pad_token_id: int) -> None:
         self.config = model.config.get_text_config()
         check_layers(self.config)
         self.model, self.tokenizer = model, tokenizer
@@ -74,7 +62,7 @@ class TransformersEngine:
             on_output: called with each request's number and output as soon as all its completions have ended.
 
         Raises:
-            ValueError: if a request does not have one seed per completion.
+            ValueError: a request does not have one seed per completion.
         """
         groups: list[list[_Row]] = []
         for number, request in enumerate(requests):
@@ -124,7 +112,8 @@ class TransformersEngine:
         """Fills the rows of a wave; those that have ended are given to `on_ended` while the others go on."""
         device = self.model.device
         sampling = requests[wave[0].request].sampling
-        ends = self._end_tokens(sampling).to(device)
+        eos = self.eos[:0] if sampling.ignore_eos else self.eos
+        ends = torch.cat([eos, torch.tensor(sampling.stop_token_ids, dtype=torch.long)]).to(device)
         limits = torch.tensor([requests[row.request].sampling.max_tokens for row in wave], device=device)
         longest = int(limits.max())
         uniforms = uniform_streams([row.seed for row in wave], longest).to(device)
@@ -168,10 +157,6 @@ class TransformersEngine:
                 keep = alive.nonzero().squeeze(-1)
                 rows, tokens, state = rows[keep], tokens[keep], state.select_rows(keep)
             logits = self._next_logits(tokens, state)
-
-    def _end_tokens(self, sampling: SamplingParams) -> Tensor:
-        eos = self.eos[:0] if sampling.ignore_eos else self.eos
-        return torch.cat([eos, torch.tensor(sampling.stop_token_ids, dtype=torch.long)])
 
     def _hits_stop_string(self, written: Tensor, stop: Sequence[str]) -> Tensor:
         """Which rows' text holds a stop string; only the end is decoded, a token has at least one byte."""

@@ -21,7 +21,7 @@ from vllm.sampling_params import SamplingParams as VllmSampling
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
-from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, Prompts, TokenLogprob
+from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, TokenLogprob
 from swift_r1.weights.expected import write_adapter
 from swift_r1.wire.http_errors import EngineDead
 from swift_r1.wire.protocol import AdapterConfig, FinishReason, SamplingParams, StreamedTensor, tokenizer_hash
@@ -34,16 +34,13 @@ T = TypeVar("T")
 class VllmEngine:
     """Wraps a running AsyncLLM; each completion is an engine request of its own, so that its seed determines it.
 
-    Args:
-        timeout: seconds that a call into the workers may take.
+    `timeout` are the seconds that a call into the workers may take.
     """
 
     def __init__(self, llm: AsyncLLM, timeout: float) -> None:
         self._llm, self._timeout = llm, timeout
-        self._loads = 0  # of weights or adapters
-        self.next_version = self._version = 0
+        self._loads = self._adapters = self._version = 0
         self._adapter: _Adapter | None = None
-        self._adapters = 0
         self._stuck = False
         # With adapters, log-probs of a prompt beside any other sequence kill vLLM's engine (0.32: the adapter of its
         # output head counts sequences, not tokens).
@@ -51,7 +48,7 @@ class VllmEngine:
         config = llm.vllm_config.model_config
         parallel = llm.vllm_config.parallel_config
         tokenizer = llm.get_tokenizer()
-        self.prompts = Prompts(tokenizer)
+        self.prompts = PromptTokenizer(tokenizer)
         self.info = EngineInfo(
             name="vllm",
             version=vllm.__version__,
@@ -102,17 +99,17 @@ class VllmEngine:
     async def set_score_temperature(self, temperature: float) -> None:
         await self._on_workers("swift_set_logits_scale", 1.0 / temperature)
 
-    async def load_weights(self, files: Sequence[Path]) -> None:
+    async def load_weights(self, files: Sequence[Path], version: int) -> None:
         counts = await self._on_workers("swift_load_weights", [str(file) for file in files])
         logger.info("engine loaded %s tensors from %d buckets", counts[0], len(files))
-        await self._loaded()
+        await self._loaded(version)
 
-    async def _loaded(self) -> None:
+    async def _loaded(self, version: int) -> None:
         # Salted by the load, no cached prefix of older weights is found again; the reset only frees its memory, and is
         # refused while requests run.
         self._loads += 1
         self._use(None)
-        self._version = self.next_version
+        self._version = version
         # Tokens of a step between the load and this count as the older version's, never the other way round.
         await self._in_time(self._llm.update_weight_version(str(self._version)), "naming its weights")
         if not await self._in_time(self._llm.reset_prefix_cache(), "forgetting cached prefixes"):
@@ -125,11 +122,11 @@ class VllmEngine:
         names, dtypes = [one.name for one in tensors], [one.dtype for one in tensors]
         await self._collectively("swift_receive", names, dtypes, [list(one.shape) for one in tensors], first)
 
-    async def finish_receiving(self) -> None:
+    async def finish_receiving(self, version: int) -> None:
         await self._on_workers("swift_finish_receiving")
-        await self._loaded()
+        await self._loaded(version)
 
-    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig) -> None:
+    async def load_adapter(self, files: Sequence[Path], config: AdapterConfig, version: int) -> None:
         # A new number each time, also after a failure: vLLM does not read an adapter whose number it knows.
         self._adapters += 1
         folder = files[0].parent / f"adapter-{uuid.uuid4().hex}"
@@ -143,7 +140,7 @@ class VllmEngine:
             raise
         # Salted by the load: no cached prefix of another one is found again.
         self._loads += 1
-        self._version = self.next_version
+        self._version = version
         self._use(adapter)
 
     async def sleep(self, level: int) -> None:

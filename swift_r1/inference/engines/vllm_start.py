@@ -10,7 +10,7 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.server import RolloutArguments
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, one_line
 from swift_r1.inference.engines.base import InferenceEngine, Replicas
 from swift_r1.weights.transport import seconds_for
 
@@ -26,8 +26,7 @@ _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
-    """Loads the model into new engine processes, as many copies as were asked for, one after another; see
-    `start_engine`."""
+    """Loads the model into new engine processes, one copy after another; see `start_engine`."""
     from vllm.platforms import current_platform
 
     has_gpu = not current_platform.is_cpu()
@@ -68,15 +67,13 @@ def _started(arguments: Mapping[str, Any], given: Mapping[str, Any]) -> AsyncLLM
         config = AsyncEngineArgs(**arguments).create_engine_config()
     except (ValueError, TypeError, NotImplementedError) as error:  # pydantic's errors are ValueErrors
         named = f"--vllm_engine_kwargs {json.dumps(given)}" if given else "these arguments"
-        raise UsageError(f"vLLM does not take {named}: {_one_line(error)}") from error
+        raise UsageError(f"vLLM does not take {named}: {one_line(error)}") from error
     return AsyncLLM.from_vllm_config(config, disable_log_stats=bool(arguments["disable_log_stats"]))
 
 
 def engine_environment(environment: Mapping[str, str], has_gpu: bool, eager: bool) -> dict[str, str]:
-    """Variables to add for the engine's processes, except those that the user has set.
-
-    Allocator, OpenMP runtime and processor binding are the launcher's (`swift_r1.launch.environment`).
-    """
+    """Variables to add for the engine's processes, except those that the user has set and the launcher's own
+    (`swift_r1.launch.environment`)."""
     # Spawned, they inherit none of this process's threads and locks.
     wanted = {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if eager and not has_gpu:
@@ -86,11 +83,8 @@ def engine_environment(environment: Mapping[str, str], has_gpu: bool, eager: boo
 
 
 def replica_environments(environ: Mapping[str, str], config: RolloutArguments, has_gpu: bool) -> list[dict[str, str]]:
-    """For each copy of the model, the variables that differ: its GPUs, or its part of the CPU.
-
-    Raises:
-        UsageError: there are too few GPUs for all.
-    """
+    """For each copy of the model, the variables that differ: its GPUs, or its part of the CPU. Raises UsageError where
+    there are too few GPUs."""
     copies, each = config.vllm_data_parallel_size, config.vllm_tensor_parallel_size
     if copies == 1:
         return [{}]
@@ -100,10 +94,8 @@ def replica_environments(environ: Mapping[str, str], config: RolloutArguments, h
         visible = environ.get(_DEVICES)
         name, separator = _DEVICES, ","
         parts = visible.split(",") if visible else [str(one) for one in range(torch.cuda.device_count())]
-        if len(parts) < copies * each:
-            raise UsageError(
-                f"{copies} copies of {each} GPUs each need {copies * each} GPUs, and {len(parts)} are here"
-            )
+        if len(parts) < (needed := copies * each):
+            raise UsageError(f"{copies} copies of {each} GPUs each need {needed} GPUs, and {len(parts)} are here")
     else:
         name, separator = _CPU_BINDING, "|"
         parts = environ.get(_CPU_BINDING, "").split("|")
@@ -113,10 +105,7 @@ def replica_environments(environ: Mapping[str, str], config: RolloutArguments, h
 
 
 def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
-    """vLLM's engine arguments for this configuration.
-
-    Log-probs are "processed": of the distribution that was sampled from, after temperature.
-    """
+    """vLLM's engine arguments for this configuration."""
     eager = config.vllm_enforce_eager if config.vllm_enforce_eager is not None else not has_gpu
     arguments: dict[str, Any] = {
         "model": config.model,
@@ -126,7 +115,7 @@ def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
         "tensor_parallel_size": config.vllm_tensor_parallel_size,
         "enable_prefix_caching": config.vllm_enable_prefix_caching,
         "trust_remote_code": False,
-        "logprobs_mode": "processed_logprobs",
+        "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from, after temperature
         "worker_extension_cls": _WORKER,
         "disable_log_stats": True,
     }
@@ -143,19 +132,9 @@ def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
         # Only whole blocks of a prompt are shared by its group: with vLLM's 128 tokens, none of a short prompt.
         arguments["block_size"] = 32
         # A seeded request whose prompt is read in two steps kills vLLM's CPU engine (0.32: "CPU Generator does not
-        # use offset"): a prompt waits for a step that has room for all of it.
+        # use offset").
         arguments["enable_chunked_prefill"] = False
     return arguments | dict(config.vllm_engine_kwargs)
-
-
-def _one_line(error: Exception) -> str:
-    from pydantic import ValidationError
-
-    if isinstance(error, ValidationError):
-        found = error.errors()
-        where = ".".join(str(part) for part in found[0]["loc"])
-        return f"{where}: {found[0]['msg']}" if where else str(found[0]["msg"])
-    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _config_dtype(config: RolloutArguments) -> str:

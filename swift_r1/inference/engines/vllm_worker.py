@@ -154,12 +154,9 @@ def _read(files: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
 
 @torch.no_grad()
 def repack_embeddings(model: nn.Module) -> None:
-    """Repeats the packing of embeddings after a reload.
-
-    On CPU an output head multiplies with a packed copy. Where it is tied to the embedding, the reload writes the
-    shared tensor after the head was packed, or never visits the head at all: it would stay at the old version,
-    and nothing says so. Elsewhere than on CPU the packing is a no-op.
-    """
+    """Repeats the packing of embeddings after a reload; a no-op except on CPU, where an output head multiplies with a
+    packed copy. One that is tied to the embedding would silently stay at the old version: the reload writes the shared
+    tensor after the head was packed, or never visits the head at all."""
     from vllm.model_executor.layers.vocab_parallel_embedding import (
         UnquantizedEmbeddingMethod,
         VocabParallelEmbedding,
@@ -172,11 +169,9 @@ def repack_embeddings(model: nn.Module) -> None:
 
 
 def repack_experts(model: nn.Module) -> None:
-    """Has the coming reload pack the experts of a layer as the first load did.
-
-    On CPU their matrix product takes a packed copy, which vLLM makes with the product's kernel, and only then: a reload
-    would write plain weights where packed ones are read, and nothing says so. Elsewhere there is nothing to pack.
-    """
+    """Has the coming reload pack the experts of a layer on CPU as the first load did. vLLM packs them when it makes the
+    kernel of their matrix product, and only then: a reload would silently write plain weights where packed ones are
+    read."""
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None and next(module.parameters()).device.type == "cpu":

@@ -1,9 +1,4 @@
-"""Which servers of a pool take work: lost ones are waited for, and come back with the newest weights.
-
-Each lost server has a thread that waits for it, pushes what the snapshot holds, and lets it work again; no other rank
-takes part, so it happens in the middle of a round too. Weights that went by NCCL are in no snapshot: there the training
-thread is told to gather them again.
-"""
+"""Which servers of a pool take work: lost ones are waited for, and come back with the newest weights."""
 
 from __future__ import annotations
 
@@ -15,7 +10,7 @@ from collections.abc import Callable, Sequence
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError
 from swift_r1.sampling.pool.session import GIVEN_UP, ServerLost, ServerSession
 from swift_r1.sampling.staleness import ServedVersions
-from swift_r1.weights.snapshot import Superseded, WeightSnapshot
+from swift_r1.weights.snapshot import SnapshotReader, Superseded, WeightSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -24,15 +19,15 @@ _QUIET_S = 60.0
 
 
 class GatherAgain(Exception):
-    """The servers are back, and no snapshot has their weights: all ranks push them again."""
+    """The servers are back, and no snapshot has their weights (they went by NCCL): all ranks push them again."""
 
 
 class Health:
-    """Who is ready, lost, or given up.
+    """Who is ready, lost, or given up. Each lost server has a thread that waits for it, pushes what the snapshot holds,
+    and lets it work again, also in the middle of a round, since no other rank takes part.
 
     Args:
-        snapshot: what a server that comes back is brought to.
-        served: learns under which number it got that.
+        served: learns under which number a server that comes back got the weights.
         timeout_s: longest wait with no server at all; a line says when one has been away for as long.
     """
 
@@ -60,7 +55,7 @@ class Health:
 
     @property
     def wants_gather(self) -> bool:
-        """Whether there is no server but such as wait for weights that no snapshot has."""
+        """Whether all servers that there are wait for weights that no snapshot has."""
         with self._changed:
             return bool(self._awaiting_weights) and not any(one.ready for one in self.sessions)
 
@@ -71,18 +66,18 @@ class Health:
         return returned
 
     def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """`listener` is called, in any thread, when a server comes back; returns what ends that."""
+        """Has `listener` called, in any thread, when a server comes back; returns a function that ends that."""
         with self._changed:
             self._listeners.add(listener)
         return lambda: self._listeners.discard(listener)
 
     def lose(self, session: ServerSession, epoch: int) -> None:
-        """Takes a server out, unless it was taken out since `epoch`, and has it waited for."""
+        """Takes a server out, unless it was taken out since `epoch`, and waits for it in a thread."""
         with self._changed:
             if session.epoch != epoch or self._closed:
                 return
-            left = self._take_out(session)
-        if left:
+            self._take_out(session)
+        if left := len(self.ready):
             others = f"the other {left}" if left > 1 else "the other one"
             logger.warning("the rollout server at %s is lost: its work goes to %s", session.url, others)
         threading.Thread(target=self._restore, args=(session,), name=f"restore {session.url}", daemon=True).start()
@@ -97,7 +92,7 @@ class Health:
         logger.error("the rollout server at %s is given up: %s", session.url, error)
 
     def attempt(self, session: ServerSession, epoch: int, work: Callable[[], None]) -> bool:
-        """Whether `work` with a server ended well; where it did not, the server is lost or given up."""
+        """Whether `work` with a server succeeded; where it did not, the server is lost or given up."""
         try:
             work()
             return True
@@ -108,13 +103,8 @@ class Health:
         return False
 
     def check_any(self) -> None:
-        """Does nothing while there is a server to hope for.
-
-        Raises:
-            ServerUnreachable: all have been away for `timeout_s`, or are given up.
-            RunFailed: all are given up.
-            GatherAgain: see there.
-        """
+        """Raises ServerUnreachable where all servers have been away for `timeout_s`, what they were given up for where
+        all were, or GatherAgain."""
         if self.wants_gather:
             raise GatherAgain
         with self._changed:
@@ -156,15 +146,13 @@ class Health:
             if not session.ready and session.epoch == epoch:
                 self._take_in(session)
 
-    def _take_out(self, session: ServerSession) -> int:
-        """Returns how many are left."""
+    def _take_out(self, session: ServerSession) -> None:
         session.ready = False
         session.epoch += 1
         self._changed.notify_all()
-        return sum(one.ready for one in self.sessions)
 
     def _take_in(self, session: ServerSession) -> None:
-        session.ready, self._returned = True, True
+        session.ready = self._returned = True
         self._changed.notify_all()
 
     def _restore(self, session: ServerSession) -> None:
@@ -172,7 +160,7 @@ class Health:
         epoch, quiet_until = session.epoch, 0.0
 
         def report(line: str) -> None:
-            """The countdown, seldom while others work."""
+            """The countdown; seldom while other servers work."""
             nonlocal quiet_until
             self._check_open()
             if not self.ready or time.monotonic() >= quiet_until:
@@ -204,11 +192,8 @@ class Health:
                 return
 
     def _bring_back(self, session: ServerSession, report: Callable[[str], None]) -> bool:
-        """Waits for a server, at most the session's time; whether there is no more to do for it here.
-
-        Raises:
-            ServerUnreachable: it did not come. Others: as `ServerSession.push`.
-        """
+        """Waits for a server, at most the session's time; whether nothing is left to do for it here. Raises as
+        `ServerSession.wait_until_back` and `push`."""
         with self._changed:
             # A version that is being written is waited for: the training thread completes it, or ends the run.
             while self._snapshot.writing:
@@ -219,7 +204,7 @@ class Health:
         with self._changed:
             self._overdue.pop(session, None)
         if session.pushing is not None and session.pushing.is_alive():
-            # A push that it was lost in hears of it with its next answer, and ends; it may have done its work.
+            # A push in which it was lost ends with its next answer, and may have succeeded.
             while session.pushing.is_alive():
                 self._check_open()
                 session.pushing.join(LOOK_S)
@@ -233,7 +218,7 @@ class Health:
                     self._changed.notify_all()
                     return True
                 self._served.pushing(target, again=True)
-            session.push(target, self._snapshot.reading(version, copy=True), self._snapshot.adapter)
+            session.push(target, SnapshotReader(self._snapshot, version, copy=True), self._snapshot.adapter)
         with self._changed:
             if not self._is_newest(version):
                 return False

@@ -1,8 +1,5 @@
-"""The rollout servers of a run as one, on rank 0: one is enough.
-
-Each has a session of its own (lease, identity, counted losses); all have the same weights. Who takes work is in
-`health.py`, how requests are spread over them in `router.py`.
-"""
+"""The rollout servers of a run (one or more) as one, on rank 0. Which of them take work is in `health.py`, how requests
+are spread over them in `router.py`."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from swift_r1.sampling.pool.router import Router
 from swift_r1.sampling.pool.session import LogProbs, ServerSession, why_not_alike
 from swift_r1.sampling.staleness import ServedVersions
 from swift_r1.weights.buckets import Tensors
-from swift_r1.weights.snapshot import Superseded, WeightSnapshot
+from swift_r1.weights.snapshot import SnapshotReader, Superseded, WeightSnapshot
 from swift_r1.weights.transport import HTTP, NCCL, overlapped
 from swift_r1.weights.writer import Bucket
 from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, RolloutRequest
@@ -34,19 +31,10 @@ class ServerPool:
     """Asks all servers, pushes to all, and brings lost ones back.
 
     Args:
-        sessions: of servers that are alike (see `why_not_alike`).
+        sessions: of servers that are alike (see `why_not_alike`); else UsageError is raised.
         timeout_s: longest wait with no server at all.
         transport: `--weight_transport`; `nccl` with one server.
-        compare: whether versions are compared with what was sent before, to send what has changed: None decides by
-            how weights went the last time.
-
-    Attributes:
-        first: what the servers said of themselves at first.
-        served: the versions that were pushed.
-        snapshot: the newest weights, unless they went by NCCL.
-
-    Raises:
-        UsageError: the servers are not alike.
+        compare: whether only changes to the version before are sent; None: where weights went by HTTP the last time.
     """
 
     def __init__(
@@ -55,16 +43,15 @@ class ServerPool:
         if (why := why_not_alike([(one.url, one.first) for one in sessions])) is not None:
             raise UsageError(why)
         infos = [one.first for one in sessions]
+        # The servers' info at the start.
         self.first = infos[0].model_copy(update={"own_base": all(info.own_base for info in infos)})
         self.served = ServedVersions(max(info.weight_version for info in infos))
         self.snapshot = WeightSnapshot()
+        self.sessions = sessions
         self.health = Health(sessions, self.snapshot, self.served, timeout_s)
         self.by_nccl, self._compare = transport == NCCL, compare
-        self._stale = 0
-
-    @property
-    def sessions(self) -> Sequence[ServerSession]:
-        return self.health.sessions
+        self.stale = 0  # answers by weights of this run that were too old
+        self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
 
     @property
     def version(self) -> int:
@@ -77,21 +64,19 @@ class ServerPool:
         for one in self.sessions:
             one.writer.close()
 
-    def refuse_stale(self) -> None:
-        """Counts an answer by weights of this run that are too old."""
-        self._stale += 1
-
     def take_metrics(self) -> dict[str, float]:
         """What there is to log since the last call: answers that were refused, servers that take work, bytes of weights
-        that were sent to all servers, and the share of weights that changed, where that was looked for."""
-        refused, self._stale = self._stale + sum(one.refused for one in self.sessions), 0
+        that were sent to all servers, and the share of weights that changed, where versions are compared."""
+        refused, self.stale = self.stale + sum(one.refused for one in self.sessions), 0
         for one in self.sessions:
             one.refused = 0
+        sent = sum(one.writer.sent_bytes for one in self.sessions)
         taken = {
             "rollout/refused": float(refused),
             "rollout/servers": float(len(self.health.ready)),
-            "rollout/bytes": float(sum(one.take_bytes() for one in self.sessions)),
+            "rollout/bytes": float(sent - self._counted_bytes),
         }
+        self._counted_bytes = sent
         if self.snapshot.total:
             taken["rollout/changed_weights"] = self.snapshot.changed / self.snapshot.total
         return taken
@@ -104,25 +89,19 @@ class ServerPool:
         check_going_on: Callable[[], None] = lambda: None,
     ) -> None:
         """Completions of all requests by weights of these `versions`; each output goes to `on_answer` as it comes.
-
-        Threads may ask at the same time, also while another one pushes. What `check_going_on` raises, which is called
-        every few seconds, ends it.
+        Threads may ask at the same time, also while another one pushes. What `check_going_on` raises, called every few
+        seconds, ends it.
 
         Raises:
             ServerUnreachable: no server was there for too long, or all are given up.
-            RunFailed: a server refused a request, answered with other weights, or all are given up that were there.
+            RunFailed: a server refused a request, answered with other weights, or all are given up.
             GatherAgain: see there; what was answered by then has been handed over.
         """
         asyncio.run(Router(self.health, requests, versions, on_answer, check_going_on).run())
 
     def push(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None = None) -> None:
-        """Brings all servers to new weights, those that are ready at once, the others as they come back.
-
-        Raises:
-            ServerUnreachable: no server was there for too long, or all are given up.
-            RunFailed: another trainer writes to one, or all refused the weights again and again.
-            GatherAgain: see there.
-        """
+        """Brings all servers to new weights, those that are ready at once, the others as they come back. Raises as
+        `ask`, and RunFailed where another trainer writes to one, or all refused the weights again and again."""
         try:
             if self.by_nccl:
                 self._push_from_device(buckets, adapter)
@@ -134,25 +113,22 @@ class ServerPool:
         self.health.wait_for_any()
 
     def published(self) -> None:
-        """A new version is served: whatever was lost before was worth waiting for."""
+        """A new version is served: earlier losses no longer count."""
         for one in self.health.ready:
             one.gained()
 
     def sleep(self, level: int) -> None:
-        """The engines of the servers give their memory back, but for one that is lost while another is there: it stays
-        awake when it is back. Raises as `push`."""
+        """The engines give their memory back, except one that is lost while another is there: it stays awake when it is
+        back. Raises as `push`."""
         self._each(lambda session: session.sleep(level))
 
     def wake(self) -> None:
         """The engines have their memory again; raises as `push`."""
-        self._each(lambda session: session.wake())
+        self._each(ServerSession.wake)
 
     def largest_difference(self, sequences: Sequence[Sequence[int]], difference: Callable[[LogProbs], float]) -> float:
-        """The largest `difference` of an engine's log-probs of given tokens; a line has each server's.
-
-        Raises:
-            RunFailed: a server refused the sequences. Others: as `push`.
-        """
+        """The largest `difference` of an engine's log-probs of given tokens; each server's is logged. Raises as `push`,
+        and RunFailed where a server refused the sequences."""
         found: dict[str, float] = {}
 
         def compare(session: ServerSession) -> None:
@@ -174,8 +150,8 @@ class ServerPool:
                 done = list(threads.map(lambda one: self.health.attempt(one, one.epoch, lambda: work(one)), ready))
 
     def _push_from_device(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
-        """By NCCL, which reads weights where they are: through host memory they would be copied twice. The snapshot has
-        nothing, so a server that is lost gets its weights by another push."""
+        """By NCCL, which reads weights where they are. The snapshot has nothing, so a server that is lost gets its
+        weights by another push."""
         with suppress(GatherAgain):
             self.health.wait_for_any()
         version, targets = self.health.begin_version(lambda number: self.snapshot.begin(number, None, False, False))
@@ -193,11 +169,11 @@ class ServerPool:
         faults: list[Exception] = []
 
         def push_to(session: ServerSession, epoch: int) -> None:
-            kept = self.snapshot.reading(version, copy=False, wanted=lambda: session.epoch == epoch)
+            kept = SnapshotReader(self.snapshot, version, copy=False, wanted=lambda: session.epoch == epoch)
             try:
                 self._push_to(session, epoch, version, kept, adapter)
             except Superseded:
-                pass  # the weights could not be gathered, or this server was given up for silence
+                pass  # the weights could not be gathered, or this server was lost for silence
             except Exception as error:  # noqa: BLE001 - of a thread: raised where it is waited for
                 if session.epoch == epoch:
                     faults.append(error)
@@ -219,7 +195,7 @@ class ServerPool:
             self.health.has_newest(session, epoch)
 
     def _wait_for(self, threads: Mapping[ServerSession, threading.Thread], epochs: Mapping[ServerSession, int]) -> None:
-        """Until every push has ended, or its server is silent: one that is stopped keeps its connection open."""
+        """Until every push has ended, or its server is silent: a stopped one keeps its connection open."""
         heard = dict.fromkeys(threads, time.monotonic())
         looked = time.monotonic()
         while running := [one for one, thread in threads.items() if thread.is_alive() and one.epoch == epochs[one]]:

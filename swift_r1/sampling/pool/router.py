@@ -38,25 +38,18 @@ class _Lane:
     watch: asyncio.Task[None] | None = None
 
 
+@dataclass
 class Router:
     """One `ServerPool.ask`."""
 
-    def __init__(
-        self,
-        health: Health,
-        requests: Sequence[RolloutRequest],
-        versions: Container[int],
-        on_answer: Callable[[RolloutOutput], None],
-        check_going_on: Callable[[], None],
-    ) -> None:
-        self._health, self._versions, self._on_answer, self._check_going_on = (
-            health,
-            versions,
-            on_answer,
-            check_going_on,
-        )
-        self._waiting = deque(requests)
-        self._count, self._returned = len(requests), 0
+    health: Health
+    requests: Sequence[RolloutRequest]
+    versions: Container[int]
+    on_answer: Callable[[RolloutOutput], None]
+    check_going_on: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        self._waiting, self._returned = deque(self.requests), 0
         self._lanes: list[_Lane] = []
         self._failures: list[tuple[_Lane, Exception]] = []
         self._wake = asyncio.Event()
@@ -69,19 +62,21 @@ class Router:
             with suppress(RuntimeError):  # all was answered meanwhile
                 loop.call_soon_threadsafe(self._wake.set)
 
-        stop_listening = self._health.listen(came_back)
+        stop_listening = self.health.listen(came_back)
         told = time.monotonic()
         try:
             while self._waiting or any(lane.asked for lane in self._lanes):
-                await self._leave_lost()
+                for lane in list(self._lanes):
+                    if lane.session.epoch != lane.epoch:  # lost elsewhere, in a push
+                        await self._leave(lane)
                 self._assign()
-                self._health.check_any()
+                self.health.check_any()
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._wake.wait(), max(told + _TELL_EVERY_S - time.monotonic(), 0.01))
                 self._wake.clear()
                 await self._take_failures()
                 if time.monotonic() - told >= _TELL_EVERY_S:
-                    self._check_going_on()
+                    self.check_going_on()
                     told = time.monotonic()
         finally:
             stop_listening()
@@ -90,14 +85,15 @@ class Router:
 
     def _assign(self) -> None:
         known = {lane.session for lane in self._lanes}
-        for session in self._health.ready:
+        for session in self.health.ready:
             if session not in known and self._waiting:
                 lane = _Lane(session, session.epoch, session.client.open_async())
-                lane.watch = asyncio.create_task(self._watch(lane))
+                lane.watch = asyncio.create_task(self._fail_when_silent(lane))
                 self._lanes.append(lane)
         if self._lanes and self._returned:
-            if self._returned < self._count:
-                logger.info("asking again for the %d of %d prompts that were not answered", self._returned, self._count)
+            if self._returned < len(self.requests):
+                unanswered = (self._returned, len(self.requests))
+                logger.info("asking again for the %d of %d prompts that were not answered", *unanswered)
             self._returned = 0
         while self._waiting:
             free = [lane for lane in self._lanes if len(lane.asked) < _REQUESTS_AT_ONCE]
@@ -111,15 +107,15 @@ class Router:
         """An answer is taken as it comes: at any time a request waits, is asked of one lane, or is answered."""
         try:
             output = await lane.session.client.answer(lane.http, request)
-            lane.session.check(output, self._versions)
+            lane.session.check(output, self.versions)
             del lane.asked[request.request_id]
             lane.load -= request.n
-            self._on_answer(output)
+            self.on_answer(output)
         except Exception as error:  # noqa: BLE001 - judged, or raised, where failures are taken
             self._failures.append((lane, error))
         self._wake.set()
 
-    async def _watch(self, lane: _Lane) -> None:
+    async def _fail_when_silent(self, lane: _Lane) -> None:
         try:
             await lane.session.client.watch()
         except ServerUnreachable as error:
@@ -135,22 +131,15 @@ class Router:
                 await self._leave(lane)
                 # It may have to ask the server who it is.
                 judge = partial(lane.session.judge, error)
-                await asyncio.to_thread(self._health.attempt, lane.session, lane.epoch, judge)
-
-    async def _leave_lost(self) -> None:
-        """Servers that were lost elsewhere, in a push."""
-        for lane in list(self._lanes):
-            if lane.session.epoch != lane.epoch:
-                await self._leave(lane)
+                await asyncio.to_thread(self.health.attempt, lane.session, lane.epoch, judge)
 
     async def _leave(self, lane: _Lane) -> None:
         """What the server has not answered waits again, for another one."""
         self._lanes.remove(lane)
-        tasks = [task for _, task in lane.asked.values()]
-        for task in (*tasks, lane.watch):
-            if task is not None:
-                task.cancel()
-        await asyncio.gather(*tasks, *([lane.watch] if lane.watch else []), return_exceptions=True)
+        tasks = [task for _, task in lane.asked.values()] + ([lane.watch] if lane.watch else [])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         self._waiting.extendleft(request for request, _ in reversed(lane.asked.values()))
         self._returned += len(lane.asked)
         await lane.http.aclose()

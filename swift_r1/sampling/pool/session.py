@@ -12,7 +12,6 @@ import httpx
 
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
-from swift_r1.sampling.pool.client import RolloutClient
 from swift_r1.weights.transport import AUTO, SHM
 from swift_r1.weights.writer import Bucket, WeightWriter
 from swift_r1.wire.http_errors import NOT_NOW, ServerRefused
@@ -33,11 +32,11 @@ class OtherWeights(RunFailed):
 
 
 class GoneAgain(ServerUnreachable):
-    """The server went away again and again, with nothing gained in between."""
+    """The server went away again and again, with no success in between."""
 
 
 class RefusedAgain(RunFailed):
-    """The server was there, and refused again and again, with nothing gained in between."""
+    """The server refused again and again, with no success in between."""
 
 
 GIVEN_UP = (GoneAgain, RefusedAgain)
@@ -57,8 +56,7 @@ def why_not_alike(servers: Sequence[tuple[str, ServerInfo]]) -> str | None:
     (first_url, first), *others = servers
     for url, info in others:
         for name in _ALIKE:
-            one, other = getattr(first, name), getattr(info, name)
-            if one == other:
+            if (one := getattr(first, name)) == (other := getattr(info, name)):
                 continue
             if name == "tokenizer_hash":
                 return f"the rollout servers at {first_url} and {url} have different tokenizers: start them alike"
@@ -70,10 +68,8 @@ def why_not_alike(servers: Sequence[tuple[str, ServerInfo]]) -> str | None:
 class Expected:
     """What a server must be to serve this run.
 
-    Attributes:
-        model: `--model`, for messages.
-        max_tokens: `--max_length` and `--max_completion_length` together; None where prompts have no limit.
-        completions: most that are asked for of one prompt.
+    `max_tokens` are `--max_length` and `--max_completion_length` together, None where prompts have no limit;
+    `completions` are the most that are asked for of one prompt.
     """
 
     model: str
@@ -98,20 +94,7 @@ class Expected:
 
 
 class ServerSession:
-    """A run's relation to one server. What is lost is waited for by `health`, which sets the last four attributes.
-
-    Args:
-        writer: holds the lease on the weights.
-        timeout_s: longest wait for the server, at the start and after each loss (`--vllm_server_timeout`).
-        transport: `--weight_transport`.
-
-    Attributes:
-        first: what the server said of itself at first.
-        refused: answers of other weights than those asked for, which were not taken.
-        ready: whether it holds the newest weights and takes work.
-        failed: why it is given up for good, None while it is not.
-        epoch: a number for each time that it was lost; what belongs to an earlier one no longer counts.
-        pushing: the thread of the last push to it; two at once would disturb each other.
+    """A run's relation to one server, which it waits for `timeout_s` seconds at most, at the start and after each loss.
 
     Raises:
         ServerUnreachable: no server within `timeout_s`.
@@ -119,7 +102,6 @@ class ServerSession:
     """
 
     def __init__(self, writer: WeightWriter, expected: Expected, timeout_s: float, transport: str = AUTO) -> None:
-        assert isinstance(writer.client, RolloutClient)
         self.client, self.writer, self.url = writer.client, writer, writer.client.base_url
         self._expected, self._timeout_s, self._transport = expected, timeout_s, transport
         self._name = f"the rollout server at {self.url}"
@@ -134,13 +116,13 @@ class ServerSession:
         self._instance = self.first.instance
         self._lock = threading.Lock()
         self._losses, self._is_lost = 0, False
-        self._counted = writer.sent_bytes
         self._adapters = False
-        self.refused = 0
-        self.ready = True
-        self.failed: SwiftError | None = None
-        self.epoch = 0
-        self.pushing: threading.Thread | None = None
+        self.refused = 0  # answers by other weights than those asked for
+        # Set by `Health`, except the last, which is the pool's.
+        self.ready = True  # it holds the newest weights and takes work
+        self.failed: SwiftError | None = None  # why it is given up for good
+        self.epoch = 0  # counts its losses; what belongs to an earlier one no longer counts
+        self.pushing: threading.Thread | None = None  # the last push; two at once would disturb each other
 
     @property
     def takes_files(self) -> bool:
@@ -149,17 +131,8 @@ class ServerSession:
             return self.writer.transport == SHM
         return self._transport in (AUTO, SHM) and httpx.URL(self.url).host in LOOPBACK
 
-    def take_bytes(self) -> int:
-        """Bytes of weights sent since the last call."""
-        sent, self._counted = self.writer.sent_bytes - self._counted, self.writer.sent_bytes
-        return sent
-
     def check(self, output: RolloutOutput, versions: Container[int]) -> None:
-        """Takes an answer that was made by weights of these `versions`.
-
-        Raises:
-            OtherWeights: it was not.
-        """
+        """Raises OtherWeights for an answer that was not made by weights of these `versions`."""
         for completion in output.completions:
             oldest, newest = completion.weight_version, completion.newest_weight_version
             others = [one for one in (oldest, oldest if newest is None else newest) if one not in versions]
@@ -171,13 +144,8 @@ class ServerSession:
         self.gained()
 
     def judge(self, error: ServerUnreachable | OtherWeights | ServerRefused) -> NoReturn:
-        """What a failed request means.
-
-        Raises:
-            ServerLost: what was answered by then counts.
-            ServerUnreachable: lost again and again without one answer.
-            RunFailed: the server refused a request, or answered with other weights.
-        """
+        """Raises what a failed request means: ServerLost (what was answered by then counts), ServerUnreachable where it
+        was lost again and again, RunFailed where it refused a request, or answered with other weights."""
         if isinstance(error, OtherWeights):
             self.refused += 1
             # A server that was replaced in an idle moment serves its base weights, and no connection broke.
@@ -188,25 +156,22 @@ class ServerSession:
         self._lost(error)
 
     def push(self, version: int, buckets: Iterable[Bucket], adapter: AdapterConfig | None = None) -> None:
-        """Brings the server to `version`; see `WeightWriter.push`.
-
-        Raises:
-            ServerLost: it went away meanwhile, did not take the weights whole, or took the lease back: push all again.
-            ServerUnreachable: lost again and again.
-            RunFailed: another trainer writes to it, or it refused the weights again and again.
-        """
+        """Brings the server to `version`; see `WeightWriter.push`. Raises ServerLost where all is to be pushed again,
+        ServerUnreachable where it was lost again and again, and RunFailed where another trainer writes to it, or it
+        refused the weights again and again."""
         self._adapters = adapter is not None
-        self._as_its_writer(lambda: self.writer.push(version, buckets, self._transport, adapter), version)
+        self._write(lambda: self.writer.push(version, buckets, self._transport, adapter), version)
 
     def sleep(self, level: int) -> None:
         """Its engine gives its memory back until `wake`; raises as `push`."""
-        self._as_its_writer(lambda: self.writer.sleep(level))
+        self._write(lambda: self.writer.sleep(level))
 
     def wake(self) -> None:
         """Its engine has all its memory again; raises as `push`."""
-        self._as_its_writer(self.writer.wake)
+        self._write(self.writer.wake)
 
-    def _as_its_writer(self, work: Callable[[], object], version: int | None = None) -> None:
+    def _write(self, work: Callable[[], object], version: int | None = None) -> None:
+        """`work` needs the lease."""
         try:
             if self.client.info().instance != self._instance:
                 raise ServerUnreachable(f"{self._name} was replaced")
@@ -215,8 +180,8 @@ class ServerSession:
             except ServerRefused as refused:
                 if refused.status != _CONFLICT:
                     raise
-                # Whoever was silent for longer than the lease lasts has lost it, and the update with it. Another's
-                # lease, or a version of another's, is refused here.
+                # After a silence longer than the lease lasts it is lost, and the update with it. `take` refuses where
+                # another trainer has it.
                 self.writer.take()
                 info = self.client.info()
                 if info.instance == self._instance and version is not None and info.weight_version >= version:
@@ -230,39 +195,24 @@ class ServerSession:
             self._lost(error)
 
     def gained(self) -> None:
-        """It has answered, or serves a new version: whatever was lost before was worth waiting for."""
+        """It has answered, or serves a new version: earlier losses no longer count."""
         with self._lock:
             self._losses, self._is_lost = 0, False
 
     def score(self, sequences: Sequence[Sequence[int]], versions: Container[int]) -> list[LogProbs]:
         """Log-probs of given tokens under weights of these `versions`, at temperature 1, of each copy of the model.
-
-        Raises:
-            ServerLost: it went away meanwhile, or holds other weights by now.
-            ServerUnreachable: lost again and again.
-            RunFailed: it refused the sequences.
-        """
+        Raises as `judge`, and ServerLost where it holds other weights by now."""
         try:
             answer = self.client.score(sequences)
-        except ServerUnreachable as error:
-            self._lost(error)
-        except ServerRefused as error:
-            if error.status != NOT_NOW:
-                raise
-            self._lost(error)
+        except (ServerUnreachable, ServerRefused) as error:
+            self.judge(error)
         if answer.weight_version not in versions:
             self._lost(OtherWeights(f"{self._name} holds weight version {answer.weight_version}, not this run's"))
         return [answer.logprobs, *answer.copies]
 
     def wait_until_back(self, versions: Collection[int], report: Callable[[str], None]) -> int | None:
-        """Waits for the server, at most `timeout_s`; a line every few seconds says why.
-
-        Args:
-            versions: numbers of the run's current weights.
-            report: gets the lines; what it raises ends the wait.
-
-        Returns:
-            The number under which it must get the weights, above its own; None where it holds them already.
+        """Waits for the server, at most `timeout_s`; see `RolloutClient.wait`. Returns the number under which it must
+        get the weights, above its own; None where it holds one of `versions`, the run's current weights.
 
         Raises:
             ServerUnreachable: no server for this run came back in time.
@@ -272,9 +222,18 @@ class ServerSession:
         def wants_push(info: ServerInfo) -> bool:
             return info.broken is not None or info.instance != self._instance or info.weight_version not in versions
 
-        info = self.client.wait_until_back(
-            self._timeout_s, self._why_not_this, lambda info: wants_push(info) or info.asleep > 0, report
-        )
+        def look() -> ServerInfo | str:
+            try:
+                info = self.client.info()
+            except ServerUnreachable as error:
+                return f"no answer ({error.__cause__ or error})"
+            except RunFailed as error:
+                return str(error)
+            if (why := self._why_not_this(info)) is not None:
+                return why
+            return info if wants_push(info) or info.asleep else self.client.why_not_ready() or info
+
+        info = self.client.wait(self._timeout_s, look, report)
         with self._lock:
             self._is_lost = False
         if info.asleep:  # never a new one
@@ -292,15 +251,15 @@ class ServerSession:
         return target
 
     def _why_not_this(self, info: ServerInfo) -> str | None:
-        """A server that came back must match the first one: same model, tokenizer, and room for every completion."""
+        """A server that came back must match the original: same model, tokenizer, and room for every completion."""
         if info.model != self.first.model:
             return f"it serves {info.model} now, and served {self.first.model} before"
         if info.dtype != self.first.dtype:
             return f"it computes in {info.dtype} now, and did in {self.first.dtype} before (--torch_dtype)"
         if self._adapters and not info.own_base:
             return "it holds whole weights that another run has pushed, and adapters need its own: start it again"
-        if info.max_lora_rank != self.first.max_lora_rank:
-            now, before = info.max_lora_rank or 0, self.first.max_lora_rank or 0
+        now, before = info.max_lora_rank or 0, self.first.max_lora_rank or 0
+        if now != before:
             return f"it takes adapters up to rank {now} now, and did up to {before} before (--vllm_enable_lora)"
         needed = min(self._expected.max_tokens or self.first.max_model_len, self.first.max_model_len)
         if info.max_model_len < needed:

@@ -1,7 +1,4 @@
-"""The client's end of the wire: one object for waiting, generating and scoring.
-
-Nothing here waits without a deadline, and every message says who waits for whom. Importing it loads no torch.
-"""
+"""The client of one rollout server. Nothing here waits without a deadline. Importing it loads no torch."""
 
 from __future__ import annotations
 
@@ -11,19 +8,20 @@ import socket
 import ssl
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from swift_r1.errors import RunFailed, ServerUnreachable, UsageError
-from swift_r1.weights.transport import Answer
-from swift_r1.weights.writer import QUICK_S, WORK_S
+from swift_r1.errors import RunFailed, ServerUnreachable, UsageError, one_line
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.http_errors import ServerRefused
 
+Answer = TypeVar("Answer", bound=BaseModel)
 logger = logging.getLogger(__name__)
 
+QUICK_S = 30.0  # for what a server answers at once, even when busy
+WORK_S = 600.0  # for what takes it long, whatever the model's size
 _CONCURRENT_REQUESTS = 256
 _POLL_S = 0.5
 _REPORT_EVERY_S = 5.0
@@ -35,21 +33,20 @@ _KEEP_ALIVE = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 10),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""A connection whose other end has gone without a word breaks after a minute; one that waits stays known on the way."""
+"""A connection breaks a minute after its other end has gone silently; an idle one is not dropped on the way."""
+_JSON = {"Content-Type": "application/json"}
 
 
 class RolloutClient:
     """Talks to one `swift rollout` server.
 
     Args:
-        base_url: `http://host:port`.
-        api_key: sent as bearer token.
         silence_s: seconds without an answer from `/health` after which generations are no longer waited for. They have
             no other deadline.
 
     Attributes:
-        lease: token of the lease on the server's weights that this client's generations belong to, if any: the server
-            stops those of others for an update.
+        lease: token of the lease that this client's generations belong to: the server stops those of others for an
+            update.
     """
 
     def __init__(self, base_url: str, api_key: str | None = None, silence_s: float = 60.0) -> None:
@@ -86,62 +83,35 @@ class RolloutClient:
     def wait_until_ready(
         self, deadline_s: float, report: Callable[[str], None] = logger.info, or_asleep: bool = False
     ) -> wire.ServerInfo:
-        """Waits until the server serves, or its engine sleeps where that will do; `report` gets a line with a countdown
-        every few seconds.
+        """Waits until the server serves, or (`or_asleep`) its engine sleeps; raises as `wait`.
 
         Raises:
-            ServerUnreachable: after `deadline_s` seconds, with what was last seen.
             UsageError: at once, if the server wants another API key.
         """
 
         def look() -> wire.ServerInfo | str:
             why = self.why_not_ready()
-            if why is None or or_asleep:
-                try:
-                    info = self.info()
-                except ServerRefused as error:  # it is still loading
-                    return why or str(error)
-                return info if why is None or info.asleep else why
-            return why
+            if why is not None and not or_asleep:
+                return why
+            try:
+                info = self.info()
+            except ServerRefused as error:  # it is still loading
+                return why or str(error)
+            return info if why is None or info.asleep else why
 
-        return self._wait(deadline_s, look, report)
+        return self.wait(deadline_s, look, report)
 
-    def wait_until_back(
-        self,
-        deadline_s: float,
-        fault: Callable[[wire.ServerInfo], str | None],
-        wants_push: Callable[[wire.ServerInfo], bool],
-        report: Callable[[str], None] = logger.info,
+    def wait(
+        self, deadline_s: float, look: Callable[[], wire.ServerInfo | str], report: Callable[[str], None]
     ) -> wire.ServerInfo:
-        """Waits for a server that was lost: until one without a fault answers, and is ready or wants to be pushed to.
-
-        Args:
-            fault: what is wrong with a server; it is waited for as if it were not there.
-            wants_push: a server that need not be ready, since new weights will make it so.
-            report: gets a line every few seconds; what it raises ends the wait.
+        """Repeats `look` until it returns the server's info in place of the reason why not; `report` gets a line with a
+        countdown every few seconds, and what it raises ends the wait.
 
         Raises:
             ServerUnreachable: after `deadline_s` seconds, with what was last seen.
         """
-
-        def look() -> wire.ServerInfo | str:
-            try:
-                info = self.info()
-            except ServerUnreachable as error:
-                return f"no answer ({error.__cause__ or error})"
-            except RunFailed as error:
-                return str(error)
-            if (why := fault(info)) is not None:
-                return why
-            return info if wants_push(info) else self.why_not_ready() or info
-
-        return self._wait(deadline_s, look, report)
-
-    def _wait(
-        self, deadline_s: float, look: Callable[[], wire.ServerInfo | str], report: Callable[[str], None]
-    ) -> wire.ServerInfo:
-        end = time.monotonic() + deadline_s
         next_report = time.monotonic()
+        end = next_report + deadline_s
         while True:
             try:
                 seen = look()
@@ -165,14 +135,12 @@ class RolloutClient:
         requests: Sequence[wire.RolloutRequest],
         on_answer: Callable[[wire.RolloutOutput], None] = lambda _output: None,
     ) -> list[wire.RolloutOutput]:
-        """Completions of all requests, in order, each request on its own way to the server.
-
-        `on_answer` gets each output as it comes, and must not wait. The first failure, its own too, cancels the other
-        requests, here and in the engine.
+        """Completions of all requests, in order. `on_answer` gets each output as it comes, and must not wait; what it
+        raises, like any other failure, cancels the other requests, here and in the engine.
 
         Raises:
-            ServerUnreachable: if the connection broke, or the server fell silent.
-            ServerRefused: if the server refused a request.
+            ServerUnreachable: the connection broke, or the server fell silent.
+            ServerRefused: the server refused a request.
         """
         return asyncio.run(self._generate(requests, on_answer))
 
@@ -208,11 +176,10 @@ class RolloutClient:
                 await asyncio.gather(watch, everything, *tasks, return_exceptions=True)
 
     def open_async(self) -> httpx.AsyncClient:
-        """Connections for `answer`, to be closed by the caller."""
         return httpx.AsyncClient(**self._options, transport=httpx.AsyncHTTPTransport(**self._connections))
 
     async def answer(self, http: httpx.AsyncClient, request: wire.RolloutRequest) -> wire.RolloutOutput:
-        """The completions of one request, which a server that is full is asked for again; raises as `generate` does."""
+        """The completions of one request; asks a full server again. Raises as `generate` does."""
         body = wire.RolloutBatch(requests=(request,)).model_dump_json()
         while True:
             try:
@@ -232,11 +199,8 @@ class RolloutClient:
         return True
 
     async def watch(self) -> None:
-        """Ends with ServerUnreachable once `/health` has not answered for `silence_s`.
-
-        A server that was stopped keeps connections open: nothing else would tell. It has a connection of its own: those
-        of the requests may all be in use.
-        """
+        """Raises ServerUnreachable once `/health` has not answered for `silence_s`: a stopped process keeps its
+        connections open. Uses a connection of its own, since those of the requests may all be in use."""
         heard = time.monotonic()
         async with self.open_async() as http:
             while True:
@@ -265,15 +229,11 @@ class RolloutClient:
             ServerRefused: another status than 200.
             ServerUnreachable: no answer.
         """
-        json = isinstance(body, BaseModel)
+        content = body.model_dump_json() if isinstance(body, BaseModel) else body
+        sent = dict(headers or {}) | (_JSON if isinstance(body, BaseModel) else {})
+        timeout = httpx.Timeout(timeout_s, connect=_CONNECT_S)
         try:
-            response = self._http.request(
-                method,
-                path,
-                content=body.model_dump_json() if isinstance(body, BaseModel) else body,
-                headers=dict(headers or {}) | (_JSON if json else {}),
-                timeout=httpx.Timeout(timeout_s, connect=_CONNECT_S),
-            )
+            response = self._http.request(method, path, content=content, headers=sent, timeout=timeout)
         except httpx.HTTPError as error:
             raise self._unreachable(error, f"{method} {path}") from error
         return self._parse(response, answer)
@@ -283,10 +243,9 @@ class RolloutClient:
             try:
                 return answer.model_validate_json(response.content)
             except ValidationError as error:
-                fault = error.errors()[0]
                 raise RunFailed(
-                    f"the rollout server at {self.base_url} answers as none of this version does "
-                    f"({'.'.join(map(str, fault['loc']))}: {fault['msg']}): is it another version of swift-r1?"
+                    f"the rollout server at {self.base_url} answers as none of this version does ({one_line(error)}): "
+                    "is it another version of swift-r1?"
                 ) from error
         raise ServerRefused(
             response.status_code,
@@ -307,18 +266,15 @@ class RolloutClient:
         try:
             response = self._http.get("/ready", timeout=_CONNECT_S)
         except httpx.HTTPError as error:
-            return f"no answer ({_cause(error)})"
+            return f"no answer ({one_line(error)})"
         if response.status_code == 401:
             raise UsageError(f"the rollout server at {self.base_url} wants another API key (--api_key)")
         return None if response.status_code == 200 else _why(response)
 
     def _unreachable(self, error: httpx.HTTPError, waited_for: str) -> ServerUnreachable:
         return ServerUnreachable(
-            f"the trainer waited for {waited_for}, but the rollout server at {self.base_url} is gone: {_cause(error)}"
+            f"the trainer waited for {waited_for}, but the rollout server at {self.base_url} is gone: {one_line(error)}"
         )
-
-
-_JSON = {"Content-Type": "application/json"}
 
 
 def _why(response: httpx.Response) -> str:
@@ -327,7 +283,3 @@ def _why(response: httpx.Response) -> str:
         return str(response.json()["error"])
     except (ValueError, KeyError, TypeError):
         return f"HTTP {response.status_code} (not a swift rollout server?)"
-
-
-def _cause(error: httpx.HTTPError) -> str:
-    return str(error) or type(error).__name__
