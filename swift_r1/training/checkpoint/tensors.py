@@ -111,10 +111,12 @@ class SavedTensors:
 
 
 class _Unit(NamedTuple):
-    """Weights that are gathered together, and what `as_in_checkpoint` makes of them for the file: meta tensors."""
+    """Weights that are gathered together, and what they are in the file: meta tensors, which `as_in_checkpoint` has
+    converted where `converts`."""
 
     weights: Sequence[Weight]
     contents: Named
+    converts: bool
 
     @property
     def nbytes(self) -> int:
@@ -156,7 +158,8 @@ class ModelShards:
             for bucket in backend.weight_buckets(unit.weights, to=owner):
                 gathered |= bucket
             if owner == self._ranks.rank:
-                gathered = as_in_checkpoint(self._model, gathered)
+                if unit.converts:
+                    gathered = as_in_checkpoint(self._model, gathered)
                 yield from ((name, gathered[name]) for name, _ in unit.contents)
 
     def write(self, path: Path, tensors: Iterator[tuple[str, Tensor]]) -> Entry:
@@ -179,13 +182,15 @@ def _units(model: PreTrainedModel, weights: Sequence[Weight]) -> list[_Unit]:
     with torch.device("meta"):
         empty = {one.name: torch.empty(whole_shape(one.base), dtype=whole_dtype(one.base)) for one in ordered}
 
+    def empty_of(own: Sequence[Weight]) -> dict[str, Tensor]:
+        return {weight.name: empty[weight.name] for weight in own}
+
     reverted = as_in_checkpoint(model, empty)
-    together: Iterable[list[Weight]] = bucketed(ordered, lambda weight: weight.nbytes, BUCKET_BYTES)
-    if any(reverted.get(name) is not tensor for name, tensor in empty.items()):
-        together = (list(layer) for _, layer in groupby(sorted(weights, key=_layer_of), _layer_of))
-    return [
-        _Unit(own, _widest_first(as_in_checkpoint(model, {w.name: empty[w.name] for w in own}))) for own in together
-    ]
+    if all(reverted.get(name) is tensor for name, tensor in empty.items()):
+        buckets = bucketed(ordered, lambda weight: weight.nbytes, BUCKET_BYTES)
+        return [_Unit(bucket, _widest_first(empty_of(bucket)), False) for bucket in buckets]
+    layers = (list(layer) for _, layer in groupby(sorted(weights, key=_layer_of), _layer_of))
+    return [_Unit(own, _widest_first(as_in_checkpoint(model, empty_of(own))), True) for own in layers]
 
 
 def _layer_of(weight: Weight) -> str:
