@@ -14,7 +14,7 @@ import torch
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.models.shape import ModelShape, shape_of
-from swift_r1.training.backends.deepspeed_config import read_config
+from swift_r1.training.backends.deepspeed_config import offloads, read_config
 from swift_r1.training.estimate import GIB, MemoryEstimate, changes, estimate
 
 _LIBRARIES = {"trainer": 0.10 * GIB, "adapters": 0.05 * GIB, "deepspeed": 0.06 * GIB}
@@ -65,9 +65,8 @@ def zero_of(args: RlhfArguments) -> tuple[int | None, tuple[bool, bool]]:
     """ZeRO's stage, None for plain torch, and whether it offloads the optimizer and the parameters."""
     if args.deepspeed is None:
         return None, (False, False)
-    zero = read_config(args.deepspeed).get("zero_optimization", {})
-    parts = [zero.get(key, {}).get("device", "none") for key in ("offload_optimizer", "offload_param")]
-    return zero.get("stage", 0), (parts[0] not in ("none", None), parts[1] not in ("none", None))
+    config = read_config(args.deepspeed)
+    return config.get("zero_optimization", {}).get("stage", 0), offloads(config)
 
 
 def advice(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool, found: MemoryEstimate | None = None) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from swift_r1.errors import UsageError
 from swift_r1.models.weights import whole_shape
@@ -116,12 +116,3 @@ class LossScale:
         elif (good := self.steps - self.last_overflow - 1) and good % GROW_AFTER == 0:
             self.scale *= 2
         self.steps += 1
-
-    def to_tensor(self) -> Tensor:
-        """Float64 `[3]`: the fields, for a checkpoint."""
-        return torch.tensor([self.scale, self.steps, self.last_overflow], dtype=torch.float64)
-
-    @classmethod
-    def of_tensor(cls, fields: Tensor) -> LossScale:
-        scale, steps, last_overflow = fields.tolist()
-        return cls(scale, int(steps), int(last_overflow))

@@ -127,7 +127,8 @@ class Backend(ABC):
         updates = saved.updates_of(self.torch_optimizer)
         yield [(UPDATES, updates)] if self.ranks.is_rank0 else []
         if self.loss_scale is not None:
-            yield [(LOSS_SCALE, self._scale_state())] if self.ranks.is_rank0 else []
+            fields = torch.tensor(self._scale_fields(), dtype=torch.float64)
+            yield [(LOSS_SCALE, fields)] if self.ranks.is_rank0 else []
         kinds = saved.moments_of(self.torch_optimizer)
         started = bool(updates)  # else every step so far was skipped, and there are no moments
         if started and kinds:
@@ -153,7 +154,8 @@ class Backend(ABC):
         saved.start_state(self.torch_optimizer, self.masters, read(UPDATES))
         saved.load_codes(self.torch_optimizer, self.masters, self.ranks.rank, read)
         if self.loss_scale is not None:
-            self._set_scale(read(LOSS_SCALE))
+            scale, *counts = read(LOSS_SCALE).tolist()
+            self._set_scale(scale, *map(int, counts))
         if kinds := saved.moments_of(self.torch_optimizer):
             self._find_moments()
         for bucket in saved.state_buckets(self.model, [MASTER]):
@@ -181,11 +183,11 @@ class Backend(ABC):
         """Takes this rank's part of such a tensor."""
 
     @abstractmethod
-    def _scale_state(self) -> Tensor:
-        """The fields of `LossScale`, float64 `[3]`."""
+    def _scale_fields(self) -> Sequence[float]:
+        """Of `LossScale`."""
 
     @abstractmethod
-    def _set_scale(self, fields: Tensor) -> None: ...
+    def _set_scale(self, scale: float, steps: int, last_overflow: int) -> None: ...
 
     def _find_moments(self) -> None:  # noqa: B027  most have nothing to find
         """Before moments are asked for or set."""

@@ -141,15 +141,13 @@ class DeepSpeedBackend(Backend):
         )
         return value
 
-    def _scale_state(self) -> Tensor:
+    def _scale_fields(self) -> Sequence[float]:
         scaler = self.optimizer.loss_scaler
-        counts = [getattr(scaler, name, 0) for name in ("cur_iter", "last_overflow_iter")]
-        return torch.tensor([scaler.cur_scale, *counts], dtype=torch.float64)
+        return [scaler.cur_scale, *(getattr(scaler, name, 0) for name in ("cur_iter", "last_overflow_iter"))]
 
-    def _set_scale(self, fields: Tensor) -> None:
-        scale, steps, last_overflow = fields.tolist()
+    def _set_scale(self, scale: float, steps: int, last_overflow: int) -> None:
         scaler = self.optimizer.loss_scaler
-        scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = scale, int(steps), int(last_overflow)
+        scaler.cur_scale, scaler.cur_iter, scaler.last_overflow_iter = scale, steps, last_overflow
 
     def _find_moments(self) -> None:
         """Tells each parameter where its part of the flat moments is.

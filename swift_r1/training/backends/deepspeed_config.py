@@ -89,16 +89,23 @@ def contradictions(
         yield "--deepspeed: zero_optimization must be an object whose stage is 0, 1, 2 or 3"
 
 
+def offloads(config: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether `config` keeps optimizer and parameters in host memory."""
+    zero = config.get("zero_optimization")
+    parts = [zero.get(key) if isinstance(zero, Mapping) else None for key in ("offload_optimizer", "offload_param")]
+    optimizer, model = (isinstance(one, Mapping) and one.get("device") not in (None, "none") for one in parts)
+    return optimizer, model
+
+
 def moved_twice(config: Mapping[str, Any], model: bool, optimizer: bool) -> Iterator[str]:
     """What `config` keeps in host memory already, against `--offload_model` and `--offload_optimizer`."""
-    zero = config.get("zero_optimization")
-    for key, flag, given in (
-        ("offload_param", "--offload_model", model),
-        ("offload_optimizer", "--offload_optimizer", optimizer),
+    optimizer_away, model_away = offloads(config)
+    for key, flag, twice in (
+        ("offload_param", "--offload_model", model and model_away),
+        ("offload_optimizer", "--offload_optimizer", optimizer and optimizer_away),
     ):
-        own = zero.get(key) if isinstance(zero, Mapping) else None
-        if given and isinstance(own, Mapping) and own.get("device", "none") != "none":
-            yield f"--deepspeed sets {key}, which is on the host for good: leave {flag} true out"
+        if twice:
+            yield f"--deepspeed sets {key}, which stays on the host: leave {flag} true out"
 
 
 def resolved(config: Mapping[str, Any], dtype: str, max_grad_norm: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -96,12 +97,11 @@ class LocalBackend(Backend):
     def _set_state(self, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
         self._state_value(kind, parameter).copy_(value)
 
-    def _scale_state(self) -> Tensor:
-        assert self._scale is not None
-        return self._scale.to_tensor()
+    def _scale_fields(self) -> Sequence[float]:
+        return () if self._scale is None else astuple(self._scale)
 
-    def _set_scale(self, fields: Tensor) -> None:
-        self._scale = LossScale.of_tensor(fields)
+    def _set_scale(self, scale: float, steps: int, last_overflow: int) -> None:
+        self._scale = LossScale(scale, steps, last_overflow)
 
     def describe(self) -> dict[str, Any]:
         return {"backend": "plain torch", "float32_master_weights": self._copies, "optimizer": self.config.optim}

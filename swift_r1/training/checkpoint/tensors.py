@@ -112,7 +112,7 @@ class SavedTensors:
 
 class _Unit(NamedTuple):
     """Weights that are gathered together, and what they are in the file: meta tensors, which `as_in_checkpoint` has
-    converted where `converts`."""
+    converted where `converts` (not elsewhere: it changes the order of a file)."""
 
     weights: Sequence[Weight]
     contents: Named
