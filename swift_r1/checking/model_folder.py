@@ -6,6 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from swift_r1.data.hubs import is_hub_id
+
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 _NOT_TEXT = ("vision_config", "audio_config", "speech_config")
@@ -25,7 +27,7 @@ def model_faults(model: str, environ: Mapping[str, str], flag: str = "--model") 
         return _folder_faults(model, path, flag)
     if path.exists():
         return [f"{flag} {model} is a file: give the folder that holds config.json and the weights"]
-    if not _like_hub_id(model):
+    if not is_hub_id(model) or path.parent.is_dir():
         return [f"{flag} {model}: there is no such folder (looked in {Path.cwd()})"]
     return _hub_faults(model, environ, flag)
 
@@ -68,11 +70,6 @@ def _folder_faults(model: str, path: Path, flag: str) -> list[str]:
     if missing:
         return [f"{flag} {model} is not a model folder: it lacks {', '.join(missing)}"]
     return _config_faults(model, path, flag)
-
-
-def _like_hub_id(model: str) -> bool:
-    parts = model.split("/")
-    return len(parts) == 2 and all(parts) and not model.startswith((".", "~")) and not Path(parts[0]).is_dir()
 
 
 def _hub_faults(model: str, environ: Mapping[str, str], flag: str) -> list[str]:

@@ -60,7 +60,7 @@ def run(words: Sequence[str]) -> int:
     """
     args = parse_arguments(MergeArguments, words)
     adapters, output = Path(args.adapters).expanduser(), Path(str(args.output_dir)).expanduser()
-    base = base_of(adapters, args.model)
+    base = base_model(adapters, args.model)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"--output_dir {output} exists and is not empty")
     from swift_r1.models.merging import merge
@@ -73,7 +73,7 @@ def run(words: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def base_of(adapters: Path, model: str | None) -> str:
+def base_model(adapters: Path, model: str | None) -> str:
     """The model under the adapters: `model`, else the one that they name.
 
     Raises:
