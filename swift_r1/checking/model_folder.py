@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from swift_r1.data.hubs import is_hub_id
 
@@ -34,26 +35,28 @@ def model_faults(model: str, environ: Mapping[str, str], flag: str = "--model") 
 
 def config_dtype(model: str) -> str:
     """The dtype that the config of the model folder names; float32 where it names none or cannot be read yet."""
+    config = _config(Path(model).expanduser())
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """Of a model; empty where it cannot be read."""
     try:
-        content = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
-        dtype = content.get("dtype") or content.get("torch_dtype") or "float32"
-    except (OSError, ValueError, AttributeError):
-        return "float32"
-    return str(dtype)
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _config_faults(model: str, path: Path, flag: str) -> list[str]:
     """Kinds of models that cannot be trained here, told by their config; one that cannot be read is left to the loader,
     which says why."""
-    try:
-        content = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        kind, stored = content.get("model_type"), content.get("quantization_config") or {}
-        parts = [name for name in content if name.endswith(_NOT_TEXT)]
-    except (OSError, ValueError, AttributeError):
-        return []
-    if parts:
+    config = _config(path)
+    stored = config.get("quantization_config")
+    if parts := [name for name in config if name.endswith(_NOT_TEXT)]:
+        kind = config.get("model_type")
         return [f"{flag} {model} is not a text model ({kind} with a {parts[0]}): give one without images and sound"]
-    if stored and stored.get("quant_method") != "bitsandbytes":
+    if isinstance(stored, dict) and stored and stored.get("quant_method") != "bitsandbytes":
         method = stored.get("quant_method", "?")
         return [f"{flag} {model} is stored quantized ({method}), which cannot be trained: save it in 16 bits first"]
     return []
