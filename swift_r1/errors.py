@@ -6,7 +6,9 @@ fault). Anything else that escapes is a defect of ours and keeps its traceback.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TypeVar
 
 _Item = TypeVar("_Item")
@@ -84,18 +86,20 @@ def one_line(error: BaseException, longest: int = 300) -> str:
     return " ".join(str(error).split())[:longest] or type(error).__name__
 
 
-def describe(error: BaseException, skip: tuple[str, ...] = ()) -> str:
+_IMPORT_SYSTEM = ("<frozen", str(importlib.__file__), str(Path(__file__).resolve().parent / "plugins"))
+
+
+def describe(error: BaseException) -> str:
     """An exception in one line: type, message, and the file and line that raised it.
 
-    Args:
-        skip: beginnings of the names of files whose frames do not count.
+    An import that fails in a user's code is that code's line, not that of the import system or of our finder.
     """
     message = " ".join(str(error).split())[:300]
     text = f"{type(error).__name__}: {message}" if message else type(error).__name__
     place, trace = None, error.__traceback__
     while trace is not None:
         name = trace.tb_frame.f_code.co_filename
-        if not name.startswith(skip):
+        if not name.startswith(_IMPORT_SYSTEM):
             place = f"{name}:{trace.tb_lineno}"
         trace = trace.tb_next
     return f"{text} ({place})" if place else text

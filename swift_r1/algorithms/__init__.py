@@ -4,17 +4,17 @@ All raise ValueError on shapes that do not fit together, a value out of its rang
 Read `advantages.py` and `losses.py` beside the papers; `policy_loss.py` puts the loss together.
 """
 
-from swift_r1.algorithms.advantages import group_advantages, groups_without_signal
+from swift_r1.algorithms.advantages import Advantages, group_advantages, groups_without_signal
 from swift_r1.algorithms.aggregation import drop_truncated, loss_normalizer, mean_metrics, sum_metrics
 from swift_r1.algorithms.losses import LossConfig, rewards_less_kl
 from swift_r1.algorithms.policy_loss import LossOutput, policy_loss, top_entropy_threshold
-from swift_r1.algorithms.ppo import PPOConfig, PPOTargets, gae, ppo_targets, token_rewards, value_loss, whiten
+from swift_r1.algorithms.ppo import PPOConfig, gae, ppo_targets, token_rewards, value_loss, whiten
 
 __all__ = [
+    "Advantages",
     "LossConfig",
     "LossOutput",
     "PPOConfig",
-    "PPOTargets",
     "drop_truncated",
     "gae",
     "group_advantages",

@@ -6,7 +6,8 @@ REINFORCE++ and its baseline variant (2501.03262).
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -18,12 +19,24 @@ STD_EPSILON = 1e-4
 """Added to every standard deviation that divides."""
 
 
+class Advantages(NamedTuple):
+    """What the completions of a round are trained towards, without gradient.
+
+    Attributes:
+        values: float32 `[N]`, one per completion; with a critic `[N, T]`, one per token, 0 where nothing is trained.
+        of_completions: float32 `[N]`, the advantage of each completion; of tokens their mean.
+        returns: float32 `[N, T]` for the critic, likewise; None without one.
+        valid: bool `[N]`, completions with a valid reward; None without a critic.
+    """
+
+    values: Tensor
+    of_completions: Tensor
+    returns: Tensor | None = None
+    valid: Tensor | None = None
+
+
 def group_advantages(
-    rewards: Tensor,
-    num_generations: int,
-    *,
-    estimator: Estimator = "grpo",
-    scale_rewards: ScaleRewards = "group",
+    rewards: Tensor, num_generations: int, *, estimator: Estimator = "grpo", scale_rewards: ScaleRewards = "group"
 ) -> Tensor:
     """The advantage of each of `N` completions, from the rewards of the whole batch.
 
@@ -42,20 +55,13 @@ def group_advantages(
         rewards: float `[N]`, the groups one after another; NaN (or infinite) is invalid: left out of every mean
             and standard deviation, advantage 0. Give the rewards of all ranks where the batch matters.
         num_generations: completions per group; divides `N`.
-        estimator: the baseline.
-        scale_rewards: what the difference to the baseline is divided by.
 
     Returns:
         `[N]`, finite, without gradient; float64 for float64 rewards, else float32. Where the baseline's rewards
         (of the group; for `reinforce_plus_plus` of the batch) are all equal, exactly 0.
-
-    Raises:
-        ValueError: shapes that do not fit together, rewards that are not floats, or an unknown name.
     """
-    if estimator not in get_args(Estimator):
-        raise ValueError(f"estimator must be one of {', '.join(get_args(Estimator))}, got {estimator!r}")
-    if scale_rewards not in get_args(ScaleRewards):
-        raise ValueError(f"scale_rewards must be one of {', '.join(get_args(ScaleRewards))}, got {scale_rewards!r}")
+    check_known("estimator", estimator, get_args(Estimator))
+    check_known("scale_rewards", scale_rewards, get_args(ScaleRewards))
     grouped, valid = _grouped(rewards, num_generations)
     whole_batch, whole_valid = grouped.reshape(1, -1), valid.reshape(1, -1)
 
@@ -78,19 +84,14 @@ def group_advantages(
     return advantages.flatten().to(torch.promote_types(rewards.dtype, torch.float32))
 
 
+def check_known(name: str, value: object, known: Sequence[str | None]) -> None:
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(filter(None, known))}, got {value!r}")
+
+
 def groups_without_signal(rewards: Tensor, num_generations: int) -> Tensor:
-    """Which groups teach nothing: all valid rewards equal, or fewer than two of them valid.
-
-    Args:
-        rewards: float `[N]` as for `group_advantages`.
-        num_generations: completions per group.
-
-    Returns:
-        bool `[N / num_generations]`.
-
-    Raises:
-        ValueError: shapes that do not fit together, or rewards that are not floats.
-    """
+    """Which groups teach nothing, bool `[N / num_generations]`: all valid rewards equal, or fewer than two of them
+    valid. Arguments as for `group_advantages`."""
     return _constant(*_grouped(rewards, num_generations)).squeeze(1)
 
 
@@ -99,7 +100,7 @@ def _grouped(rewards: Tensor, num_generations: int) -> tuple[Tensor, Tensor]:
     if rewards.dim() != 1 or not rewards.is_floating_point():
         raise ValueError(f"rewards must be a float tensor [N], got {rewards.dtype} {tuple(rewards.shape)}")
     if num_generations < 1 or rewards.numel() % num_generations:
-        raise ValueError(f"{rewards.numel()} rewards cannot be cut into groups of num_generations {num_generations}")
+        raise ValueError(f"{rewards.numel()} rewards cannot be split into groups of num_generations {num_generations}")
     grouped = rewards.detach().double().view(-1, num_generations)
     valid = grouped.isfinite()
     return grouped.masked_fill(~valid, 0.0), valid

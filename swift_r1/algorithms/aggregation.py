@@ -19,11 +19,11 @@ MEAN_OF_COMPLETIONS = frozenset({"grpo", "sapo"})
 """Losses that average over the tokens of each completion first, then over completions."""
 
 
-def check_shapes(**tensors: Tensor) -> None:
-    """Raises ValueError unless all are of one shape `[B, T]`."""
-    shapes = [tuple(tensor.shape) for tensor in tensors.values()]
-    if len(shapes[0]) != 2 or len(set(shapes)) > 1:
-        raise ValueError(f"{', '.join(tensors)} must be of one shape [B, T], got {shapes}")
+def check_shapes(**tensors: Tensor | None) -> None:
+    """Raises ValueError unless those given are of one shape `[B, T]`."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if tensor is not None}
+    if len(set(shapes.values())) != 1 or len(next(iter(shapes.values()))) != 2:
+        raise ValueError(f"{', '.join(shapes)} must be of one shape [B, T], got {list(shapes.values())}")
 
 
 def token_means(per_token: Tensor, mask: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def loss_numerator(per_token: Tensor, mask: Tensor, config: LossConfig) -> Tenso
     return (per_token * mask).sum()
 
 
-def loss_normalizer(mask: Tensor, config: LossConfig, num_completions: int | None = None) -> Tensor:
+def loss_normalizer(mask: Tensor, config: LossConfig) -> Tensor:
     """What this part of an optimizer step adds to the step's denominator.
 
     Sum it over all micro-batches and all ranks before the first backward pass, and give the sum to `policy_loss`
@@ -54,13 +54,11 @@ def loss_normalizer(mask: Tensor, config: LossConfig, num_completions: int | Non
 
     Args:
         mask: `[B, T]`, 1 on trained tokens.
-        config: the loss.
-        num_completions: `N` of this part where it is not `B` (rows that are only padding do not count).
 
     Returns:
         float64 scalar, exact up to 2**53.
     """
-    completions = mask.shape[0] if num_completions is None else num_completions
+    completions = mask.shape[0]
     if config.loss_type in MEAN_OF_COMPLETIONS:
         return torch.tensor(completions, dtype=torch.float64, device=mask.device)
     if config.loss_type == "dr_grpo":
@@ -93,19 +91,12 @@ def masked_metric(name: str, values: Tensor, mask: Tensor) -> dict[str, Tensor]:
 def sum_metrics(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Adds the metrics of several calls key by key. All parts of one loss have the same keys."""
     total: dict[str, Tensor] = {}
-    for part in parts:
-        for key, value in part.items():
-            total[key] = total[key] + value if key in total else value
+    for key, value in (item for part in parts for item in part.items()):
+        total[key] = total[key] + value if key in total else value
     return total
 
 
 def mean_metrics(summed: Mapping[str, Tensor]) -> dict[str, float]:
     """`name -> sum / count` for every name; one whose count is 0 is left out."""
-    means: dict[str, float] = {}
-    for key, value in summed.items():
-        if key.endswith(SUM):
-            name = key.removesuffix(SUM)
-            count = summed[name + COUNT].item()
-            if count > 0:
-                means[name] = value.item() / count
-    return means
+    names = [key.removesuffix(SUM) for key in summed if key.endswith(SUM)]
+    return {name: summed[name + SUM].item() / count for name in names if (count := summed[name + COUNT].item()) > 0}

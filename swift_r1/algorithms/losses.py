@@ -13,6 +13,8 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from swift_r1.algorithms.advantages import check_known
+
 LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo"]
 ImportanceSamplingLevel = Literal["token", "sequence"]
 RolloutCorrection = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
@@ -70,13 +72,9 @@ class LossConfig:
 
     def __post_init__(self) -> None:
         mode = self.rollout_importance_sampling_mode
-        for name, value, known in (
-            ("loss_type", self.loss_type, get_args(LossType)),
-            ("importance_sampling_level", self.importance_sampling_level, get_args(ImportanceSamplingLevel)),
-            ("rollout_importance_sampling_mode", mode, (None, *get_args(RolloutCorrection))),
-        ):
-            if value not in known:
-                raise ValueError(f"{name} must be one of {', '.join(filter(None, known))}, got {value!r}")
+        check_known("loss_type", self.loss_type, get_args(LossType))
+        check_known("importance_sampling_level", self.importance_sampling_level, get_args(ImportanceSamplingLevel))
+        check_known("rollout_importance_sampling_mode", mode, (None, *get_args(RolloutCorrection)))
         if not 0 <= self.epsilon <= 1:
             raise ValueError(f"epsilon must be from 0 to 1, got {self.epsilon}")
         if not 0 < self.top_entropy_quantile <= 1:
@@ -84,13 +82,8 @@ class LossConfig:
         for name in ("epsilon_high", "beta"):
             if (number := getattr(self, name)) is not None and not number >= 0:
                 raise ValueError(f"{name} must be at least 0, got {number}")
-        for name in (
-            "delta",
-            "max_completion_length",
-            "tau_pos",
-            "tau_neg",
-            "rollout_importance_sampling_threshold",
-        ):
+        threshold = "rollout_importance_sampling_threshold"
+        for name in ("delta", "max_completion_length", "tau_pos", "tau_neg", threshold):
             if (number := getattr(self, name)) is not None and not number > 0:
                 raise ValueError(f"{name} must be above 0, got {number}")
 
@@ -155,10 +148,7 @@ def sapo(ratio: Tensor, logps: Tensor, advantages: Tensor, config: LossConfig) -
 
 
 TOKEN_LOSSES: Mapping[str, Callable[[Tensor, Tensor, Tensor, LossConfig], TokenLoss]] = {
-    "grpo": clipped_surrogate,
-    "bnpo": clipped_surrogate,
-    "dapo": clipped_surrogate,
-    "dr_grpo": clipped_surrogate,
+    **dict.fromkeys(("grpo", "bnpo", "dapo", "dr_grpo"), clipped_surrogate),
     "cispo": cispo,
     "sapo": sapo,
 }
@@ -186,7 +176,6 @@ def rewards_less_kl(rewards: Tensor, logps: Tensor, ref_logps: Tensor, mask: Ten
         rewards: float `[B]`; NaN stays NaN.
         logps, ref_logps: `[B, T]`, of the policy that sampled and of the reference policy.
         mask: `[B, T]`, 1 on trained tokens.
-        beta: weight of the KL.
 
     Returns:
         `[B]`, without gradient; float64 for float64 rewards, else float32.

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms.aggregation import divide, loss_normalizer, loss_numerator, masked_metric, token_means
+from swift_r1.algorithms.aggregation import (
+    check_shapes,
+    divide,
+    loss_normalizer,
+    loss_numerator,
+    masked_metric,
+    token_means,
+)
 from swift_r1.algorithms.losses import LOG_RATIO_BOUND, TOKEN_LOSSES, LossConfig, RolloutCorrection, k3
 
 
@@ -66,8 +72,10 @@ def policy_loss(
     Returns:
         The loss (0, with gradient 0, where nothing is trained) and the metrics.
     """
-    _check_shapes(logps, advantages, old_logps=old_logps, mask=mask)
-    _check_shapes(logps, advantages, ref_logps=ref_logps, rollout_logps=rollout_logps, entropies=entropies)
+    check_shapes(logps=logps, old_logps=old_logps, mask=mask)
+    check_shapes(logps=logps, ref_logps=ref_logps, rollout_logps=rollout_logps, entropies=entropies)
+    if advantages.shape not in (logps.shape, logps.shape[:1]):
+        raise ValueError(f"advantages must be [{len(logps)}] or {tuple(logps.shape)}, got {tuple(advantages.shape)}")
     trained = mask != 0
     dtype = torch.promote_types(logps.dtype, torch.float32)
     weight = trained.to(dtype)
@@ -110,10 +118,10 @@ def policy_loss(
         if rollout_logps is None:
             raise ValueError("rollout_importance_sampling_mode needs rollout_logps")
         mode, threshold = config.rollout_importance_sampling_mode, config.rollout_importance_sampling_threshold
-        correction = rollout_weights(old_logps, rollout_logps, weight, mode, threshold)
-        per_token = per_token * correction.weights
-        metrics |= masked_metric("rollout/weight", correction.weights.expand_as(weight), weight)
-        metrics |= masked_metric("rollout/weight_over_threshold", correction.over.expand_as(weight), weight)
+        correction, over = rollout_weights(old_logps, rollout_logps, weight, mode, threshold)
+        per_token = per_token * correction
+        metrics |= masked_metric("rollout/weight", correction.expand_as(weight), weight)
+        metrics |= masked_metric("rollout/weight_over_threshold", over.expand_as(weight), weight)
 
     if ref_logps is not None:
         kl = k3(logps, _constant(ref_logps, trained, dtype))
@@ -138,16 +146,9 @@ def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, config: Los
     return log_ratio.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
 
 
-class RolloutWeights(NamedTuple):
-    """`weights` and bool `over` (above the threshold before it was applied): `[B, T]`, or `[B, 1]` for sequences."""
-
-    weights: Tensor
-    over: Tensor
-
-
 def rollout_weights(
     old_logps: Tensor, rollout_logps: Tensor, mask: Tensor, mode: RolloutCorrection, threshold: float
-) -> RolloutWeights:
+) -> tuple[Tensor, Tensor]:
     """w = exp(old - rollout), per token or (its geometric mean) per completion, kept below `threshold`.
 
     Engine and trainer hold the same weights, yet their log-probs differ by numerics; `w` corrects for it. Sources:
@@ -157,14 +158,14 @@ def rollout_weights(
     `*_truncate` gives `min(w, threshold)`; `*_mask` gives `w` where `w <= threshold`, else 0.
 
     Args:
-        old_logps: `[B, T]`, the trainer's, under the weights that sampled; finite where masked out too.
-        rollout_logps: `[B, T]`, the engine's for the same tokens; finite where masked out too.
+        old_logps, rollout_logps: `[B, T]`, the trainer's under the weights that sampled, and the engine's; finite where
+            masked out too.
         mask: `[B, T]`, 1 on trained tokens, dtype of `old_logps`.
-        mode: what a weight belongs to, and what happens above the threshold.
         threshold: the largest weight, above 0.
 
     Returns:
-        Weights without gradient.
+        Weights without gradient, and bool, whether they were above the threshold; each `[B, T]`, or `[B, 1]` for
+        sequences.
     """
     log_ratio = (old_logps - rollout_logps).detach()
     if mode.startswith("sequence"):
@@ -172,7 +173,7 @@ def rollout_weights(
     ratio = log_ratio.exp()  # may overflow: the threshold is below infinity, and there is no backward pass
     over = ratio > threshold
     weights = ratio.masked_fill(over, 0.0) if mode.endswith("mask") else ratio.clamp(max=threshold)
-    return RolloutWeights(weights, over)
+    return weights, over
 
 
 def top_entropy_threshold(entropies: Tensor, mask: Tensor, quantile: float) -> Tensor:
@@ -207,15 +208,3 @@ def _ratio_metric(name: str, values: Tensor, weight: Tensor, config: LossConfig)
     if config.importance_sampling_level == "token":
         return masked_metric(name, values, weight)
     return masked_metric(name, token_means(values.to(weight.dtype), weight), (weight.sum(1) > 0).to(weight.dtype))
-
-
-def _check_shapes(logps: Tensor, advantages: Tensor, **others: Tensor | None) -> None:
-    if logps.dim() != 2:
-        raise ValueError(f"logps must be [B, T], got {tuple(logps.shape)}")
-    if advantages.shape not in (logps.shape, logps.shape[:1]):
-        raise ValueError(
-            f"advantages must be [{logps.shape[0]}] or {tuple(logps.shape)}, got {tuple(advantages.shape)}"
-        )
-    for name, tensor in others.items():
-        if tensor is not None and tensor.shape != logps.shape:
-            raise ValueError(f"{name} must have the shape of logps {tuple(logps.shape)}, got {tuple(tensor.shape)}")

@@ -8,12 +8,11 @@ reproduction (2403.17031).
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms.advantages import STD_EPSILON
+from swift_r1.algorithms.advantages import STD_EPSILON, Advantages
 from swift_r1.algorithms.aggregation import check_shapes, divide, masked_metric
 from swift_r1.algorithms.losses import k1
 from swift_r1.algorithms.policy_loss import LossOutput
@@ -28,8 +27,7 @@ class PPOConfig:
         gamma, lam: of `gae`.
         cliprange_value: how far a value may move from what it was before the round; 0: no clipping.
         vf_coef: weight of the value loss: the critic's gradient is multiplied by it before it is clipped.
-        whiten_rewards: divide the tokens' rewards by their standard deviation.
-        whiten_advantages: subtract the advantages' mean and divide by their standard deviation.
+        whiten_rewards, whiten_advantages: see `whiten`; only advantages lose their mean.
     """
 
     kl_coef: float = 0.0
@@ -46,24 +44,6 @@ class PPOConfig:
         return cls(**{item.name: getattr(flags, item.name) for item in fields(cls)})
 
 
-class PPOTargets(NamedTuple):
-    """A round's advantages and returns; all without gradient.
-
-    Attributes:
-        advantages: float32 `[N, T]`, 0 where masked out and in completions without a valid reward.
-        returns: float32 `[N, T]`, likewise.
-        valid: bool `[N]`, completions with a valid reward.
-        metrics: `returns/mean`, `returns/std`, `values/mean`, `explained_variance` = 1 - Var(R - V) / Var(R) (left out
-            where all returns are equal) over the tokens of valid completions; with a KL `kl_penalty`, the mean of what
-            it took from a completion's reward.
-    """
-
-    advantages: Tensor
-    returns: Tensor
-    valid: Tensor
-    metrics: dict[str, float]
-
-
 def token_rewards(
     rewards: Tensor,
     mask: Tensor,
@@ -76,8 +56,7 @@ def token_rewards(
     Args:
         rewards: float `[N]`, finite.
         mask: `[N, T]`, not 0 on trained tokens; a completion without any gets no reward anywhere.
-        kl_coef: weight of k1; above 0 it needs the log-probs.
-        old_logps, ref_logps: `[N, T]`, of the policy that sampled and of the reference policy.
+        old_logps, ref_logps: `[N, T]`, of the policy that sampled and of the reference policy; for `kl_coef` above 0.
 
     Returns:
         `[N, T]`, float64, without gradient, 0 where masked out.
@@ -113,15 +92,19 @@ def ppo_targets(
     *,
     old_logps: Tensor | None = None,
     ref_logps: Tensor | None = None,
-) -> PPOTargets:
+) -> tuple[Advantages, dict[str, float]]:
     """Rewards of tokens, whitened if asked; GAE; advantages whitened if asked. Over the whole round, all ranks.
 
     Args:
         rewards: float `[N]`; one that is not finite is invalid: its completion teaches nothing.
         values: `[N, T]`, the critic's before the round's first step, of the state before each token.
         mask: `[N, T]`, not 0 on tokens that the policy wrote.
-        config: what to compute.
         old_logps, ref_logps: `[N, T]`, where `config.kl_coef` is above 0.
+
+    Returns:
+        Advantages and returns of tokens; and `returns/mean`, `returns/std`, `values/mean`, `explained_variance` =
+        1 - Var(R - V) / Var(R) (left out where all returns are equal) over the tokens of valid completions; with a KL
+        `kl_penalty`, the mean of what it took from a completion's reward.
     """
     if rewards.shape != mask.shape[:1]:
         raise ValueError(f"rewards {tuple(rewards.shape)} must be [{mask.shape[0]}]")
@@ -138,16 +121,15 @@ def ppo_targets(
     advantages, returns = gae(tokens, values.double(), counted, config.gamma, config.lam)
     if counted.any():
         r, v = returns[counted], values.detach().double()[counted]
-        metrics |= {
-            "returns/mean": r.mean().item(),
-            "returns/std": r.std(unbiased=False).item(),
-            "values/mean": v.mean().item(),
-        }
+        metrics |= {"returns/mean": r.mean().item(), "returns/std": r.std(unbiased=False).item()}
+        metrics["values/mean"] = v.mean().item()
         if r.min() < r.max():
             metrics["explained_variance"] = 1 - ((r - v).var(unbiased=False) / r.var(unbiased=False)).item()
     if config.whiten_advantages:
         advantages = whiten(advantages, counted)
-    return PPOTargets(advantages.float(), returns.float(), valid, metrics)
+    advantages, written = advantages.float(), mask != 0
+    means = (advantages * written).sum(1) / written.sum(1).clamp(min=1)
+    return Advantages(advantages, means, returns.float(), valid), metrics
 
 
 def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float) -> tuple[Tensor, Tensor]:
@@ -159,8 +141,7 @@ def gae(rewards: Tensor, values: Tensor, mask: Tensor, gamma: float, lam: float)
         rewards: `[B, T]`, of tokens; the reward of a completion is at its last trained token.
         values: `[B, T]`, of the state before each token.
         mask: `[B, T]`, not 0 on trained tokens; what stands elsewhere has no effect, NaN and rewards included.
-        gamma: discount, 0 to 1.
-        lam: 0 (one step) to 1 (the whole return less the value).
+        gamma, lam: from 0 to 1.
 
     Returns:
         `(advantages, returns)`, each `[B, T]`, without gradient, 0 where masked out; float64 where an input is,

@@ -55,14 +55,12 @@ class Composition:
         Args:
             columns: each function's `N` values.
             truncated: `N`, whether the completion was cut off.
-            num_generations: completions in a group; divides `N`.
+            num_generations: completions per group; divides `N`.
         """
         rewards = self._sums(columns)
-        if self.truncated_reward is not None:
-            value = self.truncated_reward
+        if (value := self.truncated_reward) is not None:
             rewards = tuple(value if cut else reward for reward, cut in zip(rewards, truncated, strict=True))
-        if self.missing_eos_penalty is not None:
-            penalty = self.missing_eos_penalty
+        if (penalty := self.missing_eos_penalty) is not None:
             rewards = tuple(reward - penalty * cut for reward, cut in zip(rewards, truncated, strict=True))
         if self.multi_objective_aggregation == "sum_then_normalize":
             return Totals(rewards, rewards)

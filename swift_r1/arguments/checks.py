@@ -219,7 +219,7 @@ def process_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iter
         yield "--vllm_mode colocate is for one machine: use `swift rollout` servers (--vllm_mode server) with several"
     if world.size == 1 and "shutdown_timeout" in given:
         yield "--shutdown_timeout has no effect on one process: leave it out"
-    if args.deepspeed is None and world.size > 1:
+    if world.size > 1 and not args.distributed:
         yield (
             f"{world.size} processes (NPROC_PER_NODE={world.nproc_per_node}, NNODES={world.nnodes}) need "
             "--deepspeed, for example --deepspeed zero2; without it training takes one process"

@@ -58,7 +58,7 @@ _FROZEN = Scope(
     "where nothing is frozen",
     unless_off=True,
 )
-_RANKS = Scope(lambda args: args.deepspeed is not None, "without --deepspeed: leave it out")
+_RANKS = Scope(lambda args: args.distributed, "without --deepspeed: leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,3 +187,8 @@ class TrainingArguments:
         "save) before they are killed; 0: as long as they make progress (--step_timeout)",
         at_least=0,
     )
+
+    @property
+    def distributed(self) -> bool:
+        """Whether the backend trains on several processes."""
+        return self.deepspeed is not None

@@ -90,7 +90,7 @@ def reward_name_faults(args: RlhfArguments) -> list[str]:
 
 def eval_dataset_faults(args: RlhfArguments) -> list[str]:
     """What is wrong with the data of `--eval_datasets`, and with the rewards that judge it."""
-    from swift_r1.evaluation.questions import load_questions, reward_faults
+    from swift_r1.evaluation.questions import load_questions, unfit_rewards
 
     if args.eval_steps is None and not args.eval_on_start:
         return []
@@ -102,7 +102,7 @@ def eval_dataset_faults(args: RlhfArguments) -> list[str]:
             faults += [f"--eval_datasets {fault}" for fault in error.faults]
             continue
         rewards = args.reward_funcs if task.reward is None else [task.reward]
-        faults += [f"--eval_datasets {fault}" for fault in reward_faults(questions, rewards, args)]
+        faults += [f"--eval_datasets {fault}" for fault in unfit_rewards(questions, rewards, args)]
     return faults
 
 

@@ -9,13 +9,11 @@ from typing import Any
 import httpx
 
 from swift_r1.arguments.evaluation import EvalArguments
-from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import ServerUnreachable, SwiftError, UsageError
-from swift_r1.evaluation.endpoint import EndpointEngine
+from swift_r1.evaluation.endpoint import EndpointEngine, http_options
 from swift_r1.evaluation.engine import EvalEngine, LocalEngine
 from swift_r1.evaluation.server import OwnServerEngine, ServerEngine
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import ServerInfo
 
 _LOOK_S = 10.0
 _PAUSE_S = 0.5
@@ -29,9 +27,8 @@ def open_engine(args: EvalArguments, folder: Path) -> EvalEngine:
         ServerUnreachable: no server or endpoint within `--vllm_server_timeout`.
     """
     if not args.is_url:
-        return (
-            LocalEngine(args) if args.infer_backend == "transformers" else OwnServerEngine(args, folder / "server.log")
-        )
+        local = args.infer_backend == "transformers"
+        return LocalEngine(args) if local else OwnServerEngine(args, folder / "server.log")
     if args.endpoint in ("auto", "rollouts"):
         if _is_rollout_server(args):
             return _rollout_server(args)
@@ -45,15 +42,10 @@ def open_engine(args: EvalArguments, folder: Path) -> EvalEngine:
 
 
 def _rollout_server(args: EvalArguments) -> ServerEngine:
-    """Waits for the server.
-
-    Raises:
-        UsageError: its tokenizer cannot be had.
-        ServerUnreachable: it is not ready in time.
-    """
+    """Waits for the server; raises as `open_engine`."""
     client = RolloutClient(args.base_url, args.api_key)
     try:
-        info: ServerInfo = client.wait_until_ready(args.vllm_server_timeout)
+        info = client.wait_until_ready(args.vllm_server_timeout)
         hint = ": name its folder with --tokenizer, or let the server render the prompts: --endpoint chat"
         what = f"the tokenizer of the server's model {info.model}"
         tokenizer = _tokenizer(args.tokenizer or info.model, what, hint)
@@ -64,18 +56,13 @@ def _rollout_server(args: EvalArguments) -> ServerEngine:
 
 
 def _is_rollout_server(args: EvalArguments) -> bool:
-    """Whether a `swift rollout` server is at the URL, ready or not. Waits for whatever is there.
-
-    Raises:
-        ServerUnreachable: nothing answers within `--vllm_server_timeout`.
-        UsageError: it wants another key.
-    """
-    headers = {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {}
-    trusts_proxies = httpx.URL(args.base_url).host not in LOOPBACK  # they are for the internet
+    """Whether a `swift rollout` server, ready or not, is at the URL, where something must answer within
+    `--vllm_server_timeout`; raises UsageError where it wants another key."""
     end = time.monotonic() + args.vllm_server_timeout
     while True:
         try:
-            answer = httpx.get(f"{args.base_url}/info", headers=headers, timeout=_LOOK_S, trust_env=trusts_proxies)
+            with httpx.Client(**http_options(args), timeout=_LOOK_S) as http:
+                answer = http.get("/info")
             break
         except httpx.HTTPError as error:
             if time.monotonic() >= end:

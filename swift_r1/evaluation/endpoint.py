@@ -19,7 +19,7 @@ import httpx
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
-from swift_r1.evaluation.engine import OnWritten, Question, Written, evaluation_seeds
+from swift_r1.evaluation.engine import EvalEngine, OnWritten, Question, Written, evaluation_seeds
 
 _logger = logging.getLogger("swift_r1.evaluation")
 
@@ -31,8 +31,19 @@ _STOP_TOKENS = "stop_token_ids"  # not OpenAI's, but vLLM's and SGLang's
 _SEEDS = 2**31  # what every endpoint takes
 
 
-class EndpointEngine:
-    """The `EvalEngine` of an endpoint.
+def http_options(args: EvalArguments) -> dict[str, Any]:
+    """Of an httpx client for `--model URL`."""
+    return {
+        "base_url": args.base_url,
+        "headers": {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {},
+        # Proxies of the environment are for the internet, not for a server on this machine.
+        "trust_env": httpx.URL(args.base_url).host not in LOOPBACK,
+        "verify": ssl.create_default_context() if args.base_url.startswith("https:") else True,
+    }
+
+
+class EndpointEngine(EvalEngine):
+    """An endpoint.
 
     Args:
         tokenizer: renders the prompts, which are then sent as token ids (`/v1/completions`); None to send messages.
@@ -42,33 +53,18 @@ class EndpointEngine:
         UsageError: another key is wanted, or the model must be named.
     """
 
-    max_model_length: int | None = None
-
     def __init__(self, args: EvalArguments, tokenizer: Any = None) -> None:
         self._args, self.tokenizer = args, tokenizer
-        self.base_url = args.base_url.rstrip("/")
         self._path = "/v1/chat/completions" if tokenizer is None else "/v1/completions"
-        self._options: dict[str, Any] = {
-            "base_url": self.base_url,
-            "headers": {"Authorization": f"Bearer {args.api_key}"} if args.api_key else {},
+        self._options = http_options(args) | {
             "timeout": httpx.Timeout(args.request_timeout, connect=_CONNECT_S),
             "limits": httpx.Limits(max_connections=args.max_concurrent_requests),
-            # Proxies of the environment are for the internet, not for a server beside us.
-            "trust_env": httpx.URL(self.base_url).host not in LOOPBACK,
-            "verify": ssl.create_default_context() if self.base_url.startswith("https:") else True,
         }
         self._limit = "max_tokens"
         self._stops_by_token = True
-        self._model = self._chosen(asyncio.run(self._models()), args.served_model_name)
-        self.facts: Mapping[str, Any] = {
-            "engine": "openai",
-            "endpoint": self._path.removeprefix("/v1/"),
-            "served_model": self._model,
-        }
-
-    def start(self) -> None: ...
-
-    def close(self) -> None: ...
+        self._failing_since: float | None = None
+        self._model = self._chosen(asyncio.run(self._models()))
+        self.facts = {"engine": "openai", "endpoint": self._path.removeprefix("/v1/"), "served_model": self._model}
 
     def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
         """All questions, `--max_concurrent_requests` at a time, in their order.
@@ -77,6 +73,7 @@ class EndpointEngine:
             RunFailed: the endpoint refuses a request, or answers with something else.
             ServerUnreachable: nothing was answered for `--vllm_server_timeout` seconds.
         """
+        self._failing_since = None
         try:
             asyncio.run(self._generate(questions, on_written))
         except* SwiftError as errors:
@@ -86,13 +83,12 @@ class EndpointEngine:
             raise first from None
 
     async def _generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
-        retries = _Retries(self._args.vllm_server_timeout)
         slots = asyncio.Semaphore(self._args.max_concurrent_requests)
         async with httpx.AsyncClient(**self._options) as http, asyncio.TaskGroup() as group:
 
             async def one(question: Question, seed: int) -> Written:
                 async with slots:
-                    return await self._complete(http, question, seed, retries)
+                    return await self._complete(http, question, seed)
 
             async def whole(question: Question) -> None:
                 seeds = evaluation_seeds(self._args.seed, question.prompt.prompt_id, question.task.num_generations)
@@ -102,19 +98,19 @@ class EndpointEngine:
             for question in questions:
                 group.create_task(whole(question))
 
-    async def _complete(self, http: httpx.AsyncClient, question: Question, seed: int, retries: _Retries) -> Written:
+    async def _complete(self, http: httpx.AsyncClient, question: Question, seed: int) -> Written:
         what = question.prompt.prompt_id
         while True:
             body = self._body(question, seed)
-            response = await self._answer(http, self._path, what, retries, body)
+            response = await self._answer(http, self._path, what, body)
             if response.status_code == 200:
-                written = self._read(_json(response, self.base_url), what)
+                written = self._read(self._json(response), what)
                 if written.finish_reason != "abort":
-                    retries.answered()
+                    self._failing_since = None
                     return written
-                await retries.wait(f"{self.base_url} does not finish {what}: aborted", 0)
+                await self._pause(f"{self._args.base_url} does not finish {what}: aborted", 0)
             elif not self._adapts(body, response):
-                raise RunFailed(f"{self.base_url} refuses {what}: {response.status_code} {_sentence(response)}")
+                raise RunFailed(f"{self._args.base_url} refuses {what}: {response.status_code} {_sentence(response)}")
 
     def _body(self, question: Question, seed: int) -> dict[str, Any]:
         task, prompt = question.task, question.prompt
@@ -147,92 +143,83 @@ class EndpointEngine:
         return True
 
     async def _answer(
-        self, http: httpx.AsyncClient, path: str, what: str, retries: _Retries, body: Mapping[str, Any] | None = None
+        self, http: httpx.AsyncClient, path: str, what: str, body: Mapping[str, Any] | None = None
     ) -> httpx.Response:
         """The first answer that is not a transient failure."""
         for attempt in count():
-            asked = None
+            asked = ""
             try:
                 response = await (http.get(path, timeout=_CONNECT_S) if body is None else http.post(path, json=body))
                 if response.status_code not in _TRANSIENT:
                     return response
-                cause, asked = f"{response.status_code} {_sentence(response)}", response.headers.get("retry-after")
+                cause, asked = f"{response.status_code} {_sentence(response)}", response.headers.get("retry-after", "")
             except httpx.HTTPError as error:
                 cause = str(error) or type(error).__name__
-            await retries.wait(f"{self.base_url} does not answer {what}: {cause}", attempt, asked)
+            await self._pause(f"{self._args.base_url} does not answer {what}: {cause}", attempt, asked)
         raise AssertionError("unreachable")
 
+    async def _pause(self, cause: str, attempt: int, asked: str = "") -> None:
+        """Before the next attempt; `asked` is what `Retry-After` said, in seconds. Raises ServerUnreachable where too
+        much time has passed since the first failure without an answer."""
+        longest = self._args.vllm_server_timeout
+        if self._failing_since is None:
+            self._failing_since = time.monotonic()
+            _logger.warning("%s; trying again for up to %g s", cause, longest)
+        if time.monotonic() - self._failing_since >= longest:
+            raise ServerUnreachable(f"{cause} (nothing was answered for {longest:g} s)")
+        try:
+            least = min(max(float(asked), 0.0), _LONGEST_ASKED_S)
+        except ValueError:
+            least = 0.0
+        pause = min(_FIRST_PAUSE_S * 2 ** min(attempt, 10), _LONGEST_PAUSE_S)
+        await asyncio.sleep(least + pause * random.uniform(0.5, 1.0))
+
     def _read(self, answer: Any, what: str) -> Written:
+        url = self._args.base_url
         try:
             (choice,) = answer["choices"]
             text = choice["message"]["content"] if self.tokenizer is None else choice["text"]
             reason = choice["finish_reason"]
         except (KeyError, TypeError, ValueError) as error:
-            raise RunFailed(f"{self.base_url} answers {what} with no completion of OpenAI's form: {error!r}") from error
+            raise RunFailed(f"{url} answers {what} with no completion of OpenAI's form: {error!r}") from error
         if not isinstance(text, str | None) or not isinstance(reason, str | None):
-            raise RunFailed(f"{self.base_url} answers {what} with a {type(text).__name__} as text")
+            raise RunFailed(f"{url} answers {what} with a {type(text).__name__} as text")
         usage = answer.get("usage")
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
         return Written(text or "", tokens if isinstance(tokens, int) else None, reason or "stop")
 
     async def _models(self) -> list[str]:
+        url = self._args.base_url
         async with httpx.AsyncClient(**self._options) as http:
-            response = await self._answer(http, "/v1/models", "/v1/models", _Retries(self._args.vllm_server_timeout))
+            response = await self._answer(http, "/v1/models", "/v1/models")
         if response.status_code != 200:
             cause = f"{response.status_code} {_sentence(response)}"
             if response.status_code in (401, 403):
-                raise UsageError(f"{self.base_url} wants another API key (--api_key): {cause}")
-            raise UsageError(f"{self.base_url}/v1/models: {cause}: is it an endpoint of OpenAI's protocol?")
+                raise UsageError(f"{url} wants another API key (--api_key): {cause}")
+            raise UsageError(f"{url}/v1/models: {cause}: is it an endpoint of OpenAI's protocol?")
         try:
-            return [str(one["id"]) for one in _json(response, self.base_url)["data"]]
+            return [str(one["id"]) for one in self._json(response)["data"]]
         except (KeyError, TypeError) as error:
-            raise UsageError(f"{self.base_url}/v1/models answers with no list of models") from error
+            raise UsageError(f"{url}/v1/models answers with no list of models") from error
 
-    def _chosen(self, names: Sequence[str], served: str | None) -> str:
+    def _chosen(self, names: Sequence[str]) -> str:
+        served, shown = self._args.served_model_name, ", ".join(names[:10])
         if served is not None:
             if names and served not in names:
-                raise UsageError(f"--served_model_name {served}: {self.base_url} has {', '.join(names[:10])}")
+                raise UsageError(f"--served_model_name {served}: {self._args.base_url} has {shown}")
             return served
         if len(names) == 1:
             return names[0]
-        shown = ", ".join(names[:10]) or "none that it lists"
-        raise UsageError(f"{self.base_url} has {len(names)} models ({shown}): name one with --served_model_name")
+        raise UsageError(
+            f"{self._args.base_url} has {len(names)} models ({shown or 'none that it lists'}): "
+            "name one with --served_model_name"
+        )
 
-
-class _Retries:
-    """Failures are repeated until nothing was answered for `seconds`, counted from the first of them."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._since: float | None = None
-
-    def answered(self) -> None:
-        self._since = None
-
-    async def wait(self, cause: str, attempt: int, asked: str | None = None) -> None:
-        """Waits as long as the endpoint asked for, and a growing time, spread, so that not all come back at once.
-
-        Raises:
-            ServerUnreachable: nothing was answered for too long.
-        """
-        if self._since is None:
-            self._since = time.monotonic()
-            _logger.warning("%s; trying again for up to %g s", cause, self._seconds)
-        if time.monotonic() - self._since >= self._seconds:
-            raise ServerUnreachable(f"{cause} (nothing was answered for {self._seconds:g} s)")
+    def _json(self, response: httpx.Response) -> Any:
         try:
-            least = float(asked or "")
-        except ValueError:
-            least = 0.0
-        pause = min(_FIRST_PAUSE_S * 2 ** min(attempt, 10), _LONGEST_PAUSE_S)
-        await asyncio.sleep(min(max(least, 0.0), _LONGEST_ASKED_S) + pause * random.uniform(0.5, 1.0))
-
-
-def _json(response: httpx.Response, base_url: str) -> Any:
-    try:
-        return response.json()
-    except ValueError as error:
-        raise RunFailed(f"{base_url} answers with no JSON: {response.text[:100]!r}") from error
+            return response.json()
+        except ValueError as error:
+            raise RunFailed(f"{self._args.base_url} answers with no JSON: {response.text[:100]!r}") from error
 
 
 def _sentence(response: httpx.Response) -> str:

@@ -1,5 +1,4 @@
-"""Who writes the completions of `swift eval`: the protocol, the model folder under test, and transformers in this
-process, the engine that training without a server evaluates with."""
+"""Engines of `swift eval`: their interface, and transformers in this process."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.eval_tasks import Task
 from swift_r1.arguments.evaluation import EvalArguments
@@ -24,7 +23,7 @@ _OWN_FILES = frozenset((".safetensors", ".bin", ".json", ".model", ".jinja", ".t
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """One prompt of a task; it is asked `task.num_generations` times."""
+    """A prompt, which is asked `task.num_generations` times."""
 
     task: Task
     prompt: Prompt
@@ -48,7 +47,7 @@ OnWritten = Callable[[Question, Sequence[Written]], None]
 """Given all completions of a question, in the order of their seeds; called from the thread that generates."""
 
 
-class EvalEngine(Protocol):
+class EvalEngine:
     """Writes completions.
 
     Attributes:
@@ -58,15 +57,11 @@ class EvalEngine(Protocol):
     """
 
     facts: Mapping[str, Any]
-    max_model_length: int | None
+    max_model_length: int | None = None
     tokenizer: Any
 
     def start(self) -> None:
-        """Loads what has to be loaded; not called where nothing is left to write.
-
-        Raises:
-            SwiftError: it cannot.
-        """
+        """Loads what has to be loaded, or raises SwiftError; not called where nothing is left to write."""
 
     def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
         """Completions of all questions, each question's as soon as all of them are there.
@@ -74,6 +69,7 @@ class EvalEngine(Protocol):
         Raises:
             SwiftError: one failed; those of other questions were handed over.
         """
+        raise NotImplementedError
 
     def close(self) -> None: ...
 
@@ -83,7 +79,7 @@ def evaluation_seeds(seed: int, prompt_id: str, n: int) -> tuple[int, ...]:
     return tuple(completion_seed(seed, "eval", prompt_id, index) for index in range(n))
 
 
-def request_of(
+def rollout_request(
     question: Question, request_id: str, args: EvalArguments, stop_token_ids: Sequence[int] = ()
 ) -> RolloutRequest:
     """The question as token ids for an engine that takes them; its template's end of a turn ends it too."""
@@ -104,14 +100,10 @@ def request_of(
 
 
 def written_of(completions: Iterable[Completion], tokenizer: Any, with_version: bool) -> list[Written]:
+    texts = ((one, tokenizer.decode(one.token_ids, skip_special_tokens=True)) for one in completions)
     return [
-        Written(
-            tokenizer.decode(one.token_ids, skip_special_tokens=True),
-            len(one.token_ids),
-            one.finish_reason,
-            one.weight_version if with_version else None,
-        )
-        for one in completions
+        Written(text, len(one.token_ids), one.finish_reason, one.weight_version if with_version else None)
+        for one, text in texts
     ]
 
 
@@ -141,19 +133,15 @@ def config_of(args: EvalArguments) -> tuple[str, int | None]:
     return args.torch_dtype or own, getattr(config.get_text_config(), "max_position_embeddings", None)
 
 
-class LocalEngine:
-    """The `EvalEngine` of a model folder: transformers in this process."""
+class LocalEngine(EvalEngine):
+    """A model folder through transformers in this process, the engine of training without a server."""
 
     def __init__(self, args: EvalArguments) -> None:
         from swift_r1.models.loading import load_tokenizer
 
         self._args, self.tokenizer = args, load_tokenizer(args.model)
         dtype, self.max_model_length = config_of(args)
-        self.facts: Mapping[str, Any] = {
-            "engine": "transformers",
-            "engine_version": version("transformers"),
-            "dtype": dtype,
-        }
+        self.facts = {"engine": "transformers", "engine_version": version("transformers"), "dtype": dtype}
         self._engine: TransformersEngine | None = None
         self._ends: tuple[int, ...] = ()
 
@@ -174,8 +162,14 @@ class LocalEngine:
     def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
         """In order, as many questions of one task at once as the batch size holds."""
         assert self._engine is not None
-        for part in self._parts(questions):
-            requests = [request_of(one, str(number), self._args, self._ends) for number, one in enumerate(part)]
+        parts: list[list[Question]] = []
+        for one in questions:
+            size = max(1, self._args.per_device_eval_batch_size // one.task.num_generations)
+            if not parts or parts[-1][0].task != one.task or len(parts[-1]) == size:
+                parts.append([])
+            parts[-1].append(one)
+        for part in parts:
+            requests = [rollout_request(one, str(number), self._args, self._ends) for number, one in enumerate(part)]
 
             def ended(number: int, output: RolloutOutput, part: Sequence[Question] = part) -> None:
                 on_written(part[number], written_of(output.completions, self.tokenizer, with_version=False))
@@ -184,12 +178,3 @@ class LocalEngine:
 
     def close(self) -> None:
         self._engine = None
-
-    def _parts(self, questions: Sequence[Question]) -> list[list[Question]]:
-        parts: list[list[Question]] = []
-        for one in questions:
-            size = max(1, self._args.per_device_eval_batch_size // one.task.num_generations)
-            if not parts or parts[-1][0].task != one.task or len(parts[-1]) == size:
-                parts.append([])
-            parts[-1].append(one)
-        return parts

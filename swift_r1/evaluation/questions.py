@@ -18,7 +18,7 @@ from swift_r1.data.resolve import DATA_FOLDER, open_sources
 from swift_r1.data.rows import RESERVED, Drops, preprocessed
 from swift_r1.data.sources import Split
 from swift_r1.errors import UsageError
-from swift_r1.rewards.orm import check_rewards
+from swift_r1.rewards.orm import build_rewards
 
 _logger = logging.getLogger("swift_r1.evaluation")
 
@@ -69,15 +69,14 @@ def load_questions(task: Task, seed: int = 42, use_hf: bool | None = None) -> Qu
     for row in rows:  # what it asks and what is right; where it came from does not count
         content = {key: value for key, value in row.items() if key not in ("dataset", "prompt_id")}
         digest.update(json.dumps(content, sort_keys=True, ensure_ascii=True, default=str).encode() + b"\n")
-    return Questions(task, [_with_instruction(row, task.instruction) for row in rows], digest.hexdigest())
+    if task.instruction:
+        rows = [_with_instruction(row, task.instruction) for row in rows]
+    return Questions(task, rows, digest.hexdigest())
 
 
 def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> list[Prompt]:
-    """The prompts of all questions, without text and tokens where the other end renders them (`tokenizer` None).
-
-    Raises:
-        UsageError: see `check_room`; or there is no chat template, or nobody here to apply it.
-    """
+    """The prompts of all questions, without text and tokens where the endpoint renders them (`tokenizer` None). Raises
+    UsageError as `check_room`, without a chat template, and for a wording that the endpoint cannot get."""
     task = questions.task
     wording = Wording(task.system or None, task.prompt_template, task.response_prefix, task.enable_thinking)
     if tokenizer is not None:
@@ -93,10 +92,11 @@ def prompts_of(questions: Questions, tokenizer: Any, longest: int | None) -> lis
         )
     prompts = []
     for row in questions.rows:
-        system = bool(task.system) and row["messages"][0]["role"] != "system"
-        messages = [*([{"role": "system", "content": task.system}] if system else []), *row["messages"]]
+        messages = tuple(row["messages"])
+        if task.system and messages[0]["role"] != "system":
+            messages = ({"role": "system", "content": task.system}, *messages)
         columns = {key: value for key, value in row.items() if key not in RESERVED and key != "messages"}
-        prompts.append(Prompt(row["prompt_id"], row["dataset"], tuple(messages), "", (), columns))
+        prompts.append(Prompt(row["prompt_id"], row["dataset"], messages, "", (), columns))
     return prompts
 
 
@@ -112,11 +112,11 @@ def check_room(task: Task, prompts: Sequence[Prompt], longest: int | None) -> No
         )
 
 
-def reward_faults(questions: Questions, rewards: Sequence[str], args: Any) -> list[str]:
+def unfit_rewards(questions: Questions, rewards: Sequence[str], args: Any) -> list[str]:
     """Reward functions that are unknown, cannot be built, or lack a column of the questions."""
     columns: frozenset[str] = frozenset.intersection(*(frozenset(row) for row in questions.rows))
     try:
-        check_rewards(rewards, columns, args)
+        build_rewards(rewards, columns, args)
     except UsageError as error:
         return [f"{questions.task.name}: {fault}" for fault in error.faults]
     return []
@@ -124,17 +124,14 @@ def reward_faults(questions: Questions, rewards: Sequence[str], args: Any) -> li
 
 def shared_questions(questions: Questions, training: Iterable[Row]) -> int:
     """How many of the questions are among the training rows: the user's text, without the instruction."""
-    known = {_asked(row, "") for row in training}
-    return sum(_asked(row, questions.task.instruction) in known for row in questions.rows)
+
+    def asked(row: Row, instruction: str = "") -> str:
+        return " ".join(row["messages"][-1]["content"].removesuffix(instruction).split())
+
+    known = set(map(asked, training))
+    return sum(asked(row, questions.task.instruction) in known for row in questions.rows)
 
 
 def _with_instruction(row: Row, instruction: str) -> Row:
-    if not instruction:
-        return row
     *before, last = row["messages"]
     return {**row, "messages": [*before, {**last, "content": f"{last['content']}\n{instruction}"}]}
-
-
-def _asked(row: Row, instruction: str) -> str:
-    text = row["messages"][-1]["content"]
-    return " ".join(text.removesuffix(instruction).split())

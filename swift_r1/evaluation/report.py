@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, for_each
 from swift_r1.evaluation.results import Result, graded_of, summarize
 from swift_r1.evaluation.statistics import RESAMPLES, Difference, MeanEstimate, mean_of, paired_bootstrap
 from swift_r1.evaluation.store import REPORT, SETTINGS, read_rows
@@ -68,12 +68,6 @@ class Compared:
     difference: Difference
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    settings: Mapping[str, Any]
-    results: Mapping[str, Result]
-
-
 def compare(first: Path, second: Path, seed: int) -> dict[str, Compared]:
     """Of each benchmark that both runs have, and of their mean where these are several.
 
@@ -81,20 +75,21 @@ def compare(first: Path, second: Path, seed: int) -> dict[str, Compared]:
         UsageError: a folder holds no finished evaluation, they share no benchmark, or a benchmark has other questions.
     """
     runs = [_read(first), _read(second)]
-    shared = [name for name in runs[0].results if name in runs[1].results]
+    shared = [name for name in runs[0] if name in runs[1]]
     if not shared:
-        names = " and ".join(", ".join(run.results) or "none" for run in runs)
+        names = " and ".join(", ".join(run) or "none" for run in runs)
         raise UsageError(f"{first} and {second} share no benchmark: {names}")
-    faults = [fault for name in shared if (fault := _fault(name, runs))]
-    if faults:
-        raise UsageError(*faults)
-    pairs = {name: _pairs(*(run.results[name] for run in runs)) for name in shared}
-    means = {name: [run.results[name].average.value for run in runs] for name in shared}
+    both = {name: (runs[0][name], runs[1][name]) for name in shared}
+    for_each(shared, lambda name: _check_questions(name, *both[name]))
+    # In a fixed order: the file's is that in which completions came, and resampling must not depend on it.
+    values = {name: [result.average_values for _, result in two] for name, two in both.items()}
+    pairs = {name: [(one[key], other[key]) for key in sorted(one)] for name, (one, other) in values.items()}
+    means = {name: [result.average.value for _, result in two] for name, two in both.items()}
     differences = {name: paired_bootstrap([pairs[name]], seed) for name in shared}
     if len(shared) > 1:
-        means[MEAN] = [sum(both[run] for both in means.values()) / len(shared) for run in (0, 1)]
+        means[MEAN] = [sum(two[run] for two in means.values()) / len(shared) for run in (0, 1)]
         differences[MEAN] = paired_bootstrap(list(pairs.values()), seed)
-    return {name: Compared(both[0], both[1], differences[name]) for name, both in means.items()}
+    return {name: Compared(two[0], two[1], differences[name]) for name, two in means.items()}
 
 
 def comparison_json(first: Path, second: Path, seed: int, compared: Mapping[str, Compared]) -> dict[str, Any]:
@@ -117,8 +112,8 @@ def comparison_table(first: Path, second: Path, compared: Mapping[str, Compared]
             str(gain.questions),
             _percent(one.first),
             _percent(one.second),
-            _signed(gain.value),
-            f"{_signed(gain.low)} to {_signed(gain.high)}",
+            _percent(gain.value, "+"),
+            _interval(gain, "+"),
             f"< {1 / RESAMPLES:g}" if gain.p_value < 1 / RESAMPLES else f"{gain.p_value:.4f}",
         )
     return table
@@ -141,19 +136,16 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f}"
+def _percent(share: float, sign: str = "") -> str:
+    return f"{100 * share:{sign}.1f}"
 
 
-def _signed(share: float) -> str:
-    return f"{100 * share:+.1f}"
+def _interval(one: MeanEstimate | Difference, sign: str = "") -> str:
+    return f"{_percent(one.low, sign)} to {_percent(one.high, sign)}"
 
 
-def _interval(one: MeanEstimate) -> str:
-    return f"{_percent(one.low)} to {_percent(one.high)}"
-
-
-def _read(folder: Path) -> _Run:
+def _read(folder: Path) -> dict[str, tuple[str, Result]]:
+    """Of each benchmark the hash of its questions and its figures."""
     try:
         settings = json.loads((folder / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -162,24 +154,22 @@ def _read(folder: Path) -> _Run:
     if not (folder / REPORT).is_file():
         raise UsageError(f"the evaluation in {folder} is not finished: give its command again to continue it")
     rows = read_rows(folder)
-    results = {
-        name: summarize([graded_of(row) for row in rows if row["benchmark"] == name], task["reward"])
+    return {
+        name: (
+            task["sha256"],
+            summarize([graded_of(row) for row in rows if row["benchmark"] == name], task["reward"]),
+        )
         for name, task in settings["tasks"].items()
     }
-    return _Run(settings, results)
 
 
-def _fault(name: str, runs: Sequence[_Run]) -> str | None:
-    """Why the two cannot be compared."""
-    hashes = [run.settings["tasks"][name]["sha256"] for run in runs]
-    if hashes[0] == hashes[1]:
-        return None
-    ids = [set(run.results[name].average_values) for run in runs]
+def _check_questions(name: str, first: tuple[str, Result], second: tuple[str, Result]) -> None:
+    """Raises UsageError where the two were not asked the same."""
+    if first[0] == second[0]:
+        return
+    ids = [set(result.average_values) for _, result in (first, second)]
     if ids[0] != ids[1]:
-        return f"{name}: the runs were asked {len(ids[0])} and {len(ids[1])} questions, {len(ids[0] & ids[1])} shared"
-    return f"{name}: the questions of the two runs, or their gold answers, are not the same"
-
-
-def _pairs(first: Result, second: Result) -> list[tuple[float, float]]:
-    # In a fixed order: the file's is that in which completions came, and resampling must not depend on it.
-    return [(first.average_values[key], second.average_values[key]) for key in sorted(first.average_values)]
+        raise UsageError(
+            f"{name}: the runs were asked {len(ids[0])} and {len(ids[1])} questions, {len(ids[0] & ids[1])} shared"
+        )
+    raise UsageError(f"{name}: the questions of the two runs, or their gold answers, are not the same")

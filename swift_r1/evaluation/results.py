@@ -9,19 +9,15 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
-from swift_r1.evaluation.statistics import MAX_VOTERS, MeanEstimate, estimate, ks, majority_at_k, pass_at_k
+from swift_r1.evaluation.statistics import MAX_VOTERS, MeanEstimate, ks, majority_at_k, mean_estimate, pass_at_k
 from swift_r1.rewards.graders.gsm8k import number_answer
 from swift_r1.rewards.graders.math import math_answer, same_answer
 
 RIGHT = 1.0
 """A completion is right where its reward is at least this."""
-
-
-def _number(completion: str) -> str | None:
-    number, _ = number_answer(completion)
-    return None if number is None else str(number)
 
 
 class AnswerRule(NamedTuple):
@@ -32,10 +28,10 @@ class AnswerRule(NamedTuple):
 
 
 RULES: Mapping[str, AnswerRule] = {
-    "gsm8k": AnswerRule(_number, str.__eq__),
+    "gsm8k": AnswerRule(lambda text: None if (found := number_answer(text)[0]) is None else str(found), str.__eq__),
     "math": AnswerRule(math_answer, same_answer),
-    "math_tag": AnswerRule(lambda completion: math_answer(completion, "tag"), same_answer),
-    "math_tag_strict": AnswerRule(lambda completion: math_answer(completion, "tag_strict"), same_answer),
+    "math_tag": AnswerRule(partial(math_answer, answer="tag"), same_answer),
+    "math_tag_strict": AnswerRule(partial(math_answer, answer="tag_strict"), same_answer),
 }
 """By the reward function that judges the completions; without a rule there is no maj@k."""
 
@@ -113,14 +109,8 @@ class Result:
 
 
 def summarize(graded: Sequence[Graded], reward: str | None) -> Result:
-    """The figures of all completions of a benchmark, `n` of each question, in any order.
-
-    Args:
-        reward: the reward function's name, which tells how answers are read.
-
-    Raises:
-        ValueError: none, or not the same number of each question.
-    """
+    """The figures of all completions of a benchmark, `n` of each question, in any order; `reward` tells how answers are
+    read. Raises ValueError without completions, or with a different number of some question."""
     groups: dict[str, list[Graded]] = {}
     for one in graded:
         groups.setdefault(one.prompt_id, []).append(one)
@@ -145,7 +135,7 @@ def summarize(graded: Sequence[Graded], reward: str | None) -> Result:
     return Result(
         questions=len(groups),
         n=n,
-        estimates={name: estimate(list(own.values()), _draws(name, n)) for name, own in values.items()},
+        estimates={name: mean_estimate(list(own.values()), _draws(name, n)) for name, own in values.items()},
         mean_length=math.fsum(lengths) / len(lengths) if len(lengths) == len(graded) else None,
         truncated=sum(one.truncated for one in graded) / len(graded),
         unanswered=None if rule is None else sum(one.answer is None for one in graded) / len(graded),
@@ -179,4 +169,4 @@ def vote_classes(
 def _draws(name: str, n: int) -> float:
     """Independent outcomes in a question's value."""
     kind, _, k = name.partition("@")
-    return float(n) if kind == "avg" else n / int(k)
+    return n if kind == "avg" else n / int(k)

@@ -6,33 +6,35 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.data.registry import register_dataset_info
-from swift_r1.errors import EXIT_OK, UsageError, for_each
+from swift_r1.errors import EXIT_OK, RunFailed, UsageError, for_each
 from swift_r1.evaluation.choose import open_engine
 from swift_r1.evaluation.engine import EvalEngine, Question, Written, model_sha256
-from swift_r1.evaluation.grading import grade
-from swift_r1.evaluation.questions import Questions, load_questions, prompts_of, reward_faults
+from swift_r1.evaluation.questions import Questions, load_questions, prompts_of, unfit_rewards
 from swift_r1.evaluation.report import report, results_table
-from swift_r1.evaluation.results import graded_of, summarize
-from swift_r1.evaluation.store import REPORT, Store, open_settings, say, write_whole
+from swift_r1.evaluation.results import RIGHT, RULES, graded_of, summarize
+from swift_r1.evaluation.store import REPORT, CompletionRow, CompletionStore, open_settings, write_whole
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.batch import RewardCaller
 from swift_r1.rewards.pool import rewards_for
+from swift_r1.rewards.types import RewardBatch
 from swift_r1.runtime.libraries import package_versions, quiet_libraries
-from swift_r1.runtime.processes import run_folder_held
+from swift_r1.runtime.processes import run_folder_held, say
+from swift_r1.tracking.console import progress_bar
 
 _LOOK_EVERY_S = 0.5  # so that Ctrl-C is heard while nothing comes
 _LINE_EVERY_S = 60.0
+_TRAINER_STATE = {"global_step": 0, "max_steps": 0}
 
 _Answered = tuple[Question, Sequence[Written]]
 
@@ -47,7 +49,7 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
     sets = for_each(args.tasks(), lambda task: load_questions(task, args.seed, args.use_hf))
-    faults = [fault for one in sets for fault in reward_faults(one, [str(one.task.reward)], args)]
+    faults = [fault for one in sets for fault in unfit_rewards(one, [str(one.task.reward)], args)]
     if faults:
         raise UsageError(*faults)
     folder = Path(str(args.output_dir))
@@ -67,7 +69,7 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
         settings = _settings(args, sets, engine)
         open_settings(folder, settings)
         counts = {question.key: question.task.num_generations for question in questions}
-        store = cleanup.enter_context(Store(folder, counts))
+        store = cleanup.enter_context(CompletionStore(folder, counts))
         _answer(args, engine, questions, store, cleanup)
         results = {}
         for one in sets:
@@ -83,42 +85,42 @@ def run(args: EvalArguments, command: Sequence[str]) -> int:
 
 
 def _answer(
-    args: EvalArguments, engine: EvalEngine, questions: Sequence[Question], store: Store, cleanup: ExitStack
+    args: EvalArguments, engine: EvalEngine, questions: Sequence[Question], store: CompletionStore, cleanup: ExitStack
 ) -> None:
-    """Generates and grades what is missing."""
+    """Generates and grades what the store lacks; what was done before a failure is written down."""
     total = sum(question.task.num_generations for question in questions)
     done = sum(len(rows) for rows in store.done.values())
     if done:
-        say(f"{done} of {total} completions are there already")
+        say(f"{done} of {total} completions are there already", "eval")
     if done == total:
         return
     names = list(dict.fromkeys(str(question.task.reward) for question in questions))
-    pool = cleanup.enter_context(rewards_for(args, names, partial(load_plugins, args.external_plugins)))
-    pool.wait_ready()
-    progress = cleanup.enter_context(EvalProgress(total, done))
-    _complete(questions, engine, pool, store, progress.advance)
-
-
-def _complete(
-    questions: Sequence[Question],
-    engine: EvalEngine,
-    rewards: RewardCaller,
-    store: Store,
-    advance: Callable[[int], None],
-) -> None:
-    """Writes the completions of all questions that the store lacks; `advance` is told how many more there are.
-
-    Raises:
-        SwiftError: the engine or a reward function failed; what was there by then is written down.
-    """
-    missing = [question for question in questions if question.key not in store.done]
+    rewards = cleanup.enter_context(rewards_for(args, names, partial(load_plugins, args.external_plugins)))
+    rewards.wait_ready()
+    bar, said = cleanup.enter_context(progress_bar(Console(stderr=True))), time.monotonic()
+    task = bar.add_task("completions", total=total, completed=done)
     engine.start()
+    for batch in _generated(engine, [question for question in questions if question.key not in store.done]):
+        for question, rows in _grade(rewards, batch):
+            store.add(question.key, rows)
+            done += len(rows)
+            bar.advance(task, len(rows))
+            if bar.disable and time.monotonic() - said >= _LINE_EVERY_S:  # no terminal
+                said = time.monotonic()
+                say(f"{done} of {total} completions", "eval")
+    left = [question.prompt.prompt_id for question in questions if question.key not in store.done]
+    if left:
+        raise RuntimeError(f"the engine left {len(left)} questions out, the first is {left[0]}")
+
+
+def _generated(engine: EvalEngine, questions: Sequence[Question]) -> Iterator[list[_Answered]]:
+    """What the engine, in a thread, has completed since the last look; raises what it raises, after the last."""
     arrived: queue.SimpleQueue[_Answered | None] = queue.SimpleQueue()
     failures: list[BaseException] = []
 
     def work() -> None:
         try:
-            engine.generate(missing, lambda question, written: arrived.put((question, written)))
+            engine.generate(questions, lambda question, written: arrived.put((question, written)))
         except BaseException as error:  # noqa: BLE001  raised again where it is waited for
             failures.append(error)
         arrived.put(None)  # the end
@@ -127,37 +129,24 @@ def _complete(
     threading.Thread(target=work, name="generation", daemon=True).start()
     over = False
     while not over:
-        items = _taken(arrived)
-        over = None in items
-        batch = [item for item in items if item is not None]
-        for question, rows in grade(rewards, batch) if batch else ():
-            store.add(question.key, rows)
-            advance(len(rows))
-    if failures:
-        raise failures[0]
-    left = [question.prompt.prompt_id for question in questions if question.key not in store.done]
-    if left:
-        raise RuntimeError(f"the engine left {len(left)} questions out, the first is {left[0]}")
-
-
-def _taken(arrived: queue.SimpleQueue[_Answered | None]) -> list[_Answered | None]:
-    """Waits for one, and takes all that have arrived."""
-    items: list[_Answered | None] = []
-    while not items:
         try:
-            items.append(arrived.get(timeout=_LOOK_EVERY_S))
+            items = [arrived.get(timeout=_LOOK_EVERY_S)]
         except queue.Empty:
             continue
-    while not arrived.empty():
-        items.append(arrived.get())
-    return items
+        while not arrived.empty():
+            items.append(arrived.get())
+        over = None in items
+        if batch := [item for item in items if item is not None]:
+            yield batch
+    if failures:
+        raise failures[0]
 
 
-def _weight_versions(store: Store) -> list[int]:
+def _weight_versions(store: CompletionStore) -> list[int]:
     """Those that wrote completions; several are reported."""
     found = {row["weight_version"] for rows in store.done.values() for row in rows} - {None}
     if len(found) > 1:
-        say(f"the server's weights changed meanwhile: completions are of versions {min(found)} to {max(found)}")
+        say(f"the server's weights changed meanwhile: completions are of versions {min(found)} to {max(found)}", "eval")
     return sorted(found)
 
 
@@ -176,33 +165,66 @@ def _settings(args: EvalArguments, sets: Sequence[Questions], engine: EvalEngine
     }
 
 
-class EvalProgress:
-    """Counts completions: a bar on a terminal, a line every minute elsewhere. Use as a context manager."""
+def _grade(
+    rewards: RewardCaller, answered: Sequence[tuple[Question, Sequence[Written]]]
+) -> list[tuple[Question, list[CompletionRow]]]:
+    """The rows of all completions, question by question; RunFailed where a reward could not judge one of them."""
+    answered = [  # with `--response_prefix`, as rewards see completions in training
+        (question, [replace(one, text=question.prompt.response_prefix + one.text) for one in written])
+        for question, written in answered
+    ]
+    graded: list[tuple[Question, list[CompletionRow]]] = []
+    for task in dict.fromkeys(question.task for question, _ in answered):
+        own = [one for one in answered if one[0].task == task]
+        assert task.reward is not None
+        batch = rewards.open(_TRAINER_STATE, (task.reward,))
+        for place, (question, written) in enumerate(own):
+            batch.add(place, _reward_batch(question, written))
+        _, (column,) = batch.result()
+        if column.invalid:
+            first = column.invalid[0]
+            question, _ = own[first.index // task.num_generations]
+            raise RunFailed(
+                f"{task.name}: the reward {task.reward} cannot judge {len(column.invalid)} of "
+                f"{len(column.values)} completions, the first of {question.prompt.prompt_id}: {first.cause}"
+            )
+        values = iter(column.values)
+        graded += [
+            (question, [_row(question, index, one, next(values)) for index, one in enumerate(written)])
+            for question, written in own
+        ]
+    return graded
 
-    def __init__(self, total: int, done: int) -> None:
-        console = Console(stderr=True)
-        self._total, self._done, self._said = total, done, time.monotonic()
-        self._bar = Progress(
-            TextColumn("completions"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("completions", total=total, completed=done)
 
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
+def _row(question: Question, index: int, written: Written, reward: float | None) -> CompletionRow:
+    task, prompt = question.task, question.prompt
+    rule = RULES.get(task.reward or "")
+    return {
+        "benchmark": task.name,
+        "prompt_id": prompt.prompt_id,
+        "index": index,
+        "prompt": prompt.text or list(map(dict, prompt.messages)),
+        "completion": written.text,
+        "answer": rule.read(written.text) if rule is not None else None,
+        "right": reward is not None and reward >= RIGHT,
+        "reward": reward,
+        "tokens": written.tokens,
+        "finish_reason": written.finish_reason,
+        "weight_version": written.weight_version,
+        "columns": dict(prompt.columns),
+    }
 
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
 
-    def advance(self, count: int) -> None:
-        self._done += count
-        self._bar.advance(self._task, count)
-        if self._bar.disable and time.monotonic() - self._said >= _LINE_EVERY_S:
-            self._said = time.monotonic()
-            say(f"{self._done} of {self._total} completions")
+def _reward_batch(question: Question, written: Sequence[Written]) -> RewardBatch:
+    prompt, count = question.prompt, len(written)
+    texts = [one.text for one in written]
+    columns: dict[str, list[Any]] = {name: [value] * count for name, value in prompt.columns.items()}
+    columns |= {
+        "messages": [[*map(dict, prompt.messages), {"role": "assistant", "content": text}] for text in texts],
+        "prompt_id": [prompt.prompt_id] * count,
+        "request_id": [f"eval/{prompt.prompt_id}"] * count,
+        "dataset": [prompt.dataset] * count,
+        "finish_reason": [one.finish_reason for one in written],
+        "is_truncated": [one.finish_reason == "length" for one in written],
+    }
+    return RewardBatch(texts, columns, count)

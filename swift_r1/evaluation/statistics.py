@@ -49,7 +49,7 @@ def majority_at_k(classes: Sequence[tuple[int, bool]], silent: int, k: int) -> f
     """Probability that the most frequent answer among `k` completions is right (self-consistency, arXiv 2203.11171).
 
     The `k` are drawn without replacement. Of answers that are equally frequent each one wins with the same
-    probability. A completion without an answer has no vote; where nobody votes the outcome is wrong.
+    probability. A completion without an answer has no vote; without votes the outcome is wrong.
 
     Args:
         classes: of each different answer, how many completions gave it and whether it is right.
@@ -95,11 +95,10 @@ def _wins(own: int, others: tuple[int, ...], silent: int, k: int) -> Fraction:
 
 def ks(n: int) -> tuple[int, ...]:
     """The k that are reported for `n` completions: the powers of two up to `n`, and `n`."""
-    powers = [2**exponent for exponent in range(n.bit_length()) if 2**exponent <= n]
-    return tuple(sorted({*powers, n}))
+    return tuple(sorted({*(2**exponent for exponent in range(n.bit_length())), n}))
 
 
-def estimate(values: Sequence[float], draws: float = 1.0) -> MeanEstimate:
+def mean_estimate(values: Sequence[float], draws: float = 1.0) -> MeanEstimate:
     """Mean of one value per question, with its uncertainty over questions.
 
     The standard error is clustered by question (Miller 2024, arXiv 2411.00640): completions of one question are not

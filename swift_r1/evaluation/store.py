@@ -8,58 +8,43 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from swift_r1.errors import UsageError
-from swift_r1.tracking.metrics import json_line
+from swift_r1.tracking.metrics import JsonLines
 
 SETTINGS, COMPLETIONS, REPORT = "settings.json", "completions.jsonl", "report.json"
 
-Row = dict[str, Any]
+CompletionRow = dict[str, Any]
 Key = tuple[str, str]
 
 
-class Store:
-    """The completions in a folder. Use as a context manager.
+class CompletionStore(JsonLines):
+    """The completions in a folder; `counts` has their number for each question.
 
     Attributes:
         done: the rows of each question that is answered, by benchmark and `prompt_id`.
+
+    Raises:
+        UsageError: the file holds what no such evaluation wrote.
     """
 
     def __init__(self, folder: Path, counts: Mapping[Key, int]) -> None:
-        """`counts`: completions of each question.
-
-        Raises:
-            UsageError: the file holds what no such evaluation wrote.
-        """
-        self.folder = folder
         path = folder / COMPLETIONS
         self.done, end = _read(path, counts)
-        self._file = path.open("ab")
-        if self._file.tell() != end:
-            self._file.truncate(end)
+        super().__init__(path)
+        os.truncate(path, end)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._file.close()
-
-    def add(self, key: Key, rows: Sequence[Row]) -> None:
-        self._file.write("".join(json_line(row) for row in rows).encode())
-        self._file.flush()
+    def add(self, key: Key, rows: Sequence[CompletionRow]) -> None:
+        for row in rows:
+            self.write(row)
         self.done[key] = list(rows)
 
 
 def open_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Writes the settings of a new evaluation, or compares them with those that the folder has.
-
-    Raises:
-        UsageError: they differ, one difference per line; or the folder holds something else.
-    """
+    """Writes the settings of a new evaluation; raises UsageError where the folder has others, or something else."""
     path = folder / SETTINGS
     if path.is_file():
         try:
@@ -81,7 +66,7 @@ def open_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Written to a temporary name and then renamed, so that a file that exists is whole."""
+    """Renamed into place, so that a file that exists is whole."""
     beside = path.with_name(f"{path.name}.tmp")
     with beside.open("w", encoding="utf-8") as file:
         file.write(text)
@@ -90,31 +75,26 @@ def write_whole(path: Path, text: str) -> None:
     beside.replace(path)
 
 
-def read_rows(folder: Path) -> list[Row]:
-    """All completions of a finished evaluation.
-
-    Raises:
-        UsageError: there are none, or a line cannot be read.
-    """
+def read_rows(folder: Path) -> list[CompletionRow]:
+    """All completions of a finished evaluation; raises UsageError without any, or where a line cannot be read."""
     path = folder / COMPLETIONS
     if not path.is_file():
         raise UsageError(f"{folder} is no folder of an evaluation: it has no {COMPLETIONS}")
-    rows = []
+    rows: list[CompletionRow] = []
     for number, line in enumerate(path.read_bytes().splitlines(), start=1):
-        row = _row(line)
-        if row is None:
+        if (row := _row(line)) is None:
             raise UsageError(f"{path}:{number}: no completion")
         rows.append(row)
     return rows
 
 
-def _read(path: Path, counts: Mapping[Key, int]) -> tuple[dict[Key, list[Row]], int]:
+def _read(path: Path, counts: Mapping[Key, int]) -> tuple[dict[Key, list[CompletionRow]], int]:
     """The answered questions, and where the last of them ends."""
-    done: dict[Key, list[Row]] = {}
+    done: dict[Key, list[CompletionRow]] = {}
     if not path.is_file():
         return done, 0
-    open_key: Key | None = None
-    group: list[Row] = []
+    key: Key | None = None
+    group: list[CompletionRow] = []
     position = end = 0
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -124,18 +104,17 @@ def _read(path: Path, counts: Mapping[Key, int]) -> tuple[dict[Key, list[Row]], 
                 if file.read(1):
                     raise UsageError(f"{path}:{number}: a line that no evaluation wrote; remove it, or start again")
                 break  # cut off by a kill
-            key = row["benchmark"], row["prompt_id"]
-            if key != open_key:
-                open_key, group = key, []
+            if key != (row["benchmark"], row["prompt_id"]):
+                key, group = (row["benchmark"], row["prompt_id"]), []
             group.append(row)
             if key not in counts or key in done:
                 raise UsageError(f"{path}:{number}: {key[1]} is no question of this evaluation, or is there twice")
             if len(group) == counts[key]:
-                done[key], end, open_key = group, position, None
+                done[key], end = group, position
     return done, end
 
 
-def _row(line: bytes) -> Row | None:
+def _row(line: bytes) -> CompletionRow | None:
     try:
         row = json.loads(line)
     except ValueError:
@@ -148,13 +127,5 @@ def _differences(before: Any, now: Any, where: str) -> Iterator[str]:
         for key in dict.fromkeys([*before, *now]):
             yield from _differences(before.get(key), now.get(key), f"{where}{'.' if where else ''}{key}")
     elif before != now:
-        yield f"{where}: {_shown(before)} became {_shown(now)}"
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 100 else f"{text[:97]}..."
-
-
-def say(text: str) -> None:
-    print(f"swift eval: {text}", file=sys.stderr, flush=True)
+        texts = (json.dumps(value, ensure_ascii=False) for value in (before, now))
+        yield f"{where}: " + " became ".join(text if len(text) <= 100 else f"{text[:97]}..." for text in texts)

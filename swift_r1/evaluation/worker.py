@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, EXIT_TERMINATED, SwiftError
-from swift_r1.runtime.processes import leave
+from swift_r1.runtime.processes import leave, say
 
 
 class _Terminated(BaseException):
@@ -23,7 +23,7 @@ class _Terminated(BaseException):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs the process; returns its exit code. Errors that a user can cause are one line each."""
+    """The exit code. Errors that a user can cause are one line each."""
     signal.signal(signal.SIGTERM, _terminated)
     try:
         from swift_r1.arguments.evaluation import EvalArguments
@@ -33,15 +33,15 @@ def main(argv: Sequence[str]) -> int:
         return run(EvalArguments.from_dict(content["args"]), content["command"])
     except SwiftError as error:
         for line in str(error).splitlines():
-            print(f"swift eval: {line}", file=sys.stderr)
+            say(line, "eval")
         return error.exit_code
     except (KeyboardInterrupt, _Terminated) as stop:
-        print("swift eval: interrupted; the same command goes on where it was", file=sys.stderr)
+        say("interrupted; the same command goes on where it was", "eval")
         return EXIT_INTERRUPTED if isinstance(stop, KeyboardInterrupt) else EXIT_TERMINATED
     except OSError as error:
-        print(f"swift eval: {error.strerror or error}: {error.filename or ''}".rstrip(": "), file=sys.stderr)
+        say(f"{error.strerror or error}: {error.filename or ''}".rstrip(": "), "eval")
         return EXIT_RUN_FAILED
-    except Exception:  # noqa: BLE001  the last line of defence: reported whole, and a clear exit code
+    except Exception:  # noqa: BLE001  a defect of ours
         traceback.print_exc()
         return EXIT_RUN_FAILED
 

@@ -138,9 +138,8 @@ def _after_prompt(
     heads, shared, size = query.shape[2], key.shape[1], value.shape[3]
     ratio = heads // shared
     query = torch.unflatten(query, 2, (shared, ratio)).permute(0, 2, 3, 1, 4).flatten(2, 3)
-    out = scaled_dot_product_attention(
-        query, key, value, attn_mask=visible.repeat(ratio, 1), scale=scaling
-    )  # [n, KV, ratio * C, V]
+    mask = visible.repeat(ratio, 1)
+    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)  # [n, KV, ratio * C, V]
     out = out.view(group.completions, shared, ratio, group.width, size).permute(0, 3, 1, 2, 4)
     return collect(out.reshape(rows, heads * size), group.places).view(-1, heads, size)
 
@@ -178,15 +177,12 @@ AttentionMaskInterface.register(_NAME, ALL_MASK_ATTENTION_FUNCTIONS["sdpa"])
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Lets a model with SDPA attention take packed rows too; one with another attention stays as it is.
-
-    Gemma 2 caps attention's scores, which transformers' SDPA silently leaves out: it gets eager attention.
-    """
+    """Lets a model with SDPA attention take packed rows too; one with another attention stays as it is."""
     config = model.config.get_text_config()
+    # Gemma 2 caps attention's scores, which transformers' SDPA silently leaves out: it gets eager attention.
     if config._attn_implementation == "sdpa":
         config._attn_implementation = "eager" if getattr(config, "attn_logit_softcapping", None) else _NAME
 
 
 def takes_packed_rows(model: PreTrainedModel) -> bool:
-    """Whether its layers use `packed_attention`."""
     return bool(model.config.get_text_config()._attn_implementation == _NAME)

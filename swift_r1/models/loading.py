@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, one_line
 from swift_r1.models.attention import use_packed_attention
 from swift_r1.models.cpu_kernels import use_block_functions
 from swift_r1.models.lora import LoraSettings, add_lora
@@ -27,22 +27,13 @@ logger = logging.getLogger("swift_r1.training")
 @dataclass(frozen=True, slots=True)
 class Quantization:
     """How bitsandbytes stores frozen weights of linear layers, except the output head, under trained adapters (QLoRA,
-    arXiv 2305.14314).
-
-    Attributes:
-        kind: `--bnb_4bit_quant_type`: nf4 or fp4.
-        double: `--bnb_4bit_use_double_quant`: the blocks' scales are stored in 8 bits too.
-    """
+    arXiv 2305.14314): `--bnb_4bit_quant_type` and `--bnb_4bit_use_double_quant`."""
 
     kind: str = "nf4"
     double: bool = True
 
     def config(self, dtype: torch.dtype) -> Any:
-        """For transformers' `from_pretrained`; matrix products are computed in `dtype`.
-
-        Raises:
-            UsageError: bitsandbytes is not installed.
-        """
+        """For `from_pretrained`, computing in `dtype`; raises UsageError where bitsandbytes is not installed."""
         from transformers import BitsAndBytesConfig
 
         if importlib.util.find_spec("bitsandbytes") is None:
@@ -66,11 +57,8 @@ def load_model(
     quantization: Quantization | None = None,
     freezing: Freezing | None = None,
 ) -> PreTrainedModel:
-    """The causal LM in `path`, in `dtype` (None: as its config says), with `lora`'s adapters where given.
-
-    Args:
-        quantization: of the weights that get no gradient.
-        freezing: weights of full training that get none either.
+    """The causal LM in `path`, in `dtype` (None: as its config says), with `lora`'s adapters over weights of
+    `quantization`, or with the weights of `freezing` frozen.
 
     Raises:
         UsageError: if transformers cannot load it, or it has none of the modules to adapt or weights to freeze.
@@ -84,7 +72,7 @@ def load_model(
             more["quantization_config"] = quantization.config(compute or torch.float32)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **more)
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"cannot load --model {path}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"cannot load --model {path}: {one_line(error)}") from error
     if quantization is not None:
         for module in model.modules():
             # On a CPU bitsandbytes would repack the weights for good when the model generates.
@@ -103,9 +91,6 @@ def load_critic(path: str | Path, dtype: str | None, gradient_checkpointing: boo
     """The critic in `path`: a causal LM, which gets a new head of zeros (every value is 0 at first), or a sequence
     classifier of one label, as a checkpoint's `critic/` is, with the head it has.
 
-    Args:
-        dtype: of the weights; None: as the config says.
-
     Raises:
         UsageError: transformers cannot load it as a classifier, or it has several labels.
     """
@@ -120,7 +105,7 @@ def load_critic(path: str | Path, dtype: str | None, gradient_checkpointing: boo
             path, num_labels=1, dtype=_dtype(dtype)
         )
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"cannot load the critic from {path}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"cannot load the critic from {path}: {one_line(error)}") from error
     score = getattr(model, "score", None)
     if not isinstance(score, nn.Linear):
         raise UsageError(f"{type(model).__name__} has no linear `score`: this architecture cannot be a critic yet")
@@ -144,25 +129,19 @@ def prepare(model: PreTrainedModel, gradient_checkpointing: bool) -> None:
     """
     use_packed_attention(model)
     use_block_functions(model)
-    if _without_dropout(model):
+    dropout = False
+    for module in model.modules():
+        rates = ["p"] if isinstance(module, nn.Dropout) else []
+        rates += [name for name, value in vars(module).items() if "drop" in name and isinstance(value, float)]
+        for name in rates:
+            dropout = dropout or getattr(module, name) > 0
+            setattr(module, name, 0.0)
+    if dropout:
         logger.info(
             "%s is trained without its dropout: log-probs are those of the policy that samples", type(model).__name__
         )
     if gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-
-
-def _without_dropout(model: nn.Module) -> bool:
-    """Sets every rate of dropout in its modules to 0, but none in its config; whether there was one."""
-    found = False
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            found, module.p = found or module.p > 0, 0.0
-        for name, value in vars(module).items():
-            if "drop" in name and isinstance(value, float):
-                found = found or value > 0
-                setattr(module, name, 0.0)
-    return found
 
 
 def _dtype(name: str | None) -> Any:
@@ -176,7 +155,7 @@ def load_tokenizer(path: str, flag: str = "--model") -> Any:
     try:
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise UsageError(f"cannot load the tokenizer of {flag} {path}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"cannot load the tokenizer of {flag} {path}: {one_line(error)}") from error
 
 
 def end_tokens(model: PreTrainedModel, tokenizer: Any, turn_end: int | None = None) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
 """Log-probabilities of given tokens without ever holding `[tokens, vocabulary]` logits.
 
-The head's matrix product, the log-sum-exp and their gradients are done for a chunk of rows at a time;
-the backward pass computes the chunk's logits again instead of keeping them.
+All is done for a chunk of rows at a time; the backward pass computes the chunk's logits again instead of keeping them.
 """
 
 from __future__ import annotations
@@ -56,11 +55,10 @@ def selective_logprobs(
 
     Args:
         hidden: `[N, D]`, any floating dtype.
-        weight: `[V, D]`, the output head (tied or not).
+        weight, bias: `[V, D]` and `[V]`, of the output head.
         targets: `[N]` int64 in `[0, V)`.
-        bias: `[V]` or None.
         temperature: divides the logits, as the sampler did; > 0.
-        chunk_size: rows at a time; by default equal chunks, as few as keep each within `LOGITS_BYTES` (or at one row).
+        chunk_size: rows at a time; by default equal chunks, as few as keep each within `LOGITS_BYTES`.
 
     Returns:
         float32; the log-probs are differentiable with respect to `hidden`, `weight` and `bias`.
@@ -104,9 +102,7 @@ class _SelectiveLogprobs(torch.autograd.Function):
         chunk_size: int,
     ) -> tuple[Tensor, Tensor]:
         rows = hidden.shape[0]
-        logps = torch.empty(rows, dtype=torch.float32, device=hidden.device)
-        lse = torch.empty_like(logps)
-        entropies = torch.empty_like(logps)
+        logps, lse, entropies = (torch.empty(rows, dtype=torch.float32, device=hidden.device) for _ in range(3))
         for start in range(0, rows, chunk_size):
             part = slice(start, start + chunk_size)
             logits = _chunk_logits(hidden[part], weight, bias, form, temperature)

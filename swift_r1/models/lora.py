@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, one_line
 from swift_r1.models.weights import ADAPTER, output_head
 from swift_r1.wire.protocol import AdapterConfig
 
@@ -61,7 +61,7 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings) -> None:
     try:
         model.add_adapter(config, ADAPTER)
     except ValueError as error:
-        raise UsageError(f"--target_modules {' '.join(modules)}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"--target_modules {' '.join(modules)}: {one_line(error)}") from error
     if hasattr(output_head(model), "lora_A"):
         # Log-probs are computed from its weight alone.
         raise UsageError(f"--target_modules {' '.join(modules)}: the output head gets no adapter; leave it out")
@@ -72,10 +72,9 @@ def _expert_modules(model: PreTrainedModel) -> set[str]:
     where there are none. For adapters of modules of these names peft would rewrite the tensor at each use."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
-    sources = [
-        source for one in get_model_conversion_mapping(model, add_legacy=False) for source in one.source_patterns
-    ]
-    parts = {source.removesuffix(".weight").rpartition(".")[2] for source in sources if ".experts.*." in source}
+    mapping = get_model_conversion_mapping(model, add_legacy=False)
+    sources = [source for one in mapping for source in one.source_patterns if ".experts.*." in source]
+    parts = {source.removesuffix(".weight").rpartition(".")[2] for source in sources}
     return parts | {"gate"} if parts else parts
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from swift_r1.errors import UsageError
-from swift_r1.models.loading import Quantization, load_model
+from swift_r1.errors import UsageError, one_line
+from swift_r1.models.loading import Quantization, load_model, load_tokenizer
 from swift_r1.models.weights import ADAPTER, has_adapters, policy_weights
 from swift_r1.weights.expected import own_weights, skeleton
 
@@ -46,8 +46,6 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     Raises:
         UsageError: the adapters are not of this model.
     """
-    from transformers import AutoTokenizer
-
     path = adapters / BASE
     known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     quantization = Quantization(**known["quantization"]) if known.get("quantization") else None
@@ -57,7 +55,7 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     try:
         model.load_adapter(str(adapters), adapter_name=ADAPTER)
     except (ValueError, RuntimeError, KeyError) as error:
-        raise UsageError(f"--adapters {adapters} are not of --model {base}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"--adapters {adapters} are not of --model {base}: {one_line(error)}") from error
     plain = plain_like(model)
     weights = {weight.name: weight.base for weight in policy_weights(plain)}
     with torch.no_grad():
@@ -68,7 +66,7 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     plain.generation_config = model.generation_config
     plain.save_pretrained(output)
     tokenizer = adapters if (adapters / "tokenizer_config.json").is_file() else base
-    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(output)
+    load_tokenizer(str(tokenizer)).save_pretrained(output)
 
 
 def misfit(base: str, adapters: Path) -> str | None:
@@ -83,10 +81,9 @@ def misfit(base: str, adapters: Path) -> str | None:
         under = expected.get(f"{match[1]}.weight") if match else None
         if match is None or under is None:
             return f"it has no {match[1] if match else name}"
-        module = match[1]
         side, own = (shape[1], under[1]) if match[2] == "A" else (shape[0], under[0])
         if side != own:
-            return f"{module} is {list(under)} there, and they are for one with {side} in place of {own}"
+            return f"{match[1]} is {list(under)} there, and they are for one with {side} in place of {own}"
     return None
 
 

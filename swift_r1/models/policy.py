@@ -45,7 +45,8 @@ class MicroBatch:
     Attributes:
         mask: `[B, T]` bool, True on completion tokens that the policy wrote; `mask.sum() == K`, row-major in the order
             of `targets`.
-        truncated: `[B]` bool, True where the completion was cut at the length limit.
+        trained: `[B, T]` bool, those of `mask` that the loss is over: all of a completion's, or none
+            (`--overlong_filter`).
         rollout_logps: `[B, T]` float32, the engine's log-probs.
         samples: `[B]` int64 on the CPU, which completions of the round these are.
         old_logps, old_entropies: `[B, T]` float32, of the policy before the round's first update; None where nothing
@@ -56,7 +57,7 @@ class MicroBatch:
 
     inputs: ModelInputs
     mask: Tensor
-    truncated: Tensor
+    trained: Tensor
     rollout_logps: Tensor
     samples: Tensor
     old_logps: Tensor | None = None
@@ -75,20 +76,12 @@ class Policy(nn.Module):
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         self.model = model
-        self.logprob_head = LogprobHead(output_head(model), logit_form(model.config.get_text_config()))
+        self.logprob_head = LogprobHead(output_head(model), model.config.get_text_config())
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        targets: Tensor,
-        position_ids: Tensor | None,
-        packed_row: PackedRow | None,
-        temperature: float,
-    ) -> TokenLogprobs:
-        """The fields of `ModelInputs`; returns `[K]` float32 each."""
-        chosen = _chosen_states(self.model, token_ids, positions, position_ids, packed_row)
-        found: TokenLogprobs = self.logprob_head(chosen, targets, temperature)
+    def forward(self, temperature: float, *fields: Any) -> TokenLogprobs:
+        """Of the fields of `ModelInputs` (ZeRO-3 looks for tensors among the arguments); `[K]` float32 each."""
+        inputs = ModelInputs(*fields)
+        found: TokenLogprobs = self.logprob_head(_chosen_states(self.model, inputs), inputs.targets, temperature)
         return found
 
 
@@ -100,17 +93,10 @@ class Critic(nn.Module):
         self.model = model
         self.value_head = ValueHead(model.score)
 
-    def forward(
-        self,
-        token_ids: Tensor,
-        positions: Tensor,
-        targets: Tensor,
-        position_ids: Tensor | None,
-        packed_row: PackedRow | None,
-    ) -> Tensor:
-        """The fields of `ModelInputs` (`targets` is not looked at); returns float32 `[K]`: at the position that
-        predicts a token the value of the state before it."""
-        values: Tensor = self.value_head(_chosen_states(self.model, token_ids, positions, position_ids, packed_row))
+    def forward(self, *fields: Any) -> Tensor:
+        """Of the fields of `ModelInputs`; float32 `[K]`: at the position that predicts a token the value of the state
+        before it."""
+        values: Tensor = self.value_head(_chosen_states(self.model, ModelInputs(*fields)))
         return values
 
 
@@ -119,11 +105,13 @@ class LogprobHead(nn.Module):
 
     weight: nn.Parameter
 
-    def __init__(self, output_embeddings: Any, form: LogitForm) -> None:
+    def __init__(self, output_embeddings: Any, config: Any) -> None:
         super().__init__()
-        self.form = form
         self.weight = output_embeddings.weight
         self.bias = getattr(output_embeddings, "bias", None)
+        # By transformers' names; `check_logprobs` finds out where an architecture does something else.
+        scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+        self.form = LogitForm(scale, getattr(config, "final_logit_softcapping", None))
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
         return selective_logprobs(hidden, self.weight, targets, bias=self.bias, form=self.form, temperature=temperature)
@@ -143,31 +131,15 @@ class ValueHead(nn.Module):
         return (hidden.float() @ self.weight.float().t()).squeeze(-1)
 
 
-def logit_form(config: Any) -> LogitForm:
-    """What the architecture does to its logits, by the names that transformers' configs have for it.
-
-    `check_logprobs` finds out where it does something else.
-    """
-    scale = getattr(config, "logit_scale", None) or 1.0
-    return LogitForm(
-        scale / (getattr(config, "logits_scaling", None) or 1.0), getattr(config, "final_logit_softcapping", None)
-    )
-
-
-def _chosen_states(
-    model: PreTrainedModel,
-    token_ids: Tensor,
-    positions: Tensor,
-    position_ids: Tensor | None,
-    packed_row: PackedRow | None,
-) -> Tensor:
+def _chosen_states(model: PreTrainedModel, inputs: ModelInputs) -> Tensor:
     """`[K, hidden]`: the last hidden states of a transformers model, with any head, at `positions`."""
-    packed: dict[str, Any] = {} if position_ids is None else {"position_ids": position_ids}
-    if packed_row is not None:
+    packed: dict[str, Any] = {} if inputs.position_ids is None else {"position_ids": inputs.position_ids}
+    if inputs.packed_row is not None:
         # A mask of four dimensions is taken as it is: none is made for the row, and `packed_attention` needs none.
-        packed |= {"packed_row": packed_row, "attention_mask": token_ids.new_zeros(1, 1, 1, 1, dtype=torch.bool)}
+        mask = inputs.token_ids.new_zeros(1, 1, 1, 1, dtype=torch.bool)
+        packed |= {"packed_row": inputs.packed_row, "attention_mask": mask}
     # Some of transformers' classes (Llama 4) misname the model under their head, and are their own base model.
     whole: Any = model
     inner = whole.get_decoder() if whole.base_model is whole else whole.base_model
-    hidden: Tensor = inner(input_ids=token_ids, use_cache=False, **packed).last_hidden_state
-    return hidden.flatten(0, 1).index_select(0, positions)
+    hidden: Tensor = inner(input_ids=inputs.token_ids, use_cache=False, **packed).last_hidden_state
+    return hidden.flatten(0, 1).index_select(0, inputs.positions)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, one_line
 from swift_r1.models.lora import ALL_LINEAR
 
 
@@ -20,9 +19,7 @@ class ModelShape:
         weights: name and size of each, tied ones once.
         linear: name and shape (out, in) of each linear layer except the output head.
         head: of the output head, also where it is the embedding.
-        layers, hidden, feed_forward, kv_width, vocabulary: of the architecture; `kv_width` of one layer's keys (or
-            values).
-        dtype: of the config.
+        kv_width: of one layer's keys (or values).
     """
 
     weights: tuple[tuple[str, int], ...]
@@ -51,11 +48,8 @@ class ModelShape:
 
     def adapters(self, rank: int, targets: Sequence[str]) -> int:
         """Numbers in adapters of `rank` for modules named `targets`."""
-        chosen = [
-            shape
-            for name, shape in self.linear
-            if list(targets) == [ALL_LINEAR] or any(re.search(rf"(^|\.){re.escape(t)}$", name) for t in targets)
-        ]
+        everything, ends = list(targets) == [ALL_LINEAR], tuple(f".{target}" for target in targets)
+        chosen = (shape for name, shape in self.linear if everything or f".{name}".endswith(ends))
         return sum(rank * (rows + columns) for rows, columns in chosen)
 
 
@@ -73,7 +67,7 @@ def shape_of(model: str) -> ModelShape:
     try:
         empty: Any = skeleton(model)
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"cannot read the config of --model {model}: {str(error).splitlines()[0]}") from error
+        raise UsageError(f"cannot read the config of --model {model}: {one_line(error)}") from error
     text = empty.config.get_text_config()
     head = empty.get_output_embeddings()
     linear = [(name, module) for name, module in empty.named_modules() if isinstance(module, nn.Linear)]

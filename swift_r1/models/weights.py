@@ -52,7 +52,6 @@ class Weight:
 
     @property
     def nbytes(self) -> int:
-        """Of the whole value."""
         return whole_shape(self.base).numel() * whole_dtype(self.base).itemsize
 
     @torch.no_grad()
@@ -104,11 +103,11 @@ def policy_weights(model: PreTrainedModel) -> list[Weight]:
     checkpoint as weights do."""
     lasting = model.state_dict(keep_vars=True)
     buffers = [Weight(name, buffer) for name, buffer in model.named_buffers() if name in lasting]
-    if not has_adapters(model):
-        return [*(Weight(name, parameter) for name, parameter in model.named_parameters()), *buffers]
-    from peft.tuners.lora import LoraLayer
+    adapted = {}
+    if has_adapters(model):
+        from peft.tuners.lora import LoraLayer
 
-    adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
+        adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     weights = []
     for name, parameter in model.named_parameters():
         owner, _, kind = name.rpartition(".base_layer.")
@@ -119,16 +118,14 @@ def policy_weights(model: PreTrainedModel) -> list[Weight]:
     return weights + buffers
 
 
-def checkpoint_weights(model: PreTrainedModel) -> list[Weight]:
-    """What a checkpoint of `model` holds: its weights, or where it has adapters only those."""
-    if not has_adapters(model):
-        return policy_weights(model)
+def lora_weights(model: PreTrainedModel) -> list[Weight]:
+    """The adapters alone, under the names that they have in `model`."""
     return [Weight(name, parameter) for name, parameter in model.named_parameters() if ".lora_" in name]
 
 
 def adapter_weights(model: PreTrainedModel) -> list[Weight]:
     """The adapters alone, under the names that they have in peft's files."""
-    return [replace(weight, name=adapter_name(weight.name, ADAPTER)) for weight in checkpoint_weights(model)]
+    return [replace(weight, name=adapter_name(weight.name, ADAPTER)) for weight in lora_weights(model)]
 
 
 def parameters_of(weights: Sequence[Weight]) -> list[nn.Parameter]:
@@ -211,8 +208,7 @@ def frozen_names(sizes: Sequence[tuple[str, int]], freezing: Freezing) -> set[st
 
 
 def freeze(model: nn.Module, freezing: Freezing) -> None:
-    """Freezes those of `model`, in place. Raises as `frozen_names`."""
-    parameters = dict(model.named_parameters())
-    sizes = [(name, whole_shape(parameter).numel()) for name, parameter in parameters.items()]
+    """Freezes them in place. Raises as `frozen_names`."""
+    sizes = [(name, whole_shape(parameter).numel()) for name, parameter in model.named_parameters()]
     for name in frozen_names(sizes, freezing):
-        parameters[name].requires_grad_(False)
+        model.get_parameter(name).requires_grad_(False)

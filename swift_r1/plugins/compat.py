@@ -29,6 +29,8 @@ from swift_r1.errors import UsageError
 from swift_r1.plugins.import_names import IMPORT_NAMES, Missing
 from swift_r1.plugins.ms_swift import is_installed, its_own
 
+_DO_WITHOUT = "leave the import out, or copy what you need into the plugin"
+_IMPORT_SYSTEM = (__file__, str(importlib.__file__), "<frozen importlib")
 _folders: set[Path] = set()  # of plugin files
 
 
@@ -62,13 +64,12 @@ class _Finder(MetaPathFinder, Loader):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname.partition(".")[0] != "swift" or not _is_plugin_code(_importer()):
+        if fullname.partition(".")[0] != "swift" or not _plugin_code_imports():
             return None
         if fullname not in IMPORT_NAMES:
+            known = ", ".join(name for name in IMPORT_NAMES if name != "swift")
             raise ModuleNotFoundError(
-                f"swift-r1 has no module {fullname} of ms-swift: leave the import out, or copy what you need into the "
-                f"plugin; it has {', '.join(name for name in IMPORT_NAMES if name != 'swift')}",
-                name=fullname,
+                f"swift-r1 has no module {fullname} of ms-swift: {_DO_WITHOUT}; it has {known}", name=fullname
             )
         return _spec(fullname)
 
@@ -85,21 +86,20 @@ class _Names(ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        entry = IMPORT_NAMES[self.__name__].get(name)
+        here, own = IMPORT_NAMES[self.__name__], f"{self.__name__}.{name}"
+        entry = here.get(name)
         if entry is not None and is_installed() and (real := its_own(name)) is not None:
             return real
         if isinstance(entry, Missing):
-            return stand_in(f"{self.__name__}.{name}", entry.instead)
+            return stand_in(own, entry.instead)
         if entry is not None:
             return getattr(importlib.import_module(entry), name)
-        submodule = f"{self.__name__}.{name}"
-        if submodule in IMPORT_NAMES:
-            return _names(submodule)
-        offered = ", ".join(sorted(IMPORT_NAMES[self.__name__])) or "no names"
+        if own in IMPORT_NAMES:
+            return _names(own)
         # ImportError, not AttributeError: `from x import y` replaces the text of the latter by its own.
         raise ImportError(
-            f"swift-r1 has no {submodule} of ms-swift: leave the import out, or copy what you need into the plugin; "
-            f"{self.__name__} has {offered} here",
+            f"swift-r1 has no {own} of ms-swift: {_DO_WITHOUT}; "
+            f"{self.__name__} has {', '.join(sorted(here)) or 'no names'} here",
             name=self.__name__,
         )
 
@@ -120,47 +120,35 @@ def _spec(fullname: str) -> ModuleSpec:
     return ModuleSpec(fullname, _Finder(), is_package=is_package)
 
 
-def _importer() -> str:
-    """The file whose code imports: the innermost frame that is not the import system's or this module's."""
+def _plugin_code_imports() -> bool:
+    """Whether a plugin imports: the innermost frame that is not the import system's or this module's tells."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name not in (__file__, importlib.__file__) and not name.startswith("<frozen importlib"):
-            return name
+    while frame is not None and frame.f_code.co_filename.startswith(_IMPORT_SYSTEM):
         frame = frame.f_back
-    return ""
-
-
-def _is_plugin_code(filename: str) -> bool:
-    path = Path(filename)
-    for folder in _folders:
-        if path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts:
-            return True
-    return False
+    path = Path("" if frame is None else frame.f_code.co_filename)
+    return any(
+        path.is_relative_to(folder) and "site-packages" not in path.relative_to(folder).parts for folder in _folders
+    )
 
 
 class NotHere(NotImplementedError):
-    """A name was used that has a meaning only in ms-swift."""
+    """A name was used that only means something in ms-swift."""
+
+
+def _missing(cls: type, *_: Any, **__: Any) -> NoReturn:
+    name, instead = type.__getattribute__(cls, "_swift_name"), type.__getattribute__(cls, "_instead")
+    own = "" if cls.__name__ == name.rpartition(".")[2] else f" (used through {cls.__name__})"
+    raise NotHere(f"{name}{own} only means something in ms-swift: {instead}")
 
 
 class _Meta(type):
     """The class of stand-ins, which can be subclassed and used in annotations; nothing else."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        _missing(cls)
+    __call__ = __iter__ = __getitem__ = __setitem__ = _missing
 
     def __getattr__(cls, name: str) -> NoReturn:
         if name.startswith("__"):  # what Python itself asks for: annotations, pickling, signatures
             raise AttributeError(f"{cls.__name__} has no {name}")
-        _missing(cls)
-
-    def __iter__(cls) -> NoReturn:
-        _missing(cls)
-
-    def __getitem__(cls, key: Any) -> NoReturn:
-        _missing(cls)
-
-    def __setitem__(cls, key: Any, value: Any) -> NoReturn:
         _missing(cls)
 
 
@@ -169,9 +157,3 @@ def stand_in(name: str, instead: str) -> type:
     """A class named after `name` (`swift.template.Template`) that fails at its use; `instead` says what to do here."""
     module, _, short = name.rpartition(".")
     return _Meta(short, (), {"__module__": module, "_swift_name": name, "_instead": instead})
-
-
-def _missing(cls: type) -> NoReturn:
-    name, instead = type.__getattribute__(cls, "_swift_name"), type.__getattribute__(cls, "_instead")
-    own = "" if cls.__name__ == name.rpartition(".")[2] else f" (used through {cls.__name__})"
-    raise NotHere(f"{name}{own} only means something in ms-swift: {instead}")

@@ -10,13 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-_TEMPLATE = (
-    "prompts are rendered by the tokenizer's own chat template; change that, or use --system, or build the prompt "
-    "in the dataset's preprocessor"
-)
-_ENGINE = "a reward that asks a model calls one over HTTP (`swift rollout` speaks the OpenAI protocol)"
-_REWARD_MODEL = "reward models are not done here; write a reward class and register it in orms"
-
 
 @dataclass(frozen=True, slots=True)
 class Missing:
@@ -27,78 +20,79 @@ class Missing:
 
 Entry = str | Missing
 
-
-def _of(home: str, *names: str) -> dict[str, Entry]:
-    return dict.fromkeys(names, home)
-
-
-def _missing(instead: str, *names: str) -> dict[str, Entry]:
-    return dict.fromkeys(names, Missing(instead))
-
-
-_ORM = _of("swift_r1.rewards", "ORM", "AsyncORM", "orms")
-_BUILTIN = _of("swift_r1.rewards.builtin", "Format", "ReActFormat", "CosineReward", "RepetitionPenalty", "SoftOverlong")
-_PRM = _of("swift_r1.plugins.protocol", "PRM", "prms")
-_RM = _of("swift_r1.plugins.protocol", "rm_plugins") | _missing(_REWARD_MODEL, "DefaultRMPlugin", "GenRMPlugin")
-_RM_PACKAGE = _of("swift_r1.plugins.protocol", "rm_plugins")
-_TURNS = _of("swift_r1.plugins.rollouts", "RolloutScheduler", "MultiTurnScheduler", "multi_turns")
-_OWN_SCHEDULERS = _of("swift_r1.plugins.rollouts", "GYMScheduler") | _missing(
-    "derive from MultiTurnScheduler instead", "MathTipsScheduler", "ThinkingModelTipsScheduler", "OpenEnvScheduler"
+_ORM = "ORM AsyncORM orms "
+_BUILTIN = "Format ReActFormat CosineReward RepetitionPenalty SoftOverlong "
+_PRM = "PRM prms "
+_RM = "rm_plugins DefaultRMPlugin GenRMPlugin "
+_TURNS = "RolloutScheduler MultiTurnScheduler multi_turns "
+_SCHEDULERS = "GYMScheduler MathTipsScheduler ThinkingModelTipsScheduler OpenEnvScheduler "
+_ENV, _CONTEXT = "Env envs ", "ContextManager context_managers "
+_DATASETS = (
+    "AlpacaPreprocessor AutoPreprocessor DatasetMeta MessagesPreprocessor ResponsePreprocessor RowPreprocessor "
+    "SubsetDataset load_dataset register_dataset DATASET_MAPPING register_dataset_info "
 )
-_ENV = _of("swift_r1.plugins.rollouts", "Env", "envs")
-_CONTEXT = _of("swift_r1.plugins.rollouts", "ContextManager", "context_managers")
-_DATASETS = _of(
-    "swift_r1.data",
-    *("AlpacaPreprocessor", "AutoPreprocessor", "DatasetMeta", "MessagesPreprocessor", "ResponsePreprocessor"),
-    *("RowPreprocessor", "SubsetDataset", "load_dataset", "register_dataset"),
-) | {"DATASET_MAPPING": "swift_r1.data.registry", "register_dataset_info": "swift_r1.data.registry"}
-_REQUESTS = _of("swift_r1.plugins.protocol", "InferRequest", "RequestConfig")
-_PROTOCOL = _REQUESTS | _of(
-    "swift_r1.plugins.protocol",
-    *("RolloutInferRequest", "RolloutOutput", "ChatCompletionResponse", "ChatCompletionResponseChoice", "ChatMessage"),
-    *("ChatCompletionMessageToolCall", "Function", "UsageInfo", "Messages", "Tool"),
+_REQUESTS = "InferRequest RequestConfig "
+_PROTOCOL = _REQUESTS + (
+    "RolloutInferRequest RolloutOutput ChatCompletionResponse ChatCompletionResponseChoice ChatMessage "
+    "ChatCompletionMessageToolCall Function UsageInfo Messages Tool "
 )
-_TEMPLATES = _missing(
-    _TEMPLATE,
-    *("Template", "TemplateMeta", "TemplateInputs", "TemplateType", "TEMPLATE_MAPPING", "register_template"),
-    *("get_template", "get_template_meta"),
-) | _of("swift_r1.plugins.protocol", "Messages", "Tool")
-_ENGINES_V3 = _missing(_ENGINE, "InferEngine", "PtEngine", "VllmEngine", "InferClient")
-_ENGINES_V4 = _missing(
-    _ENGINE, "InferEngine", "TransformersEngine", "VllmEngine", "GRPOVllmEngine", "SglangEngine", "InferClient"
+_TEMPLATE = (
+    "Template TemplateMeta TemplateInputs TemplateType TEMPLATE_MAPPING register_template get_template "
+    "get_template_meta "
 )
-_UTILS = _of("swift_r1.plugins.protocol", "get_logger", "remove_response", "to_device")
+_ENGINES_V3 = "InferEngine PtEngine VllmEngine InferClient "
+_ENGINES_V4 = "InferEngine TransformersEngine VllmEngine GRPOVllmEngine SglangEngine InferClient "
 
-# Module of ms-swift -> name in it -> where it is here.
-IMPORT_NAMES: Mapping[str, Mapping[str, Entry]] = {
-    "swift": {},
-    "swift.utils": _UTILS,
+_HOMES = {
+    "swift_r1.rewards": _ORM,
+    "swift_r1.rewards.builtin": _BUILTIN,
+    "swift_r1.data": _DATASETS,
+    "swift_r1.data.registry": "DATASET_MAPPING register_dataset_info",
+    "swift_r1.plugins.protocol": _PRM + _PROTOCOL + "rm_plugins get_logger remove_response to_device",
+    "swift_r1.plugins.rollouts": _TURNS + _ENV + _CONTEXT + "GYMScheduler",
+}
+_INSTEAD = {
+    "prompts are rendered by the tokenizer's own chat template; change that, or use --system, or build the prompt "
+    "in the dataset's preprocessor": _TEMPLATE,
+    "a reward that asks a model calls one over HTTP (`swift rollout` speaks the OpenAI protocol)": _ENGINES_V3
+    + _ENGINES_V4,
+    "reward models are not done here; write a reward class and register it in orms": "DefaultRMPlugin GenRMPlugin",
+    "derive from MultiTurnScheduler instead": "MathTipsScheduler ThinkingModelTipsScheduler OpenEnvScheduler",
+}
+_ENTRIES: dict[str, Entry] = {name: home for home, names in _HOMES.items() for name in names.split()}
+_ENTRIES |= {name: Missing(instead) for instead, names in _INSTEAD.items() for name in names.split()}
+
+_MODULES = {
+    "swift": "",
+    "swift.utils": "get_logger remove_response to_device",
     # version 4
-    "swift.rewards": _ORM | _PRM | _RM_PACKAGE,
-    "swift.rewards.orm": _ORM | _BUILTIN,
+    "swift.rewards": _ORM + _PRM + "rm_plugins",
+    "swift.rewards.orm": _ORM + _BUILTIN,
     "swift.rewards.prm": _PRM,
     "swift.rewards.rm_plugin": _RM,
     "swift.dataset": _DATASETS,
-    "swift.rollout": _TURNS | _ENV | _CONTEXT,
-    "swift.rollout.multi_turn": _TURNS | _OWN_SCHEDULERS,
-    "swift.rollout.gym_env": _ENV | _CONTEXT,
-    "swift.template": _TEMPLATES,
-    "swift.infer_engine": _REQUESTS
-    | _ENGINES_V4
-    | _of("swift_r1.plugins.protocol", "Function", "ChatCompletionResponse"),
+    "swift.rollout": _TURNS + _ENV + _CONTEXT,
+    "swift.rollout.multi_turn": _TURNS + _SCHEDULERS,
+    "swift.rollout.gym_env": _ENV + _CONTEXT,
+    "swift.template": _TEMPLATE + "Messages Tool",
+    "swift.infer_engine": _REQUESTS + _ENGINES_V4 + "Function ChatCompletionResponse",
     "swift.infer_engine.protocol": _PROTOCOL,
     # version 3
-    "swift.plugin": _ORM | _PRM | _RM_PACKAGE | _TURNS | _ENV | _CONTEXT,
-    "swift.plugin.orm": _ORM | _BUILTIN,
+    "swift.plugin": _ORM + _PRM + _TURNS + _ENV + _CONTEXT + "rm_plugins",
+    "swift.plugin.orm": _ORM + _BUILTIN,
     "swift.plugin.prm": _PRM,
     "swift.plugin.rm_plugin": _RM,
-    "swift.plugin.multi_turn": _TURNS | _OWN_SCHEDULERS,
+    "swift.plugin.multi_turn": _TURNS + _SCHEDULERS,
     "swift.plugin.env": _ENV,
     "swift.plugin.context_manager": _CONTEXT,
-    "swift.llm": _DATASETS | _REQUESTS | _TEMPLATES | _ENGINES_V3 | _of("swift_r1.plugins.protocol", "to_device"),
+    "swift.llm": _DATASETS + _REQUESTS + _TEMPLATE + _ENGINES_V3 + "Messages Tool to_device",
     "swift.llm.dataset": _DATASETS,
-    "swift.llm.template": _TEMPLATES | _of("swift_r1.plugins.protocol", "InferRequest"),
-    "swift.llm.infer": _REQUESTS | _ENGINES_V3,
+    "swift.llm.template": _TEMPLATE + "Messages Tool InferRequest",
+    "swift.llm.infer": _REQUESTS + _ENGINES_V3,
     "swift.llm.infer.protocol": _PROTOCOL,
-    "swift.llm.utils": _of("swift_r1.plugins.protocol", "to_device") | _of("swift_r1.plugins.protocol", "Messages"),
+    "swift.llm.utils": "Messages to_device",
 }
+IMPORT_NAMES: Mapping[str, Mapping[str, Entry]] = {
+    module: {name: _ENTRIES[name] for name in names.split()} for module, names in _MODULES.items()
+}
+"""Module of ms-swift -> name in it -> where it is here."""

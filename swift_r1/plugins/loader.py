@@ -44,25 +44,34 @@ class LoadedPlugin:
 
 
 _LOADED: dict[Path, LoadedPlugin] = {}
+_REGISTRIES: Mapping[str, Mapping[str, Any]] = {
+    "reward": orms,
+    "dataset": datasets,
+    "scheduler": multi_turns,
+    "environment": envs,
+    "process reward": prms,
+    "reward model": rm_plugins,
+    "context manager": context_managers,
+}
 
 
 def load_plugins(paths: Sequence[str]) -> list[LoadedPlugin]:
     """Runs each plugin file once in this process, in order.
 
     The folder of a plugin goes to the end of `sys.path`, so it can import its neighbours but none of
-    them can stand in for a library (a `math.py` beside it, say).
+    them can replace a library (a `math.py` beside it, say).
 
     Raises:
         UsageError: one line for each file that is missing or fails, with the plugin's file and line.
     """
-    return for_each(paths, _load_once)
 
+    def load_once(text: str) -> LoadedPlugin:
+        path = Path(text).expanduser()
+        if path.resolve() not in _LOADED:
+            _LOADED[path.resolve()] = _load(text, path)
+        return _LOADED[path.resolve()]
 
-def _load_once(text: str) -> LoadedPlugin:
-    path = Path(text).expanduser()
-    if path.resolve() not in _LOADED:
-        _LOADED[path.resolve()] = _load(text, path)
-    return _LOADED[path.resolve()]
+    return for_each(paths, load_once)
 
 
 def _load(text: str, path: Path) -> LoadedPlugin:
@@ -78,7 +87,7 @@ def _load(text: str, path: Path) -> LoadedPlugin:
         sys.path.append(folder)
     # The name depends on the path alone, so that worker processes find classes pickled by reference.
     name = f"swift_r1_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    before, theirs = _registered(), Registries()
+    before, theirs = {kind: dict(entries) for kind, entries in _REGISTRIES.items()}, Registries()
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # the suffix is .py
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -91,7 +100,7 @@ def _load(text: str, path: Path) -> LoadedPlugin:
         raise UsageError(_failure(text, path, error)) from error
     changed = {
         kind: tuple(key for key, value in entries.items() if before[kind].get(key) is not value)
-        for kind, entries in _registered().items()
+        for kind, entries in _REGISTRIES.items()
     }
     for kind, names in changed.items():
         for key in names:
@@ -108,19 +117,6 @@ def _load(text: str, path: Path) -> LoadedPlugin:
     )
 
 
-def _registered() -> dict[str, dict[str, Any]]:
-    registries: dict[str, Mapping[str, Any]] = {
-        "reward": orms,
-        "dataset": datasets,
-        "scheduler": multi_turns,
-        "environment": envs,
-        "process reward": prms,
-        "reward model": rm_plugins,
-        "context manager": context_managers,
-    }
-    return {kind: dict(entries) for kind, entries in registries.items()}
-
-
 def _failure(text: str, path: Path, error: BaseException) -> str:
     """One line, with the line of the plugin that was running last (none for a missing first line)."""
     line, traceback = None, error.__traceback__
@@ -131,7 +127,5 @@ def _failure(text: str, path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError) and error.filename == str(path):
         line = error.lineno
     place = f"{text}:{line}" if line else text
-    message = " ".join(str(error).split())
-    if isinstance(error, SwiftError):
-        return f"plugin {place}: {message}"
-    return f"plugin {place}: {type(error).__name__}{f': {message}' if message else ''}"
+    parts = ["" if isinstance(error, SwiftError) else type(error).__name__, " ".join(str(error).split())]
+    return f"plugin {place}: {': '.join(filter(None, parts))}"

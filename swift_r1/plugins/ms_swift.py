@@ -43,11 +43,8 @@ def is_installed() -> bool:
 
 def its_own(name: str) -> Any:
     """The installed ms-swift's object of a name, in whatever module its version has it; None without one."""
-    for module in _MODULES:
-        found = getattr(importlib.import_module(module), name, None)
-        if found is not None:
-            return found
-    return None
+    found = (getattr(importlib.import_module(module), name, None) for module in _MODULES)
+    return next((one for one in found if one is not None), None)
 
 
 class Registries:
@@ -67,10 +64,8 @@ class Registries:
             if place != _DATASETS:
                 _REGISTRIES[place].update({name: entry for name, entry in new.items() if not _is_its_own(entry)})
                 continue
-            for meta in new.values():
-                if not _came_with_it(meta):
-                    converted = _as_ours(meta)
-                    datasets[converted.name] = converted
+            for meta in map(_as_ours, filter(_is_a_plugins, new.values())):
+                datasets[meta.name] = meta
 
 
 def _registry(module: str, name: str) -> dict[Any, Any]:
@@ -82,9 +77,9 @@ def _is_its_own(entry: Any) -> bool:
     return str(getattr(entry, "__module__", "")).startswith("swift.")
 
 
-def _came_with_it(meta: Any) -> bool:
-    """One of its hundreds of hub datasets. A plugin's dataset has its own data or code."""
-    return meta.dataset_path is None and _is_its_own(meta.loader) and _is_its_own(meta.preprocess_func)
+def _is_a_plugins(meta: Any) -> bool:
+    """Not one of its hundreds of hub datasets: a plugin's has its own data or code."""
+    return meta.dataset_path is not None or not (_is_its_own(meta.loader) and _is_its_own(meta.preprocess_func))
 
 
 def _as_ours(meta: Any) -> DatasetMeta:

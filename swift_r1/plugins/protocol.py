@@ -1,4 +1,4 @@
-"""What ms-swift's plugins import beside base classes: records of requests and answers with its names, fields and
+"""What ms-swift's plugins import besides base classes: records of requests and answers with its names, fields and
 defaults, small helpers, and registries that nothing here reads.
 
 The records carry values between a plugin's own pieces (a scheduler, an environment, a client of a judge). Our own wire

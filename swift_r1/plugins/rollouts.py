@@ -62,8 +62,8 @@ class MultiTurnScheduler(RolloutScheduler):
     async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
         """Turn after turn until `check_finished` says so, `max_turns` is reached or no more tokens fit.
 
-        `step` may give, beside `infer_request`: `response_token_ids` and `response_loss_mask` (this turn's tokens where
-        it changed them, and which are trained) and `rollout_infos` (collected, and given to the rewards).
+        `step` may give, besides `infer_request`, `response_token_ids` and `response_loss_mask` (its tokens where
+        it changed them, and which are trained), and `rollout_infos` (collected, and given to the rewards).
         """
         request = infer_request
         infos: dict[str, Any] = {}
@@ -171,10 +171,10 @@ class GymScheduler(RolloutScheduler):
     async def run(self, infer_request: RolloutInferRequest, request_config: Any, **kwargs: Any) -> RolloutOutput:
         """The episode: the environment's observations are the user's messages."""
         columns = infer_request.data_dict
-        env = _made(envs, "environment", columns.get("env_config"), self.gym_env, "--gym_env")
-        manager, given = None, columns.get("ctx_config")
-        if self.context_manager or (given or {}).get("name"):
-            manager = _made(context_managers, "context manager", given, self.context_manager, "--context_manager")
+        env_config, config = columns.get("env_config") or {}, columns.get("ctx_config") or {}
+        env, manager = _made(envs, "environment", env_config, self.gym_env, "--gym_env"), None
+        if self.context_manager or config.get("name"):
+            manager = _made(context_managers, "context manager", config, self.context_manager, "--context_manager")
         try:
             return await self._episode(env, manager, infer_request, request_config)
         finally:
@@ -201,18 +201,18 @@ class GymScheduler(RolloutScheduler):
                 infos.append(info)
             turns = len(rewards)
             if over or (self.max_turns is not None and turns >= self.max_turns):
-                totals = {"total_reward": sum(rewards), "step_rewards": rewards, "trajectory_info": infos}
-                notes = {"num_turns": turns, "gym_done": over} | totals
+                notes: dict[str, Any] = {"num_turns": turns, "gym_done": over, "total_reward": sum(rewards)}
+                notes |= {"step_rewards": rewards, "trajectory_info": infos}
                 return RolloutOutput(response, messages, rollout_infos=notes)
             messages.append({"role": "user", "content": observation})
 
 
 def _made(registry: dict[str, Callable[..., Any]], what: str, config: Any, default: str | None, flag: str) -> Any:
-    name = (config or {}).get("name", default)
+    name = config.get("name", default)
     if name not in registry:
         known = ", ".join(sorted(registry)) or "none"
         raise KeyError(f"there is no {what} {name!r} ({flag}, or the row's config); registered are: {known}")
-    return registry[name](config or {})
+    return registry[name](config)
 
 
 GYMScheduler = GymScheduler  # ms-swift's spelling

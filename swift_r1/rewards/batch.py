@@ -3,63 +3,49 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, Self
 
 from pebble import ProcessFuture, ProcessPool
 
-from swift_r1.rewards.calls import LONGEST_CALL, Answer, Call, column_of, cut, groups_of, isolated, joined
-from swift_r1.rewards.types import Item, RewardBatch, RewardColumn
+from swift_r1.rewards.calls import LONGEST_CALL, Answer, Call, column_of, groups_of, isolated, join_batches, split_calls
+from swift_r1.rewards.types import Item, RewardBatch, RewardColumn, RewardFlags
+from swift_r1.rewards.worker import load_nothing
 
 _logger = logging.getLogger("swift_r1.rewards")
 
+_CALLS_PER_WORKER = 8
 _SLACK_SECONDS = 60.0  # of the batch deadline: for killing and replacing workers
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A call that was given to the workers; `limit` in seconds."""
+    """A call that was given to the workers of a pool; `limit` in seconds."""
 
     call: Call
     future: ProcessFuture[Any]
     limit: float
     pool: ProcessPool
 
-    def result(self, deadline: float, observe: Callable[[], object]) -> Any:
-        """What the worker returned; `observe` is called while it is waited for.
-
-        Raises:
-            TimeoutError: the call took too long (the future is done then), or the deadline is over.
-            BrokenProcessPool: the pool broke down, and perhaps forgot the call.
-        """
-        while True:
-            observe()
-            wait = min(0.2, max(0.0, deadline - time.monotonic()))
-            try:
-                return self.future.result(timeout=wait)
-            except TimeoutError:
-                if self.future.done() or time.monotonic() >= deadline:
-                    raise
-                if not self.pool.active:
-                    raise BrokenProcessPool("the pool is gone") from None
-
 
 class RewardCaller(ABC):
     """Scores batches of completions with the reward functions of a run; use it as a context manager.
 
     Args:
+        args: the run's arguments, given to the rewards.
         names: registered names of the reward functions, in order.
-        timeout: `--reward_timeout`, seconds per completion.
-        calls_at_once: calls that a batch is cut into: enough to keep the workers busy.
+        load: registers what plugins have; where workers call it, it must pickle.
     """
 
-    def __init__(self, names: Sequence[str], timeout: float, calls_at_once: int) -> None:
-        self.names, self.timeout, self.calls_at_once = tuple(names), timeout, calls_at_once
+    def __init__(self, args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing) -> None:
+        self._args, self.names, self._load = args, tuple(names), load
+        self._lock = threading.RLock()
+        self.timeout = float(args.reward_timeout)
+        self.calls_at_once = int(args.reward_num_workers) * _CALLS_PER_WORKER
 
     @abstractmethod
     def start(self) -> None: ...
@@ -76,17 +62,15 @@ class RewardCaller(ABC):
             RunFailed: no worker is up within its deadline.
         """
 
-    @abstractmethod
     def submit(self, calls: Sequence[Call], state: Mapping[str, int]) -> list[Submitted]:
         """Starts calls without waiting; fewer than asked, or none, where they must wait for the end."""
+        return []
 
     @abstractmethod
-    def collect(self, submitted: Sequence[Submitted], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
-        """The answers to submitted calls; each has one, in any order."""
-
-    @abstractmethod
-    def run(self, calls: Sequence[Call], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
-        """Makes calls and waits for them; every call gets an answer, in any order."""
+    def run(
+        self, calls: Sequence[Call], state: Mapping[str, int], deadline: float, submitted: Sequence[Submitted] = ()
+    ) -> Iterator[Answer]:
+        """Makes calls and waits for them and for those submitted; each gets one answer, in any order."""
 
     def __enter__(self) -> Self:
         self.start()
@@ -108,11 +92,9 @@ class RewardCaller(ABC):
 
 
 class OpenRewardBatch:
-    """Takes groups in any order; the result is that of the whole batch in theirs.
+    """Takes groups in any order; the result is in the order of their numbers.
 
     Args:
-        caller: calls the functions.
-        names: of the functions, in order.
         trainer_state: as of `RewardBatch`; that of the batches added does not count.
     """
 
@@ -125,16 +107,12 @@ class OpenRewardBatch:
         self._spent = dict.fromkeys(names, 0.0)
 
     def add(self, first: int, part: RewardBatch) -> None:
-        """Gives the workers the groups `first`, `first + 1`, ... of the batch. Never waits for them.
-
-        Raises:
-            ValueError: not whole groups.
-        """
+        """Gives the workers groups `first`, `first + 1`, ... of the batch, and does not wait for them."""
         groups = dict(enumerate(groups_of(part), start=first))
         self._parts[first] = part
         self._groups |= groups
         if not self._waits:
-            calls = [call for name in self._names for call in cut(name, groups, self._caller.calls_at_once)]
+            calls = [call for name in self._names for call in split_calls(name, groups, self._caller.calls_at_once)]
             submitted = self._caller.submit(calls, self._state)
             self._submitted += submitted
             self._waits = len(submitted) < len(calls)
@@ -151,21 +129,20 @@ class OpenRewardBatch:
         missing = set(range(max(self._groups, default=0) + 1)) - set(self._groups)
         if missing:
             raise ValueError(f"group {min(missing)} of the batch was not added")
-        batch = joined([self._parts[first] for first in sorted(self._parts)], self._state)
+        batch = join_batches([self._parts[first] for first in sorted(self._parts)], self._state)
         groups = [self._groups[number] for number in range(len(self._groups))]
         longest = self._caller.timeout * min(2 * len(batch.completions), 2 * LONGEST_CALL)
         deadline = time.monotonic() + _SLACK_SECONDS + longest
 
-        def run(calls: Sequence[Call]) -> Iterator[Answer]:
-            return self._counted(self._caller.run(calls, self._state, deadline))
+        def run(calls: Sequence[Call], submitted: Sequence[Submitted] = ()) -> Iterator[Answer]:
+            return self._counted(self._caller.run(calls, self._state, deadline, submitted))
 
-        early = self._counted(self._caller.collect(self._submitted, self._state, deadline))
-        results = isolated(chain(early, run(self._not_submitted())), groups, run)
+        results = isolated(run(self._not_submitted(), self._submitted), groups, run)
         columns = []
         for name in self._names:
-            outcomes = (results[name, number] for number in range(len(groups)))
-            columns.append(column_of(name, outcomes, batch.group_size, self._spent[name]))
-            _warn(columns[-1], batch)
+            column = column_of(name, (results[name, number] for number in range(len(groups))), self._spent[name])
+            _warn(column, batch)
+            columns.append(column)
         return batch, columns
 
     def _not_submitted(self) -> list[Call]:
@@ -173,7 +150,7 @@ class OpenRewardBatch:
         for name in self._names:
             done = {number for one in self._submitted if one.call.name == name for number in one.call.key}
             rest = {number: item for number, item in self._groups.items() if number not in done}
-            calls += cut(name, rest, self._caller.calls_at_once)
+            calls += split_calls(name, rest, self._caller.calls_at_once)
         return calls
 
     def _counted(self, answers: Iterable[Answer]) -> Iterator[Answer]:

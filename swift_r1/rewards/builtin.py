@@ -17,21 +17,21 @@ from swift_r1.rewards.graders.answers import first_answer
 from swift_r1.rewards.graders.library import parsed, verified
 from swift_r1.rewards.orm import ORM, orms
 
-_THOUGHT_THEN_ANSWER = re.compile(r"</think>\s*<answer>")
-_THOUGHT_THEN_ACTION = re.compile(r"</think>\s*Action:")
-_START, _END, _INPUT = "<think>", "</answer>", "Action Input:"
+_THOUGHT_THEN = {next_: re.compile(rf"</think>\s*{next_}") for next_ in ("<answer>", "Action:")}
+_END = "</answer>"
+
+
+def _after_thought(completion: str, next_: str) -> int | None:
+    """Where the text after a first think block and `next_` begins. Linear: the earliest leaves the most room."""
+    start = "<think>"
+    found = _THOUGHT_THEN[next_].search(completion, len(start)) if completion.startswith(start) else None
+    return None if found is None else found.end()
 
 
 def is_formatted(completion: str) -> bool:
-    r"""Whether a completion is a think block, then an answer block, and nothing around them.
-
-    The meaning of ms-swift's `^<think>.*?</think>\s*<answer>.*?</answer>(?![\s\S])` (dot matches all), found in
-    linear time: the earliest end of the thought leaves the most room for the answer.
-    """
-    if not completion.startswith(_START) or not completion.endswith(_END):
-        return False
-    middle = _THOUGHT_THEN_ANSWER.search(completion, len(_START))
-    return middle is not None and middle.end() + len(_END) <= len(completion)
+    r"""ms-swift's `^<think>.*?</think>\s*<answer>.*?</answer>(?![\s\S])` (dot matches all), found in linear time."""
+    answer = _after_thought(completion, "<answer>")
+    return answer is not None and completion.endswith(_END, answer)
 
 
 class Format(ORM):
@@ -42,12 +42,9 @@ class Format(ORM):
 
 
 def is_react(completion: str) -> bool:
-    r"""Whether a completion begins like ms-swift's `^<think>.*?</think>\s*Action:.*?Action Input:.*?$` (dot matches
-    all), found in linear time: the earliest action leaves the most room for its input."""
-    if not completion.startswith(_START):
-        return False
-    action = _THOUGHT_THEN_ACTION.search(completion, len(_START))
-    return action is not None and completion.find(_INPUT, action.end()) >= 0
+    r"""ms-swift's `^<think>.*?</think>\s*Action:.*?Action Input:.*?$` (dot matches all), found in linear time."""
+    action = _after_thought(completion, "Action:")
+    return action is not None and "Action Input:" in completion[action:]
 
 
 class ReActFormat(ORM):
@@ -67,21 +64,21 @@ class GymReward(ORM):
 
 
 class Countdown(ORM):
-    """`grade_countdown`; needs the columns `nums` and `target`."""
+    """`grade_countdown`."""
 
     def __call__(self, completions: list[str], nums: Any, target: Any, **kwargs: Any) -> list[float | None]:
         return [grade_countdown(*item).score for item in zip(completions, nums, target, strict=True)]
 
 
 class Gsm8k(ORM):
-    """`grade_gsm8k` comparing numbers; needs the column `solution`, the right number."""
+    """`grade_gsm8k` comparing numbers; `solution` is the right one."""
 
     def __call__(self, completions: list[str], solution: Any, **kwargs: Any) -> list[float | None]:
         return [grade_gsm8k(*item).score for item in zip(completions, solution, strict=True)]
 
 
 class Math(ORM):
-    r"""`grade_math` by `--verifier` on the last `\boxed{}`; needs the column `solution`, one answer or a list."""
+    r"""`grade_math` by `--verifier` on the last `\boxed{}`; a `solution` is one answer or a list."""
 
     answer: Literal["boxed", "tag", "tag_strict"] = "boxed"
 
@@ -110,10 +107,10 @@ class MathTagStrict(Math):
 
 
 class MathAccuracy(ORM):
-    r"""math_verify on the answer tag, or on the text where there is none: ms-swift's `accuracy`.
+    """math_verify on the answer tag, or on the text where there is none: ms-swift's `accuracy`.
 
-    Needs the column `solution`. A solution that math_verify cannot read gives no opinion (None), where ms-swift's
-    gives 0: the completion is not to blame.
+    A solution that math_verify cannot read gives no opinion (None), where ms-swift's gives 0: the completion is not to
+    blame.
     """
 
     def __call__(self, completions: list[str], solution: Any, **kwargs: Any) -> list[float | None]:

@@ -1,4 +1,4 @@
-"""Calls of reward functions: cutting a batch into calls, and finding the completion to blame where one fails.
+"""Calls of reward functions: splitting a batch into calls, and finding the completion to blame where one fails.
 
 1. Each group of a failed call is called alone, so that one bad group costs no other;
 2. the completions of a failing group are called one by one, only to learn which are to blame;
@@ -35,14 +35,14 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One outcome for each item of the call, and the seconds that it took."""
+    """One outcome per item of the call, and the seconds that it took."""
 
     call: Call
     outcomes: list[ItemOutcome]
     seconds: float
 
 
-def cut(name: str, groups: Mapping[int, Item], wanted: int) -> list[Call]:
+def split_calls(name: str, groups: Mapping[int, Item], wanted: int) -> list[Call]:
     """All groups in about `wanted` calls of one or more groups, none of them long; the key is the groups' numbers."""
     if not groups:
         return []
@@ -54,11 +54,7 @@ def cut(name: str, groups: Mapping[int, Item], wanted: int) -> list[Call]:
 
 
 def groups_of(batch: RewardBatch) -> list[Item]:
-    """The batch group by group.
-
-    Raises:
-        ValueError: it does not consist of whole groups, or a column is not as long as it.
-    """
+    """The batch group by group; raises ValueError where these are not whole, or a column has another length."""
     count, size = len(batch.completions), batch.group_size
     if size < 1 or count == 0 or count % size:
         raise ValueError(f"{count} completions are not whole groups of {size}")
@@ -69,7 +65,7 @@ def groups_of(batch: RewardBatch) -> list[Item]:
     return [_picked(whole, range(first, first + size)) for first in range(0, count, size)]
 
 
-def joined(parts: Sequence[RewardBatch], trainer_state: Mapping[str, int]) -> RewardBatch:
+def join_batches(parts: Sequence[RewardBatch], trainer_state: Mapping[str, int]) -> RewardBatch:
     """Batches of the same columns and group size as one."""
     first = parts[0]
     return RewardBatch(
@@ -80,13 +76,11 @@ def joined(parts: Sequence[RewardBatch], trainer_state: Mapping[str, int]) -> Re
     )
 
 
-def column_of(name: str, outcomes: Iterable[ItemOutcome], size: int, seconds: float) -> RewardColumn:
-    """The column of a function from the outcomes of all groups (of `size` completions), in order."""
+def column_of(name: str, outcomes: Iterable[ItemOutcome], seconds: float) -> RewardColumn:
+    """The column of a function from the outcomes of all groups, in order."""
     values: list[float | None] = []
     invalid: list[InvalidReward] = []
     for outcome in outcomes:
-        if outcome.failure is not None:
-            outcome = _settled(outcome, {}, size)
         invalid += [replace(bad, index=len(values) + bad.index) for bad in outcome.invalid]
         values += outcome.values
     return RewardColumn(name, tuple(values), tuple(invalid), seconds)
@@ -95,7 +89,7 @@ def column_of(name: str, outcomes: Iterable[ItemOutcome], size: int, seconds: fl
 def isolated(
     first: Iterable[Answer], groups: Sequence[Item], run: Callable[[Sequence[Call]], Iterator[Answer]]
 ) -> dict[tuple[str, int], ItemOutcome]:
-    """The outcome of each group from each function, by the function's name and the group's number.
+    """The outcome of each group from each function, by the function's name and the group's number; none is a failure.
 
     Args:
         first: answers to calls whose keys are the numbers of their groups.
@@ -113,27 +107,28 @@ def isolated(
     for answer in run([Call(key, key[0], (groups[key[1]],)) for key in failed]):
         results[answer.call.key] = answer.outcomes[0]
 
-    failed = [key for key, outcome in results.items() if outcome.failure is not None and outcome.isolate]
-    sizes = {key: len(groups[key[1]].completions) for key in failed}
+    sizes = [len(group.completions) for group in groups]
+    blamed: dict[tuple[str, int], dict[int, ItemOutcome]] = {
+        key: {} for key, outcome in results.items() if outcome.failure is not None and outcome.isolate
+    }
     probes = [
-        Call((key, index), key[0], (_picked(groups[key[1]], [index]),)) for key in failed for index in range(sizes[key])
+        Call((name, number, index), name, (_picked(groups[number], [index]),))
+        for name, number in blamed
+        for index in range(sizes[number])
     ]
-    blamed: dict[tuple[str, int], dict[int, ItemOutcome]] = {key: {} for key in failed}
     for answer in run(probes):
-        key, index = answer.call.key
+        name, number, index = answer.call.key
         if answer.outcomes[0].failure is not None:
-            blamed[key][index] = answer.outcomes[0]
+            blamed[name, number][index] = answer.outcomes[0]
 
     again = [
-        Call(key, key[0], (_without(groups[key[1]], causes),))
-        for key, causes in blamed.items()
+        Call((name, number), name, (_without(groups[number], causes),))
+        for (name, number), causes in blamed.items()
         # With none to blame it may have been the worker, and the group is tried again.
-        if len(causes) < sizes[key]
+        if len(causes) < sizes[number]
     ]
-    final = {answer.call.key: answer.outcomes[0] for answer in run(again)}
-    for key, causes in blamed.items():
-        results[key] = _settled(final.get(key, results[key]), causes, sizes[key])
-    return results
+    results |= {answer.call.key: answer.outcomes[0] for answer in run(again)}
+    return {key: _settled(outcome, blamed.get(key, {}), sizes[key[1]]) for key, outcome in results.items()}
 
 
 def _picked(item: Item, picks: Sequence[int]) -> Item:
@@ -152,13 +147,11 @@ def _without(group: Item, blamed: Mapping[int, ItemOutcome]) -> Item:
 
 def _settled(outcome: ItemOutcome, blamed: Mapping[int, ItemOutcome], size: int) -> ItemOutcome:
     """The outcome of a group of `size`, with the completions to blame invalid; all are where the call failed."""
-    values = outcome.values if outcome.failure is None else (math.nan,) * size
-    invalid = {bad.index: bad for bad in outcome.invalid}
-    failures = dict(blamed)
+    values, failures = outcome.values, dict(blamed)
     if outcome.failure is not None:
-        failures = dict.fromkeys(range(size), outcome) | failures
-    for index, failure in failures.items():
-        invalid[index] = InvalidReward(index, failure.failure or "failed", failure.kind)
+        values, failures = (math.nan,) * size, dict.fromkeys(range(size), outcome) | failures
+    invalid = {bad.index: bad for bad in outcome.invalid}
+    invalid |= {i: InvalidReward(i, bad.failure or "failed", bad.kind) for i, bad in failures.items()}
     return ItemOutcome(
         values=tuple(math.nan if index in invalid else value for index, value in enumerate(values)),
         invalid=tuple(invalid[index] for index in sorted(invalid)),

@@ -24,13 +24,8 @@ _END_SECONDS = 10.0  # for what was killed to be gone
 
 
 def confine(mark: str, kept: Sequence[str]) -> None:
-    """Strips secrets and proxies from `os.environ`, makes this process lead its own group and adopt what its
-    descendants leave behind.
-
-    Args:
-        mark: put into the environment that children inherit, with this process's id.
-        kept: names of variables that stay whatever they are called.
-    """
+    """Strips secrets and proxies (except `kept`) from `os.environ`, makes this process lead its own group and adopt
+    what its descendants leave behind. Its children inherit the `mark`, with its process id."""
     for name in [name for name in os.environ if _SECRET.search(name) and name not in kept]:
         del os.environ[name]
     os.environ[MARK] = f"{mark}:{os.getpid()}"
@@ -53,23 +48,16 @@ def limit_memory(gib: float) -> None:
 
 @contextlib.contextmanager
 def contained() -> Iterator[None]:
-    """A context around one call: the processes that it started end with it."""
+    """A context around one call: the processes that it started end with it, and their descendants too."""
     before = _children()
     try:
         yield
     finally:
         for pid in _children() - before:
-            end_tree(pid)
-
-
-def end_tree(pid: int) -> None:
-    """Kills a process and its descendants, and reaps it where it is a child of this one."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        process = psutil.Process(pid)
-        for member in [*process.children(recursive=True), process]:
             with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
-        process.wait(5)
+                child = psutil.Process(pid)
+                _kill([*child.children(recursive=True), child])
+                child.wait(5)
 
 
 def end_whole(workers: Sequence[int]) -> None:
@@ -80,9 +68,7 @@ def end_whole(workers: Sequence[int]) -> None:
             os.kill(pid, signal.SIGSTOP)
     deadline = time.monotonic() + _END_SECONDS
     while (below := _below(workers)) and time.monotonic() < deadline:
-        for process in below:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        _kill(below)
         time.sleep(0.01)
     for pid in workers:
         with contextlib.suppress(ProcessLookupError):
@@ -110,6 +96,12 @@ def end_group(worker: int) -> None:
     """Kills what is left of a dead worker's process group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(worker, signal.SIGKILL)
+
+
+def _kill(processes: Sequence[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
 
 def _below(workers: Sequence[int]) -> list[psutil.Process]:

@@ -49,11 +49,7 @@ class InvalidRewardMonitor:
         self._warned = set(state["warned"])
 
     def update(self, columns: Sequence[RewardColumn], batch: RewardBatch) -> None:
-        """Takes the columns of one training step.
-
-        Raises:
-            RunFailed: a function is over the limit; the line has its name, the cause and an example.
-        """
+        """Takes the columns of one training step; raises RunFailed where a function is over the limit."""
         for column in columns:  # all rows of a step that ends the run are written
             for bad in column.invalid:
                 self._write(_invalid_row(column.name, bad, batch))

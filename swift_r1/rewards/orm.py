@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import difflib
-import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from swift_r1.errors import UsageError, for_each
+from swift_r1.errors import UsageError, describe, for_each
 
-_PLUGIN_MACHINERY = str(Path(__file__).resolve().parents[1] / "plugins")
-
-_GIVEN = frozenset(
-    (
-        *("completions", "messages", "prompt_id", "request_id", "finish_reason", "is_truncated"),
-        *("response_token_ids", "trainer_state", "dataset"),
-    )
-)
-"""What every reward call gets beside the dataset's columns."""
+_GIVEN = {
+    *("completions", "messages", "prompt_id", "request_id", "finish_reason", "is_truncated"),
+    *("response_token_ids", "trainer_state", "dataset"),
+}
+"""What every reward call gets besides the dataset's columns."""
 
 
 class ORM:
@@ -60,7 +54,6 @@ class Reward:
     """A reward function, ready to call.
 
     Attributes:
-        function: the object that is called.
         accepts: names of the keywords it takes; None where it takes any.
         needs: dataset columns: the parameters of its call without a default, except those that every call gets.
         is_async: its call is a coroutine.
@@ -73,7 +66,7 @@ class Reward:
     is_async: bool
 
     def call(self, completions: Sequence[str], columns: Mapping[str, Any]) -> Any:
-        """Calls it with the completions and those columns that it takes; returns what it returns."""
+        """Calls it with the completions and those columns that it takes."""
         taken = {key: value for key, value in columns.items() if self.accepts is None or key in self.accepts}
         return self.function(list(completions), **taken)
 
@@ -105,12 +98,8 @@ def build_reward(name: str, args: Any = None) -> Reward:
     return _reward(name, function)
 
 
-def check_rewards(names: Sequence[str], columns: frozenset[str], args: Any = None) -> list[Reward]:
-    """Builds all rewards and checks that the data has the columns they need. Quick; loads no model.
-
-    Raises:
-        UsageError: one line for each reward that is unknown, cannot be built, or needs a column that the data lacks.
-    """
+def build_rewards(names: Sequence[str], columns: frozenset[str], args: Any = None) -> list[Reward]:
+    """Raises UsageError, a line for each reward that is unknown, cannot be built, or lacks a column that it needs."""
 
     def checked(name: str) -> Reward:
         reward = build_reward(name, args)
@@ -124,20 +113,6 @@ def check_rewards(names: Sequence[str], columns: frozenset[str], args: Any = Non
         return reward
 
     return for_each(names, checked)
-
-
-def describe(error: BaseException) -> str:
-    """An exception in one line: type, message, and the file and line that raised it."""
-    message = " ".join(str(error).split())[:300]
-    text = f"{type(error).__name__}: {message}" if message else type(error).__name__
-    place, trace = None, error.__traceback__
-    while trace is not None:
-        name = trace.tb_frame.f_code.co_filename
-        # An import that fails inside a reward is the plugin's line, not that of the import system or of our finder.
-        if not name.startswith(("<frozen", _PLUGIN_MACHINERY)) and name != importlib.__file__:
-            place = f"{name}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return f"{text} ({place})" if place else text
 
 
 def _constructor_arguments(cls: Callable[..., Any], args: Any) -> dict[str, Any]:

@@ -1,16 +1,16 @@
-"""Reward functions in worker processes that can be killed, so that no reward can hang or end a run, or in this one.
+"""Reward functions in worker processes that can be killed, so that no reward can hang or end a run; or in this one.
 
-A call holds one whole group or more. Its time limit is `--reward_timeout` for each of its completions (at most 32 of
-them); the worker that is over it is killed and replaced. What a failed call does to its groups is in `calls.py`.
+A call holds one whole group or more. Its time limit is `--reward_timeout` per completion (32 of them at most); a worker
+that exceeds it is killed and replaced. What a failed call does to its groups is in `calls.py`.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.context import SpawnContext, SpawnProcess
@@ -20,7 +20,7 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rewards.batch import RewardCaller, Submitted
 from swift_r1.rewards.calls import LONGEST_CALL, Answer, Call
-from swift_r1.rewards.confine import MEMORY_EXIT, end_group, end_strays, end_whole
+from swift_r1.rewards.confine import MEMORY_EXIT, end_strays, end_whole
 from swift_r1.rewards.types import ItemOutcome, RewardFlags
 from swift_r1.rewards.watchdog import WorkerWatchdog
 from swift_r1.rewards.worker import (
@@ -37,9 +37,8 @@ from swift_r1.rewards.worker import (
 _logger = logging.getLogger("swift_r1.rewards")
 
 START_SECONDS = 120.0  # for a worker to import the plugins
-_CALLS_PER_WORKER = 8
 _ASYNC_GRACE_SECONDS = 2.0  # for a worker to end a late coroutine by itself, before it is killed
-_DEADLY = frozenset(("timeout", "died", "memory"))  # kinds of failures that end a worker
+_LOOK_SECONDS = 0.2
 
 
 class _Worker(SpawnProcess):
@@ -59,18 +58,10 @@ class RewardPool(RewardCaller):
 
     Workers start by spawn, so it does not matter what threads or libraries this process has. They import the main
     module of the program again: keep that light.
-
-    Args:
-        args: the run's arguments, given to the rewards.
-        names: registered names of the reward functions, in order.
-        load: called in each worker to register what plugins have; it must pickle.
     """
 
     def __init__(self, args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing) -> None:
-        super().__init__(names, float(args.reward_timeout), int(args.reward_num_workers) * _CALLS_PER_WORKER)
-        self._args, self._load = args, load
-        self._seen: set[int] = set()
-        self._lock = threading.RLock()  # of what is replaced in a breakdown
+        super().__init__(args, names, load)
         self._mark = secrets.token_hex(8)
         self._watchdog: WorkerWatchdog | None = None
         self._asynchronous: frozenset[str] = frozenset()
@@ -90,15 +81,13 @@ class RewardPool(RewardCaller):
     def close(self) -> None:
         with self._lock:
             if self._pool is not None:
-                self._worker_ids()
                 self._pool.stop()  # type: ignore[no-untyped-call]  # pebble leaves it untyped
                 self._pool.join()
                 self._pool = None
-                self._clean(frozenset(self._seen), frozenset())
-                self._seen.clear()
             if self._watchdog is not None:
                 self._watchdog.close()
                 self._watchdog = None
+                end_strays(self._mark, frozenset())  # where the watchdog was killed
 
     def wait_ready(self) -> None:
         if self._ready is None:
@@ -116,65 +105,46 @@ class RewardPool(RewardCaller):
 
     def submit(self, calls: Sequence[Call], state: Mapping[str, int]) -> list[Submitted]:
         """Fewer than asked, or none, where the pool broke down."""
-        submitted = []
-        for call in calls:
-            try:
+        submitted: list[Submitted] = []
+        try:
+            for call in calls:
                 submitted.append(self._submit(call, state))
-            except RuntimeError as error:
-                _logger.warning("the reward workers broke down (%s); later groups are scored at the end", error)
-                break
-        self._worker_ids()
+        except RuntimeError as error:
+            _logger.warning("the reward workers broke down (%s); later groups are scored at the end", error)
         return submitted
 
-    def run(self, calls: Sequence[Call], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
-        return self.collect([self._submit_surely(call, state) for call in calls], state, deadline)
+    def run(
+        self, calls: Sequence[Call], state: Mapping[str, int], deadline: float, submitted: Sequence[Submitted] = ()
+    ) -> Iterator[Answer]:
+        return self._collect([*submitted, *(self._submit_surely(call, state) for call in calls)], state, deadline)
 
-    def collect(self, submitted: Sequence[Submitted], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
-        """The answers to submitted calls; each has one. What dead workers left is ended after the last."""
+    def _collect(self, submitted: Sequence[Submitted], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
         aborted: list[Call] = []
-        hurt = False
         for one in submitted:
             answer = self._answer(one, deadline)
             if answer is None:
                 aborted.append(one.call)
             else:
-                hurt |= _has_killed(answer)
                 yield answer
-        for call in aborted:  # alone in the pool, a call can only be hurt by itself
+        for call in aborted:  # alone in the pool: a breakdown is its own fault now
             answer = self._answer(self._submit_surely(call, state), deadline)
-            answer = answer or _failed(call, "its worker process died", "died")
-            hurt |= _has_killed(answer)
-            yield answer
-        if hurt:
-            with self._lock:
-                living = self._worker_ids()
-                self._clean(frozenset(self._seen) - living, living)
-                self._seen &= living
-
-    def _worker_ids(self) -> frozenset[int]:
-        """Of the processes that exist now; all that were ever seen are remembered until they are cleaned up."""
-        with self._lock:
-            living = frozenset(list(self._pool._pool_manager.worker_manager.workers)) if self._pool else frozenset()
-            self._seen |= living
-            return living
-
-    def _clean(self, dead: frozenset[int], living: frozenset[int]) -> None:
-        for worker in dead:
-            end_group(worker)
-        strays = end_strays(self._mark, living)
-        if strays:
-            _logger.warning("ended %d processes that rewards left behind", len(strays))
+            yield answer or _failed(call, "its worker process died", "died")
 
     def _answer(self, one: Submitted, deadline: float) -> Answer | None:
         """None for a call that ended with the pool's breakdown, whether or not the call is to blame."""
         call = one.call
         try:
-            outcomes, seconds = one.result(deadline, self._worker_ids)
+            while not one.future.done():
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    one.future.cancel()  # type: ignore[no-untyped-call]  # pebble leaves it untyped
+                    return _failed(call, "not reached before the deadline of the batch", "timeout")
+                if not one.pool.active:  # it broke down, and may have forgotten the call
+                    return None
+                futures.wait([one.future], min(_LOOK_SECONDS, left))
+            outcomes, seconds = one.future.result()
         except TimeoutError:
-            if one.future.done():
-                return _failed(call, f"no answer within {one.limit:g} s, worker killed", "timeout", one.limit)
-            one.future.cancel()  # type: ignore[no-untyped-call]  # pebble leaves it untyped
-            return _failed(call, "not reached before the deadline of the batch", "timeout")
+            return _failed(call, f"no answer within {one.limit:g} s, worker killed", "timeout", one.limit)
         except ProcessExpired as error:
             if error.exitcode == MEMORY_EXIT:
                 limit = float(self._args.reward_memory_limit)
@@ -200,7 +170,7 @@ class RewardPool(RewardCaller):
         with self._lock:
             try:
                 return self._submit(call, state)
-            except RuntimeError as error:  # mostly a worker died between two calls, or before it told which call it has
+            except RuntimeError as error:  # mostly: a worker died between two calls
                 _logger.warning("the reward workers broke down (%s), and are started again", error)
                 self.close()
                 self.start()
@@ -211,22 +181,14 @@ def _failed(call: Call, reason: str, kind: str, seconds: float = 0.0) -> Answer:
     return Answer(call, [ItemOutcome(failure=reason, isolate=True, kind=kind)] * len(call.items), seconds)
 
 
-def _has_killed(answer: Answer) -> bool:
-    return any(outcome.failure and outcome.kind in _DEADLY for outcome in answer.outcomes)
-
-
 class InlineRewards(RewardCaller):
     """Reward functions in the trainer's own process, for those that need its GPU or keep a state across calls.
 
-    What is then not protected: a call that hangs hangs the run, one that crashes or takes all memory ends it, and
-    nothing is stripped from its environment. Nothing is called before all completions are there. Exceptions and bad
-    values are still invalid rewards, found completion by completion as in the pool, so a reward with a state sees some
-    completions more than once after it failed.
+    Nothing protects the run then: a call that hangs hangs it, one that crashes or takes all memory ends it, and rewards
+    see the whole environment. Nothing is called before all completions are there. Exceptions and bad values are still
+    invalid rewards, found completion by completion as in the pool, so a stateful reward that failed sees some
+    completions again.
     """
-
-    def __init__(self, args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing) -> None:
-        super().__init__(names, float(args.reward_timeout), int(args.reward_num_workers) * _CALLS_PER_WORKER)
-        self._args, self._load, self._lock = args, load, threading.Lock()
 
     def start(self) -> None:
         load_rewards(self._args, self.names, self._load)
@@ -238,14 +200,9 @@ class InlineRewards(RewardCaller):
         if found := faults():
             raise UsageError(*found)
 
-    def submit(self, calls: Sequence[Call], state: Mapping[str, int]) -> list[Submitted]:
-        """Takes none: this process has other work until all completions are there."""
-        return []
-
-    def collect(self, submitted: Sequence[Submitted], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
-        return iter(())
-
-    def run(self, calls: Sequence[Call], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
+    def run(
+        self, calls: Sequence[Call], state: Mapping[str, int], deadline: float, submitted: Sequence[Submitted] = ()
+    ) -> Iterator[Answer]:
         for call in calls:
             started = time.perf_counter()
             with self._lock:
@@ -254,5 +211,4 @@ class InlineRewards(RewardCaller):
 
 
 def rewards_for(args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing) -> RewardCaller:
-    """What `--reward_isolation` asks for."""
     return (InlineRewards if args.reward_isolation == "inline" else RewardPool)(args, names, load)

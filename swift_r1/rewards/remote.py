@@ -18,7 +18,7 @@ FIRST_PAUSE = 0.5  # seconds before the second attempt; doubled before each furt
 
 
 class RemoteRewardError(RuntimeError):
-    """The server refused, or did not answer with one reward for each completion."""
+    """The server refused, or did not answer with a list of rewards."""
 
 
 class RemoteReward(AsyncORM):
@@ -42,11 +42,8 @@ class RemoteReward(AsyncORM):
 
     async def __call__(self, completions: list[str], **columns: Any) -> list[float | None]:
         state = columns.pop("trainer_state", None)
-        body = {
-            "completions": completions,
-            "columns": columns,
-            "trainer_state": {} if state is None else vars(state),
-        }
+        told = {} if state is None else vars(state)
+        body = {"completions": completions, "columns": columns, "trainer_state": told}
         # A lone surrogate is no UTF-8: it goes as an escape.
         response = await self._post(json.dumps(body, default=str).encode())
         try:

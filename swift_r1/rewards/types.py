@@ -28,13 +28,11 @@ class RewardFlags(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RewardBatch:
-    """What every reward function is called with: `N` completions, whole groups, group by group.
+    """What every reward function is called with: `N` completions, whole groups of `group_size`, one after another.
 
     Attributes:
-        completions: `N` texts.
-        columns: each `N` long: the dataset's columns and `messages`, `prompt_id`, `request_id`,
-            `finish_reason`, `is_truncated`, `response_token_ids`, `dataset`.
-        group_size: completions per prompt; group `g` is the rows `[g * group_size, (g + 1) * group_size)`.
+        columns: each `N` long: the dataset's columns and `messages`, `prompt_id`, `request_id`, `finish_reason`,
+            `is_truncated`, `response_token_ids`, `dataset`.
         trainer_state: `global_step`, `max_steps`, given to the rewards as an object with attributes.
     """
 
@@ -50,7 +48,6 @@ class InvalidReward:
 
     Attributes:
         index: of the completion in the batch.
-        cause: one line.
         kind: what `rewards/<name>/invalid/<kind>` counts: `value` (not a finite number), `shape` (not one value per
             completion), `exception`, `timeout`, `died` (its worker process), `memory` (over its limit).
     """
@@ -65,7 +62,6 @@ class RewardColumn:
     """One reward function's values for a batch of `N` completions.
 
     Attributes:
-        name: the registered name, the key of all metrics.
         values: `N` floats; NaN where invalid, None where the function had no opinion.
         invalid: one entry for each invalid value.
         seconds: time spent in the function, summed over the worker processes.

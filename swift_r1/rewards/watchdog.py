@@ -3,14 +3,14 @@
 A trainer that is killed with SIGKILL can clean up nothing, and its workers may be inside C code. So a process in a
 session of its own watches the trainer and the workers (by pidfd, which cannot be forgotten or inherited like a pipe):
 
-- when the trainer ends, each worker is stopped and all below it are killed, then the worker. A worker adopts what its
-  descendants leave behind (`confine.py`), so while it is there nothing that a running reward started can hide, whatever
-  its session or environment;
-- when a worker ends, so does its process group.
+- when the trainer ends, each worker is stopped, and killed after everything below it. A worker adopts what its
+  descendants leave behind (`confine.py`), so nothing that a running reward started can hide, in any session or
+  environment;
+- when a worker ends, so does its process group, and what carries the pool's mark and has no worker any more.
 
-All output of the workers goes through pipes to the watchdog, which shows so much of each call. So it does not matter
-who writes, Python, C code or a child process, nor whether the worker holds the GIL or dies: a gigabyte costs the time
-to write it and is not seen, and the last words of a process that crashes are.
+All output of the workers goes through pipes to the watchdog, which shows a limited part of each call's. It does not
+matter who writes (Python, C code, a child process), nor whether the worker holds the GIL or dies: the last words of a
+process that crashes are shown.
 """
 
 from __future__ import annotations
@@ -57,11 +57,6 @@ class WorkerWatchdog:
     def alive(self) -> bool:
         return self._process.is_alive()
 
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
-
     def close(self) -> None:
         """Ends it, after the workers; what they printed last is shown before."""
         with contextlib.suppress(OSError):  # it was killed
@@ -73,10 +68,10 @@ class WorkerWatchdog:
 
 
 class WorkerOutput:
-    """In a worker: from its making on, before any user's code, this process and what it prints are the watchdog's.
+    """In a worker: once it is made, before any user's code, the watchdog ends this process and shows what it prints.
 
     Raises:
-        OSError: there is no watchdog, or it does not answer: nobody would end this process.
+        OSError: the watchdog is gone, and could not end this process.
     """
 
     def __init__(self, address: str) -> None:
@@ -110,7 +105,7 @@ class WorkerOutput:
 
 def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -> None:
     os.setsid()  # what is sent to the trainer's group is not for this process
-    workers: dict[int, int] = {}
+    workers: dict[int, int] = {}  # by pidfd
     shows: list[threading.Thread] = []
     with selectors.DefaultSelector() as selector:
         selector.register(listener, selectors.EVENT_READ)
@@ -123,9 +118,8 @@ def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -
         while os.getppid() == trainer:
             for key, _ in selector.select():
                 if key.fileobj is listener:
-                    found = _taken(listener)
-                    if found is not None:
-                        pidfd, pid, shown = found
+                    if (registered := _registered(listener)) is not None:
+                        pidfd, pid, shown = registered
                         workers[pidfd] = pid
                         shows = [*(thread for thread in shows if thread.is_alive()), shown]
                         selector.register(pidfd, selectors.EVENT_READ)
@@ -137,11 +131,15 @@ def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -
                         continue
                     for thread in shows:
                         thread.join(1.0)
+                    for pid in workers.values():  # they have ended
+                        end_group(pid)
                     return
                 elif key.fd in workers:
                     selector.unregister(key.fd)
                     end_group(workers.pop(key.fd))
                     os.close(key.fd)
+                    if strays := end_strays(mark, frozenset(workers.values())):
+                        _say(f"ended {len(strays)} processes that rewards left behind")
     # The workers with all that is below them; then what carries the mark and has no worker any more.
     end_whole(list(workers.values()))
     deadline = time.monotonic() + _END_SECONDS
@@ -149,8 +147,8 @@ def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -
         time.sleep(0.05)
 
 
-def _taken(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
-    """A worker that registers: a descriptor that tells its end, its id, and the thread that shows what it prints."""
+def _registered(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
+    """A new worker: its pidfd, its id, and the thread that shows what it prints."""
     connection, _ = listener.accept()
     pid, user, _ = _CREDENTIALS.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     if user != os.getuid():
@@ -159,28 +157,24 @@ def _taken(listener: socket.socket) -> tuple[int, int, threading.Thread] | None:
     try:
         connection.settimeout(5)
         pidfd = os.pidfd_open(pid)
-        thread = threading.Thread(target=_show, args=(connection, *_pipes_from(connection)), daemon=True)
+        _, pipes, _, _ = socket.recv_fds(connection, 1, len(_STREAMS))
+        if len(pipes) != len(_STREAMS):
+            raise ConnectionError("it sent no pipes")
+        connection.sendall(b".")
     except OSError as error:  # it ended while it registered, or is no worker
-        print(f"swift_r1.rewards: process {pid} did not register: {error}", file=sys.stderr)
+        _say(f"process {pid} did not register: {error}")
         connection.close()
         return None
+    for pipe in pipes:
+        os.set_blocking(pipe, False)
+    thread = threading.Thread(target=_show, args=(connection, *pipes), daemon=True)
     thread.start()
     return pidfd, pid, thread
 
 
-def _pipes_from(connection: socket.socket) -> list[int]:
-    """The readable ends of the worker's two streams.
-
-    Raises:
-        OSError: what came is not what `WorkerOutput` sends.
-    """
-    _, found, _, _ = socket.recv_fds(connection, 1, len(_STREAMS))
-    if len(found) != len(_STREAMS):
-        raise ConnectionError("it sent no pipes")
-    for number in found:
-        os.set_blocking(number, False)
-    connection.sendall(b".")
-    return found
+def _say(text: str) -> None:
+    """In a thread, since writing blocks while standard error is not read."""
+    threading.Thread(target=_write, args=(2, f"swift_r1.rewards: {text}\n".encode()), daemon=True).start()
 
 
 def _show(connection: socket.socket, *pipes: int) -> None:
@@ -195,7 +189,10 @@ def _show(connection: socket.socket, *pipes: int) -> None:
         while shown:
             for key, _ in selector.select():
                 if key.fileobj is connection:
-                    if not _received(connection):
+                    data = b""
+                    with contextlib.suppress(OSError):
+                        data = connection.recv(1 << 10)
+                    if not data:
                         selector.unregister(connection)
                         continue
                     for pipe in tuple(shown):
@@ -206,13 +203,6 @@ def _show(connection: socket.socket, *pipes: int) -> None:
                 elif key.fd in shown:
                     _copy(key.fd, shown, left, selector)
     connection.close()
-
-
-def _received(connection: socket.socket) -> bool:
-    try:
-        return bool(connection.recv(1 << 10))
-    except OSError:
-        return False
 
 
 def _copy(pipe: int, shown: dict[int, int], left: dict[int, int], selector: selectors.BaseSelector) -> None:
@@ -238,5 +228,5 @@ def _write(stream: int, data: bytes) -> None:
     while data:
         try:
             data = data[os.write(stream, data) :]
-        except OSError:  # nobody reads it any more: the workers' pipes are emptied all the same
+        except OSError:  # its reader is gone; the workers' pipes are emptied all the same
             return

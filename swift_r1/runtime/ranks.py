@@ -1,14 +1,17 @@
-"""The ranks of a training run and what they exchange: flat tensors over a gloo group, no pickle."""
+"""The ranks of a training run: which are alive, and what they exchange, flat tensors over a gloo group (no pickle)."""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -16,12 +19,115 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
-from swift_r1.runtime.presence import LostRank, Presence
-
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # `dist.Store`, which torch does not export to mypy
 
+logger = logging.getLogger(__name__)
+
 _NEVER = timedelta(days=365)
+_EVERY_S = 5.0  # seconds between two heartbeats
+
+
+class LostRank(Exception):
+    """A rank was silent for `--ddp_timeout` seconds while another waited for it."""
+
+
+class Presence:
+    """Tells a rank that works for long from one that hangs (`--ddp_timeout`), by heartbeats through the group's store.
+
+    A rank that waits in a collective sends one every few seconds, and so does one that is `busy` with what the others
+    wait for: rewards, a save, the rollout server. A waiting rank gives up on one that has been silent for `timeout_s`.
+    A stopped process is silent; one that never finishes is ended by its own watchdog.
+
+    Args:
+        store: shared by the ranks; nothing else uses these keys.
+        heard: called every few seconds while this rank waits and has heard from all others.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, world_size: int, timeout_s: float, heard: Callable[[str], None]
+    ) -> None:
+        self._store, self._rank, self._timeout_s, self._heard = store, rank, timeout_s, heard
+        self._others = [other for other in range(world_size) if other != rank]
+        self._every_s = min(_EVERY_S, timeout_s / 4)
+        self._beat()
+
+    def wait(self, work: dist.Work) -> None:
+        """Waits until the collective is done.
+
+        Raises:
+            LostRank: a rank that it needs is silent.
+            RuntimeError: the collective's, about a broken connection.
+        """
+        if not self._others:
+            work.wait()
+            return
+        if self._done(work):
+            return
+        answered = time.monotonic()
+        since = dict.fromkeys(self._others, answered)
+        said: dict[int, bytes] = {}
+
+        def listen() -> None:
+            """Sends a heartbeat, and notes whose have come since the last time."""
+            nonlocal answered
+            self._beat()
+            words = self._store.multi_get([str(other) for other in self._others])
+            answered = time.monotonic()
+            for other, word in zip(self._others, words, strict=True):
+                if said.get(other) != word:
+                    said[other], since[other] = word, answered
+
+        with self._every_few_seconds(listen):
+            while not self._done(work):
+                now = time.monotonic()
+                silent = min(self._others, key=since.__getitem__)
+                if now - since[silent] > self._timeout_s:
+                    what = f"rank {silent} has said nothing"
+                    if now - answered > self._timeout_s:
+                        what = "the host of the ranks' store (rank 0's launcher) has not answered"
+                    raise LostRank(f"{what} for {self._timeout_s:g} s (--ddp_timeout)")
+                if now - since[silent] < 3 * self._every_s:
+                    self._heard("waiting for the other ranks")
+
+    def busy(self) -> AbstractContextManager[None]:
+        """While open, a thread sends heartbeats."""
+        return self._every_few_seconds(self._beat)
+
+    @contextmanager
+    def _every_few_seconds(self, work: Callable[[], None]) -> Iterator[None]:
+        """Calls `work` in a thread: a store whose host was stopped never answers."""
+        ended = threading.Event()
+
+        def repeat() -> None:
+            try:
+                work()
+                while not ended.wait(self._every_s):
+                    work()
+            except RuntimeError as error:  # the next collective raises too, where it can be handled
+                logger.warning("the other ranks cannot be told that this one is alive: %s", error)
+
+        thread = threading.Thread(target=repeat, name="presence", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join(self._every_s)
+
+    def _beat(self) -> None:
+        self._store.add(str(self._rank), 1)
+
+    def _done(self, work: dist.Work) -> bool:
+        """Whether it is done, after waiting a moment."""
+        try:
+            work.wait(timedelta(seconds=self._every_s))
+        except RuntimeError:
+            # gloo's timeout is a plain RuntimeError.
+            if work.is_completed():
+                raise
+            return False
+        return True
 
 
 @dataclass(frozen=True)
@@ -60,16 +166,16 @@ class Ranks:
             assert tensors is not None
             return list(tensors)
         count = torch.tensor([len(tensors) if tensors is not None else 0])
-        self._wait(dist.broadcast(count, 0, group=self.group, async_op=True))
+        self._wait(dist.broadcast, count, 0)
         header = torch.zeros(int(count), 2, dtype=torch.long)
         if tensors is not None:
             header = torch.tensor([[t.numel(), t.is_floating_point()] for t in tensors], dtype=torch.long)
-        self._wait(dist.broadcast(header, 0, group=self.group, async_op=True))
+        self._wait(dist.broadcast, header, 0)
         received = []
         for number, (size, floating) in enumerate(header.tolist()):
             dtype = torch.float32 if floating else torch.long
             tensor = torch.empty(size, dtype=dtype) if tensors is None else tensors[number].to(dtype).contiguous()
-            self._wait(dist.broadcast(tensor, 0, group=self.group, async_op=True))
+            self._wait(dist.broadcast, tensor, 0)
             received.append(tensor)
         return received
 
@@ -78,12 +184,12 @@ class Ranks:
         if self.group is None:
             return [tensor]
         sizes = [torch.zeros(1, dtype=torch.long) for _ in range(self.world_size)]
-        self._wait(dist.all_gather(sizes, torch.tensor([tensor.numel()]), group=self.group, async_op=True))
+        self._wait(dist.all_gather, sizes, torch.tensor([tensor.numel()]))
         longest = max(int(size) for size in sizes)
         padded = torch.zeros(longest, dtype=tensor.dtype)
         padded[: tensor.numel()] = tensor
         received = [torch.zeros_like(padded) for _ in sizes] if self.is_rank0 else None
-        self._wait(dist.gather(padded, received, 0, group=self.group, async_op=True))
+        self._wait(dist.gather, padded, received, 0)
         if received is None:
             return None
         return [part[: int(size)] for part, size in zip(received, sizes, strict=True)]
@@ -91,26 +197,25 @@ class Ranks:
     def sum(self, tensor: Tensor) -> Tensor:
         """Elementwise sum over ranks, on every rank (CPU, same dtype)."""
         total = tensor.detach().cpu().clone()
-        if self.group is not None:
-            self._wait(dist.all_reduce(total, group=self.group, async_op=True))
+        self._wait(dist.all_reduce, total)
         return total
 
     def max(self, value: float) -> float:
         """The largest of all ranks' values, on every rank."""
         largest = torch.tensor([float(value)])
-        if self.group is not None:
-            self._wait(dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.group, async_op=True))
+        self._wait(dist.all_reduce, largest, dist.ReduceOp.MAX)
         return largest.item()
 
     def barrier(self) -> None:
         """Call before a collective of another group, which waits for no rank longer than `--ddp_timeout`."""
-        if self.group is not None:
-            self._wait(dist.barrier(group=self.group, async_op=True))
+        self._wait(dist.barrier)
 
-    def _wait(self, work: dist.Work | None) -> None:
-        """Waits for the collective; raises as `Presence.wait`."""
-        assert work is not None and self.presence is not None
-        self.presence.wait(work)
+    def _wait(self, collective: Callable[..., dist.Work | None], *arguments: Any) -> None:
+        """Does it, where there are several processes; raises as `Presence.wait`."""
+        if self.group is not None:
+            work = collective(*arguments, group=self.group, async_op=True)
+            assert work is not None and self.presence is not None
+            self.presence.wait(work)
 
     def close(self) -> None:
         if self.group is not None and dist.is_initialized():

@@ -11,12 +11,13 @@ import signal
 import sys
 import threading
 import time
-from types import TracebackType
+from typing import Self
 
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, EXIT_TERMINATED
+from swift_r1.runtime.processes import say
 
 OUT_OF_TIME = 1
-_EXIT_CODES = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
+_EXIT_CODES: dict[int, int] = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 _LAST_RESORT_S = 30.0
 
 
@@ -36,7 +37,7 @@ class StopRequest:
         self._longest = 0.0
         self._last_asked: float | None = None
 
-    def listen(self) -> StopRequest:
+    def listen(self) -> Self:
         """From now on a thread takes signals: the main thread may be in C for long, loading or in a collective."""
         read_end, write_end = os.pipe()
         os.set_blocking(write_end, False)
@@ -77,18 +78,13 @@ class StopRequest:
 
     def _read_signals(self, read_end: int) -> None:
         while numbers := os.read(read_end, 64):
-            for number in numbers:
-                if number in _EXIT_CODES:
-                    self._on_signal(number)
-
-    def _on_signal(self, number: int) -> None:
-        code = _EXIT_CODES[signal.Signals(number)]
-        if self._signalled or not self._in_order:
-            os._exit(code)
-        self._signalled = code
-        if os.environ.get("RANK", "0") == "0":
-            # Not `print`: the main thread may be in the middle of one.
-            os.write(2, b"\nstopping after this step, with a checkpoint; once more stops at once\n")
+            for code in (_EXIT_CODES[number] for number in numbers if number in _EXIT_CODES):
+                if self._signalled or not self._in_order:
+                    os._exit(code)
+                self._signalled = code
+                if os.environ.get("RANK", "0") == "0":
+                    # Not `print`: the main thread may be in the middle of one.
+                    os.write(2, b"\nstopping after this step, with a checkpoint; once more stops at once\n")
 
 
 class Watchdog:
@@ -108,15 +104,13 @@ class Watchdog:
         self._doing, self._since = "the start", time.monotonic()
         self._closed = threading.Event()
 
-    def __enter__(self) -> Watchdog:
+    def __enter__(self) -> Self:
         if self.timeout_s:
             self.progress(self._doing)
             threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closed.set()
         if self.timeout_s:
             faulthandler.cancel_dump_traceback_later()
@@ -131,10 +125,8 @@ class Watchdog:
         while not self._closed.wait(max(0.0, self._since + self.timeout_s - time.monotonic())):
             if time.monotonic() - self._since < self.timeout_s:
                 continue
-            sys.stderr.write(
-                f"\nswift rlhf: rank {self.rank} made no progress for {self.timeout_s:g} s (--step_timeout) in "
-                f"{self._doing}; where each thread stands:\n"
-            )
-            sys.stderr.flush()
+            sys.stderr.write("\n")
+            stuck = f"rank {self.rank} made no progress for {self.timeout_s:g} s (--step_timeout) in {self._doing}"
+            say(f"{stuck}; where each thread stands:")
             faulthandler.dump_traceback(all_threads=True)
             os._exit(EXIT_RUN_FAILED)

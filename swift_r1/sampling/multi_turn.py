@@ -13,10 +13,9 @@ from typing import Any, Protocol, TypeVar
 import torch
 
 from swift_r1.data.prompts import Prompt, PromptEncoder
-from swift_r1.errors import RunFailed
+from swift_r1.errors import RunFailed, describe
 from swift_r1.plugins.protocol import RequestConfig, RolloutInferRequest
 from swift_r1.plugins.rollouts import MultiTurnScheduler, RolloutScheduler
-from swift_r1.rewards.orm import describe
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import Conversation, Generator, OnDone, ignore_output
 from swift_r1.sampling.staleness import spans_of

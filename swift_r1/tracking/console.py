@@ -10,6 +10,7 @@ from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
@@ -28,21 +29,18 @@ _SHOWN = (
 )
 
 
+def progress_bar(console: Console, *more: ProgressColumn) -> Progress:
+    """On a terminal; it shows nothing elsewhere."""
+    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(), *more)
+    return Progress(TextColumn("{task.description}"), *columns, console=console, disable=not console.is_terminal)
+
+
 class RunConsole:
     """The progress of `total_steps` optimizer steps. Use as a context manager."""
 
     def __init__(self, total_steps: int, console: Console | None = None) -> None:
         self.console = console or Console(stderr=True)
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[note]}"),
-            console=self.console,
-            disable=not self.console.is_terminal,
-        )
+        self._progress = progress_bar(self.console, TextColumn("{task.fields[note]}"))
         self._total = total_steps
         self._steps = self._progress.add_task("steps", total=total_steps, note="")
         self._phase: TaskID | None = None
@@ -85,13 +83,11 @@ class RunConsole:
             self.say(f"step {step}/{self._total}  " + "  ".join(shown))
 
     def evaluated(self, step: int, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            if not name.endswith("/accuracy"):
-                continue
-            prefix = name.removesuffix("accuracy")
+        for prefix in (name.removesuffix("accuracy") for name in metrics if name.endswith("/accuracy")):
             dataset = prefix.removeprefix("eval/").rstrip("/")
-            self._notes[dataset] = f"held-out accuracy {value:.3f}"
             own = {key.removeprefix(prefix): item for key, item in metrics.items() if key.startswith(prefix)}
+            value = own["accuracy"]
+            self._notes[dataset] = f"held-out accuracy {value:.3f}"
             if "completions" not in own:  # the mean of several sets
                 self.say(f"step {step}: held-out accuracy {value:.3f}, the mean of the data sets")
                 continue

@@ -15,45 +15,25 @@ _MAXIMUM = ("completions/max_length", "rollout/weight_check")
 _LATEST = ("rollout/weight_version", "learning_rate", "step")
 
 
-class MetricWindow:
-    """Collects each step's metrics and gives their mean: the maximum or the latest where a mean says nothing."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, list[float]] = defaultdict(list)
-
-    def add(self, metrics: Mapping[str, float]) -> None:
-        for name, value in metrics.items():
-            self._values[name].append(value)
-
-    def state(self) -> dict[str, list[float]]:
-        """What is in the window, for a checkpoint."""
-        return {name: list(values) for name, values in self._values.items()}
-
-    def restore(self, state: Mapping[str, Sequence[float]]) -> None:
-        self._values.clear()
-        self._values.update({name: list(values) for name, values in state.items()})
-
-    def flush(self) -> dict[str, float]:
-        """The window's metrics; it is empty afterwards. NaN entries do not count."""
-        merged = {name: _merge(name, values) for name, values in self._values.items()}
-        self._values.clear()
-        return merged
-
-
-def _merge(name: str, values: list[float]) -> float:
-    if name in _LATEST:
-        return values[-1]
-    known = [value for value in values if not math.isnan(value)]
-    if not known:
-        return math.nan
-    return max(known) if name in _MAXIMUM else sum(known) / len(known)
+def merged(window: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Mean of each metric over its steps, without NaN; the maximum or the latest where a mean says nothing."""
+    found: dict[str, float] = {}
+    for name, values in window.items():
+        known = [value for value in values if not math.isnan(value)]
+        if name in _LATEST:
+            found[name] = values[-1]
+        elif name in _MAXIMUM:
+            found[name] = max(known, default=math.nan)
+        else:
+            found[name] = sum(known) / len(known) if known else math.nan
+    return found
 
 
 class Stopwatch:
     """Adds up wall-clock seconds by name."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self.seconds: defaultdict[str, float] = defaultdict(float)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -61,11 +41,12 @@ class Stopwatch:
         try:
             yield
         finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+            self.seconds[name] += time.perf_counter() - started
 
     def take(self) -> dict[str, float]:
         """Seconds by name since the last call."""
-        taken, self.seconds = self.seconds, {}
+        taken = dict(self.seconds)
+        self.seconds.clear()
         return taken
 
 
@@ -77,7 +58,7 @@ class JsonLines:
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json_line(row))
+        self._file.write(json.dumps(_standard(row), ensure_ascii=False, allow_nan=False) + "\n")
 
     def close(self) -> None:
         self._file.close()
@@ -87,11 +68,6 @@ class JsonLines:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def json_line(row: Mapping[str, Any]) -> str:
-    """One line of standard JSON, its end included."""
-    return json.dumps(_standard(row), ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _standard(value: Any) -> Any:

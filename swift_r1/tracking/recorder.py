@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 from swift_r1.tracking.console import RunConsole
-from swift_r1.tracking.metrics import JsonLines, MetricWindow, read_json_lines
+from swift_r1.tracking.metrics import JsonLines, merged, read_json_lines
 from swift_r1.tracking.reporters import Reporter
 
 _SHOWN_COMPLETIONS = 2
@@ -19,12 +20,8 @@ _CURVES: Mapping[str, tuple[str, ...]] = {
     "loss": ("loss", "grad_norm", "learning_rate"),
     "policy": ("kl", "entropy", "clip_ratio/low", "clip_ratio/high", "rollout/logp_diff"),
     "critic": (
-        "value_loss",
-        "explained_variance",
-        "returns/mean",
-        "values/mean",
-        "critic/grad_norm",
-        "clip_ratio/value",
+        *("value_loss", "explained_variance", "returns/mean", "values/mean"),
+        *("critic/grad_norm", "clip_ratio/value"),
     ),
     "time": ("time/generate", "time/reward", "time/train", "time/sync", "time/step"),
 }
@@ -32,7 +29,7 @@ _CURVES: Mapping[str, tuple[str, ...]] = {
 
 
 class Recorder:
-    """Is told what happened in a run; this one does nothing with it, for ranks other than 0."""
+    """Takes what happened in a run; this one, for ranks other than 0, ignores it."""
 
     def phase(self, name: str, total: int) -> None: ...
 
@@ -77,10 +74,11 @@ class RunRecorder(Recorder):
     ) -> None:
         self.run_dir, self.console, self.reporters = run_dir, console, reporters
         self.logging_steps, self.show_completions = logging_steps, show_completions
-        self._log = JsonLines(run_dir / "logging.jsonl")
-        self._completions = JsonLines(run_dir / "completions.jsonl")
-        self._eval_completions = JsonLines(run_dir / "eval_completions.jsonl")
-        self._window = MetricWindow()
+        names = ("logging", "completions", "eval_completions")
+        self._files = self._log, self._completions, self._eval_completions = [
+            JsonLines(run_dir / f"{name}.jsonl") for name in names
+        ]
+        self._window: defaultdict[str, list[float]] = defaultdict(list)
         self._latest_rows: Sequence[Mapping[str, Any]] = ()
         self._step = 0
 
@@ -90,7 +88,7 @@ class RunRecorder(Recorder):
 
     def __exit__(self, *_: object) -> None:
         self.console.__exit__()
-        for file in (self._log, self._completions, self._eval_completions):
+        for file in self._files:
             file.close()
         for reporter in self.reporters:
             reporter.close()
@@ -110,7 +108,8 @@ class RunRecorder(Recorder):
         self._latest_rows = rows
 
     def step(self, step: int, metrics: Mapping[str, float], last: bool) -> None:
-        self._window.add(metrics)
+        for name, value in metrics.items():
+            self._window[name].append(value)
         self._step = step
         self.console.step_done(step, metrics)
         if step % self.logging_steps == 0 or last:
@@ -118,7 +117,8 @@ class RunRecorder(Recorder):
 
     def _log_window(self) -> None:
         step = self._step
-        line = {"step": step, **self._window.flush()}
+        line = {"step": step, **merged(self._window)}
+        self._window.clear()
         self._log.write(line)
         self.console.logged(step, line)
         for reporter in self.reporters:
@@ -137,14 +137,14 @@ class RunRecorder(Recorder):
             reporter.log(metrics, step)
 
     def window(self) -> dict[str, list[float]]:
-        return self._window.state()
+        return {name: list(values) for name, values in self._window.items()}
 
     def restore_window(self, state: Mapping[str, Sequence[float]]) -> None:
-        self._window.restore(state)
+        self._window = defaultdict(list, {name: list(values) for name, values in state.items()})
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Logs what is left, draws the curves and writes `summary.json`, last of all."""
-        if self._window.state():
+        if self._window:
             self._log_window()
         draw_curves(read_json_lines(self.run_dir / "logging.jsonl"), self.run_dir / "images")
         (self.run_dir / "summary.json").write_text(json.dumps(dict(summary), indent=2) + "\n", encoding="utf-8")

@@ -50,7 +50,9 @@ class WeightsAndBiases:
     def __init__(self, run_dir: Path, run_name: str, config: Mapping[str, Any]) -> None:
         import wandb
 
-        if "WANDB_MODE" not in os.environ and not _wandb_key():
+        netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
+        has_key = os.environ.get("WANDB_API_KEY") or (netrc.is_file() and "wandb" in netrc.read_text(errors="replace"))
+        if "WANDB_MODE" not in os.environ and not has_key:
             logger.warning("wandb has no API key: this run is kept offline in %s", run_dir / "wandb")
             os.environ["WANDB_MODE"] = "offline"
         self._wandb = wandb
@@ -107,11 +109,7 @@ REPORTERS: Mapping[str, type[TensorBoard] | type[WeightsAndBiases] | type[SwanLa
 def open_reporters(
     names: Sequence[str], run_dir: Path, run_name: str | None, config: Mapping[str, Any]
 ) -> list[Reporter]:
-    """The trackers of `--report_to`.
-
-    Raises:
-        UsageError: if a tracker's package is not installed.
-    """
+    """The trackers of `--report_to`; raises UsageError where a tracker's package is not installed."""
     reporters: list[Reporter] = []
     for name in names:
         if name == "none":
@@ -119,14 +117,6 @@ def open_reporters(
         try:
             reporters.append(REPORTERS[name](run_dir, run_name or run_dir.name, config))
         except ImportError as error:
-            raise UsageError(
-                f"--report_to {name} needs the package {error.name or name}: pip install {name}"
-            ) from error
+            package = error.name or name
+            raise UsageError(f"--report_to {name} needs the package {package}: pip install {name}") from error
     return reporters
-
-
-def _wandb_key() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
-    return netrc.is_file() and "wandb" in netrc.read_text(errors="replace")

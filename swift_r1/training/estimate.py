@@ -73,9 +73,9 @@ def estimate(
     args: RlhfArguments,
     shape: ModelShape,
     world_size: int,
-    *,
     libraries: float,
     stage: int | None,
+    *,
     offload: tuple[bool, bool] = (False, False),
     gpu: bool = False,
     critic: ModelShape | None = None,
@@ -84,10 +84,9 @@ def estimate(
 
     Args:
         libraries: bytes that the process holds before it loads a model.
-        stage: ZeRO's, None for plain torch.
-        offload: of optimizer and parameters.
+        stage, offload: of ZeRO (None for plain torch), the latter of optimizer and parameters.
         gpu: training is on a GPU.
-        critic: the shape of PPO's critic, all of whose weights are trained; None without one.
+        critic: of PPO, all of whose weights are trained.
     """
     width = _BYTES[args.torch_dtype or shape.dtype]
     ranks = world_size if stage is not None else 1
@@ -125,11 +124,8 @@ def estimate(
 
     prompt = args.max_length or DEFAULT_PROMPT_TOKENS
     tokens, predicted = _tokens(args, prompt)
-    training = {
-        "activations": _activations(args, shape, tokens, width),
-        "logits": _logits(shape, predicted, width, embedding_trained),
-    }
-    phases = {"training": training}
+    logits = _logits(shape, predicted, width, embedding_trained)
+    phases = {"training": {"activations": _activations(args, shape, tokens, width), "logits": logits}}
     if critic is not None:
         phases["training of the critic"] = {"activations": _activations(args, critic, tokens, width, adapters=False)}
     if not args.use_vllm:

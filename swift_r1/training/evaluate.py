@@ -1,8 +1,5 @@
-"""Evaluation during training: the same engine on the weights of that step, other prompts.
-
-What is evaluated is a list of sets: the held-out prompts of the run, and each of `--eval_datasets` with its own prompt
-form and reward.
-"""
+"""Evaluation during training: the same engine on the weights of that step, on the run's held-out prompts and on each of
+`--eval_datasets` with its own prompt form and reward."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from swift_r1.algorithms.rewards import Composition
+from swift_r1.algorithms.rewards import Composition, mean
 from swift_r1.arguments import RlhfArguments
 from swift_r1.arguments.eval_tasks import Task
 from swift_r1.data.preprocessors import Row
@@ -24,12 +21,12 @@ from swift_r1.errors import UsageError
 from swift_r1.evaluation.engine import evaluation_seeds
 from swift_r1.evaluation.questions import check_room, load_questions, prompts_of, shared_questions
 from swift_r1.evaluation.results import RULES, Graded, summarize
-from swift_r1.rewards.types import RewardColumn
 from swift_r1.sampling.base import OnDone
 from swift_r1.sampling.multi_turn import Turns
 from swift_r1.sampling.scoring import (
     OpenRewards,
     ScoredCompletion,
+    ScoredRound,
     Scoring,
     completion_metrics,
     completion_row,
@@ -102,16 +99,30 @@ class Evaluator:
         """
         metrics: Metrics = {}
         rows: Rows = []
-        found = [self._run(one, step) for one in self.sets]
-        for one in found:
-            if one is None:
+        for one, scored in [(one, self._scored(one, step)) for one in self.sets]:
+            if scored is None:
                 return None
-            metrics |= one[0]
-            rows += one[1]
+            for name in one.names():
+                named = one.name is not None
+                own = [item for item in scored.trained if named or item.conversation.prompt.dataset == name]
+                metrics |= {f"eval/{name}/{key}": value for key, value in _metrics(own).items()}
+            more = {} if one.name is None else {"benchmark": one.name}
+            rows += [more | completion_row(item, step, None) for item in scored.trained]
         return metrics | plain_means(metrics), rows
 
-    def _run(self, one: EvalSet, step: int) -> tuple[Metrics, Rows] | None:
-        scoring, requests = None, [self._request(one, prompt, step) for prompt in one.prompts]
+    def _scored(self, one: EvalSet, step: int) -> ScoredRound | None:
+        """The completions of a set and their rewards, on rank 0. Collective."""
+        requests = [
+            RolloutRequest(
+                request_id=f"{self.run_id}/eval/{step}/{prompt.prompt_id}",
+                prompt_token_ids=prompt.token_ids,
+                n=one.num_generations,
+                seeds=evaluation_seeds(self.seed, prompt.prompt_id, one.num_generations),
+                sampling=one.sampling,
+            )
+            for prompt in one.prompts
+        ]
+        scoring = None
         if one.open_rewards is not None:
             scoring = Scoring(
                 one.prompts,
@@ -128,53 +139,29 @@ class Evaluator:
             else:
                 asked = list(zip(one.prompts[part], requests[part], strict=True))
                 self.turns.generate(asked, self.on_done, scoring.add)
-        if scoring is None:
-            return None
-        scored = scoring.result()
-        metrics: Metrics = {}
-        for name in one.names():
-            chosen = [
-                number
-                for number, item in enumerate(scored.trained)
-                if one.name is not None or item.conversation.prompt.dataset == name
-            ]
-            values = _metrics([scored.trained[number] for number in chosen], scored.columns(), chosen)
-            metrics |= {f"eval/{name}/{key}": value for key, value in values.items()}
-        more = {} if one.name is None else {"benchmark": one.name}
-        return metrics, [more | completion_row(item, step, None) for item in scored.trained]
-
-    def _request(self, one: EvalSet, prompt: Prompt, step: int) -> RolloutRequest:
-        return RolloutRequest(
-            request_id=f"{self.run_id}/eval/{step}/{prompt.prompt_id}",
-            prompt_token_ids=prompt.token_ids,
-            n=one.num_generations,
-            seeds=evaluation_seeds(self.seed, prompt.prompt_id, one.num_generations),
-            sampling=one.sampling,
-        )
+        return None if scoring is None else scoring.result()
 
 
 def plain_means(metrics: Mapping[str, float]) -> Metrics:
     """`eval/mean/...` of several sets: accuracy, reward and length, each set counting the same; nothing for one set."""
     found: dict[str, list[float]] = {}
     for name, value in metrics.items():
-        _, _name, key = name.split("/", 2)
+        key = name.split("/", 2)[2]
         if key in _AVERAGED:
             found.setdefault(key, []).append(value)
-    return {f"eval/{MEAN}/{key}": sum(values) / len(values) for key, values in found.items() if len(values) > 1}
+    return {f"eval/{MEAN}/{key}": mean(values) for key, values in found.items() if len(values) > 1}
 
 
-def _metrics(
-    scored: Sequence[ScoredCompletion], columns: Sequence[RewardColumn], chosen: Sequence[int]
-) -> dict[str, float]:
+def _metrics(scored: Sequence[ScoredCompletion]) -> Metrics:
     """The figures of one benchmark: those of the run's steps, and those of `swift eval`."""
     reward = next(iter(scored[0].rewards))
     result = summarize([_graded(item, reward) for item in scored], reward)
     values = {"reward": reward_metrics(scored, [])["reward"]} | completion_metrics(scored)
     values["accuracy"] = result.average.value
-    for column in columns:
-        values[f"rewards/{column.name}/mean"] = _mean_of_known([column.values[n] for n in chosen])
-    values |= result.flat()
-    return values | {"completions": float(len(scored)), "prompts": float(result.questions)}
+    for name in scored[0].rewards:
+        found = (item.rewards[name] for item in scored)
+        values[f"rewards/{name}/mean"] = mean([one for one in found if one is not None and not math.isnan(one)])
+    return values | result.flat() | {"completions": float(len(scored)), "prompts": float(result.questions)}
 
 
 def _graded(item: ScoredCompletion, reward: str) -> Graded:
@@ -189,20 +176,14 @@ def _graded(item: ScoredCompletion, reward: str) -> Graded:
     )
 
 
-def _mean_of_known(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None and value == value]
-    return sum(known) / len(known) if known else float("nan")
-
-
-def _evaluates(args: RlhfArguments) -> bool:
-    return args.eval_steps is not None or args.eval_on_start
+def _tasks(args: RlhfArguments) -> Sequence[Task]:
+    """Those of `--eval_datasets`, where something is evaluated."""
+    return args.eval_tasks() if args.eval_steps is not None or args.eval_on_start else ()
 
 
 def eval_rewards(args: RlhfArguments) -> list[str]:
     """Reward functions that only the evaluation needs."""
-    if not _evaluates(args):
-        return []
-    named = [task.reward for task in args.eval_tasks() if task.reward is not None]
+    named = [task.reward for task in _tasks(args) if task.reward is not None]
     return [name for name in dict.fromkeys(named) if name not in args.reward_funcs]
 
 
@@ -210,14 +191,9 @@ def load_eval_prompts(
     args: RlhfArguments, tokenizer: PreTrainedTokenizerBase, training: Sequence[Row]
 ) -> list[list[Prompt]]:
     """The prompts of each of `--eval_datasets`, in their order; says where the training rows have some of them too.
-
-    Raises:
-        UsageError: data that cannot be had, or a row that cannot be used.
-    """
-    if not _evaluates(args):
-        return []
+    Raises UsageError for data or a row that cannot be used."""
     found = []
-    for task in args.eval_tasks():
+    for task in _tasks(args):
         questions = load_questions(task, args.seed if args.data_seed is None else args.data_seed, args.use_hf)
         if shared := shared_questions(questions, [] if args.streaming else islice(training, _MOST_COMPARED)):
             _logger.warning(
@@ -230,25 +206,22 @@ def load_eval_prompts(
 def eval_sets(
     args: RlhfArguments,
     sampling: SamplingParams,
-    prompts: Sequence[Sequence[Prompt]] | None,
+    prompts: Sequence[Sequence[Prompt]],
     sizes: Sequence[int],
-    open_rewards: Callable[[Sequence[str]], OpenRewards],
+    open_rewards: Callable[[Sequence[str]], OpenRewards | None],
     model_length: int | None,
 ) -> list[EvalSet]:
     """The sets of every rank.
 
     Args:
-        sampling: of training.
-        prompts: on rank 0, the held-out ones and those of each of `--eval_datasets`; None elsewhere.
-        sizes: how many of each.
-        open_rewards: of the functions with these names; called on rank 0.
+        prompts: the held-out ones and those of each of `--eval_datasets`; all empty except on rank 0.
+        sizes: how many of each rank 0 has.
+        open_rewards: of the functions with these names; None except on rank 0.
         model_length: the most tokens that a prompt and its completion may have; None for no limit.
 
     Raises:
         UsageError: a prompt leaves no room for its completion, or two sets have the same name.
     """
-    tasks = args.eval_tasks() if _evaluates(args) else []
-    found: list[EvalSet] = []
     held_out = Task(
         name="held out",
         dataset="",
@@ -257,43 +230,37 @@ def eval_sets(
         top_p=args.eval_top_p,
         max_completion_length=int(args.eval_max_completion_length or args.max_completion_length),
     )
-    for number, (task, size) in enumerate(zip([held_out, *tasks], sizes, strict=True)):
+    found: list[EvalSet] = []
+    for task, own, size in zip([held_out, *_tasks(args)], prompts, sizes, strict=True):
         if not size:
             continue
-        own = prompts[number] if prompts is not None else ()
-        if number and prompts is not None:
+        if own and task is not held_out:
             check_room(task, own, model_length)
-        names = [task.reward] if task.reward is not None else args.reward_funcs
-        weights = [1.0] if task.reward is not None else args.reward_weights or []
+        # A set may have another template than training, so that its turns end with another token.
+        ends = {*sampling.stop_token_ids, *(one.turn_end for one in own[:1] if one.turn_end is not None)}
+        limits = {
+            "temperature": task.temperature,
+            "top_p": task.top_p,
+            "top_k": -1,
+            "max_tokens": task.max_completion_length,
+            "stop_token_ids": tuple(sorted(ends)),
+        }
         found.append(
             EvalSet(
-                name=task.name if number else None,
+                name=None if task is held_out else task.name,
                 prompts=own,
                 num_prompts=size,
                 num_generations=task.num_generations,
-                sampling=sampling.model_copy(
-                    update={
-                        "temperature": task.temperature,
-                        "top_p": task.top_p,
-                        "top_k": -1,
-                        "max_tokens": task.max_completion_length,
-                        "stop_token_ids": _with_turn_end(sampling.stop_token_ids, own),
-                    }
-                ),
-                open_rewards=open_rewards(names) if prompts is not None else None,
-                weights=tuple(weights),
+                sampling=sampling.model_copy(update=limits),
+                open_rewards=open_rewards(args.reward_funcs if task.reward is None else [task.reward]),
+                weights=tuple(args.reward_weights or ()) if task.reward is None else (1.0,),
             )
         )
-    names_of_sets = [name for one in found for name in one.names()]
-    for name in sorted({name for name in names_of_sets if names_of_sets.count(name) > 1}):
+    names = [name for one in found for name in one.names()]
+    for name in sorted({name for name in names if names.count(name) > 1}):
         raise UsageError(f"two evaluated data sets have the name {name}: name one otherwise in --eval_datasets")
-    if MEAN in names_of_sets and len(names_of_sets) > 1:
+    if MEAN in names and len(names) > 1:
         raise UsageError(
             f"an evaluated data set has the name {MEAN}, which the mean of all of them has: name it otherwise"
         )
     return found
-
-
-def _with_turn_end(ends: tuple[int, ...], prompts: Sequence[Prompt]) -> tuple[int, ...]:
-    """A set may have another template than training, so that its turns end with another token."""
-    return tuple(sorted({*ends, *(one.turn_end for one in prompts[:1] if one.turn_end is not None)}))

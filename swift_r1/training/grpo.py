@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from swift_r1.algorithms import (
     LossConfig,
-    drop_truncated,
+    LossOutput,
     loss_normalizer,
     mean_metrics,
     policy_loss,
@@ -23,25 +24,8 @@ from swift_r1.algorithms.aggregation import masked_metric
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.scoring import ScoredRound
-from swift_r1.training.backends.base import Backend, CriticBackend, ReferencePolicy
+from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batch.batching import Batching, RoundBatch, round_batch, split_step
-
-
-@dataclass(frozen=True, slots=True)
-class Advantages:
-    """What a round's completions are trained towards, on the CPU and the same on every rank.
-
-    Attributes:
-        values: float32 `[N]`, one per completion; with a critic `[N, longest]`, one per token.
-        of_completions: float32 `[N]`, the advantage of each completion; of tokens their mean.
-        returns: float32 `[N, longest]` for the critic, None without one.
-        valid: bool `[N]`, completions whose returns are known; None without a critic.
-    """
-
-    values: Tensor
-    of_completions: Tensor
-    returns: Tensor | None = None
-    valid: Tensor | None = None
 
 
 def batch_of_round(scored: ScoredRound | None, ranks: Ranks) -> RoundBatch:
@@ -58,30 +42,26 @@ def batch_of_round(scored: ScoredRound | None, ranks: Ranks) -> RoundBatch:
         [one.loss_mask for one in conversations],
     )
     if ranks.world_size > 1:
-        ranks.broadcast(batch.tensors())
+        ranks.broadcast(list(batch.tensors().values()))
     return batch
 
 
 def split_round(batch: RoundBatch, steps: int, batching: Batching, ranks: Ranks) -> list[list[MicroBatch]]:
-    """This rank's micro-batches of each of the round's optimizer steps.
-
-    Consecutive completions, so whole groups where sizes allow, make a step.
-    """
+    """This rank's micro-batches of each of the round's optimizer steps. Consecutive completions, so whole groups where
+    sizes allow, make a step."""
     size = len(batch) // steps
     return [split_step(batch, range(start, start + size), batching, ranks) for start in range(0, len(batch), size)]
 
 
 def needs_old_policy(config: LossConfig, updates: int) -> bool:
-    """Whether a round of `updates` optimizer steps needs a forward pass before its first one.
-
-    With one update the training forward gives the old log-probs, so nothing is computed twice, and a ratio to the
-    engine's has no use for them; but the KL in the reward comes before the advantages, and the entropy threshold before
-    the first backward pass.
-    """
+    """Whether a round of `updates` optimizer steps needs a forward pass before its first one: with one update the
+    training forward gives the old log-probs, and a ratio to the engine's has no use for them; but the KL in the reward
+    comes before the advantages, and the entropy threshold before the first backward pass."""
     before_update = updates > 1 and not config.ratio_to_behaviour
     return before_update or config.kl_in_reward or config.top_entropy_quantile < 1
 
 
+@torch.no_grad()
 def before_training(
     steps: Sequence[Sequence[MicroBatch]],
     backend: Backend,
@@ -89,25 +69,19 @@ def before_training(
     temperature: float,
     *,
     old_policy: bool,
-    critic: CriticBackend | None = None,
+    critic: Backend | None = None,
 ) -> list[list[MicroBatch]]:
-    """Adds what must be computed with the weights as they are before the round's first update. Collective.
-
-    Args:
-        old_policy: compute the policy's own log-probs and entropies, see `needs_old_policy`.
-        critic: of PPO; its values are computed.
-    """
+    """Adds what must be computed with the weights as they are before the round's first update: with `old_policy` the
+    policy's log-probs and entropies, the reference's log-probs, the critic's values. Collective."""
 
     def filled(micro: MicroBatch) -> MicroBatch:
         old = entropies = ref = values = None
         if old_policy:
-            with torch.no_grad():
-                old, entropies = map(micro.unflatten, backend.logprobs(micro.inputs, temperature))
+            old, entropies = map(micro.unflatten, backend.logprobs(micro.inputs, temperature))
         if reference is not None:
             ref = micro.unflatten(reference.logprobs(micro.inputs, temperature).logps)
         if critic is not None:
-            with torch.no_grad():
-                values = micro.unflatten(critic.values(micro.inputs))
+            values = micro.unflatten(critic.values(micro.inputs))
         return replace(micro, old_logps=old, old_entropies=entropies, ref_logps=ref, old_values=values)
 
     return [[filled(micro) for micro in micro_batches] for micro_batches in steps]
@@ -120,28 +94,18 @@ def rewards_after_kl(rewards: Tensor, steps: Sequence[Sequence[MicroBatch]], bet
     `--overlong_filter` leaves out of the loss: its reward counts in the group's baseline. Collective.
     """
     penalties = torch.zeros(len(rewards), dtype=torch.float64)
-    for micro in (micro for micro_batches in steps for micro in micro_batches):
+    for micro in chain.from_iterable(steps):
         assert micro.old_logps is not None and micro.ref_logps is not None
         nothing = torch.zeros(len(micro.samples), dtype=torch.float64, device=micro.mask.device)
-        less = rewards_less_kl(nothing, micro.old_logps, micro.ref_logps, micro.mask, beta)
-        penalties[micro.samples] = less.cpu()
+        penalty = rewards_less_kl(nothing, micro.old_logps, micro.ref_logps, micro.mask, beta)
+        penalties[micro.samples] = penalty.cpu()
     return (rewards + ranks.sum(penalties)).to(rewards.dtype)
 
 
-def trained_mask(micro: MicroBatch, overlong_filter: bool) -> Tensor:
-    """`[B, T]` bool, True on trained tokens: all of a completion's, or none (`--overlong_filter`)."""
-    return drop_truncated(micro.mask, micro.truncated) if overlong_filter else micro.mask
-
-
-def entropy_threshold(batches: Sequence[MicroBatch], masks: Sequence[Tensor], quantile: float, ranks: Ranks) -> Tensor:
-    """The entropy (float32 scalar) from which on a token of this optimizer step is trained, the same on every rank.
-
-    Of the trained tokens of all micro-batches and ranks, under the policy before the round's first update.
-    Collective.
-    """
-    entropies = [
-        micro.old_entropies[mask] for micro, mask in zip(batches, masks, strict=True) if micro.old_entropies is not None
-    ]
+def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ranks) -> Tensor:
+    """The entropy (float32 scalar) from which on a token of this optimizer step is trained, from those of all ranks
+    under the policy before the round's first update. Collective."""
+    entropies = [micro.old_entropies[micro.trained] for micro in batches if micro.old_entropies is not None]
     everyones = ranks.gather(torch.cat(entropies).cpu())
     mine = None
     if everyones is not None:
@@ -158,38 +122,31 @@ def train_step(
     temperature: float,
     learning_rate: float,
     ranks: Ranks,
-    *,
-    overlong_filter: bool = False,
     frozen: bool = False,
 ) -> dict[str, float]:
-    """Forward, loss and backward of each micro-batch, then one update of the policy. Collective.
+    """The policy's loss and update. Collective.
 
     Args:
         advantages: float32 `[N]`, of the whole round; or `[N, longest]`, one per token.
-        overlong_filter: leave truncated completions out of the loss.
         frozen: no backward pass and no update; gradient norm and rate are 0.
 
     Returns:
-        The whole step's `loss`, `grad_norm` (where one is not finite nothing was updated), `learning_rate`, the loss's
-        metrics, in float16 the `loss_scale` that this step used, each rank's `micro_batches` and the `tokens_computed`
-        of all of them (prompts, completions and padding that went through the model for the gradient); the same on
-        every rank.
+        As `update`, with each rank's `micro_batches` and the `tokens_computed` of all of them (prompts, completions and
+        padding that went through the model for the gradient).
     """
-    masks = [trained_mask(micro, overlong_filter) for micro in batches]
-    normalizer = ranks.sum(torch.stack([loss_normalizer(mask, config) for mask in masks]).sum())
+    normalizer = torch.stack([loss_normalizer(micro.trained, config) for micro in batches]).sum().cpu()
+    computed = torch.tensor(sum(micro.inputs.token_ids.numel() for micro in batches), dtype=torch.float64)
+    normalizer, computed = ranks.sum(torch.stack([normalizer, computed]))
     filtered = config.top_entropy_quantile < 1
-    threshold = entropy_threshold(batches, masks, config.top_entropy_quantile, ranks) if filtered else None
-    loss = torch.zeros((), dtype=torch.float64)
-    metrics = []
-    for number, (micro, mask) in enumerate(zip(batches, masks, strict=True)):
-        with torch.set_grad_enabled(not frozen):
-            out = backend.logprobs(micro.inputs, temperature)
-        logps, entropies = micro.unflatten(out.logps), micro.unflatten(out.entropies)
+    threshold = entropy_threshold(batches, config.top_entropy_quantile, ranks) if filtered else None
+
+    def loss_of(micro: MicroBatch) -> LossOutput:
+        logps, entropies = map(micro.unflatten, backend.logprobs(micro.inputs, temperature))
         result = policy_loss(
             logps,
             logps.detach() if micro.old_logps is None else micro.old_logps,
             of_micro_batch(advantages, micro),
-            mask,
+            micro.trained,
             config,
             ref_logps=micro.ref_logps,
             rollout_logps=micro.rollout_logps,
@@ -198,27 +155,49 @@ def train_step(
             normalizer=normalizer,
             entropy_threshold=threshold,
         )
+        entropy = masked_metric("entropy", entropies, micro.trained.to(entropies.dtype))
+        return replace(result, metrics=result.metrics | entropy)
+
+    metrics = update(batches, loss_of, backend, learning_rate, ranks, frozen=frozen)
+    if threshold is not None and threshold.isfinite():
+        metrics["entropy/threshold"] = threshold.item()
+    return metrics | {"micro_batches": float(len(batches)), "tokens_computed": computed.item()}
+
+
+def update(
+    batches: Sequence[MicroBatch],
+    loss_of: Callable[[MicroBatch], LossOutput],
+    backend: Backend,
+    learning_rate: float,
+    ranks: Ranks,
+    *,
+    coefficient: float = 1.0,
+    frozen: bool = False,
+) -> dict[str, float]:
+    """Forward, loss and backward (of `coefficient` times the loss) of each micro-batch, then one update. Collective.
+
+    Returns:
+        The whole step's `loss`, `grad_norm` (where one is not finite nothing was updated), `learning_rate`, the loss's
+        metrics, and in float16 the `loss_scale` that this step used; the same on every rank.
+    """
+    loss = torch.zeros((), dtype=torch.float64)
+    metrics = []
+    for number, micro in enumerate(batches, start=1):
+        with torch.set_grad_enabled(not frozen):
+            result = loss_of(micro)
         if not frozen:
-            backend.backward(nan_if_not_finite(result.loss), last=number + 1 == len(batches))
+            # A loss that is not finite must give a gradient that is not, whatever the rank: then all skip the update.
+            factor = coefficient if result.loss.isfinite() else math.nan
+            backend.backward(factor * result.loss, last=number == len(batches))
         loss += result.loss.detach().double().cpu()
-        metrics.append(result.metrics | masked_metric("entropy", entropies, mask.to(entropies.dtype)))
+        metrics.append(result.metrics)
     scale = backend.loss_scale
     grad_norm, learning_rate = (0.0, 0.0) if frozen else (backend.step(learning_rate), learning_rate)
     names, sums = zip(*sorted(sum_metrics(metrics).items()), strict=True)
-    computed = torch.tensor(sum(micro.inputs.token_ids.numel() for micro in batches), dtype=torch.float64)
-    totals = ranks.sum(torch.stack([loss, computed, *(value.double().cpu() for value in sums)]))
-    means = mean_metrics(dict(zip(names, totals[2:], strict=True)))
-    if threshold is not None and threshold.isfinite():
-        means["entropy/threshold"] = threshold.item()
-    if scale is not None:
-        means["loss_scale"] = scale
-    means |= {"micro_batches": float(len(batches)), "tokens_computed": totals[1].item()}
-    return {"loss": totals[0].item(), "grad_norm": grad_norm, "learning_rate": learning_rate} | means
-
-
-def nan_if_not_finite(loss: Tensor) -> Tensor:
-    """A loss that is not finite must give a gradient that is not, whatever the rank: then all leave the update out."""
-    return loss if loss.isfinite() else loss * math.nan
+    totals = ranks.sum(torch.stack([loss, *(value.double().cpu() for value in sums)]))
+    found = {"loss": totals[0].item(), "grad_norm": grad_norm, "learning_rate": learning_rate}
+    found |= mean_metrics(dict(zip(names, totals[1:], strict=True)))
+    return found if scale is None else found | {"loss_scale": scale}
 
 
 def of_micro_batch(of_round: Tensor, micro: MicroBatch) -> Tensor:

@@ -1,49 +1,40 @@
-"""The training loop, top to bottom: sample, score, old and reference log-probs, advantages; then for each optimizer
-step loss, update, weight sync and log.
+"""The training loop: `Trainer.begin_round` and `Trainer.train` are the whole step, in line.
 
-Every rank runs this same code. Rank 0 also holds the prompts, talks to the rollout server, scores and records; the
-others are told the round's batch and compute their share of it.
+    rank 0                prompts --> sample --> score ------> completions.jsonl
+                                        ^          | broadcast
+    every rank, each round              |        split --> old and reference log-probs --> advantages
+                                        |                                                      |
+    every rank, each optimizer step   sync <-- update <-- loss <-- micro-batches <-------------'
+                                        |
+    rank 0                              '--> logging.jsonl, evaluation, checkpoint
+
+Every rank runs this code. Rank 0 also talks to the rollout server, scores and records; the others get the round's batch
+from it and compute their share.
 """
 
 from __future__ import annotations
 
-import logging
-import math
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swift_r1.algorithms import LossConfig, group_advantages
+from swift_r1.algorithms import Advantages, LossConfig, group_advantages
 from swift_r1.arguments import Plan, RlhfArguments
-from swift_r1.errors import RunFailed
 from swift_r1.models.policy import MicroBatch
-from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.stopping import StopRequest, Watchdog
 from swift_r1.sampling.prefetch import PrefetchedRounds
 from swift_r1.sampling.rounds import RoundSampler
-from swift_r1.sampling.scoring import ScoredRound, completion_row, round_metrics
 from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.tracking.recorder import Recorder
-from swift_r1.training.backends.base import Backend, ReferencePolicy, Training
+from swift_r1.training import grpo, ppo
+from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batch.batching import Batching, RoundBatch
+from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.resume import Checkpoints, OpenRound, RunProgress, RunSummary, saved_round
 from swift_r1.training.evaluate import Evaluator
-from swift_r1.training.grpo import (
-    Advantages,
-    batch_of_round,
-    before_training,
-    needs_old_policy,
-    rewards_after_kl,
-    split_round,
-    train_step,
-)
-from swift_r1.training.memory import GIB, peak_bytes
 from swift_r1.training.optimizer import LearningRate
-from swift_r1.training.ppo import TrainedCritic, critic_step, token_advantages
 from swift_r1.training.shared_device import SharedDevice
-
-logger = logging.getLogger("swift_r1.training")
 
 
 @dataclass(kw_only=True)
@@ -55,7 +46,6 @@ class Trainer:
         critic: of PPO; None for GRPO and its kin, where the advantage is that of a completion in its group.
         batching: how a round is split into micro-batches.
         evaluator: None where nothing is evaluated.
-        monitor: of invalid rewards, on rank 0.
     """
 
     args: RlhfArguments
@@ -64,13 +54,13 @@ class Trainer:
     backend: Backend
     learning_rate: LearningRate
     reference: ReferencePolicy | None
-    critic: TrainedCritic | None
+    critic: ppo.TrainedCritic | None
     batching: Batching
     rounds: RoundSampler | PrefetchedRounds
     evaluator: Evaluator | None
     device: SharedDevice
     checkpoints: Checkpoints
-    monitor: InvalidRewardMonitor | None
+    books: Bookkeeping
     recorder: Recorder
     stop: StopRequest
     watchdog: Watchdog
@@ -81,7 +71,6 @@ class Trainer:
         if self.critic is not None:  # the mean over the step's tokens, as for the critic; the KL is in the rewards
             self.loss = replace(self.loss, loss_type="bnpo")
         self.progress = RunProgress()
-        self.started = time.perf_counter()
 
     @property
     def summary(self) -> RunSummary:
@@ -115,34 +104,40 @@ class Trainer:
         scored = self.rounds.sample(self.progress.rounds, self.summary.steps)
         self.device.to_train()
         self.progress.rounds += 1
-        batch = batch_of_round(scored, self.ranks)
+        batch = grpo.batch_of_round(scored, self.ranks)
 
-        # Log-probs of the policy as it is and of the reference; for PPO the critic's values.
+        # Log-probs of the policy as it is and of the reference; for PPO the critic's values. Then advantages.
         critic, updates = self.critic, self.plan.optimizer_steps_per_round
+        critic_kl = critic is not None and critic.config.kl_coef > 0
         self.watchdog.progress("the log-probs before training")
         with self.stopwatch.timed("train"):
-            steps = before_training(
+            steps = grpo.before_training(
                 self.split(batch),
                 self.backend,
                 self.reference,
                 self.args.temperature,
-                old_policy=(critic is not None and critic.config.kl_coef > 0) or needs_old_policy(self.loss, updates),
+                old_policy=critic_kl or grpo.needs_old_policy(self.loss, updates),
                 critic=critic.backend if critic is not None else None,
             )
             advantages, metrics = self.advantages(batch, steps)
         if scored is not None:
-            metrics |= self.report(scored, advantages.of_completions.tolist())
+            metrics |= self.books.round(scored, advantages.of_completions.tolist(), self.progress)
         # What the round took as a whole is divided among its steps.
         seconds = {name: value / updates for name, value in self.stopwatch.take().items()}
         return OpenRound(batch, steps, advantages, metrics, seconds)
 
+    def split(self, batch: RoundBatch) -> list[list[MicroBatch]]:
+        """This rank's micro-batches of each optimizer step of one pass over the round."""
+        steps = self.plan.completions_per_round // self.plan.completions_per_optimizer_step
+        return grpo.split_round(batch, steps, self.batching, self.ranks)
+
     def advantages(self, batch: RoundBatch, steps: list[list[MicroBatch]]) -> tuple[Advantages, dict[str, float]]:
         """From the rewards of the whole round, on every rank; and what to log of them."""
         if self.critic is not None:
-            return token_advantages(batch, steps, self.critic.config, self.ranks)
+            return ppo.token_advantages(batch, steps, self.critic.config, self.ranks)
         rewards, metrics = batch.rewards, {}
         if self.args.kl_in_reward:
-            rewards = rewards_after_kl(rewards, steps, self.args.beta, self.ranks)
+            rewards = grpo.rewards_after_kl(rewards, steps, self.args.beta, self.ranks)
             metrics["kl_penalty"] = (batch.rewards - rewards).nanmean().item()
         values = group_advantages(
             rewards,
@@ -164,7 +159,8 @@ class Trainer:
             with self.stopwatch.timed("train"):
                 # Loss and update: of the policy, except while only the critic warms up, then of the critic. One after
                 # the other, so that the activations of one are in memory at a time.
-                metrics = round_.metrics | train_step(
+                frozen = critic is not None and self.summary.steps < args.critic_warmup_steps
+                metrics = round_.metrics | grpo.train_step(
                     micro_batches,
                     round_.advantages.values,
                     self.backend,
@@ -172,20 +168,15 @@ class Trainer:
                     args.temperature,
                     self.learning_rate.value,
                     self.ranks,
-                    overlong_filter=args.overlong_filter,
-                    frozen=critic is not None and self.summary.steps < args.critic_warmup_steps,
+                    frozen,
                 )
                 self.learning_rate.advance()
                 if critic is not None:
-                    rate = critic.learning_rate.value
-                    metrics |= critic_step(
-                        *(micro_batches, round_.advantages, critic.backend, critic.config, rate, self.ranks),
-                        overlong_filter=args.overlong_filter,
-                    )
+                    metrics |= ppo.critic_step(micro_batches, round_.advantages, critic, self.ranks)
                     critic.learning_rate.advance()
             self.summary.steps += 1
             step = self.summary.steps
-            self.check_finite(metrics, round_)
+            self.books.check_finite(metrics, round_, progress)
             if args.sync_ref_model:
                 due = step % args.ref_model_sync_steps == 0
                 if due and self.reference is not None:
@@ -201,91 +192,33 @@ class Trainer:
             evaluates = self.evaluates_now(complete)
             if progress.open_round is None or evaluates:
                 self.publish()
-            self.record(metrics, round_, complete)
+            self.books.step(metrics, round_, step, complete)
             if evaluates:
                 self.evaluate()
             if complete or stops or step % args.save_steps == 0:
                 self.save(complete or stops)
 
-    def split(self, batch: RoundBatch) -> list[list[MicroBatch]]:
-        """This rank's micro-batches of each optimizer step of one pass over the round."""
-        steps = self.plan.completions_per_round // self.plan.completions_per_optimizer_step
-        return split_round(batch, steps, self.batching, self.ranks)
-
-    def report(self, scored: ScoredRound, advantages: list[float]) -> dict[str, float]:
-        """Writes the round's completions down, checks that rewards are valid often enough, and returns its metrics.
-
-        Raises:
-            RunFailed: rewards are invalid too often.
-        """
-        assert self.monitor is not None
-        step = self.summary.steps + 1
-        rows = [completion_row(item, step, value) for item, value in zip(scored.trained, advantages, strict=True)]
-        rows += [completion_row(item, step, None, dropped=True) for item in scored.dropped]
-        with self.ranks.busy():
-            self.recorder.completions(rows)
-        for batch, columns in scored.calls:
-            self.monitor.update(columns, batch)
-        metrics = round_metrics(scored)
-        self.summary.saw_reward(metrics["reward"])
-        return metrics
-
-    def check_finite(self, metrics: dict[str, float], round_: OpenRound) -> None:
-        """`skipped` is 1 where a model was not updated since its loss or gradient is not finite; the batch is then
-        written down. A gradient that overflows float16 is how a loss scale is found, and no fault.
-
-        Raises:
-            RunFailed: too many steps in a row were skipped.
-        """
-        faults: list[str] = []
-        overflows: list[tuple[Training, float]] = []
-        models: list[tuple[str, str, Training]] = [("loss", "", self.backend)]
-        if self.critic is not None:
-            models.append(("value_loss", "critic/", self.critic.backend))
-        for loss, prefix, backend in models:
-            bad = [name for name in (loss, f"{prefix}grad_norm") if not math.isfinite(metrics[name])]
-            scale = metrics.get(f"{prefix}loss_scale", 1.0)
-            if bad == [f"{prefix}grad_norm"] and scale > 1:
-                overflows.append((backend, scale))
-            faults += bad
-        metrics["skipped"] = float(bool(faults))
-        if len(overflows) == len(faults):
-            self.progress.skipped_in_a_row = 0
-            for backend, scale in overflows if self.ranks.is_rank0 else ():
-                logger.info(
-                    "step %d is skipped: its gradient overflows float16; the loss scale was %g and is now %g",
-                    *(self.summary.steps, scale, backend.loss_scale),
-                )
-            return
-        self.progress.skipped_in_a_row += 1
-        what, step, times = " and ".join(faults), self.summary.steps, self.progress.skipped_in_a_row
-        if self.ranks.is_rank0:
-            path = self.checkpoints.saver.run_dir / "skipped" / f"step-{step}.safetensors"
-            with self.ranks.busy():
-                round_.write_step(path)
-            logger.warning("step %d is skipped: %s not finite; its batch is in %s", step, what, path)
-        if times > self.args.max_skipped_steps:
-            raise RunFailed(
-                f"{what} not finite at step {step}, {times} steps in a row were skipped (--max_skipped_steps "
-                f"{self.args.max_skipped_steps}): try a lower learning rate"
-            )
-
     def publish(self) -> None:
         """Sends the current weights to the engine, once for each step."""
         if self.progress.published != self.summary.steps:
-            self.watchdog.progress("the weights' way to the engine")
+            self.watchdog.progress("the weight sync")
             self.device.to_publish()
             with self.stopwatch.timed("sync"):
                 self.rounds.publish_weights(self.progress.rounds, self.progress.open_round is not None)
             self.progress.published = self.summary.steps
 
+    def stop_asked(self) -> bool:
+        """Whether any rank was told to stop, or time is up; all ranks learn it at the same step."""
+        self.stop.reason = int(self.ranks.max(self.stop.due()))
+        return bool(self.stop.reason)
+
     def evaluates_now(self, complete: bool) -> bool:
-        if not self.args.eval_steps or self.stop.reason:
+        every, done, due = self.args.eval_steps, self.summary.steps, True
+        if not every or self.stop.reason:
             return False
         if self.args.eval_unit == "rollout":
-            round_over = self.progress.open_round is None
-            return complete or (round_over and self.progress.rounds % self.args.eval_steps == 0)
-        return complete or self.summary.steps % self.args.eval_steps == 0
+            done, due = self.progress.rounds, self.progress.open_round is None
+        return complete or (due and done % every == 0)
 
     def evaluate(self) -> None:
         """Evaluates the published weights on the held-out prompts."""
@@ -306,25 +239,8 @@ class Trainer:
                     self.summary.saw_checkpoint(metrics, args.metric_for_best_model, args.greater_is_better)
         self.stopwatch.take()
 
-    def stop_asked(self) -> bool:
-        """Whether any rank was told to stop, or time is up; all ranks learn it at the same step."""
-        self.stop.reason = int(self.ranks.max(self.stop.due()))
-        return bool(self.stop.reason)
-
-    def record(self, metrics: dict[str, float], round_: OpenRound, last: bool) -> None:
-        own = self.stopwatch.take()
-        parts = ("generate", "reward", "train", "sync", *self.device.timed)
-        times = {f"time/{name}": round_.seconds.get(name, 0.0) + own.get(name, 0.0) for name in parts}
-        seconds = sum(times.values())
-        tokens = int(round_.batch.loss_mask.sum()) / self.plan.optimizer_steps_per_round
-        times |= {"time/step": seconds, "tokens_per_second": tokens / seconds}
-        times["memory/peak_gib"] = self.ranks.max(peak_bytes(self.ranks.device)) / GIB
-        metrics = metrics | times | self.checkpoints.rollouts.take_metrics()
-        with self.ranks.busy():
-            self.recorder.step(self.summary.steps, metrics, last)
-
     def save(self, last: bool) -> None:
-        """Raises as `Saver.save`."""
+        """Raises as `Checkpoints.save`."""
         self.watchdog.progress("a save")
         self.device.to_save()
         self.summary.seconds = time.perf_counter() - self.started

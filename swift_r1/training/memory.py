@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from swift_r1.arguments.rlhf import RlhfArguments
@@ -15,8 +16,6 @@ from swift_r1.arguments.world import World
 from swift_r1.models.shape import ModelShape, shape_of
 from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.estimate import GIB, MemoryEstimate, changes, estimate
-
-__all__ = ["GIB", "advice", "advice_for", "estimated", "out_of_memory", "peak_bytes", "zero_of"]
 
 _LIBRARIES = {"trainer": 0.10 * GIB, "adapters": 0.05 * GIB, "deepspeed": 0.06 * GIB}
 """What a trainer has imported beside this process's torch and transformers; measured."""
@@ -31,18 +30,10 @@ def peak_bytes(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_reserved(device)
-    found = _of_this_process("VmHWM")
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 if found is None else found
-
-
-def _of_this_process(name: str) -> int | None:
-    """Bytes, by the kernel's name for them; None where it does not say."""
     status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith(f"{name}:"):
-                return int(line.split()[1]) * 1024
-    return None
+    lines = status.read_text().splitlines() if status.exists() else []
+    marks = (int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+    return 1024 * next(marks, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 
 
 def out_of_memory(error: BaseException) -> str | None:
@@ -64,19 +55,10 @@ def estimated(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool) -
     """For these flags on this machine. What this process holds counts as libraries, so it must be asked early."""
     stage, offload = zero_of(args)
     more = {"trainer": True, "adapters": args.train_type != "full", "deepspeed": stage is not None}
-    own = (_of_this_process("VmRSS") or 0.0) + sum(_LIBRARIES[name] for name, on in more.items() if on)
+    own = psutil.Process().memory_info().rss + sum(_LIBRARIES[name] for name, on in more.items() if on)
     libraries = _CONTEXT if gpu else own
     critic = shape_of(args.critic_model) if args.critic_model else None
-    return estimate(
-        args,
-        shape,
-        world.size,
-        libraries=libraries,
-        stage=stage,
-        offload=offload,
-        gpu=gpu,
-        critic=critic,
-    )
+    return estimate(args, shape, world.size, libraries, stage, offload=offload, gpu=gpu, critic=critic)
 
 
 def zero_of(args: RlhfArguments) -> tuple[int | None, tuple[bool, bool]]:

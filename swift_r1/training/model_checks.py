@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -15,10 +14,9 @@ from swift_r1.inference.engines.checks import narrowed, own_logprobs, tolerance
 from swift_r1.inference.engines.decoding import other_layers
 from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.policy import Critic, ModelInputs
-from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.base import Backend, CriticBackend, Training
+from swift_r1.training.backends.base import Backend
 from swift_r1.training.batch.batching import Batching, collate, round_batch
-from swift_r1.training.batch.micro_batches import LEAST_SAVING, SHARED, Form
+from swift_r1.training.batch.micro_batches import LEAST_SAVING, SHARED, Form, Unit
 
 logger = logging.getLogger(__name__)
 
@@ -26,17 +24,14 @@ _HEAD_TOLERANCE = 0.05
 """Largest difference (nats) between fused and plain log-probs of the same hidden states that bf16 rounding explains."""
 
 
-def check_logprobs(backend: Backend, vocab_size: int, device: torch.device) -> None:
-    """Refuses an architecture whose log-probs are not those of its own forward pass.
+def check_logprobs(backend: Backend) -> None:
+    """Raises UsageError for an architecture whose log-probs are not those of its own forward pass.
 
     The output head is compared under the attention that is used, which leaves little to rounding, and the whole under
     transformers' eager attention, which leaves out nothing. Collective.
-
-    Raises:
-        UsageError: if they differ by more than rounding.
     """
-    token_ids = (torch.arange(1, 33, device=device) * 7919 % vocab_size).view(2, 16)
-    positions = torch.arange(32, device=device).view(2, 16)[:, :-1].flatten()
+    token_ids = (torch.arange(1, 33, device=backend.device) * 7919 % backend.vocab_size).view(2, 16)
+    positions = torch.arange(32, device=backend.device).view(2, 16)[:, :-1].flatten()
     model = backend.model
     with narrowed(model), torch.no_grad():
         ours = backend.logprobs(ModelInputs(token_ids, positions, token_ids[:, 1:].flatten()), 1.0).logps.view(2, 15)
@@ -49,13 +44,12 @@ def check_logprobs(backend: Backend, vocab_size: int, device: torch.device) -> N
         )
 
 
-def critic_states(critic: CriticBackend, inputs: ModelInputs) -> Tensor:
+def head_states(critic: Backend, inputs: ModelInputs) -> Tensor:
     """`[K, hidden]` float32, the input of the critic's head over its mean size: the values themselves may all be 0.
     Collective."""
+    assert isinstance(critic.module, Critic)
     seen: list[Tensor] = []
-    hook = cast(Critic, critic.module).value_head.register_forward_pre_hook(
-        lambda _, args: seen.append(args[0].float())
-    )
+    hook = critic.module.value_head.register_forward_pre_hook(lambda _, args: seen.append(args[0].float()))
     try:
         critic.values(inputs)
     finally:
@@ -63,34 +57,32 @@ def critic_states(critic: CriticBackend, inputs: ModelInputs) -> Tensor:
     return seen[0] / seen[0].abs().mean()
 
 
-def why_not_packed(
-    backend: Training,
-    form: Form,
-    vocab_size: int,
-    device: torch.device,
-    output: Callable[[ModelInputs], Tensor] | None = None,
-) -> str:
+def why_not_packed(backend: Backend, form: Form) -> str:
     """Why rows cannot be packed so for this architecture, or "" where they can. Collective.
 
-    Layers other than attention cannot; else the `output` (by default log-probs) for four completions in one row is
-    compared with that for a row each.
+    Layers other than attention cannot; else log-probs (of a critic the head's inputs) of four completions in one row
+    are compared with those of a row each.
     """
-    output = output or (lambda inputs: cast(Backend, backend).logprobs(inputs, 1.0).logps)
+
+    def output(units: Sequence[Unit], form: Form) -> Tensor:
+        inputs = collate(batch, units, form, backend.device, own_attention).inputs
+        critic = isinstance(backend.module, Critic)
+        return head_states(backend, inputs) if critic else backend.logprobs(inputs, 1.0).logps
+
     name, own_attention = type(backend.model).__name__, takes_packed_rows(backend.model)
     config = backend.model.config.get_text_config()
     if form.shared and not own_attention:
         return f"{name} attends by {config._attn_implementation}, and only SDPA can share a prompt"
     if kinds := other_layers(config):
         return f"{name} has {', '.join(kinds)} layers, and only attention can be packed"
-    tokens = (torch.arange(1, 33) * 7919 % vocab_size).tolist()
+    tokens = (torch.arange(1, 33) * 7919 % backend.vocab_size).tolist()
     # Two prompts with two completions each.
     prompts = [tokens[:4], tokens[:4], tokens[4:10], tokens[4:10]]
     completions = [tokens[10:15], tokens[15:22], tokens[22:25], tokens[25:31]]
     batch = round_batch(prompts, completions, [[0.0] * len(c) for c in completions], [0.0] * 4, [False] * 4)
-    units = [(0, 1), (2, 3)] if form.shared else [(0,), (1,), (2,), (3,)]
+    alone = [(0,), (1,), (2,), (3,)]
     with narrowed(backend.model), torch.no_grad():
-        apart = output(collate(batch, [(0,), (1,), (2,), (3,)], Form(), device).inputs)
-        together = output(collate(batch, units, form, device, own_attention).inputs)
+        apart, together = output(alone, Form()), output([(0, 1), (2, 3)] if form.shared else alone, form)
     difference = (apart - together).abs().mean().item()
     if not difference <= tolerance(backend.model):
         return (
@@ -100,9 +92,7 @@ def why_not_packed(
     return ""
 
 
-def choose_batching(
-    args: RlhfArguments, backend: Backend, vocab_size: int, ranks: Ranks, critic: CriticBackend | None = None
-) -> Batching:
+def choose_batching(args: RlhfArguments, backend: Backend, critic: Backend | None = None) -> Batching:
     """How this run batches its rounds, by the flags and what the model can do. Collective.
 
     Raises:
@@ -110,12 +100,12 @@ def choose_batching(
     """
 
     def why_not(form: Form) -> str:
-        found = why_not_packed(backend, form, vocab_size, ranks.device)
+        found = why_not_packed(backend, form)
         if found or critic is None:
             return found
         if takes_packed_rows(critic.model) != takes_packed_rows(backend.model):
             return f"policy and critic ({type(critic.model).__name__}) attend in different ways"
-        return why_not_packed(critic, form, vocab_size, ranks.device, lambda inputs: critic_states(critic, inputs))
+        return why_not_packed(critic, form)
 
     form = Form(packed=args.packing)
     if form.packed and (why := why_not(form)):
@@ -124,7 +114,7 @@ def choose_batching(
     if share_from is not None and (why := why_not(SHARED)):
         if args.share_prompt == "true":
             raise UsageError(f"--share_prompt true: {why}")
-        if ranks.is_rank0:
+        if backend.ranks.is_rank0:
             logger.info("--share_prompt auto: prompts are computed for each completion, since %s", why)
         share_from = None
     return Batching(
@@ -134,4 +124,5 @@ def choose_batching(
         args.max_tokens_per_micro_batch,
         share_from,
         takes_packed_rows(backend.model),
+        args.overlong_filter,
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from swift_r1.errors import UsageError
+from swift_r1.models.weights import whole_shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +32,9 @@ EIGHT_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
 
 def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
     """Matrices decay; vectors (norms, biases) do not, as in transformers' trainer."""
-    matrices: list[nn.Parameter] = []
-    vectors: list[nn.Parameter] = []
-    for parameter in parameters:
-        if parameter.requires_grad:
-            # Under ZeRO-3 a parameter's own shape is that of its partition.
-            dims = len(getattr(parameter, "ds_shape", parameter.shape))
-            (matrices if dims >= 2 else vectors).append(parameter)
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if len(whole_shape(parameter)) >= 2]
+    vectors = [parameter for parameter in trained if len(whole_shape(parameter)) < 2]
     groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
 
@@ -50,11 +47,8 @@ def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> to
     """
     if config.optim == "sgd":
         return torch.optim.SGD(groups, lr=config.learning_rate)
-    adam: dict[str, Any] = {
-        "lr": config.learning_rate,
-        "betas": (config.adam_beta1, config.adam_beta2),
-        "eps": config.adam_epsilon,
-    }
+    betas = (config.adam_beta1, config.adam_beta2)
+    adam: dict[str, Any] = {"lr": config.learning_rate, "betas": betas, "eps": config.adam_epsilon}
     if config.optim in EIGHT_BIT:
         try:
             from bitsandbytes.optim.adamw import AdamW8bit, PagedAdamW8bit
@@ -67,11 +61,8 @@ def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> to
 
 
 class LearningRate:
-    """The learning rate of each optimizer step, applied to an optimizer's groups.
-
-    transformers computes the schedule on an optimizer of its own, so that any optimizer (DeepSpeed's wrappers too)
-    only ever sees a number.
-    """
+    """The learning rate of each optimizer step: transformers computes the schedule on an optimizer of its own, so that
+    any other (DeepSpeed's wrappers too) only ever sees a number."""
 
     def __init__(
         self, name: str, peak: float, warmup_steps: int, total_steps: int, extra: dict[str, Any] | None = None
@@ -89,7 +80,7 @@ class LearningRate:
         return float(self._shadow.param_groups[0]["lr"])
 
     def go_to(self, step: int) -> None:
-        """From the start to the rate of optimizer step `step`."""
+        """From the start to the rate of this optimizer step."""
         for _ in range(step):
             self.advance()
 
@@ -99,9 +90,8 @@ class LearningRate:
         self._scheduler.step()
 
 
-INITIAL = 2.0**16
 GROW_AFTER = 1000
-"""Steps without an overflow after which the scale doubles; as DeepSpeed's."""
+"""Steps without an overflow after which the loss scale doubles; as DeepSpeed's."""
 
 
 @dataclass(slots=True)
@@ -114,7 +104,7 @@ class LossScale:
         last_overflow: the number of the last step that overflowed, -1 before.
     """
 
-    scale: float = INITIAL
+    scale: float = 2.0**16
     steps: int = 0
     last_overflow: int = -1
 

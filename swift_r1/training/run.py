@@ -9,14 +9,12 @@ import logging
 import os
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from pathlib import Path
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from swift_r1.arguments import Plan, RlhfArguments, make_plan
 from swift_r1.arguments.training import seconds_of
@@ -32,10 +30,9 @@ from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rewards.pool import rewards_for
 from swift_r1.runtime.libraries import quiet_libraries
 from swift_r1.runtime.processes import run_folder_held
-from swift_r1.runtime.ranks import Ranks, join_ranks
+from swift_r1.runtime.ranks import join_ranks
 from swift_r1.runtime.stopping import OUT_OF_TIME, StopRequest, Watchdog
-from swift_r1.sampling.multi_turn import MultiTurn, OneTurn
-from swift_r1.sampling.prefetch import MakeTurns, PrefetchedRounds, prefetches
+from swift_r1.sampling.prefetch import PrefetchedRounds, prefetches
 from swift_r1.sampling.prompts import Prompts, PromptStream, StreamedPrompts
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.rounds import RoundSampler
@@ -44,7 +41,8 @@ from swift_r1.tracking.console import RunConsole
 from swift_r1.tracking.metrics import JsonLines, Stopwatch
 from swift_r1.tracking.recorder import Recorder, RunRecorder
 from swift_r1.tracking.reporters import open_reporters
-from swift_r1.training.backends.base import Training
+from swift_r1.training import setup
+from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.folder import set_aside_later
 from swift_r1.training.checkpoint.resume import Checkpoints
 from swift_r1.training.checkpoint.saving import Saver
@@ -52,41 +50,11 @@ from swift_r1.training.checkpoint.state import Fingerprint, RunState, truncate_l
 from swift_r1.training.evaluate import Evaluator, eval_rewards, eval_sets, load_eval_prompts
 from swift_r1.training.loop import Trainer
 from swift_r1.training.model_checks import choose_batching
-from swift_r1.training.setup import (
-    completion_ends,
-    let_sleep,
-    open_backend,
-    open_critic,
-    open_reference,
-    open_rollouts,
-    open_stage,
-    open_writers,
-    quantization_of,
-    schedule_of,
-)
+from swift_r1.training.setup import Context, Start
 from swift_r1.training.shared_device import SharedDevice
 from swift_r1.wire.protocol import SamplingParams, completion_seed
 
 logger = logging.getLogger("swift_r1.training")
-
-
-@dataclass(frozen=True)
-class Start:
-    """How a run begins.
-
-    Attributes:
-        run_dir: its folder.
-        checkpoint: in it, to go on from; None to begin at the beginning, whatever the folder's logs hold.
-        dataset: a hash of the training rows.
-        prepared: where the launcher has put the rows.
-        time: when `swift rlhf` was started, seconds since the epoch.
-    """
-
-    run_dir: Path
-    checkpoint: Path | None
-    dataset: str
-    time: float
-    prepared: Mapping[str, str] = field(default_factory=dict)
 
 
 def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
@@ -107,7 +75,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         )
     with ExitStack() as cleanup, ExitStack() as start_up:
         watchdog = Watchdog(args.step_timeout, int(os.environ.get("RANK", "0")))
-        ranks = join_ranks(args.ddp_timeout, args.deepspeed is not None, watchdog.progress)
+        ranks = join_ranks(args.ddp_timeout, args.distributed, watchdog.progress)
         cleanup.callback(ranks.close)
         cleanup.enter_context(watchdog)
         # Data, models, servers and trackers: every rank waits for the slowest at each of them.
@@ -117,14 +85,14 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             truncate_logs(start.run_dir, saved.logs if saved else {})
             set_aside_later(start.run_dir, saved.step if saved else 0)
             (start.run_dir / "summary.json").unlink(missing_ok=True)
-        tokenizer = load_tokenizer(args.model)
-        data, counts = None, None
+        context = Context(args, start, saved, ranks, load_tokenizer(args.model), watchdog, cleanup)
+        data, counts = _Data(), None
         if ranks.is_rank0:
-            data = _open_data(args, start, saved, tokenizer, ranks.world_size, cleanup)
+            data = _open_data(context)
             counts = [torch.tensor([data.num_rows, *map(len, data.eval_prompts)])]
         num_rows, *eval_sizes = ranks.broadcast(counts)[0].tolist()
         plan = make_plan(args, ranks.world_size, None if args.streaming else num_rows)
-        trainer = _build(args, start, saved, plan, ranks, tokenizer, data, eval_sizes, stop, watchdog, cleanup)
+        trainer = _build(context, plan, data, eval_sizes, stop)
         if start.checkpoint is not None:
             trainer.resume(start.checkpoint)
         start_up.close()
@@ -140,7 +108,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
 
 @dataclass(frozen=True)
 class _Data:
-    """What only rank 0 has.
+    """Data and rewards, which only rank 0 has.
 
     Attributes:
         num_rows: of training.
@@ -148,30 +116,24 @@ class _Data:
         rewards: the functions of the run and those that only the evaluation needs.
     """
 
-    num_rows: int
-    prompts: Prompts
-    eval_prompts: list[list[Prompt]]
-    rewards: RewardCaller
-    monitor: InvalidRewardMonitor
+    num_rows: int = 0
+    prompts: Prompts | None = None
+    eval_prompts: list[list[Prompt]] = field(default_factory=list)
+    rewards: RewardCaller | None = None
+    monitor: InvalidRewardMonitor | None = None
 
 
-def _open_data(
-    args: RlhfArguments,
-    start: Start,
-    saved: RunState | None,
-    tokenizer: PreTrainedTokenizerBase,
-    world_size: int,
-    cleanup: ExitStack,
-) -> _Data:
+def _open_data(context: Context) -> _Data:
     """Data and rewards, after the prompts that the run has taken."""
+    args, start, saved, cleanup = context.args, context.start, context.saved, context.cleanup
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
     data = load_rows(args, start.prepared)
-    encoder = PromptEncoder(tokenizer, Wording.of(args), args.max_length, args.truncation_strategy)
+    encoder = PromptEncoder(context.tokenizer, Wording.of(args), args.max_length, args.truncation_strategy)
     rows = data.train if args.streaming else encoder.fitting(data.train)
     held_out = [prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))]
-    eval_prompts = [held_out, *load_eval_prompts(args, tokenizer, data.train)]
-    size = make_plan(args, world_size, len(rows)).prompts_per_round
+    eval_prompts = [held_out, *load_eval_prompts(args, context.tokenizer, data.train)]
+    size = make_plan(args, context.ranks.world_size, len(rows)).prompts_per_round
     number, digest = 0, ""
     if saved is not None and saved.fingerprint.dataset == start.dataset:  # other data begins at its beginning
         number, digest = saved.prompts_taken, saved.prompts_digest
@@ -191,38 +153,14 @@ def _open_data(
     return _Data(len(rows), prompts, eval_prompts, pool, monitor)
 
 
-def _build(
-    args: RlhfArguments,
-    start: Start,
-    saved: RunState | None,
-    plan: Plan,
-    ranks: Ranks,
-    tokenizer: PreTrainedTokenizerBase,
-    data: _Data | None,
-    eval_sizes: Sequence[int],
-    stop: StopRequest,
-    watchdog: Watchdog,
-    cleanup: ExitStack,
-) -> Trainer:
+def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int], stop: StopRequest) -> Trainer:
     """Models, engine, evaluation, log and the loop over them."""
-    writers = open_writers(args, start.run_dir, cleanup) if ranks.is_rank0 else []
-    let_sleep(writers, args.sleep_level)
-    backend, vocab_size = open_backend(args, ranks)
-    ends = completion_ends(args, backend, tokenizer, ranks)
-    rollouts = open_rollouts(args, ranks, backend, tokenizer, ends, vocab_size, writers, cleanup)
-
-    def open_turns() -> MakeTurns:
-        """Each with a stage of its own, on rank 0."""
-        if args.multi_turn_scheduler is None:
-            return lambda generator, _ranks: OneTurn(
-                generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
-            )
-        stage = None
-        if ranks.is_rank0:
-            stage = open_stage(args, tokenizer, ends, rollouts.max_model_length)
-            cleanup.callback(stage.close)
-        return lambda generator, ranks: MultiTurn(generator, ranks, stage)
-
+    args, start, ranks, watchdog = context.args, context.start, context.ranks, context.watchdog
+    writers = setup.open_writers(context) if ranks.is_rank0 else []
+    backend = setup.open_policy(context)
+    ends = setup.completion_ends(context, backend)
+    rollouts = setup.open_rollouts(context, backend, ends, writers)
+    make_turns = setup.open_turns(context, ends, rollouts.max_model_length)
     sampling = SamplingParams(
         max_tokens=args.max_completion_length,
         temperature=args.temperature,
@@ -231,21 +169,19 @@ def _build(
         stop=tuple(args.stop_words),
         stop_token_ids=ends,
     )
-    turns, stopwatch, run_id = open_turns()(rollouts, ranks), Stopwatch(), _run_id(args, saved)
+    turns, stopwatch, run_id = make_turns(rollouts, ranks), Stopwatch(), _run_id(args, context.saved)
     recorder: Recorder = Recorder()
     if ranks.is_rank0:
         reporters = open_reporters(args.report_to, start.run_dir, args.run_name, args.to_dict())
         outputs = (RunConsole(plan.total_steps), reporters, args.logging_steps, args.log_completions)
-        recorder = cleanup.enter_context(RunRecorder(start.run_dir, *outputs))
+        recorder = context.cleanup.enter_context(RunRecorder(start.run_dir, *outputs))
 
     def on_done(count: int) -> None:
         watchdog.progress("generation")
         recorder.phase_advance(count)
 
-    def open_rewards(names: Sequence[str]) -> OpenRewards:
-        assert data is not None
-        pool = data.rewards
-        return lambda state: pool.open(state, names)
+    def open_rewards(names: Sequence[str]) -> OpenRewards | None:
+        return None if data.rewards is None else partial(data.rewards.open, names=names)
 
     sampler = RoundSampler(
         args=args,
@@ -255,8 +191,8 @@ def _build(
         turns=turns,
         sampling=sampling,
         run_id=run_id,
-        prompts=data.prompts if data is not None else None,
-        open_rewards=open_rewards(args.reward_funcs) if data is not None else None,
+        prompts=data.prompts,
+        open_rewards=open_rewards(args.reward_funcs),
         recorder=recorder,
         stopwatch=stopwatch,
         progress=watchdog.progress,
@@ -265,13 +201,14 @@ def _build(
     rounds: RoundSampler | PrefetchedRounds = sampler
     if prefetches(args):
         assert isinstance(rollouts, ServerRollouts)
-        rounds = PrefetchedRounds(sampler, rollouts, open_turns())
-        cleanup.callback(rounds.close)
+        more_turns = setup.open_turns(context, ends, rollouts.max_model_length)
+        rounds = PrefetchedRounds(sampler, rollouts, more_turns)
+        context.cleanup.callback(rounds.close)
     evaluator = None
     if any(eval_sizes):
-        eval_prompts = data.eval_prompts if data is not None else None
+        prompts = data.eval_prompts or [[] for _ in eval_sizes]
         evaluator = Evaluator(
-            sets=eval_sets(args, sampling, eval_prompts, eval_sizes, open_rewards, rollouts.max_model_length),
+            sets=eval_sets(args, sampling, prompts, eval_sizes, open_rewards, rollouts.max_model_length),
             # A server orders its requests itself.
             batch_size=None if args.use_vllm else args.per_device_eval_batch_size * ranks.world_size,
             run_id=run_id,
@@ -280,22 +217,23 @@ def _build(
             turns=turns,
             on_done=on_done,
         )
-    reference, critic = open_reference(args, backend, ranks), open_critic(args, plan, ranks, tokenizer)
+    reference, critic = setup.open_reference(context, backend), setup.open_critic(context, plan)
     critic_backend = critic.backend if critic is not None else None
-    trained: list[Training] = [backend] if critic is None else [backend, critic.backend]
-    batching = choose_batching(args, backend, vocab_size, ranks, critic_backend)
-    learning_rate = schedule_of(args, plan, args.peak_learning_rate)
+    models = [("loss", "", backend)]
+    if critic is not None:
+        models.append(("value_loss", "critic/", critic.backend))
+    device = SharedDevice(args, ranks.device, rollouts, [one for *_, one in models], reference, stopwatch)
+    learning_rate = setup.schedule_of(args, plan, args.peak_learning_rate)
     moving = reference if args.sync_ref_model else None
-    monitor = data.monitor if data is not None else None
     saver = Saver(
         start.run_dir,
         backend,
         moving,
-        tokenizer_of_run(tokenizer, Wording.of(args)),
+        tokenizer_of_run(context.tokenizer, Wording.of(args)),
         ranks,
         args.save_total_limit,
         not args.save_only_model,
-        quantization_of(args),
+        setup.quantization_of(args),
         critic_backend,
         watchdog.progress,
     )
@@ -307,24 +245,32 @@ def _build(
         learning_rate=learning_rate,
         reference=reference,
         critic=critic,
-        batching=batching,
+        batching=choose_batching(args, backend, critic_backend),
         rounds=rounds,
         evaluator=evaluator,
-        device=SharedDevice(args, ranks.device, rollouts, trained, reference, stopwatch),
+        device=device,
         checkpoints=Checkpoints(
             saver=saver,
-            ranks=ranks,
-            backend=backend,
             learning_rate=learning_rate,
-            reference=moving,
             critic=critic,
             rollouts=rollouts,
             recorder=recorder,
-            monitor=monitor,
+            monitor=data.monitor,
             run_id=run_id,
             fingerprint=Fingerprint(args.to_dict(), ranks.world_size, start.dataset, torch.get_num_threads()),
         ),
-        monitor=monitor,
+        books=Bookkeeping(
+            run_dir=start.run_dir,
+            plan=plan,
+            ranks=ranks,
+            models=models,
+            rollouts=rollouts,
+            recorder=recorder,
+            monitor=data.monitor,
+            stopwatch=stopwatch,
+            timed=("generate", "reward", "train", "sync", *device.timed),
+            max_skipped_steps=args.max_skipped_steps,
+        ),
         recorder=recorder,
         stop=stop,
         watchdog=watchdog,

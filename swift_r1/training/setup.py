@@ -1,16 +1,17 @@
-"""Builds the parts of a training process that depend on the flags: policy, reference, critic, engine, stage."""
+"""Opens what a training process works with, by the flags: policy, reference, critic, engine, scheduler."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
 from swift_r1.algorithms import PPOConfig
 from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
@@ -20,23 +21,25 @@ from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.inference.engines.checks import check_engine
 from swift_r1.inference.engines.decoding import check_layers
 from swift_r1.inference.engines.transformers import TransformersEngine
-from swift_r1.models.loading import Quantization, end_tokens, has_value_head, load_critic, load_model
+from swift_r1.models.loading import Quantization, end_tokens, has_value_head, load_critic, load_model, load_tokenizer
 from swift_r1.models.lora import LoraSettings, adapter_config
+from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import freezing_of, trained_share
 from swift_r1.plugins.rollouts import RolloutScheduler, multi_turns
 from swift_r1.runtime.ranks import Ranks
+from swift_r1.runtime.stopping import Watchdog
 from swift_r1.sampling.base import EmbeddedRollouts, Rollouts
-from swift_r1.sampling.multi_turn import Stage
+from swift_r1.sampling.multi_turn import MultiTurn, OneTurn, Stage
 from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.pool.session import Expected, ServerSession
-from swift_r1.sampling.prefetch import prefetches
+from swift_r1.sampling.prefetch import MakeTurns, prefetches
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.turn_engine import Limits, TurnEngine
-from swift_r1.training import backends
+from swift_r1.training.backends import open_backend
 from swift_r1.training.backends.base import Backend, ReferencePolicy
-from swift_r1.training.checkpoint.state import seed_everything
+from swift_r1.training.checkpoint.state import RunState, seed_everything
 from swift_r1.training.model_checks import check_logprobs
-from swift_r1.training.optimizer import LearningRate, OptimizerConfig
+from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
 from swift_r1.weights.transport import HTTP
 from swift_r1.weights.writer import WeightWriter, saved_token
@@ -47,12 +50,50 @@ from swift_r1.wire.protocol import UpdatePolicy, tokenizer_hash
 logger = logging.getLogger("swift_r1.training")
 
 
-def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
-    """The policy and its optimizer, and the size of its vocabulary. Collective.
+@dataclass(frozen=True)
+class Start:
+    """How a run begins.
+
+    Attributes:
+        run_dir: its folder.
+        checkpoint: in it, to go on from; None to begin at the beginning, whatever the folder's logs hold.
+        dataset: a hash of the training rows.
+        prepared: where the launcher has put the rows.
+        time: when `swift rlhf` was started, seconds since the epoch.
+    """
+
+    run_dir: Path
+    checkpoint: Path | None
+    dataset: str
+    time: float
+    prepared: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Context:
+    """What all parts of a training process are made from.
+
+    Attributes:
+        saved: what the run goes on from, if it does.
+        cleanup: closes at the end what is opened here.
+    """
+
+    args: RlhfArguments
+    start: Start
+    saved: RunState | None
+    ranks: Ranks
+    tokenizer: PreTrainedTokenizerBase
+    watchdog: Watchdog
+    cleanup: ExitStack
+
+
+def open_policy(context: Context) -> Backend:
+    """The policy and its optimizer. Collective.
 
     Raises:
         UsageError: the model cannot be loaded, adapted, frozen or trained as the flags say.
     """
+    args, ranks = context.args, context.ranks
     lora, quantization, freezing = lora_of(args), quantization_of(args), freezing_of(args)
     if not args.use_vllm:
         check_layers(AutoConfig.from_pretrained(args.model).get_text_config())
@@ -67,11 +108,9 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
             freezing=freezing,
         )
 
-    optimizer = optimizer_of(args, args.peak_learning_rate)
     seed_everything(args.seed)
-    backend = backends.open_policy(args, load, optimizer, ranks)
-    vocab_size: int = backend.model.config.get_text_config().vocab_size
-    check_logprobs(backend, vocab_size, ranks.device)
+    backend = open_backend(args, args.model, load, args.peak_learning_rate, ranks, Policy)
+    check_logprobs(backend)
     if ranks.is_rank0:
         logger.info("backend: %s", json.dumps(backend.describe()))
         if lora is not None or freezing is not None:
@@ -83,24 +122,47 @@ def open_backend(args: RlhfArguments, ranks: Ranks) -> tuple[Backend, int]:
             )
         if args.loss_type == "cispo" and args.epsilon_high is None:
             logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
-    return backend, vocab_size
+    return backend
 
 
-def completion_ends(
-    args: RlhfArguments, backend: Backend, tokenizer: PreTrainedTokenizerBase, ranks: Ranks
-) -> tuple[int, ...]:
+def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
+    """PPO's critic, all of whose weights are trained; None without PPO. Collective.
+
+    Raises:
+        UsageError: the model cannot be loaded as a critic, or reads other tokens than the policy.
+    """
+    args, ranks = context.args, context.ranks
+    if args.rlhf_type != "ppo":
+        return None
+    path, rate = str(args.critic_model), float(args.critic_learning_rate or 0.0)
+    check_tokens(path, context.tokenizer)
+
+    def load() -> PreTrainedModel:
+        return load_critic(path, args.torch_dtype, args.gradient_checkpointing)
+
+    backend = open_backend(args, path, load, rate, ranks, Critic)
+    if ranks.is_rank0:
+        head = "its own value head" if has_value_head(AutoConfig.from_pretrained(path)) else "a new value head of zeros"
+        logger.info("critic: %s with %s; %s", path, head, trained_share(backend.model))
+        logger.info("critic's backend: %s", json.dumps({"backend": backend.describe()["backend"]}))
+    return TrainedCritic(backend, schedule_of(args, plan, rate), PPOConfig.from_flags(args))
+
+
+def completion_ends(context: Context, backend: Backend) -> tuple[int, ...]:
     """The tokens that end a completion, in training and wherever a checkpoint is used."""
-    turn_end = PromptEncoder(tokenizer, wording=Wording.of(args)).turn_end
+    tokenizer = context.tokenizer
+    turn_end = PromptEncoder(tokenizer, wording=Wording.of(context.args)).turn_end
     ends = end_tokens(backend.model, tokenizer, turn_end)
-    if ranks.is_rank0 and turn_end not in (None, tokenizer.eos_token_id):
+    if context.ranks.is_rank0 and turn_end not in (None, tokenizer.eos_token_id):
         logger.info("completions end at the chat template's %s too", tokenizer.convert_ids_to_tokens(turn_end))
     assert backend.model.generation_config is not None
     backend.model.generation_config.eos_token_id = list(ends) if len(ends) > 1 else ends[0]
     return ends
 
 
-def open_reference(args: RlhfArguments, backend: Backend, ranks: Ranks) -> ReferencePolicy | None:
+def open_reference(context: Context, backend: Backend) -> ReferencePolicy | None:
     """The reference policy, where a KL needs one. Collective."""
+    args, ranks = context.args, context.ranks
     if not args.wants_reference:
         return None
     if args.offload_ref_model and ranks.is_rank0 and ranks.device.type == "cpu":
@@ -108,58 +170,11 @@ def open_reference(args: RlhfArguments, backend: Backend, ranks: Ranks) -> Refer
     return backend.reference(args.offload_ref_model and ranks.device.type != "cpu")
 
 
-def open_critic(
-    args: RlhfArguments, plan: Plan, ranks: Ranks, tokenizer: PreTrainedTokenizerBase
-) -> TrainedCritic | None:
-    """PPO's critic, of `--critic_model`; None without PPO. Collective.
-
-    All of its weights are trained, also where the policy has adapters.
-
-    Raises:
-        UsageError: the model cannot be loaded as a critic, or reads other tokens than the policy.
-    """
-    if args.rlhf_type != "ppo":
-        return None
-    path, rate = str(args.critic_model), float(args.critic_learning_rate or 0.0)
-    check_tokens(path, tokenizer)
-    optimizer = optimizer_of(args, rate)
-
-    def load() -> PreTrainedModel:
-        return load_critic(path, args.torch_dtype, args.gradient_checkpointing)
-
-    backend = backends.open_critic(args, load, optimizer, ranks)
-    if ranks.is_rank0:
-        has_head = has_value_head(AutoConfig.from_pretrained(path))
-        head = "its own value head" if has_head else "a new value head of zeros"
-        logger.info("critic: %s with %s; %s", path, head, trained_share(backend.model))
-        logger.info("critic's backend: %s", json.dumps({"backend": backend.describe()["backend"]}))
-    return TrainedCritic(backend, schedule_of(args, plan, rate), PPOConfig.from_flags(args))
-
-
 def check_tokens(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Refuses a critic that reads other tokens than the policy writes.
-
-    Raises:
-        UsageError: then, or where it has no tokenizer.
-    """
-    try:
-        own = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError) as error:
-        raise UsageError(f"cannot load the tokenizer of --critic_model {path}: {str(error).splitlines()[0]}") from error
+    """Raises UsageError where the critic in `path` reads other tokens than the policy writes."""
+    own = load_tokenizer(path, "--critic_model")
     if tokenizer_hash(own) != tokenizer_hash(tokenizer):
         raise UsageError(f"--critic_model {path} has another tokenizer than --model: it would read other words")
-
-
-def optimizer_of(args: RlhfArguments, learning_rate: float) -> OptimizerConfig:
-    return OptimizerConfig(
-        learning_rate,
-        args.weight_decay,
-        args.adam_beta1,
-        args.adam_beta2,
-        args.adam_epsilon,
-        args.max_grad_norm,
-        args.optim,
-    )
 
 
 def lora_of(args: RlhfArguments) -> LoraSettings | None:
@@ -172,66 +187,54 @@ def quantization_of(args: RlhfArguments) -> Quantization | None:
     return Quantization(args.bnb_4bit_quant_type, args.bnb_4bit_use_double_quant) if args.quant_bits else None
 
 
-def open_writers(args: RlhfArguments, run_dir: Path, cleanup: ExitStack) -> list[WeightWriter]:
+def open_writers(context: Context) -> list[WeightWriter]:
     """The leases on the rollout servers' weights, from now to the end of the run. On rank 0, before a model is
-    loaded: another trainer may hold one. The launcher has taken them already, and saved their token."""
+    loaded: another trainer may hold one. The launcher has taken them already, and saved their token.
+
+    With `--sleep_level`, engines beside the trainer give their memory back for the loading.
+    """
+    args, cleanup = context.args, context.cleanup
     writers = []
+    policy: UpdatePolicy | None = "keep" if prefetches(args) else None
     for url in args.rollout_base_urls:
         client = cleanup.enter_context(RolloutClient(url, args.api_key))
-        policy: UpdatePolicy | None = "keep" if prefetches(args) else None
-        writers.append(WeightWriter(client, token=saved_token(run_dir), policy=policy))
+        writers.append(WeightWriter(client, token=saved_token(context.start.run_dir), policy=policy))
         cleanup.callback(writers[-1].close)
         writers[-1].hold(args.vllm_server_timeout)
+    for writer in writers if args.sleep_level else ():
+        try:
+            writer.sleep(args.sleep_level)
+        except (ServerUnreachable, ServerRefused) as error:  # as a lost server, it is brought back by the first push
+            logger.warning("the engine stays awake while the model is loaded: %s", error)
     return writers
 
 
-def let_sleep(writers: Sequence[WeightWriter], level: int) -> None:
-    """Engines beside the trainer give their memory back before a model is loaded; 0: they do not."""
-    for writer in writers if level else ():
-        try:
-            writer.sleep(level)
-        except (ServerUnreachable, ServerRefused) as error:  # as a lost server, it is brought back by the first push
-            logger.warning("the engine stays awake while the model is loaded: %s", error)
-
-
-def open_pool(args: RlhfArguments, expected: Expected, writers: Sequence[WeightWriter]) -> ServerPool:
-    compare = {"true": True, "false": False, "auto": None}[args.weight_delta]
-    transport = HTTP if compare else args.weight_transport
-    sessions = [ServerSession(writer, expected, args.vllm_server_timeout, transport) for writer in writers]
-    return ServerPool(sessions, args.vllm_server_timeout, transport, compare)
-
-
 def open_rollouts(
-    args: RlhfArguments,
-    ranks: Ranks,
-    backend: Backend,
-    tokenizer: Any,
-    ends: tuple[int, ...],
-    vocab_size: int,
-    writers: Sequence[WeightWriter],
-    cleanup: ExitStack,
+    context: Context, backend: Backend, ends: tuple[int, ...], writers: Sequence[WeightWriter]
 ) -> Rollouts:
     """What generates. `writers` are of servers, on rank 0."""
+    args, ranks = context.args, context.ranks
+    tokenizer: Any = context.tokenizer
     if not args.use_vllm:
         pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else ends[0]
         engine = TransformersEngine(backend.generation_model(), tokenizer, ends, pad)
-        check_engine(engine, vocab_size)
+        check_engine(engine, backend.vocab_size)
         return EmbeddedRollouts(engine, backend, ranks)
     pool, limits = None, None
     if writers:
         longest = args.max_length + args.max_completion_length if args.max_length else None
-        groups = (
-            args.num_generations,
-            args.num_generations_eval or 0,
-            *(one.num_generations for one in args.eval_tasks()),
-        )
-        expected = Expected(args.model, tokenizer_hash(tokenizer), vocab_size, longest, max(groups))
-        pool = open_pool(args, expected, writers)
-        cleanup.callback(pool.close)
+        groups = [args.num_generations, args.num_generations_eval or 0]
+        groups += [one.num_generations for one in args.eval_tasks()]
+        expected = Expected(args.model, tokenizer_hash(tokenizer), backend.vocab_size, longest, max(groups))
+        compare = {"true": True, "false": False, "auto": None}[args.weight_delta]
+        transport, timeout = HTTP if compare else args.weight_transport, args.vllm_server_timeout
+        sessions = [ServerSession(writer, expected, timeout, transport) for writer in writers]
+        pool = ServerPool(sessions, timeout, transport, compare)
+        context.cleanup.callback(pool.close)
         limits = [torch.tensor([pool.first.max_lora_rank or 0, pool.first.own_base])]
     max_rank, own_base = ranks.broadcast(limits)[0].tolist()
     adapter, lora = None, lora_of(args)
-    # The server's base is not of 4 bits: merged with that of the trainer it is the policy, on its own it is not.
+    # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy.
     if lora is not None and max_rank and quantization_of(args) is None:
         if lora.rank > max_rank:
             raise UsageError(
@@ -241,7 +244,7 @@ def open_rollouts(
         if not own_base:
             raise UsageError(
                 f"a rollout server of {', '.join(args.rollout_base_urls)} holds whole weights that another run has "
-                "pushed, and adapters need its own: start it anew"
+                "pushed, and adapters need its own: start it again"
             )
         adapter = adapter_config(backend.model, lora)
         if ranks.is_rank0:
@@ -249,11 +252,14 @@ def open_rollouts(
     return ServerRollouts(pool, backend, ranks, args.weight_check_steps, adapter)
 
 
-def open_stage(
-    args: RlhfArguments, tokenizer: PreTrainedTokenizerBase, ends: tuple[int, ...], model_length: int | None
-) -> Stage:
-    """Where the scheduler of several turns runs."""
-    name = str(args.multi_turn_scheduler)
+def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None) -> MakeTurns:
+    """Conversations of one turn, or those that a scheduler leads in a stage of its own, on rank 0."""
+    args, tokenizer = context.args, context.tokenizer
+    if args.multi_turn_scheduler is None:
+        return lambda generator, _ranks: OneTurn(
+            generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
+        )
+    name, stage = args.multi_turn_scheduler, None
     gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.use_gym_env else {}
 
     def make_scheduler(engine: TurnEngine) -> RolloutScheduler:
@@ -262,9 +268,12 @@ def open_stage(
         )
         return made
 
-    limits = Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature)
-    encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
-    return Stage(name, args.multi_turn_timeout, make_scheduler, encoder, ends, limits)
+    if context.ranks.is_rank0:
+        limits = Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature)
+        encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
+        stage = Stage(name, args.multi_turn_timeout, make_scheduler, encoder, ends, limits)
+        context.cleanup.callback(stage.close)
+    return lambda generator, ranks: MultiTurn(generator, ranks, stage)
 
 
 def schedule_of(args: RlhfArguments, plan: Plan, peak: float) -> LearningRate:

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -18,17 +18,13 @@ from swift_r1.arguments import RlhfArguments
 from swift_r1.sampling.base import Rollouts
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.tracking.metrics import Stopwatch
-from swift_r1.training.backends.base import Movable, ReferencePolicy, Training
+from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy
 
 
 class SharedDevice:
     """Whose turn it is. All methods are collective, and do nothing without `--sleep_level`, or where it is so already.
 
-    Args:
-        trained: the policy, and with PPO the critic.
-
-    Attributes:
-        timed: names under which the stopwatch has the time that this takes.
+    `trained` are the policy and PPO's critic; `timed` names what this takes on the stopwatch.
     """
 
     def __init__(
@@ -36,7 +32,7 @@ class SharedDevice:
         args: RlhfArguments,
         device: torch.device,
         rollouts: Rollouts,
-        trained: Sequence[Training],
+        trained: Sequence[Backend],
         reference: ReferencePolicy | None,
         stopwatch: Stopwatch,
     ) -> None:
@@ -56,7 +52,7 @@ class SharedDevice:
         """The engine can be asked."""
         if self._level:
             with self._stopwatch.timed("offload"):
-                self._make_room()
+                self._leave([*self._weights, *self._states])
             with self._stopwatch.timed("sleep"):
                 self._let_engine_work()
 
@@ -72,7 +68,7 @@ class SharedDevice:
         """The weights can be gathered, and there is room for those of the engine beside them."""
         if self._level:
             with self._stopwatch.timed("offload"):
-                _leave(self._states, self._device)
+                self._leave(self._states)
             self._asleep = False  # the load wakes a part of it
 
     def _to_train(self, level: int) -> None:
@@ -86,17 +82,13 @@ class SharedDevice:
             for one in (*self._weights, *self._states):
                 one.come_back()
 
-    def _make_room(self) -> None:
-        _leave((*self._weights, *self._states), self._device)
-
     def _let_engine_work(self) -> None:
-        self._make_room()
+        self._leave([*self._weights, *self._states])
         self._engine.wake()
         self._asleep = False
 
-
-def _leave(tensors: Iterable[Movable], device: torch.device) -> None:
-    for one in tensors:
-        one.leave(device)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # what torch keeps for later is of no use to the engine's process
+    def _leave(self, tensors: Sequence[Movable]) -> None:
+        for one in tensors:
+            one.leave(self._device)
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # what torch keeps for later is of no use to the engine's process

@@ -32,7 +32,8 @@ def main(argv: Sequence[str]) -> int:
     stop = StopRequest().listen()
     try:
         from swift_r1.arguments import RlhfArguments
-        from swift_r1.training.run import Start, run
+        from swift_r1.training.run import run
+        from swift_r1.training.setup import Start
 
         content = json.loads(Path(argv[0]).read_text(encoding="utf-8"))
         checkpoint = content["resumed_from"]
@@ -47,12 +48,6 @@ def main(argv: Sequence[str]) -> int:
     except SwiftError as error:
         print(f"swift rlhf: {error}", file=sys.stderr)
         return error.exit_code
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            traceback.print_exc()
-        else:
-            print(f"swift rlhf: {error.strerror}: {error.filename or content.get('run_dir', argv[0])}", file=sys.stderr)
-        return EXIT_RUN_FAILED
     except Exception as error:  # noqa: BLE001  the last line of defence: reported whole, and a clear exit code
         if code := known_end(error, content):
             return code
@@ -61,15 +56,15 @@ def main(argv: Sequence[str]) -> int:
 
 
 def known_end(error: Exception, content: Mapping[str, Any]) -> int:
-    """Says in a line what ended this rank, where it is one of the usual accidents; 0 where it is not.
-
-    Args:
-        content: of args.json.
-    """
+    """Says in a line what ended this rank, where it is one of the usual accidents; 0 where it is not. `content` is that
+    of args.json."""
     from swift_r1.runtime.ranks import lost_peer, peer_fault
     from swift_r1.training.memory import out_of_memory
 
     rank = os.environ.get("RANK", "0")
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        print(f"swift rlhf: {error.strerror}: {error.filename or content.get('run_dir', '')}", file=sys.stderr)
+        return EXIT_RUN_FAILED
     if what := out_of_memory(error):
         # What the failed step held can go: saying what would help needs some memory too.
         error.__traceback__ = None

@@ -154,7 +154,7 @@ def test_bfloat16_and_gradient() -> None:
 @pytest.mark.parametrize(
     ("rewards", "n", "names", "says"),
     [
-        (torch.zeros(5), 2, {}, "5 rewards cannot be cut into groups of num_generations 2"),
+        (torch.zeros(5), 2, {}, "5 rewards cannot be split into groups of num_generations 2"),
         (torch.zeros(4), 0, {}, "num_generations 0"),
         (torch.zeros(4, dtype=torch.long), 2, {}, "rewards must be a float tensor"),
         (torch.zeros(2, 2), 2, {}, "rewards must be a float tensor"),

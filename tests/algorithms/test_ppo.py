@@ -77,10 +77,9 @@ def test_targets_equal_the_loops(seed, rows, width, kl_coef, discount, whiten_re
         whiten_rewards=whiten_rewards,
         whiten_advantages=whiten_advantages,
     )
-    found = ppo_targets(rewards, values, mask, config, old_logps=old, ref_logps=ref)
+    found, _ = ppo_targets(rewards, values, mask, config, old_logps=old, ref_logps=ref)
     expected = slow(rewards, values, old, ref, mask, config)
-    for name in ("advantages", "returns"):
-        tensor = getattr(found, name)
+    for name, tensor in (("advantages", found.values), ("returns", found.returns)):
         assert tensor.dtype == torch.float32 and not tensor.requires_grad
         for i in range(rows):
             for t in range(width):
@@ -101,10 +100,10 @@ def test_rewards_of_tokens() -> None:
 def test_explained_variance_of_a_perfect_a_constant_and_a_wrong_critic() -> None:
     rewards, mask = torch.tensor([0.0, 1.0]), torch.ones(2, 3)
     right = torch.tensor([[0.0] * 3, [1.0] * 3])
-    found = [ppo_targets(rewards, v, mask, PPOConfig(lam=1)).metrics for v in (right, 0 * right + 0.5, 1 - right)]
+    found = [ppo_targets(rewards, v, mask, PPOConfig(lam=1))[1] for v in (right, 0 * right + 0.5, 1 - right)]
     assert [metrics["explained_variance"] for metrics in found] == pytest.approx([1, 0, -3])
     assert found[0]["returns/mean"] == 0.5 and found[0]["returns/std"] == 0.5 and found[1]["values/mean"] == 0.5
-    assert "explained_variance" not in ppo_targets(torch.ones(2), right, mask, PPOConfig(lam=1)).metrics
+    assert "explained_variance" not in ppo_targets(torch.ones(2), right, mask, PPOConfig(lam=1))[1]
     assert "kl_penalty" not in found[0]
 
 
@@ -113,7 +112,7 @@ def test_the_kl_penalty_is_what_the_rewards_lose() -> None:
     old, ref = torch.full((2, 2), -1.0), torch.full((2, 2), -3.0)
     metrics = ppo_targets(
         torch.tensor([3.0, torch.nan]), torch.zeros(2, 2), mask, PPOConfig(kl_coef=0.5), old_logps=old, ref_logps=ref
-    ).metrics
+    )[1]
     assert metrics["kl_penalty"] == pytest.approx(2.0)
 
 
@@ -122,7 +121,7 @@ def test_whitening_little() -> None:
     mask = torch.tensor([[1, 1, 0]])
     assert whiten(values, mask).tolist() == [[0, 0, 0]]
     torch.testing.assert_close(whiten(values, mask, shift_mean=False), torch.tensor([[0.1, 0.1, 0]]))
-    assert ppo_targets(torch.tensor([torch.nan]), torch.ones(1, 2), torch.ones(1, 2), PPOConfig()).advantages.sum() == 0
+    assert ppo_targets(torch.tensor([torch.nan]), torch.ones(1, 2), torch.ones(1, 2), PPOConfig())[0].values.sum() == 0
 
 
 def test_bad_input_is_named() -> None:

@@ -16,7 +16,7 @@ from swift_r1.data.countdown import (
 from swift_r1.data.loading import columns_of, load_rows
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.graders.countdown import evaluate
-from swift_r1.rewards.orm import check_rewards
+from swift_r1.rewards.orm import build_rewards
 from tests.data.test_builtin import arguments
 
 PLUGIN = str(Path(__file__).parents[2] / "plugins" / "countdown.py")
@@ -72,7 +72,7 @@ def test_the_plugin_end_to_end() -> None:
     assert str(row["nums"]) in message["content"] and f"equals {row['target']}." in message["content"]
     assert {row["prompt_id"] for row in data.train}.isdisjoint(row["prompt_id"] for row in data.eval)
 
-    (reward,) = check_rewards(["external_countdown"], columns_of(data))
+    (reward,) = build_rewards(["external_countdown"], columns_of(data))
     problems = list(countdown_problems(50))
     completions = [f"<answer>{problem.solution} = {problem.target}</answer>" for problem in problems]
     columns = {"nums": [list(p.nums) for p in problems], "target": [p.target for p in problems]}

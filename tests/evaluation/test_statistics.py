@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from swift_r1.evaluation.results import RULES, vote_classes
-from swift_r1.evaluation.statistics import estimate, ks, majority_at_k, mean_of, paired_bootstrap, pass_at_k, wilson
+from swift_r1.evaluation.statistics import (
+    ks,
+    majority_at_k,
+    mean_estimate,
+    mean_of,
+    paired_bootstrap,
+    pass_at_k,
+    wilson,
+)
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 8])
@@ -58,7 +66,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError):
         majority_at_k([(2, True)], 0, 3)
     with pytest.raises(ValueError):
-        estimate([])
+        mean_estimate([])
     with pytest.raises(ValueError):
         paired_bootstrap([[(1.0, 0.0)], []], seed=1)
 
@@ -68,20 +76,20 @@ def test_reported_ks() -> None:
 
 
 def test_one_completion_a_question_gives_wilsons_interval() -> None:
-    one = estimate([1.0] * 7 + [0.0] * 13)
+    one = mean_estimate([1.0] * 7 + [0.0] * 13)
     assert (one.low, one.high) == pytest.approx(wilson(0.35, 20))
     # Newcombe 1998, table I: 81 of 263.
     assert wilson(81 / 263, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
-    none, every = estimate([0.0] * 30), estimate([1.0] * 30)
+    none, every = mean_estimate([0.0] * 30), mean_estimate([1.0] * 30)
     assert none.low == 0 and none.high == pytest.approx(0.1135, abs=5e-5)
     assert every.high == 1 and every.low == pytest.approx(1 - none.high)
 
 
 def test_completions_of_a_question_do_not_count_as_questions() -> None:
     """Eight copies of each answer say no more than one; eight independent answers do."""
-    copied = estimate([1.0] * 20 + [0.0] * 20, draws=8)
+    copied = mean_estimate([1.0] * 20 + [0.0] * 20, draws=8)
     assert (copied.low, copied.high) == pytest.approx(wilson(0.5, 40))
-    alike = estimate([0.5] * 40, draws=8)
+    alike = mean_estimate([0.5] * 40, draws=8)
     assert (alike.low, alike.high) == pytest.approx(wilson(0.5, 320))
 
 
@@ -93,14 +101,14 @@ def test_the_interval_covers(questions: int, n: int) -> None:
     for _ in range(600):
         difficulty = rng.beta(0.4, 1.2, size=questions)  # mean 0.25
         values = rng.binomial(n, difficulty) / n
-        one = estimate(values.tolist(), draws=n)
+        one = mean_estimate(values.tolist(), draws=n)
         inside += one.low <= 0.25 <= one.high
         trials += 1
     assert 0.92 <= inside / trials <= 0.985
 
 
 def test_the_mean_over_benchmarks_counts_each_alike() -> None:
-    parts = [estimate([1.0, 0.0]), estimate([1.0] * 100)]
+    parts = [mean_estimate([1.0, 0.0]), mean_estimate([1.0] * 100)]
     both = mean_of(parts)
     assert both.value == pytest.approx(0.75)
     assert both.standard_error == pytest.approx(math.hypot(parts[0].standard_error, parts[1].standard_error) / 2)

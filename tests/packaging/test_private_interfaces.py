@@ -23,7 +23,7 @@ CAPPED = {"torch", "transformers", "Pebble", "deepspeed", "peft", "bitsandbytes"
 
 # Feature: (package, file in it, names), a name as `Class.method(parameters that are passed)` or `Class.attribute`.
 RELIED_ON = {
-    "no process of a reward is left behind (rewards/pool.py)": [
+    "the tests see which processes the pool of rewards has (tests/rewards/test_reward_pool.py)": [
         ("pebble", "pool/process.py", "ProcessPool._pool_manager PoolManager.worker_manager WorkerManager.workers"),
     ],
     "--ddp_timeout holds in groups that DeepSpeed makes, and for no rank that is alive (runtime/ranks.py)": [
@@ -209,6 +209,6 @@ def test_packages_of_which_that_is_used_have_an_upper_bound() -> None:
 
 
 def test_a_pool_knows_its_workers_by_process_number() -> None:
-    """Else what a reward has started is not found (rewards/pool.py)."""
+    """Else the tests of the pool see nothing (tests/rewards/test_reward_pool.py)."""
     with ProcessPool(max_workers=1, context=get_context("fork")) as pool:
         assert pool.schedule(os.getpid).result(30) in pool._pool_manager.worker_manager.workers

@@ -115,7 +115,8 @@ def test_an_import_inside_a_call_that_fails_is_the_plugins_line(tmp_path: Path) 
         "from swift.rewards import orms\ndef late(completions):\n    from swift.rewards import Nope\norms['l'] = late"
     )
     after = """
-from swift_r1.rewards.orm import build_reward, describe
+from swift_r1.errors import describe
+from swift_r1.rewards.orm import build_reward
 try:
     build_reward("l").call(["a"], {})
 except ImportError as error:

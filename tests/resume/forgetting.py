@@ -44,9 +44,13 @@ def forget(part: str) -> None:
     elif part == "critic_learning_rate":
         _forget_rate_of_the_critic()
     elif part == "critic":
-        from swift_r1.training.backends.local import LocalCritic
+        from swift_r1.models.policy import Critic
+        from swift_r1.training.backends.local import LocalBackend
 
-        LocalCritic.load_training_state = lambda self, read: None  # type: ignore[method-assign]
+        load = LocalBackend.load_training_state
+        LocalBackend.load_training_state = (  # type: ignore[method-assign]
+            lambda self, read: None if isinstance(self.module, Critic) else load(self, read)
+        )
     elif part == "old_values":
         round_tensors = saving.round_tensors_of
         resume.round_tensors_of = lambda checkpoint: {
@@ -86,6 +90,7 @@ def _forget_rate_of_the_critic() -> None:
 
 def _poison(numbers: set[int]) -> None:
     """The losses of these backward passes are not finite (counted from 1; on one rank alone where there are two)."""
+    from swift_r1.models.policy import Policy
     from swift_r1.training.backends.deepspeed import DeepSpeedBackend
     from swift_r1.training.backends.local import LocalBackend
 
@@ -94,8 +99,12 @@ def _poison(numbers: set[int]) -> None:
 
         def backward(self: Any, loss: Any, last: bool, original: Any = backend.backward) -> None:
             nonlocal seen
-            seen += 1
+            seen += isinstance(self.module, Policy)
             here = int(os.environ["RANK"]) == int(os.environ["WORLD_SIZE"]) - 1
-            original(self, loss * float("inf") * 0 if seen in numbers and here else loss, last)
+            original(
+                self,
+                loss * float("inf") * 0 if isinstance(self.module, Policy) and seen in numbers and here else loss,
+                last,
+            )
 
         backend.backward = backward  # type: ignore[method-assign]

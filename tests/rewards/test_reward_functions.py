@@ -18,7 +18,7 @@ from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rewards import ORM, AsyncORM, orms
 from swift_r1.rewards.builtin import is_formatted
 from swift_r1.rewards.monitor import InvalidRewardMonitor
-from swift_r1.rewards.orm import build_reward, check_rewards
+from swift_r1.rewards.orm import build_reward, build_rewards
 from swift_r1.rewards.types import InvalidReward, ItemOutcome, RewardBatch, RewardColumn
 from swift_r1.rewards.worker import checked
 from swift_r1.sampling.scoring import reward_metrics
@@ -109,7 +109,7 @@ def test_plain_function_gets_only_what_it_names(registered: None) -> None:
 
 def test_faults_are_reported_together(registered: None) -> None:
     with pytest.raises(UsageError) as caught:
-        check_rewards(["v4", "formt", "impossible", "number", "v3"], frozenset(("answer", "messages")), ARGS)
+        build_rewards(["v4", "formt", "impossible", "number", "v3"], frozenset(("answer", "messages")), ARGS)
     needs, unknown, impossible, number = caught.value.faults
     assert "v4 needs the column solution, and the data has answer" in needs
     assert "formt" in unknown and "did you mean format" in unknown

@@ -250,6 +250,11 @@ def score(plugin: Path) -> Iterator:
         yield with_one
 
 
+def worker_ids(pool: RewardPool) -> frozenset[int]:
+    """Of the processes that exist now."""
+    return frozenset(list(pool._pool._pool_manager.worker_manager.workers))
+
+
 def wait_gone(pid: int) -> None:
     """Waits until a process has ended; it is not reaped, for that is its parent's business."""
     deadline = time.monotonic() + 30
@@ -346,7 +351,7 @@ def test_a_leak_costs_workers_and_no_rewards(plugin: Path) -> None:
         seen = set()
         for _ in range(20):
             assert pool.score(batch(["a", "b"], 2))[0].values == (1.0, 1.0)
-            seen |= pool._worker_ids()
+            seen |= worker_ids(pool)
     assert len(seen) > 1
 
 
@@ -442,18 +447,18 @@ def test_a_late_coroutine_ends_alone(plugin: Path) -> None:
     """It has a time-out of its own: its worker is not killed, and keeps what it has."""
     with RewardPool(args(0.5, 1), ["waiting"], loading(plugin)) as pool:
         assert pool.score(batch(["a", "bb"], 2))[0].values == (1.0, 2.0)
-        before = pool._worker_ids()
+        before = worker_ids(pool)
         column = pool.score(batch(["a", "stuck", "b", "ccc"], 2))[0]
         assert column.values[0] == 1.0 and column.values[2:] == (1.0, 3.0)
         assert causes(column) == {1: "no answer within 0.5 s"} and column.invalid[0].kind == "timeout"
-        assert pool._worker_ids() == before
+        assert worker_ids(pool) == before
 
 
 def test_groups_added_while_the_pool_breaks_down_are_scored(plugin: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The only worker dies with no call running, which takes pebble's whole pool down between two groups."""
     with RewardPool(args(workers=1), ["moody"], loading(plugin)) as pool:
         pool.wait_ready()
-        (worker,) = pool._worker_ids()
+        (worker,) = worker_ids(pool)
         broken = pool._pool
         open_batch = pool.open({"global_step": 1, "max_steps": 2})
         open_batch.add(2, batch(["later", "a"], 2))
@@ -606,7 +611,8 @@ def test_nothing_survives_a_trainer_that_is_killed(tmp_path: Path) -> None:
                 names = ["child", "session", "unmarked", "orphan"]
                 while not all(os.path.exists(os.path.join({str(folder)!r}, name)) for name in names):
                     time.sleep(0.05)
-                print(json.dumps([*pool._worker_ids(), pool._watchdog.pid]), flush=True)
+                workers = pool._pool._pool_manager.worker_manager.workers
+                print(json.dumps([*workers, pool._watchdog._process.pid]), flush=True)
                 os.kill(os.getpid(), signal.SIGKILL)
             """
         )
@@ -636,11 +642,11 @@ def test_nothing_survives_a_call_that_is_late(tmp_path: Path) -> None:
 def test_a_watchdog_that_was_killed_is_replaced(plugin: Path) -> None:
     with RewardPool(args(workers=1), ["moody"], loading(plugin)) as pool:
         assert pool.score(batch(["aa", "a"], 2))[0].values == (2.0, 1.0)
-        before = pool._watchdog.pid
+        before = pool._watchdog._process.pid
         os.kill(before, signal.SIGKILL)
         wait_gone(before)
         assert pool.score(batch(["aa", "a"], 2))[0].values == (2.0, 1.0)
-        assert pool._watchdog.alive and pool._watchdog.pid != before
+        assert pool._watchdog.alive and pool._watchdog._process.pid != before
 
 
 @pytest.mark.long

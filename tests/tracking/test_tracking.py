@@ -10,7 +10,7 @@ from rich.console import Console
 
 from swift_r1.errors import UsageError
 from swift_r1.tracking.console import RunConsole
-from swift_r1.tracking.metrics import JsonLines, MetricWindow, read_json_lines
+from swift_r1.tracking.metrics import JsonLines, merged, read_json_lines
 from swift_r1.tracking.recorder import RunRecorder, draw_curves
 from swift_r1.tracking.reporters import open_reporters
 
@@ -26,13 +26,15 @@ def test_every_line_is_standard_json(tmp_path):
 
 
 def test_a_window_gives_means_maxima_and_latest_values():
-    window = MetricWindow()
-    window.add({"loss": 1.0, "completions/max_length": 9.0, "learning_rate": 1e-3, "kl": math.nan})
-    window.add({"loss": 2.0, "completions/max_length": 5.0, "learning_rate": 2e-3})
-    merged = window.flush()
-    assert merged["loss"] == 1.5 and merged["completions/max_length"] == 9.0 and merged["learning_rate"] == 2e-3
-    assert math.isnan(merged["kl"])
-    assert window.flush() == {}
+    window = {
+        "loss": [1.0, math.nan, 2.0],
+        "completions/max_length": [9.0, 5.0],
+        "learning_rate": [1e-3, 2e-3],
+        "kl": [math.nan],
+    }
+    found = merged(window)
+    assert found["loss"] == 1.5 and found["completions/max_length"] == 9.0 and found["learning_rate"] == 2e-3
+    assert math.isnan(found["kl"])
 
 
 def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):

@@ -18,6 +18,7 @@ from swift_r1.algorithms import LossConfig, PPOConfig
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
 from swift_r1.models.loading import Quantization, load_critic, load_model
 from swift_r1.models.lora import LoraSettings
+from swift_r1.models.policy import Critic
 from swift_r1.models.weights import Freezing, policy_weights
 from swift_r1.runtime.ranks import join_ranks
 from swift_r1.training.backends.deepspeed_config import read_config
@@ -26,8 +27,8 @@ from swift_r1.training.batch.micro_batches import Form
 from swift_r1.training.checkpoint.tensors import write_tensors
 from swift_r1.training.grpo import before_training, needs_old_policy, rewards_after_kl, split_round, train_step
 from swift_r1.training.model_checks import check_logprobs
-from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.ppo import critic_step, token_advantages
+from swift_r1.training.optimizer import LearningRate, OptimizerConfig
+from swift_r1.training.ppo import TrainedCritic, critic_step, token_advantages
 
 COMPLETIONS, GROUP = 16, 4
 FORMS = {"": Form(), "p": Form(packed=True), "s": Form(packed=True, shared=True)}
@@ -59,10 +60,12 @@ def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False
     share their prompt too.
     """
     budget = int(cut.rstrip("ps"))
-    split = split_round(batch, 1, Batching(FORMS[cut.lstrip("0123456789")], 1, GROUP, budget), ranks)
+    form = FORMS[cut.lstrip("0123456789")]
+    batching = Batching(form, 1, GROUP, budget, overlong_filter=overlong_filter)
+    split = split_round(batch, 1, batching, ranks)
     steps = before_training(split, backend, reference, 0.9, old_policy=needs_old_policy(config, 1))
     advantages = rewards_after_kl(batch.rewards, steps, config.beta, ranks) if config.kl_in_reward else batch.rewards
-    return train_step(steps[0], advantages, backend, config, 0.9, rate, ranks, overlong_filter=overlong_filter)
+    return train_step(steps[0], advantages, backend, config, 0.9, rate, ranks)
 
 
 class Ppo:
@@ -77,7 +80,7 @@ class Ppo:
 
     def prepared(self, batch, cut):
         return before_training(
-            split_round(batch, 1, cut, self.ranks),
+            split_round(batch, 1, replace(cut, overlong_filter=self.args.overlong_filter), self.ranks),
             self.policy,
             self.reference,
             self.args.temperature,
@@ -89,12 +92,11 @@ class Ppo:
         return token_advantages(batch, steps, self.config, self.ranks)
 
     def step(self, micro_batches, advantages, number):
-        more = {"overlong_filter": self.args.overlong_filter}
         frozen = number < self.args.critic_warmup_steps
         policy = (self.policy, self.loss, self.args.temperature, self.rate, self.ranks)
-        metrics = train_step(micro_batches, advantages.values, *policy, frozen=frozen, **more)
-        critic = (self.critic, self.config, self.rate, self.ranks)
-        return metrics | critic_step(micro_batches, advantages, *critic, **more)
+        metrics = train_step(micro_batches, advantages.values, *policy, frozen=frozen)
+        critic = TrainedCritic(self.critic, LearningRate("constant", self.rate, 0, 8), self.config)
+        return metrics | critic_step(micro_batches, advantages, critic, self.ranks)
 
 
 @dataclass
@@ -166,12 +168,13 @@ def open_critic_backend(case, ranks):
         return load_critic(case.model, case.dtype, case.checkpointing)
 
     if case.backend == "local":
-        from swift_r1.training.backends.local import LocalCritic
+        from swift_r1.training.backends.local import LocalBackend
 
-        return LocalCritic(load(), optimizer)
-    from swift_r1.training.backends.deepspeed import DeepSpeedCritic
+        return LocalBackend(load(), optimizer, wrap=Critic)
+    from swift_r1.training.backends.deepspeed import DeepSpeedBackend
 
-    return DeepSpeedCritic(load, getattr(torch, case.dtype), optimizer, read_config(case.backend), ranks)
+    dtype, config = getattr(torch, case.dtype), read_config(case.backend)
+    return DeepSpeedBackend(load, dtype, optimizer, config, ranks, wrap=Critic)
 
 
 def open_backend(case, ranks):
@@ -238,7 +241,7 @@ def run(case, ranks):
         run_ppo(case, ranks)
         return
     backend = open_backend(case, ranks)
-    check_logprobs(backend, 100, ranks.device)
+    check_logprobs(backend)
     overlong_filter = case.loss.pop("overlong_filter", False)
     config = LossConfig(**{"beta": 0.1} | case.loss)
     reference = backend.reference() if config.beta else None

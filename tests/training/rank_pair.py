@@ -13,8 +13,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from swift_r1.runtime.presence import LostRank, Presence
-from swift_r1.runtime.ranks import join_ranks, lost_peer
+from swift_r1.runtime.ranks import LostRank, Presence, join_ranks, lost_peer
 
 
 def main(scene: str, rank: int, port: str, timeout_s: float) -> None:

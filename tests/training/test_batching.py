@@ -86,7 +86,9 @@ def test_collate_puts_targets_logps_and_mask_where_they_belong():
     assert micro.mask.sum(1).tolist() == [5, 3]
     assert micro.inputs.targets.tolist() == completions[2] + completions[0]
     assert micro.samples.tolist() == [2, 0]
-    assert micro.truncated.tolist() == [True, False]
+    assert micro.trained.equal(micro.mask)
+    filtered = collate(batch, [(2,), (0,)], Form(), CPU, overlong_filter=True)
+    assert filtered.trained.sum(1).tolist() == [0, 3] and filtered.mask.equal(micro.mask)
     assert micro.inputs.position_ids is None
     assert micro.rollout_logps[1].tolist() == [-0.0, -1.0, -2.0, 0.0, 0.0]
     assert_targets_follow_their_context(micro, prompts, completions)
@@ -99,7 +101,7 @@ def test_packing_puts_the_same_samples_into_one_row():
     assert packed.inputs.position_ids.tolist() == [[0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]]
     assert_targets_follow_their_context(packed, prompts, completions)
     assert torch.equal(packed.inputs.targets, padded.inputs.targets)
-    for name in ("mask", "truncated", "rollout_logps", "samples"):
+    for name in ("mask", "trained", "rollout_logps", "samples"):
         assert torch.equal(getattr(packed, name), getattr(padded, name)), name
 
 

@@ -10,7 +10,7 @@ def save_checkpoint(run_dir, step, write):
     draft = Draft(run_dir, step)
     draft.open()
     write(draft.folder)
-    draft.publish({})
+    draft.publish()
     return draft.final
 
 

@@ -67,7 +67,7 @@ def family(request, tmp_path_factory):
 def test_logprobs_and_gradients_are_the_models_own(family):
     """Padded, packed and with shared prompts, all longer than a window; a form that cannot be is refused."""
     assert min(map(len, PROMPTS)) > WINDOW and max(map(len, COMPLETIONS)) > WINDOW
-    check_logprobs(family.backend, VOCAB, CPU)
+    check_logprobs(family.backend)
     own = torch.cat([family.plain_logprobs(*pair) for pair in zip(PROMPTS, COMPLETIONS, strict=True)])
     own.sum().backward()
     expected = {name: parameter.grad for name, parameter in family.plain.named_parameters()}
@@ -79,7 +79,7 @@ def test_logprobs_and_gradients_are_the_models_own(family):
         (SHARED, [(0, 1, 2), (3, 4, 5)]),
     ):
         refused = form in NOT_PACKED.get(family.name, ())
-        assert not form.packed or bool(why_not_packed(family.backend, form, VOCAB, CPU)) == refused
+        assert not form.packed or bool(why_not_packed(family.backend, form)) == refused
         if refused:
             continue
         family.backend.optimizer.zero_grad(set_to_none=False)
@@ -204,9 +204,9 @@ def test_an_attention_that_forgets_its_window_is_found(tmp_path, monkeypatch):
     backend = LocalBackend(model, OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
     engine = TransformersEngine(model, None, (2,), 0)
     check_engine(engine, VOCAB)
-    assert why_not_packed(backend, SHARED, VOCAB, CPU) == ""
+    assert why_not_packed(backend, SHARED) == ""
     monkeypatch.setitem(AttentionInterface._global_mapping, decoding._NAME, forgetting(decoding.decode_attention))
     with pytest.raises(UsageError, match="the embedded engine does not sample from MistralForCausalLM as it is"):
         check_engine(engine, VOCAB)
     monkeypatch.setitem(AttentionInterface._global_mapping, training._NAME, forgetting(training.packed_attention))
-    assert "see its neighbours" in why_not_packed(backend, SHARED, VOCAB, CPU)
+    assert "see its neighbours" in why_not_packed(backend, SHARED)

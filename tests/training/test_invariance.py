@@ -235,11 +235,11 @@ def test_prompts_are_shared_where_it_saves_enough(backends):
 def test_a_leak_is_found_in_bf16_too():
     """Its tolerance is wide, for real models' rounding; the loss of the positions in a row is still refused."""
     backend = LocalBackend(qwen3().bfloat16(), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
-    assert why_not_packed(backend, SHARED, 102, ALONE.device) == ""
+    assert why_not_packed(backend, SHARED) == ""
     backend.model.base_model.register_forward_pre_hook(
         lambda module, args, kwargs: (args, kwargs | {"position_ids": None}), with_kwargs=True
     )
-    assert "see its neighbours" in why_not_packed(backend, SHARED, 102, ALONE.device)
+    assert "see its neighbours" in why_not_packed(backend, SHARED)
 
 
 def test_packing_is_off_where_samples_would_see_each_other(tiny_model, caplog):
@@ -256,10 +256,10 @@ def test_packing_is_off_where_samples_would_see_each_other(tiny_model, caplog):
             "--per_device_train_batch_size 4".split()
             + [word for name, value in flags.items() for word in (f"--{name}", value)],
         )
-        return choose_batching(args, backend, 102, ALONE)
+        return choose_batching(args, backend)
 
     backend = LocalBackend(load_model(tiny_model, "float32", False), OptimizerConfig(1e-3, 0, 0.9, 0.95, 1e-8, 1.0))
-    check_logprobs(backend, 102, ALONE.device)
+    check_logprobs(backend)
     assert (found().form, found().share_from) == (Form(), LEAST_SAVING)
     assert found(share_prompt="true").share_from == 0
     assert found(share_prompt="false").share_from is None

@@ -13,11 +13,12 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from swift_r1.arguments import RlhfArguments, parse_arguments
 from swift_r1.errors import UsageError
 from swift_r1.models.loading import load_critic, load_model, load_tokenizer
+from swift_r1.models.policy import Critic
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.local import LocalBackend, LocalCritic
+from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batch.batching import Batching
 from swift_r1.training.batch.micro_batches import SHARED, Form
-from swift_r1.training.model_checks import choose_batching, critic_states, why_not_packed
+from swift_r1.training.model_checks import choose_batching, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.setup import check_tokens
 
@@ -47,11 +48,7 @@ class Kept:
         return torch.stack([gradient.norm() for gradient in self.gradients.values()]).norm().item()
 
 
-class KeptPolicy(Kept, LocalBackend):
-    pass
-
-
-class KeptCritic(Kept, LocalCritic):
+class KeptBackend(Kept, LocalBackend):
     pass
 
 
@@ -70,8 +67,8 @@ def make(folder, flags=FLAGS, checkpointing=False):
         f"--rlhf_type ppo --model {folder} --dataset a.jsonl --reward_funcs format --num_generations 4 --max_steps 8 "
         f"--per_device_train_batch_size {worker.COMPLETIONS} --lr_scheduler_type constant {flags}".split(),
     )
-    policy = KeptPolicy(load_model(folder, "float32", checkpointing), OPTIMIZER)
-    critic = KeptCritic(with_opinions(load_critic(folder, "float32", checkpointing)), OPTIMIZER)
+    policy = KeptBackend(load_model(folder, "float32", checkpointing), OPTIMIZER)
+    critic = KeptBackend(with_opinions(load_critic(folder, "float32", checkpointing)), OPTIMIZER, wrap=Critic)
     reference = policy.reference() if args.wants_reference else None
     with torch.no_grad():
         for number, parameter in enumerate(policy.model.parameters()):
@@ -232,11 +229,13 @@ def test_a_step_of_a_filtered_or_invalid_round_is_finite(tiny_model):
 
 def test_a_new_critic_says_0_and_a_saved_one_what_it_said(tiny_model, tmp_path):
     inputs = worker_inputs()
-    fresh = LocalCritic(load_critic(tiny_model, None, False), OPTIMIZER)
+    fresh = LocalBackend(load_critic(tiny_model, None, False), OPTIMIZER, wrap=Critic)
     assert fresh.values(inputs).count_nonzero() == 0 and fresh.values(inputs).dtype == torch.float32
     model = with_opinions(load_critic(tiny_model, None, False))
     model.save_pretrained(tmp_path / "critic")
-    saved, again = (LocalCritic(m, OPTIMIZER) for m in (model, load_critic(tmp_path / "critic", None, False)))
+    saved, again = (
+        LocalBackend(m, OPTIMIZER, wrap=Critic) for m in (model, load_critic(tmp_path / "critic", None, False))
+    )
     assert saved.values(inputs).abs().mean() > 0.01
     torch.testing.assert_close(saved.values(inputs), again.values(inputs))
     model.score = torch.nn.Linear(64, 3, bias=False)
@@ -251,26 +250,26 @@ def worker_inputs():
 
 
 def test_values_of_bf16_are_finer_than_its_spacing(tiny_model):
-    critic = LocalCritic(with_opinions(load_critic(tiny_model, "bfloat16", False)), OPTIMIZER)
+    critic = LocalBackend(with_opinions(load_critic(tiny_model, "bfloat16", False)), OPTIMIZER, wrap=Critic)
     values = critic.values(worker_inputs())
     assert values.dtype == torch.float32 and not torch.equal(values, values.bfloat16().float())
 
 
 def test_a_critic_that_lets_packed_samples_see_each_other_is_found(tiny_model):
     backend = LocalBackend(load_model(tiny_model, "float32", False), OPTIMIZER)
-    critic = LocalCritic(load_critic(tiny_model, "float32", False), OPTIMIZER)
+    critic = LocalBackend(load_critic(tiny_model, "float32", False), OPTIMIZER, wrap=Critic)
     args = parse_arguments(
         RlhfArguments,
         f"--rlhf_type ppo --model {tiny_model} --dataset a.jsonl --reward_funcs format "
         "--per_device_train_batch_size 8".split(),
     )
-    assert choose_batching(args, backend, 102, ALONE, critic).share_from is not None
+    assert choose_batching(args, backend, critic).share_from is not None
     critic.model.base_model.register_forward_pre_hook(
         lambda module, given, kwargs: (given, kwargs | {"position_ids": None}), with_kwargs=True
     )
-    why = why_not_packed(critic, SHARED, 102, ALONE.device, lambda inputs: critic_states(critic, inputs))
+    why = why_not_packed(critic, SHARED)
     assert "LlamaForSequenceClassification lets a packed completion see its neighbours" in why
-    assert choose_batching(args, backend, 102, ALONE, critic).share_from is None
+    assert choose_batching(args, backend, critic).share_from is None
 
 
 def test_a_critic_of_other_tokens_is_refused(tiny_model, tmp_path):

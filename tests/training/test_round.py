@@ -11,7 +11,7 @@ import pytest
 from swift_r1.algorithms.rewards import Composition
 from swift_r1.data.prompts import Prompt
 from swift_r1.data.sampler import PromptSampler
-from swift_r1.rewards.calls import joined
+from swift_r1.rewards.calls import join_batches
 from swift_r1.rewards.types import InvalidReward, RewardColumn
 from swift_r1.sampling.base import Conversation
 from swift_r1.sampling.prompts import PromptStream, StreamedPrompts
@@ -39,7 +39,7 @@ def scores(values, first_group):
             self.parts[first] = part
 
         def result(self):
-            return joined([self.parts[0], self.parts[1]], {}), [
+            return join_batches([self.parts[0], self.parts[1]], {}), [
                 RewardColumn("a", tuple(values), (InvalidReward(3, "broke"),), 1.0)
             ]
 

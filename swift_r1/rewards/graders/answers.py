@@ -1,11 +1,12 @@
 r"""Finding answers in a completion (`<answer>`, `\boxed{}`) and tidying their LaTeX: spacing, units.
 
-Linear in the text whatever it holds; nothing is evaluated.
+Linear in the length of any text; nothing is evaluated.
 """
 
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -96,7 +97,7 @@ def first_answer(text: str) -> str | None:
 
 
 def last_answer(text: str) -> str | None:
-    return next(iter([*answers(text)][-1:]), None)
+    return next(iter(deque(answers(text), maxlen=1)), None)
 
 
 def tidied(text: str) -> str:

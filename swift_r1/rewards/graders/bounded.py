@@ -24,16 +24,17 @@ class Unreadable(ValueError):
 
 
 def close(a: Value, b: Value) -> bool:
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return a == b
-    a, b = real(a), real(b)
-    return bool(abs(a - b) <= _TOLERANCE * max(abs(a), abs(b)))
+    a, b = _alike(a, b)
+    return a == b if isinstance(a, Fraction) else bool(abs(a - b) <= _TOLERANCE * max(abs(a), abs(b)))
 
 
 def real(value: Value) -> Value:
-    if not isinstance(value, Fraction):
-        return value
-    return mp.mpf(value.numerator) / value.denominator
+    return mp.mpf(value.numerator) / value.denominator if isinstance(value, Fraction) else value
+
+
+def _alike(a: Value, b: Value) -> tuple[Value, Value]:
+    """Both exact, or neither."""
+    return (a, b) if isinstance(a, Fraction) and isinstance(b, Fraction) else (real(a), real(b))
 
 
 def bounded(value: Value) -> Value:
@@ -45,22 +46,19 @@ def bounded(value: Value) -> Value:
     return value
 
 
-def add(a: Value, b: Value, sign: int) -> Value:
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return bounded(a + sign * b)
-    return bounded(real(a) + sign * real(b))
+def add(a: Value, b: Value, sign: int = 1) -> Value:
+    a, b = _alike(a, b)
+    return bounded(a + sign * b)
 
 
 def multiply(a: Value, b: Value) -> Value:
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return bounded(a * b)
-    return bounded(real(a) * real(b))
+    a, b = _alike(a, b)
+    return bounded(a * b)
 
 
 def divide(a: Value, b: Value) -> Value:
-    if isinstance(a, Fraction) and isinstance(b, Fraction):
-        return bounded(a / b)
-    return bounded(real(a) / real(b))
+    a, b = _alike(a, b)
+    return bounded(a / b)
 
 
 def power(base: Value, exponent: Value) -> Value:

@@ -26,7 +26,7 @@ MAX_DEPTH = 50
 MAX_DIGITS = 15
 
 _TOKEN = re.compile(r"[0-9]+|[-+*/()]")
-_BLANKS = re.compile(r"\s+")
+_FOREIGN = re.compile(r"[^-+*/()0-9\s]")
 
 
 def grade_countdown(
@@ -98,25 +98,13 @@ def evaluate(text: str) -> Evaluated:
     """
     if len(text) > MAX_LENGTH:
         raise ArithmeticFault(f"longer than {MAX_LENGTH} characters")
-    parser = _Parser(_tokens(text))
+    if foreign := _FOREIGN.search(text):
+        raise ArithmeticFault(f"unexpected {foreign[0]!r}")
+    parser = _Parser(_TOKEN.findall(text))
     value = parser.sum(0)
     if parser.token is not None:
         raise ArithmeticFault(f"unexpected {parser.token!r}")
     return Evaluated(value, tuple(parser.numbers))
-
-
-def _tokens(text: str) -> list[str]:
-    tokens, position = [], 0
-    while position < len(text):
-        if blanks := _BLANKS.match(text, position):
-            position = blanks.end()
-            continue
-        token = _TOKEN.match(text, position)
-        if token is None:
-            raise ArithmeticFault(f"unexpected {text[position]!r}")
-        tokens.append(token[0])
-        position = token.end()
-    return tokens
 
 
 class _Parser:
@@ -130,9 +118,8 @@ class _Parser:
     def sum(self, depth: int) -> Fraction:
         value = self._product(depth)
         while self.token in ("+", "-"):
-            operator = self._take()
-            right = self._product(depth)
-            value = value + right if operator == "+" else value - right
+            sign = 1 if self._take() == "+" else -1
+            value += sign * self._product(depth)
         return value
 
     def _product(self, depth: int) -> Fraction:

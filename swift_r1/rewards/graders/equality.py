@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 from functools import lru_cache
-from typing import NamedTuple
 
 from mpmath.libmp.libhyper import NoConvergence
 
@@ -31,6 +30,7 @@ _LITERAL = re.compile(
     r"([-+]?)\s*([0-9]{1,3}(?:,[0-9]{3})+(?:\.[0-9]*)?|[0-9]+\.?[0-9]*|\.[0-9]+)"
     r"(?:(?:\s*\\times\s*10\s*\^\s*(?:\{\s*([-+]?[0-9]{1,3})\s*\}|([0-9])))|[eE]([-+]?[0-9]{1,3}))?"
 )
+_WHOLE = re.compile(r"[-+]?\s*[0-9,]+(\.0*)?")
 _FRACTION = re.compile(
     r"(-?)\s*(?:\\frac\s*(?:\{\s*(-?[0-9]+)\s*\}|([0-9]))\s*(?:\{\s*(-?[0-9]+)\s*\}|([0-9]))|([0-9]+)\s*/\s*([0-9]+))"
 )
@@ -101,22 +101,22 @@ def _equal_values(given: str, right: str, budget: int) -> bool:
     literal = _literal(right)
     if literal is not None:  # one number, so the answer has to be one
         mine = _literal(given)
-        if mine is not None or _is_whole(right):
+        if mine is not None or _WHOLE.fullmatch(right):
             return mine == literal
     if "\\cup" in right or "\\cup" in given:
         return _same_set(given.split("\\cup"), right.split("\\cup"), budget)
-    fractions = _fraction(given), _fraction(right)
-    if fractions[0] and fractions[1] and Fraction(*fractions[0]) == Fraction(*fractions[1]):
-        in_lowest_terms = Fraction(*fractions[0]).denominator == fractions[0][1]
-        return fractions[0] == fractions[1] or in_lowest_terms
+    mine_over, right_over = _fraction(given), _fraction(right)
+    if mine_over and right_over and Fraction(*mine_over) == Fraction(*right_over):
+        return mine_over == right_over or Fraction(*mine_over).denominator == mine_over[1]  # in lowest terms
     matrices = _matrix(given), _matrix(right)
     if matrices[0] and matrices[1]:
-        return matrices[0].form == matrices[1].form and _same_list(matrices[0].cells, matrices[1].cells, budget)
-    members = _members(given), _members(right)
-    if members[0].is_set or members[1].is_set:
-        return _same_set(members[0].items, members[1].items, budget)
-    if len(members[0].items) > 1 or len(members[1].items) > 1:
-        return _same_list(members[0].items, members[1].items, budget)
+        (form, cells), (right_form, right_cells) = matrices[0], matrices[1]
+        return form == right_form and _same_list(cells, right_cells, budget)
+    (items, is_set), (right_items, right_is_set) = _members(given), _members(right)
+    if is_set or right_is_set:
+        return _same_set(items, right_items, budget)
+    if len(items) > 1 or len(right_items) > 1:
+        return _same_list(items, right_items, budget)
     inner = _inside(given), _inside(right)
     if inner[0] and inner[1] and inner[0][0] == inner[1][0]:
         parts = _parts(inner[0][1]), _parts(inner[1][1])
@@ -134,43 +134,33 @@ def _equal_values(given: str, right: str, budget: int) -> bool:
     return _same_value(given, right)
 
 
-class _Members(NamedTuple):
-    items: list[str]
-    is_set: bool  # in braces, or with a choice of signs: the order does not count
-
-
-def _members(text: str) -> _Members:
-    r"""What a list or a set in `\{ \}` holds; an item with `\pm` is two."""
+def _members(text: str) -> tuple[list[str], bool]:
+    r"""What a list or a set in `\{ \}` holds, and whether its order does not count; an item with `\pm` is two."""
     inner = _inside(text) if text.startswith("\\{") else None
     parts = _parts(text if inner is None else inner[1])
     if "\\pm" not in text and "\\mp" not in text:
-        return _Members(parts, inner is not None)
+        return parts, inner is not None
     items = []
     for part in parts:
         upper = part.replace("\\pm", "+").replace("\\mp", "-")
         items += [upper] if upper == part else [upper, part.replace("\\pm", "-").replace("\\mp", "+")]
-    return _Members(items, True)
+    return items, True
 
 
-class _Matrix(NamedTuple):
-    form: tuple[str | int, ...]  # "v" for a determinant, "" for what is in round or square brackets; length of each row
-    cells: list[str]
-
-
-def _matrix(text: str) -> _Matrix | None:
+def _matrix(text: str) -> tuple[tuple[str | int, ...], list[str]] | None:
+    """Its form ("v" for a determinant, "" for round or square brackets; length of each row) and its cells."""
     found = _MATRIX.fullmatch(text) if "\\begin" in text else None
     if found is None:
         return None
     rows = [row.split("&") for row in found[2].strip().removesuffix("\\\\").split("\\\\")]
     kind = found[1][0] if found[1][0] in "vVB" else ""
-    return _Matrix((kind, *map(len, rows)), [cell for row in rows for cell in row])
+    return (kind, *map(len, rows)), [cell for row in rows for cell in row]
 
 
 def _same_list(given: list[str], right: list[str], budget: int) -> bool:
     if len(given) != len(right) or len(right) > budget:
         return False
-    share = budget // 2
-    return all(_equal_values(a.strip(), b.strip(), share) for a, b in zip(given, right, strict=True))
+    return all(_equal_values(a.strip(), b.strip(), budget // 2) for a, b in zip(given, right, strict=True))
 
 
 def _same_set(given: list[str], right: list[str], budget: int) -> bool:
@@ -187,19 +177,18 @@ def _same_set(given: list[str], right: list[str], budget: int) -> bool:
 
 
 def _same_value(given: str, right: str) -> bool:
+    """Exactly where both are rational, else to 48 digits, at every point that both have."""
     try:
-        return same_values(values(given), values(right))
+        found = values(given), values(right)
     except Unreadable:
         return False
+    longest = max(map(len, found))
+    return all(map(close, *(one * longest if len(one) == 1 else one for one in found)))
 
 
 @lru_cache(maxsize=4096)
 def values(text: str) -> tuple[Value, ...]:
-    """The expression's value at each point; one value where it has no variables.
-
-    Raises:
-        Unreadable: the only error, whatever the text.
-    """
+    """The expression's value at each point, one without variables; raises Unreadable, and nothing else, on any text."""
     read = tokens(text)
     found: list[Value] = []
     wanted = 1
@@ -212,18 +201,6 @@ def values(text: str) -> tuple[Value, ...]:
         if reader.variables:
             wanted = POINTS_ROUNDED if reader.rounded else POINTS
     return tuple(found)
-
-
-def same_values(first: tuple[Value, ...], second: tuple[Value, ...]) -> bool:
-    """Whether two expressions are equal: exactly where both are rational, else to 48 digits, at every point that
-    both have."""
-    longest = max(len(first), len(second))
-    first, second = (item * longest if len(item) == 1 else item for item in (first, second))
-    return all(map(close, first, second))
-
-
-def _is_whole(text: str) -> bool:
-    return re.fullmatch(r"[-+]?\s*[0-9,]+(\.0*)?", text) is not None
 
 
 def _literal(text: str) -> Fraction | None:

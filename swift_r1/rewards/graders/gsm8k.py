@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from fractions import Fraction
 from typing import Literal
 
@@ -74,11 +75,9 @@ def number_answer(completion: str) -> tuple[Fraction | None, bool]:
         return (None if found is None else _value(found)), True
     # From the end, in growing pieces: the last number is all that is wanted of a long text.
     for length in (200, len(completion)):
-        last = None
-        for last in _NUMBER.finditer(_plain(completion[-length:])):  # noqa: B007
-            pass
-        if last is not None and (last.start() > 20 or length >= len(completion)):
-            return _value(last), False
+        found = next(iter(deque(_NUMBER.finditer(_plain(completion[-length:])), maxlen=1)), None)
+        if found is not None and (found.start() > 20 or length >= len(completion)):
+            return _value(found), False
     return None, False
 
 

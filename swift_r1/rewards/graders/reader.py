@@ -31,7 +31,8 @@ MAX_DEPTH = 40
 
 _TOKEN = re.compile(
     r"\s+|(?P<number>[0-9]+(?:\.[0-9]*)?|\.[0-9]+)|(?P<command>\\[A-Za-z]+|\\[{}|])|(?P<symbol>[-+*/^_!()\[\]{}|'])"
-    r"|(?P<letter>[A-Za-z])"
+    r"|(?P<letter>[A-Za-z])|(?P<unknown>.)",
+    re.DOTALL,
 )
 # Written without the backslash, as plain text has them.
 _NAME = re.compile(
@@ -47,26 +48,20 @@ _GREEK = re.compile(
     r"\\(?:alpha|beta|gamma|delta|(?:var)?epsilon|zeta|eta|(?:var)?theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau"
     r"|upsilon|(?:var)?phi|chi|psi|omega|Gamma|Delta|Theta|Lambda|Xi|Sigma|Phi|Psi|Omega|hbar|ell)"
 )
+_OPERATORS = {"\\times": multiply, "*": multiply, "/": divide, "\\div": divide}
 _ENDS = frozenset(("+", "-", ")", "]", "}", "\\}", "\\rfloor", "\\rceil", "|", "\\times", "*", "/", "\\div"))
 
 
 def tokens(text: str) -> list[str]:
-    r"""Numbers, commands such as `\frac` (also where they are written without the backslash), symbols and letters.
-
-    Raises:
-        Unreadable: too long, or a character that no expression has.
-    """
+    r"""Numbers, commands such as `\frac` (also where they are written without the backslash), symbols and letters."""
     if len(text) > MAX_LENGTH:
         raise Unreadable("too long")
-    text = _NAME.sub(r"\\\1 ", text)
-    found, position = [], 0
-    while position < len(text):
-        token = _TOKEN.match(text, position)
-        if token is None:
-            raise Unreadable(f"unexpected {text[position]!r}")
+    found = []
+    for token in _TOKEN.finditer(_NAME.sub(r"\\\1 ", text)):
+        if token.lastgroup == "unknown":
+            raise Unreadable(f"unexpected {token[0]!r}")
         if token.lastgroup:
             found.append(token[0])
-        position = token.end()
     return found
 
 
@@ -104,14 +99,13 @@ class Reader:
             raise Unreadable(f"{token} is missing")
 
     def _sum(self) -> Value:
-        self._depth += 1
-        if self._depth > MAX_DEPTH:
-            raise Unreadable("nested too deep")
+        return self._nested(self._terms)
+
+    def _terms(self) -> Value:
         value = self._product()
         while self._next in ("+", "-"):
-            operator = self._take()
-            value = add(value, self._product(), 1 if operator == "+" else -1)
-        self._depth -= 1
+            sign = 1 if self._take() == "+" else -1
+            value = add(value, self._product(), sign)
         return value
 
     def _product(self) -> Value:
@@ -119,13 +113,9 @@ class Reader:
         while self._next in ("+", "-"):
             sign = -sign if self._take() == "-" else sign
         value = self._power()
-        while self._next is not None and (self._next not in _ENDS or self._next in ("\\times", "*", "/", "\\div")):
-            if self._next in ("\\times", "*"):
-                self._take()
-                value = multiply(value, self._signed_power())
-            elif self._next in ("/", "\\div"):
-                self._take()
-                value = divide(value, self._signed_power())
+        while self._next is not None and (self._next not in _ENDS or self._next in _OPERATORS):
+            if self._next in _OPERATORS:
+                value = _OPERATORS[self._take()](value, self._signed_power())
             else:
                 if self._next[0].isdigit() and self._tokens[self._at - 1][0].isdigit():
                     raise Unreadable("two numbers side by side")
@@ -143,7 +133,7 @@ class Reader:
         factor = self._power()
         digits = [token for token in self._tokens[start + 1 : self._at] if token not in "{}"]
         if is_mixed and all(token.isdigit() for token in digits):
-            return add(value, factor, 1)
+            return add(value, factor)
         return multiply(value, factor)
 
     def _signed_power(self) -> Value:
@@ -237,15 +227,8 @@ class Reader:
 
     def _subscript(self) -> str:
         self._expect("_")
-        if self._next != "{":
-            return "_" + self._take()
-        end = self._at
-        while end < len(self._tokens) and self._tokens[end] != "}":
-            end += 1
-        inside = self._tokens[self._at + 1 : end]
-        self._at = end
-        self._expect("}")
-        return "_" + "".join(inside)
+        first = self._take()
+        return "_" + ("".join(iter(self._take, "}")) if first == "{" else first)
 
     def _function(self, token: str) -> Value:
         function = _FUNCTIONS[token]

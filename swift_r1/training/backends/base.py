@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,36 +26,45 @@ WeightBucket = Sequence[tuple[str, Tensor]]
 BUCKET_BYTES = 64 * 2**20
 
 
-class Training(ABC):
-    """One rank's part of a model and its optimizer. Methods marked collective are called on every rank.
+class Backend(ABC):
+    """One rank's part of a policy or critic, and its optimizer. Methods marked collective are called on every rank.
 
     Attributes:
         model: the transformers model being trained (its parameters may be partitioned).
-        module: what computes with it, of the class `wrap`.
+        module: what computes with it: a `Policy` or `Critic`.
         forward: `module`, or the engine around it.
         weights: all that `module` computes with; whoever asks for weights or states below has them back on the device.
         states: all that only an optimizer step needs: float32 masters, gradients, moments.
-        torch_optimizer: the optimizer itself, and `masters`, the tensors that it works on: as many on each rank.
+        torch_optimizer: the optimizer itself.
+        masters: the tensors that it works on, float32, as many on each rank; this rank's parts where partitioned.
         partitioned: whether a parameter is a part of a weight, until it is gathered (ZeRO-3).
     """
 
-    wrap: ClassVar[type[Policy] | type[Critic]]
     model: PreTrainedModel
-    module: nn.Module
+    module: Policy | Critic
     forward: Callable[..., Any]
     weights: Movable
     states: Movable
+    torch_optimizer: torch.optim.Optimizer
+    masters: Sequence[Tensor]
     ranks: Ranks
     device: torch.device
     partitioned = False
 
     @property
-    @abstractmethod
-    def torch_optimizer(self) -> torch.optim.Optimizer: ...
+    def vocab_size(self) -> int:
+        size: int = self.model.config.get_text_config().vocab_size
+        return size
 
-    @property
-    @abstractmethod
-    def masters(self) -> Sequence[Tensor]: ...
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
+        """The policy's forward (collective); see `Policy.forward`."""
+        found: TokenLogprobs = self.forward(temperature, *inputs)
+        return found
+
+    def values(self, inputs: ModelInputs) -> Tensor:
+        """The critic's forward (collective); see `Critic.forward`."""
+        found: Tensor = self.forward(*inputs)
+        return found
 
     @property
     @abstractmethod
@@ -64,18 +73,22 @@ class Training(ABC):
 
     @abstractmethod
     def backward(self, loss: Tensor, last: bool) -> None:
-        """Adds the gradient of `loss` (collective).
-
-        `loss` is this rank's share of the whole optimizer step's loss: shares of all ranks and micro-batches
-        add up. `last` marks the step's last micro-batch.
-        """
+        """Adds the gradient of a share of the optimizer step's loss (collective): the shares of all ranks and
+        micro-batches, of which this is the `last` on this rank or not, add up."""
 
     @abstractmethod
     def step(self, learning_rate: float) -> float:
-        """Clips, updates, clears gradients (collective). Returns the global gradient norm before clipping.
+        """Clips, updates, clears gradients (collective). Returns the global gradient norm before clipping; where it is
+        not finite nothing is updated, and in float16 the loss scale is halved."""
 
-        Where that is not finite nothing is updated; in float16 the loss scale is halved then.
-        """
+    @abstractmethod
+    def generation_model(self) -> PreTrainedModel:
+        """A model with the policy's whole, current weights for embedded generation (collective)."""
+
+    @abstractmethod
+    def reference(self, offload: bool = False) -> ReferencePolicy:
+        """The frozen policy of the run's start; with adapters the model without them (collective). With `offload` its
+        weights are in host memory except while they are used."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -87,20 +100,22 @@ class Training(ABC):
         """Whole parameters, while this is open; what `modifier_rank` writes into them is partitioned again."""
         return nullcontext()
 
-    def weight_buckets(self, weights: Sequence[Weight], to: int = 0, on_host: bool = True) -> Iterator[WeightBucket]:
+    def weight_buckets(
+        self, weights: Sequence[Weight], to: int | None = 0, on_host: bool = True
+    ) -> Iterator[WeightBucket]:
         """The whole values of `weights`, bucket by bucket (collective: every rank must exhaust it).
 
-        A bucket is on the CPU (without `on_host` on the device) of the rank `to`, holds its values until the next
-        optimizer step, and is empty elsewhere; only one bucket is gathered at a time.
+        A bucket is on the CPU (without `on_host` on the device) of the rank `to` (None: ranks take turns), holds its
+        values until the next optimizer step, and is empty elsewhere; only one bucket is gathered at a time.
         """
         self.weights.come_back()
         device = torch.device("cpu") if on_host else self.device
-        for bucket in weight_groups(weights):
+        for number, bucket in enumerate(weight_groups(weights)):
             if self.partitioned:
                 self.ranks.barrier()  # whoever has a bucket may take long over it
             whole = []
             with self.gathered(parameters_of(bucket)):
-                if self.ranks.rank == to:
+                if self.ranks.takes(number) if to is None else self.ranks.rank == to:
                     whole = [(one.name, one.value().to(device, copy=self.partitioned)) for one in bucket]
             yield whole
 
@@ -117,14 +132,12 @@ class Training(ABC):
         started = bool(updates)  # else every step so far was skipped, and there are no moments
         if started and kinds:
             self._find_moments()
-        for number, bucket in enumerate(saved.state_buckets(self.model, kinds)):
+        for number, bucket in enumerate(saved.state_buckets(self.model, (MASTER, *kinds))):
             self.ranks.barrier()  # whoever has a bucket may take long over it
             tensors = []
             for kind, name, parameter in bucket:
-                if kind == MASTER or started:
-                    value = self._state_value(kind, parameter)
-                else:
-                    value = torch.zeros(whole_shape(parameter))
+                known = started or kind == MASTER
+                value = self._state_value(kind, parameter) if known else torch.zeros(whole_shape(parameter))
                 if self.ranks.takes(number):
                     tensors.append((state_name(kind, name), value.detach().to("cpu", copy=self._copies_state)))
             yield tensors
@@ -141,20 +154,19 @@ class Training(ABC):
         saved.load_codes(self.torch_optimizer, self.masters, self.ranks.rank, read)
         if self.loss_scale is not None:
             self._set_scale(read(LOSS_SCALE))
-        kinds = saved.moments_of(self.torch_optimizer)
-        if kinds:
+        if kinds := saved.moments_of(self.torch_optimizer):
             self._find_moments()
-        for bucket in saved.parameter_buckets(self.model):
+        for bucket in saved.state_buckets(self.model, [MASTER]):
             masters = []
-            for name, parameter in bucket:
+            for _, name, parameter in bucket:
                 masters.append(read(state_name(MASTER, name)))
                 self._set_state(MASTER, parameter, masters[-1])
                 for kind in kinds:
                     self._set_state(kind, parameter, read(state_name(kind, name)))
             self.ranks.barrier()  # one may have read longer than another
-            with self.gathered([parameter for _, parameter in bucket], modifier_rank=0):
+            with self.gathered([parameter for *_, parameter in bucket], modifier_rank=0):
                 if not self.partitioned or self.ranks.is_rank0:
-                    for (_, parameter), master in zip(bucket, masters, strict=True):
+                    for (*_, parameter), master in zip(bucket, masters, strict=True):
                         parameter.copy_(master)
 
     _copies_state = False
@@ -179,39 +191,6 @@ class Training(ABC):
         """Before moments are asked for or set."""
 
 
-class Backend(Training):
-    """The policy."""
-
-    wrap = Policy
-
-    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
-        """The policy's forward (collective); see `Policy.forward`."""
-        found: TokenLogprobs = self.forward(*inputs, temperature)
-        return found
-
-    @abstractmethod
-    def generation_model(self) -> PreTrainedModel:
-        """A model with whole, current weights for embedded generation (collective)."""
-
-    @abstractmethod
-    def reference(self, offload: bool = False) -> ReferencePolicy:
-        """The frozen policy of the run's start; with adapters the model without them (collective).
-
-        `offload`: where training is on a GPU, its weights are in host memory except while they are used.
-        """
-
-
-class CriticBackend(Training):
-    """The critic of PPO."""
-
-    wrap = Critic
-
-    def values(self, inputs: ModelInputs) -> Tensor:
-        """The critic's forward (collective); see `Critic.forward`."""
-        found: Tensor = self.forward(*inputs)
-        return found
-
-
 class ReferencePolicy(Protocol):
     """A policy that gets no gradient."""
 
@@ -220,44 +199,35 @@ class ReferencePolicy(Protocol):
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs: ...
 
     def mix_in_policy(self, alpha: float) -> None:
-        """Its weights become `alpha` of the policy's current ones and `1 - alpha` of its own (collective)."""
-        ...
+        """Its weights become `alpha` of the policy's and `1 - alpha` of its own, computed in float32 (collective)."""
 
     def weight_buckets(self) -> Iterator[WeightBucket]:
         """Its own whole weights (collective, as `training_state`); none where it is the model as loaded."""
-        ...
 
     def load_weights(self, read: ReadTensor) -> None:
         """Takes weights that `weight_buckets` gave (collective: every rank reads)."""
-        ...
 
 
 class Movable:
     """Tensors that can leave their device for host memory and come back (`--offload_model`, `--offload_optimizer`).
 
-    What moves is their storage: all that shares it (tied weights, DeepSpeed's views into its flat buffers) goes along
-    and is valid again afterwards, bit for bit. Meanwhile none of it may be read.
-
-    Args:
-        tensors: those there are now: an optimizer has no moments before its first step.
+    What moves is their storage: all that shares it (tied weights, DeepSpeed's views into its flat buffers) goes along.
+    Meanwhile none of it may be read.
     """
 
     def __init__(self, tensors: Callable[[], Iterable[Tensor]]) -> None:
-        self._tensors = tensors
+        self._tensors = tensors  # asked each time: an optimizer has no moments before its first step
         self._away: list[tuple[torch.UntypedStorage, Tensor]] = []
 
     def leave(self, device: torch.device) -> None:
         """Copies to the host what is on a device of this type, and frees it there; what is away stays away."""
-        if self._away:
-            return
-        storages = (tensor.untyped_storage() for tensor in self._tensors())
+        storages = (tensor.untyped_storage() for tensor in (() if self._away else self._tensors()))
         for storage in {one.data_ptr(): one for one in storages}.values():
-            if storage.device.type != device.type or not storage.nbytes():
-                continue
-            on_host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=device.type == "cuda")
-            on_host.copy_(_bytes_of(storage))
-            storage.resize_(0)
-            self._away.append((storage, on_host))
+            if storage.device.type == device.type and storage.nbytes():
+                on_host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=device.type == "cuda")
+                on_host.copy_(_bytes_of(storage))
+                storage.resize_(0)
+                self._away.append((storage, on_host))
 
     def come_back(self) -> None:
         """Does nothing where all of it is here."""

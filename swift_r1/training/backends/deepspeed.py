@@ -14,33 +14,16 @@ from accelerate import init_empty_weights
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 from deepspeed.runtime.config import DeepSpeedConfigError
-from deepspeed.utils import (
-    safe_get_full_fp32_param,
-    safe_get_full_optimizer_state,
-    safe_get_local_fp32_param,
-    safe_set_full_fp32_param,
-    safe_set_full_optimizer_state,
-    safe_set_local_fp32_param,
-    safe_set_local_optimizer_state,
-)
 from pydantic import ValidationError
 from torch import Tensor, nn
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, one_line
 from swift_r1.models.merging import plain_like
+from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import has_adapters, parameters_of, policy_weights
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.base import (
-    Backend,
-    CriticBackend,
-    Movable,
-    ReferencePolicy,
-    Training,
-    states_of,
-    weight_groups,
-    weights_of,
-)
+from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy, states_of, weight_groups, weights_of
 from swift_r1.training.backends.deepspeed_config import resolved
 from swift_r1.training.backends.optimizer_state import MASTER
 from swift_r1.training.backends.reference import AdaptersOff, FrozenReference
@@ -52,20 +35,19 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-class DeepSpeedTraining(Training):
-    """Trains a model under ZeRO.
+class DeepSpeedBackend(Backend):
+    """Trains a model that `load` makes under ZeRO; weights of 16 bits keep float32 masters.
 
     Args:
-        load: makes the model; for a reference it is called again.
-        dtype: of the weights; 16-bit ones keep float32 masters, partitioned by ZeRO.
-        config: of DeepSpeed, from `read_config`.
-        quantized: `load` makes a model with 4-bit weights.
+        config: from `read_config`.
+        quantized: the model has 4-bit weights.
 
     Raises:
         UsageError: DeepSpeed does not take the config.
     """
 
     _copies_state = True
+    _copy_for_generation: PreTrainedModel | None = None
 
     def __init__(
         self,
@@ -75,9 +57,10 @@ class DeepSpeedTraining(Training):
         config: dict[str, Any],
         ranks: Ranks,
         quantized: bool = False,
+        wrap: type[Policy] | type[Critic] = Policy,
     ) -> None:
         self.ranks, self.device = ranks, ranks.device
-        self._load, self._quantized = load, quantized
+        self._load, self._quantized, self._wrap = load, quantized, wrap
         self.stage = int(config.get("zero_optimization", {}).get("stage", 0))
         if self.stage == 0:
             logger.warning(
@@ -94,7 +77,7 @@ class DeepSpeedTraining(Training):
         try:
             deepspeed.DeepSpeedConfig(self.resolved)
         except (ValidationError, DeepSpeedConfigError, AssertionError) as error:
-            raise UsageError(f"DeepSpeed does not take this --deepspeed: {_one_line(error)}") from error
+            raise UsageError(f"DeepSpeed does not take this --deepspeed: {one_line(error)}") from error
         if dtype == torch.float16 and not get_accelerator().is_fp16_supported():
             raise UsageError(
                 f"DeepSpeed does not compute in float16 on this {get_accelerator().device_name()}: "
@@ -107,7 +90,10 @@ class DeepSpeedTraining(Training):
         self.engine, self.optimizer, *_ = deepspeed.initialize(
             model=self.module, optimizer=build_optimizer(groups, optimizer), config=self.resolved
         )
-        self.forward = self.engine
+        self.forward, self.torch_optimizer = self.engine, self.optimizer.optimizer
+        # ZeRO-3 has a name of its own for them, and so has ZeRO-1 in bf16.
+        names = ("fp32_partitioned_groups_flat", "fp32_groups_flat_partition", "single_partition_of_fp32_groups")
+        self.masters = next(getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name))
         if dtype == torch.float16:
             # At the least scale the loop decides what becomes of the run (--max_skipped_steps).
             self.optimizer.loss_scaler.raise_error_at_min_scale = False
@@ -120,19 +106,6 @@ class DeepSpeedTraining(Training):
         if self.partitioned:
             yield self.optimizer.grad_partitions_flat_buffer
         yield from getattr(self.optimizer, "fp32_groups_gradients_flat", ())
-
-    @property
-    def torch_optimizer(self) -> torch.optim.Optimizer:
-        inner: torch.optim.Optimizer = self.optimizer.optimizer
-        return inner
-
-    @property
-    def masters(self) -> Sequence[Tensor]:
-        """This rank's parts of the parameters, float32, end to end in each group."""
-        # ZeRO-3 has a name of its own for them, and so has ZeRO-1 in bf16.
-        names = ("fp32_partitioned_groups_flat", "fp32_groups_flat_partition", "single_partition_of_fp32_groups")
-        found: Sequence[Tensor] = next(getattr(self.optimizer, name) for name in names if hasattr(self.optimizer, name))
-        return found
 
     def gathered(
         self, parameters: Sequence[nn.Parameter], modifier_rank: int | None = None
@@ -161,10 +134,11 @@ class DeepSpeedTraining(Training):
         return float(self.engine.get_global_grad_norm())
 
     def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:
-        found = (
-            safe_get_full_fp32_param(parameter) if kind == MASTER else safe_get_full_optimizer_state(parameter, kind)
+        value: Tensor = (
+            deepspeed.utils.safe_get_full_fp32_param(parameter)
+            if kind == MASTER
+            else deepspeed.utils.safe_get_full_optimizer_state(parameter, kind)
         )
-        value: Tensor = found
         return value
 
     def _scale_state(self) -> Tensor:
@@ -190,31 +164,29 @@ class DeepSpeedTraining(Training):
     def _set_state(self, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
         if not self.partitioned:
             if kind == MASTER:
-                safe_set_full_fp32_param(parameter, value)
+                deepspeed.utils.safe_set_full_fp32_param(parameter, value)
             else:
-                safe_set_full_optimizer_state(parameter, value, kind)
+                deepspeed.utils.safe_set_full_optimizer_state(parameter, value, kind)
             return
         # DeepSpeed's own way of setting a whole ZeRO-3 tensor cannot do sizes that the ranks do not divide.
-        size = safe_get_local_fp32_param(parameter).numel()
+        size = deepspeed.utils.safe_get_local_fp32_param(parameter).numel()
         part = value.new_zeros(size)
         own = value.flatten()[size * self.ranks.rank : size * (self.ranks.rank + 1)]
         part[: own.numel()] = own
         if kind == MASTER:
-            safe_set_local_fp32_param(parameter, part)
+            deepspeed.utils.safe_set_local_fp32_param(parameter, part)
         else:
-            safe_set_local_optimizer_state(parameter, part, kind)
+            deepspeed.utils.safe_set_local_optimizer_state(parameter, part, kind)
 
     def load_module(self) -> Any:
-        """Under ZeRO-3, transformers gives each rank its part of the weights.
-
-        4-bit weights are loaded whole, and partitioned by DeepSpeed afterwards.
-        """
+        """Under ZeRO-3 transformers gives each rank its part of the weights, unless these are 4-bit, which
+        DeepSpeed partitions afterwards."""
         self.ranks.barrier()
         if not self.partitioned or self._quantized:
-            return self.wrap(self._load())
+            return self._wrap(self._load())
         config = HfDeepSpeedConfig(self.resolved)  # type: ignore[no-untyped-call]  # transformers has no types here
         try:
-            module = self.wrap(self._load())
+            module = self._wrap(self._load())
         finally:
             del config
             unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]  # as above
@@ -223,12 +195,6 @@ class DeepSpeedTraining(Training):
 
     def describe(self) -> dict[str, Any]:
         return {"backend": f"DeepSpeed ZeRO-{self.stage}", "deepspeed": self.resolved}
-
-
-class DeepSpeedBackend(DeepSpeedTraining, Backend):
-    """The policy."""
-
-    _copy_for_generation: PreTrainedModel | None = None
 
     def generation_model(self) -> PreTrainedModel:
         """Under ZeRO-3 a whole copy of the weights on each rank, refreshed here; else the trained model."""
@@ -262,10 +228,6 @@ class DeepSpeedBackend(DeepSpeedTraining, Backend):
         return reference
 
 
-class DeepSpeedCritic(DeepSpeedTraining, CriticBackend):
-    """The critic, from `load_critic`."""
-
-
 def _compute_buffers(model: PreTrainedModel) -> None:
     """Computes what a model computes for itself, such as the frequencies of rotary positions, in its own dtype.
 
@@ -285,9 +247,3 @@ def _compute_buffers(model: PreTrainedModel) -> None:
             right = computed.get(f"{prefix}.{name}" if prefix else name)
             if right is not None:
                 module.register_buffer(name, right.to(buffer.device), persistent=False)
-
-
-def _one_line(error: Exception) -> str:
-    if isinstance(error, ValidationError):
-        return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())
-    return str(error).splitlines()[0]

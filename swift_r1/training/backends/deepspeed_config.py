@@ -53,24 +53,14 @@ def read_config(name_path_or_json: str) -> dict[str, Any]:
         raise UsageError(f"--deepspeed {text}: not valid JSON ({error})") from error
     if not isinstance(config, dict):
         raise UsageError(f"--deepspeed {text}: holds no JSON object")
-    cleaned: dict[str, Any] = _without_auto(config)
-    return _DEFAULTS | cleaned
+    return _DEFAULTS | dict(_without_auto(config))
 
 
 def contradictions(
-    config: Mapping[str, Any],
-    *,
-    dtype: str,
-    micro_batch: int,
-    accumulation: int,
-    world_size: int,
-    max_grad_norm: float,
+    config: Mapping[str, Any], *, dtype: str, micro_batch: int, accumulation: int, world_size: int, max_grad_norm: float
 ) -> Iterator[str]:
-    """What `config` (of `read_config`) says against the flags, one line each; the same value in both is fine.
-
-    Args:
-        dtype: `float32`, `bfloat16` or `float16`, in which the model computes.
-    """
+    """What `config` (of `read_config`) says against the flags, one line each; the same value in both is fine. `dtype`
+    is `float32`, `bfloat16` or `float16`."""
     decided = {
         "train_micro_batch_size_per_gpu": (micro_batch, "--per_device_train_batch_size"),
         "gradient_accumulation_steps": (accumulation, "--gradient_accumulation_steps"),
@@ -112,13 +102,10 @@ def moved_twice(config: Mapping[str, Any], model: bool, optimizer: bool) -> Iter
 
 
 def resolved(config: Mapping[str, Any], dtype: str, max_grad_norm: float) -> dict[str, Any]:
-    """What DeepSpeed is given: `config` (of `read_config`) with what the flags decide filled in.
-
-    Of `fp16`, a file's own loss scale is kept.
-    """
+    """What DeepSpeed is given: `config` (of `read_config`) with what the flags decide; its own loss scale stays."""
     filled = {key: value for key, value in config.items() if key not in ("bf16", "fp16", "train_batch_size")}
     filled |= {
-        # The loop cuts micro-batches and marks the step's end itself: DeepSpeed must neither scale nor wait.
+        # The loop makes micro-batches and marks the step's end itself: DeepSpeed must neither scale nor wait.
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": max_grad_norm,

@@ -5,23 +5,16 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from swift_r1.models.policy import Policy
+from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import has_adapters
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.base import (
-    Backend,
-    CriticBackend,
-    Movable,
-    ReferencePolicy,
-    Training,
-    states_of,
-    weights_of,
-)
+from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy, states_of, weights_of
 from swift_r1.training.backends.optimizer_state import MASTER, trained_parameters
 from swift_r1.training.backends.reference import AdaptersOff, FrozenReference
 from swift_r1.training.optimizer import LossScale, OptimizerConfig, build_optimizer, parameter_groups
@@ -30,7 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class LocalTraining(Training):
+class LocalBackend(Backend):
     """Trains `model` in place.
 
     16-bit weights keep a float32 master copy that the optimizer works on: at a learning rate of 1e-6 an update is
@@ -38,37 +31,38 @@ class LocalTraining(Training):
     scaled.
     """
 
-    def __init__(self, model: PreTrainedModel, config: OptimizerConfig, device: torch.device | None = None) -> None:
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        config: OptimizerConfig,
+        device: torch.device | None = None,
+        wrap: type[Policy] | type[Critic] = Policy,
+    ) -> None:
         self.model, self.config = model, config
-        self.module = self.forward = self.wrap(model).to(device).train()
+        self.module = self.forward = wrap(model).to(device).train()
         self.ranks, self.device = Ranks(0, 1, torch.device("cpu"), None), model.device
         self._scale = LossScale() if model.dtype == torch.float16 else None
-        self._trained = [parameter for _, parameter in trained_parameters(model)]
-        self._masters = self._trained
-        if any(parameter.dtype != torch.float32 for parameter in self._trained):
-            self._masters = [nn.Parameter(parameter.detach().float().clone()) for parameter in self._trained]
-            for parameter, master in zip(self._trained, self._masters, strict=True):
+        trained = [parameter for _, parameter in trained_parameters(model)]
+        self._copies = any(parameter.dtype != torch.float32 for parameter in trained)
+        self._master_of = {
+            parameter: nn.Parameter(parameter.detach().float().clone()) if self._copies else parameter
+            for parameter in trained
+        }
+        self.masters: Sequence[Tensor] = list(self._master_of.values())
+        for parameter, master in self._master_of.items():
+            if self._copies:
                 on_gradient: Callable[..., object] = parameter.register_post_accumulate_grad_hook
-                on_gradient(_move_gradient_to(master))
-        self._master_of = dict(zip(self._trained, self._masters, strict=True))
-        for master in self._masters:
+                on_gradient(partial(_move_gradient, master))
             # For good: made and freed between activations, they leave holes that the allocator cannot fill.
             master.grad = torch.zeros_like(master)
-        self.optimizer = build_optimizer(parameter_groups(self._masters, config.weight_decay), config)
+        groups = parameter_groups(self._master_of.values(), config.weight_decay)
+        self.torch_optimizer = self.optimizer = build_optimizer(groups, config)
         self.weights, self.states = Movable(lambda: weights_of(self.module)), Movable(self._states)
 
     def _states(self) -> Iterator[Tensor]:
-        yield from () if self._masters is self._trained else self._masters
-        yield from (master.grad for master in self._masters if master.grad is not None)
+        yield from self.masters if self._copies else ()
+        yield from (master.grad for master in self.masters if master.grad is not None)
         yield from states_of(self.optimizer)
-
-    @property
-    def torch_optimizer(self) -> torch.optim.Optimizer:
-        return self.optimizer
-
-    @property
-    def masters(self) -> Sequence[Tensor]:
-        return self._masters
 
     @property
     def loss_scale(self) -> float | None:
@@ -80,25 +74,19 @@ class LocalTraining(Training):
     def step(self, learning_rate: float) -> float:
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate
-        if self._scale is not None:
-            for master in self._masters:
-                assert master.grad is not None
-                master.grad /= self._scale.scale
-        norm = float(torch.nn.utils.clip_grad_norm_(self._masters, self.config.max_grad_norm))
+        for master in self.masters if self._scale is not None else ():
+            assert master.grad is not None and self._scale is not None
+            master.grad /= self._scale.scale
+        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm))
         if math.isfinite(norm):
             self.optimizer.step()
-            self._round_masters()
+            with torch.no_grad():
+                for parameter, master in self._master_of.items() if self._copies else ():
+                    parameter.copy_(master)  # rounds to its dtype
         if self._scale is not None:
             self._scale.update(overflow=not math.isfinite(norm))
         self.optimizer.zero_grad(set_to_none=False)
         return norm
-
-    @torch.no_grad()
-    def _round_masters(self) -> None:
-        """The weights become their masters, rounded to the weights' own dtype."""
-        if self._masters is not self._trained:
-            for parameter, master in self._master_of.items():
-                parameter.copy_(master)
 
     def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:
         master = self._master_of[parameter]
@@ -116,12 +104,7 @@ class LocalTraining(Training):
         self._scale = LossScale.of_tensor(fields)
 
     def describe(self) -> dict[str, Any]:
-        masters = self._masters is not self._trained
-        return {"backend": "plain torch", "float32_master_weights": masters, "optimizer": self.config.optim}
-
-
-class LocalBackend(LocalTraining, Backend):
-    """The policy."""
+        return {"backend": "plain torch", "float32_master_weights": self._copies, "optimizer": self.config.optim}
 
     def generation_model(self) -> PreTrainedModel:
         return self.model
@@ -132,14 +115,7 @@ class LocalBackend(LocalTraining, Backend):
         return FrozenReference(Policy(copy.deepcopy(self.model)), self, offload)
 
 
-class LocalCritic(LocalTraining, CriticBackend):
-    """The critic, from `load_critic`."""
-
-
-def _move_gradient_to(master: nn.Parameter) -> Callable[[Tensor], None]:
-    def move(parameter: Tensor) -> None:
-        assert parameter.grad is not None and master.grad is not None
-        master.grad += parameter.grad
-        parameter.grad = None
-
-    return move
+def _move_gradient(master: nn.Parameter, parameter: Tensor) -> None:
+    assert parameter.grad is not None and master.grad is not None
+    master.grad += parameter.grad
+    parameter.grad = None

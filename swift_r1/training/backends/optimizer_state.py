@@ -28,11 +28,7 @@ _CODES = ("state1", "state2", "absmax1", "absmax2")
 StateBucket = Sequence[tuple[str, Tensor]]
 """Tensors on the CPU (float32 except codes), named `<kind>:<parameter>`; empty on all ranks but one."""
 ReadTensor = Callable[[str], Tensor]
-"""Gives a tensor of a saved state by its name.
-
-Raises:
-    KeyError: the state has none of that name.
-"""
+"""Gives a tensor of a saved state by its name; raises KeyError where there is none."""
 
 _BUCKET_NUMBERS = 16 * 2**20
 
@@ -46,14 +42,10 @@ def trained_parameters(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
 
 
-def parameter_buckets(model: nn.Module) -> Iterator[list[tuple[str, nn.Parameter]]]:
-    """Consecutive trained parameters of at most 16 million numbers together (a larger one goes alone)."""
-    return bucketed(trained_parameters(model), lambda item: whole_shape(item[1]).numel(), _BUCKET_NUMBERS)
-
-
 def state_buckets(model: nn.Module, kinds: Sequence[str]) -> Iterator[list[tuple[str, str, nn.Parameter]]]:
-    """What a saved state has of each trained parameter, `(kind, name, parameter)`, in buckets of the same size."""
-    items = ((kind, name, one) for name, one in trained_parameters(model) for kind in (MASTER, *kinds))
+    """Each trained parameter once per kind, `(kind, name, parameter)`, in buckets of at most 16 million numbers (a
+    larger one goes alone)."""
+    items = ((kind, name, one) for name, one in trained_parameters(model) for kind in kinds)
     return bucketed(items, lambda item: whole_shape(item[2]).numel(), _BUCKET_NUMBERS)
 
 
@@ -81,12 +73,8 @@ def updates_of(optimizer: torch.optim.Optimizer) -> Tensor:
 
 
 def codes_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], ranks: Ranks) -> Iterator[StateBucket]:
-    """The moments of an 8-bit optimizer as they are; nothing for another (collective).
-
-    Args:
-        parameters: what the optimizer works on; as many on each rank.
-    """
-    for number, parameter in enumerate(parameters if has_codes(optimizer) else ()):
+    """The moments of an 8-bit optimizer of these parameters as they are; nothing for another (collective)."""
+    for number, parameter in enumerate(parameters if _is_eight_bit(optimizer) else ()):
         found = []
         for kind in _CODES:
             own = optimizer.state.get(parameter, {}).get(kind, torch.zeros(0, dtype=torch.uint8))
@@ -105,7 +93,7 @@ def load_codes(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], r
     """
     eight_bit: Any = optimizer
     updates = int(read(UPDATES))
-    for number, parameter in enumerate(parameters if has_codes(optimizer) and updates else ()):
+    for number, parameter in enumerate(parameters if _is_eight_bit(optimizer) and updates else ()):
         group = eight_bit.param_groups[0]
         # It finds its parameter through the group, which under ZeRO-3 is only filled during a step.
         kept, group["params"] = group["params"], [parameter]
@@ -119,9 +107,8 @@ def load_codes(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], r
                 state[kind].copy_(saved.view(state[kind].dtype).view(state[kind].shape))
 
 
-def has_codes(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether it is one of bitsandbytes' optimizers."""
-    return hasattr(optimizer, "init_state")
+def _is_eight_bit(optimizer: torch.optim.Optimizer) -> bool:
+    return hasattr(optimizer, "init_state")  # bitsandbytes' base class
 
 
 def _code_name(kind: str, number: int, rank: int) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from swift_r1.models.logprobs import TokenLogprobs
 from swift_r1.models.lora import adapters_off
@@ -39,33 +38,25 @@ class FrozenReference:
         if self._offload:
             self.policy.to(inputs.token_ids.device)
         try:
-            found: TokenLogprobs = self.forward(*inputs, temperature)
+            found: TokenLogprobs = self.forward(temperature, *inputs)
             return found
         finally:
             if self._offload:
                 self.policy.cpu()
 
     def mix_in_policy(self, alpha: float) -> None:
-        """Where weights are partitioned the two are gathered bucket by bucket, and what rank 0 computes is partitioned
-        again."""
         gathered = self._backend.gathered
         targets = {weight.name: weight for weight in policy_weights(self.policy.model)}
         for bucket in weight_groups(policy_weights(self._backend.model)):
             own = [targets[weight.name] for weight in bucket]
-            with gathered(parameters_of(bucket)), gathered(parameters_of(own), modifier_rank=0):
+            with torch.no_grad(), gathered(parameters_of(bucket)), gathered(parameters_of(own), modifier_rank=0):
                 for target, weight in zip(own, bucket, strict=True):
-                    mix_weights(target.base, weight.value().to(target.base.device), alpha)
+                    base, value = target.base, weight.value().to(target.base.device)
+                    base.copy_(torch.lerp(base.float(), value.float(), alpha))
 
     def weight_buckets(self) -> Iterator[WeightBucket]:
         self.weights.come_back()
-        ranks = self._backend.ranks
-        for number, bucket in enumerate(weight_groups(policy_weights(self.policy.model))):
-            ranks.barrier()
-            whole = []
-            with self._backend.gathered(parameters_of(bucket)):
-                if ranks.takes(number):
-                    whole = [(weight.name, weight.value().to("cpu", copy=True)) for weight in bucket]
-            yield whole
+        return self._backend.weight_buckets(policy_weights(self.policy.model), to=None)
 
     @torch.no_grad()
     def load_weights(self, read: ReadTensor) -> None:
@@ -96,10 +87,4 @@ class AdaptersOff:
         return iter(())
 
     def load_weights(self, read: ReadTensor) -> None:
-        """Nothing to do: it is the model as loaded."""
-
-
-@torch.no_grad()
-def mix_weights(target: Tensor, source: Tensor, alpha: float) -> None:
-    """`target = alpha * source + (1 - alpha) * target` in place; added in float32."""
-    target.copy_(torch.lerp(target.float(), source.float(), alpha))
+        """It is the model as loaded."""

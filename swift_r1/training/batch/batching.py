@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from swift_r1.algorithms import drop_truncated
 from swift_r1.models.attention import PackedRow, prompt_group
 from swift_r1.models.policy import MicroBatch, ModelInputs
 from swift_r1.runtime.ranks import Ranks
@@ -48,9 +49,8 @@ class RoundBatch:
         mask[mask.clone()] = self.loss_mask.bool()
         return mask
 
-    def tensors(self) -> list[Tensor]:
-        """The fields in order, for sending."""
-        return [getattr(self, item.name) for item in fields(self)]
+    def tensors(self) -> dict[str, Tensor]:
+        return {item.name: getattr(self, item.name) for item in fields(self)}
 
 
 def round_batch(
@@ -87,11 +87,12 @@ class Batching:
         completions: `--per_device_train_batch_size`: without `max_tokens` the token budget is this many of the
             optimizer step's longest completions.
         group_size: completions per prompt.
-        max_tokens: the token budget of a micro-batch, or None.
+        max_tokens: the token budget of a micro-batch.
         share_from: prompts are shared where that saves at least this share of the tokens that go through the model in
             `form`; None: never.
         own_attention: whether the model uses `packed_attention`; else its own attention tells the samples of a row
             apart by their position ids.
+        overlong_filter: truncated completions are left out of the loss.
     """
 
     form: Form
@@ -100,30 +101,27 @@ class Batching:
     max_tokens: int | None = None
     share_from: float | None = None
     own_attention: bool = True
+    overlong_filter: bool = False
 
 
 def split_step(batch: RoundBatch, samples: range, batching: Batching, ranks: Ranks) -> list[MicroBatch]:
     """This rank's micro-batches of an optimizer step on the given completions of the round."""
-    lengths = Lengths(
-        batch.prompt_lengths[samples.start : samples.stop].tolist(),
-        batch.completion_lengths[samples.start : samples.stop].tolist(),
-        _groups(batch.prompt_numbers[samples.start : samples.stop].tolist(), samples, batching.group_size),
+    prompts, completions, numbers = (
+        one[samples.start : samples.stop].tolist()
+        for one in (batch.prompt_lengths, batch.completion_lengths, batch.prompt_numbers)
     )
+    # Prompts are shared within a group, and where the prompt is the same too.
+    groups = [(sample // batching.group_size, number) for sample, number in zip(samples, numbers, strict=True)]
+    lengths = Lengths(prompts, completions, groups)
     budget = batching.max_tokens or batching.completions * lengths.longest()
     form, plan = batching.form, plan_micro_batches(lengths, batching.form, ranks.world_size, budget)
     if batching.share_from is not None:
         shared = plan_micro_batches(lengths, SHARED, ranks.world_size, budget)
         if tokens_computed(shared, SHARED, lengths) <= (1 - batching.share_from) * tokens_computed(plan, form, lengths):
             form, plan = SHARED, shared
-    numbered = [[tuple(samples[sample] for sample in unit) for unit in units] for units in plan[ranks.rank]]
-    return [collate(batch, units, form, ranks.device, batching.own_attention) for units in numbered]
-
-
-def _groups(prompt_numbers: Sequence[int], samples: range, size: int) -> list[int]:
-    """For each completion a number, the same within a group where the prompt is the same too."""
-    numbers: dict[tuple[int, int], int] = {}
-    keys = ((sample // size, prompt) for sample, prompt in zip(samples, prompt_numbers, strict=True))
-    return [numbers.setdefault(key, len(numbers)) for key in keys]
+    numbered = [[tuple(samples[one] for one in unit) for unit in units] for units in plan[ranks.rank]]
+    how = (form, ranks.device, batching.own_attention, batching.overlong_filter)
+    return [collate(batch, units, *how) for units in numbered]
 
 
 class _Rows(NamedTuple):
@@ -138,7 +136,12 @@ class _Rows(NamedTuple):
 
 
 def collate(
-    batch: RoundBatch, units: Sequence[Unit], form: Form, device: torch.device, own_attention: bool = True
+    batch: RoundBatch,
+    units: Sequence[Unit],
+    form: Form,
+    device: torch.device,
+    own_attention: bool = True,
+    overlong_filter: bool = False,
 ) -> MicroBatch:
     """The given completions in one micro-batch: a row each, padded on the right to their own longest, or packed."""
     samples = torch.tensor([sample for unit in units for sample in unit])
@@ -162,7 +165,7 @@ def collate(
             packed_row=rows.packed_row,
         ),
         mask=mask.to(device),
-        truncated=batch.truncated[samples].bool().to(device),
+        trained=(drop_truncated(mask, batch.truncated[samples]) if overlong_filter else mask).to(device),
         rollout_logps=rollout_logps.to(device),
         samples=samples,
     )

@@ -7,7 +7,7 @@ others, because ZeRO's ranks run each forward pass together. All ranks compute t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 LEAST_SAVING = 0.25
@@ -24,7 +24,7 @@ class Lengths:
 
     prompts: Sequence[int]
     completions: Sequence[int]
-    groups: Sequence[int]
+    groups: Sequence[Hashable]
 
     def __len__(self) -> int:
         return len(self.prompts)
@@ -49,9 +49,8 @@ class Form:
     shared: bool = False
 
     def tokens(self, unit: Unit, lengths: Lengths) -> int:
-        if self.shared:
-            return lengths.prompts[unit[0]] + sum(lengths.completions[sample] for sample in unit)
-        return sum(map(lengths.total, unit))
+        prompts = unit[:1] if self.shared else unit
+        return sum(lengths.prompts[one] for one in prompts) + sum(lengths.completions[one] for one in unit)
 
     def cost(self, units: Sequence[Unit], lengths: Lengths) -> int:
         """Tokens, padding included, that a micro-batch of these units puts through the model."""
@@ -73,7 +72,6 @@ def plan_micro_batches(lengths: Lengths, form: Form, world_size: int, budget: in
     """The micro-batches of one optimizer step.
 
     Args:
-        lengths: of the step's completions.
         budget: tokens, padding included, that a micro-batch may put through the model. A completion longer than that
             gets a micro-batch of its own.
 
@@ -104,7 +102,7 @@ def plan_micro_batches(lengths: Lengths, form: Form, world_size: int, budget: in
 def _shared_units(lengths: Lengths, form: Form, world_size: int, budget: int) -> list[Unit]:
     """The groups, each split into equally many parts: as few as give every rank the same number of completions and fit
     the budget. Single completions always do."""
-    groups: dict[int, list[int]] = {}
+    groups: dict[Hashable, list[int]] = {}
     for sample, group in enumerate(lengths.groups):
         groups.setdefault(group, []).append(sample)
     for members in groups.values():

@@ -8,28 +8,46 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 Entry = Mapping[str, str | int]
 """Of a file in the manifest: `sha256` (hex) and `bytes`."""
-_NAME = re.compile(r"checkpoint-(\d+)")
+_NAME = re.compile(r"checkpoint-\d+")
 _TEMPORARY = ".writing-"
 _REMOVING = ".removing-"
 _ASIDE = "aside-"
 
 
 class Draft:
-    """`checkpoint-<step>` in the making: a folder under a temporary name, which every rank may write files into. The
-    methods are for rank 0."""
+    """`checkpoint-<step>` in the making: a folder under a temporary name, into which every rank writes. Once a write
+    has failed, this rank writes nothing more.
+
+    Attributes:
+        hashed: entries of the files that were hashed and synced while they were written.
+        fault: why a write failed.
+    """
 
     def __init__(self, run_dir: Path, step: int) -> None:
         self.final = run_dir / f"checkpoint-{step}"
         self.folder = run_dir / f"{_TEMPORARY}{self.final.name}"
-        self._step = step
+        self.hashed: dict[str, Entry] = {}
+        self.fault: str | None = None
+
+    def attempt(self, work: Callable[[], None]) -> None:
+        if self.fault is None:
+            try:
+                work()
+            except (OSError, SafetensorError) as error:
+                self.fault = str(error)
+
+    def write(self, name: str, write: Callable[[Path], Entry]) -> None:
+        self.attempt(lambda: self.hashed.update({name: write(self.folder / name)}))
 
     def open(self) -> None:
         """Makes the folder, empty."""
@@ -37,25 +55,25 @@ class Draft:
             shutil.rmtree(self.folder)
         self.folder.mkdir()
 
-    def publish(self, hashed: Mapping[str, Entry]) -> None:
-        """Gives it its name.
-
-        Args:
-            hashed: files by their relative names that were synced when they were written; the others are read again.
-        """
+    def publish(self) -> None:
+        """Gives it its name, on rank 0; files that are not in `hashed` are read again."""
         files = sorted(path for path in self.folder.rglob("*") if path.is_file())
-        names = {str(path.relative_to(self.folder)): path for path in files}
-        entries = {name: hashed.get(name) or _hashed_and_synced(path) for name, path in names.items()}
+        entries: dict[str, Entry] = {}
+        for path in files:
+            name = str(path.relative_to(self.folder))
+            if name not in self.hashed:
+                sync(path)
+            entries[name] = self.hashed.get(name) or {"sha256": _digest(path), "bytes": path.stat().st_size}
         manifest = self.folder / MANIFEST
-        manifest.write_text(json.dumps({"step": self._step, "files": entries}, indent=1), encoding="utf-8")
-        _hashed_and_synced(manifest)
+        manifest.write_text(json.dumps({"step": _step_of(self.final), "files": entries}, indent=1), encoding="utf-8")
+        sync(manifest)
         for folder in {path.parent for path in files} | {self.folder}:
-            _sync_folder(folder)
+            sync(folder)
         # One of that step is there only where another history has not been set aside.
         if self.final.exists():
             _remove(self.final)
         self.folder.rename(self.final)
-        _sync_folder(self.final.parent)
+        sync(self.final.parent)
 
     def drop(self) -> None:
         """What was there before it is untouched."""
@@ -64,8 +82,7 @@ class Draft:
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """The run's checkpoints, oldest first."""
-    found = [(int(match[1]), path) for path in run_dir.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return [path for _, path in sorted(found)]
+    return sorted((path for path in run_dir.iterdir() if _NAME.fullmatch(path.name)), key=_step_of)
 
 
 def fault_of(checkpoint: Path) -> str | None:
@@ -90,8 +107,7 @@ def fault_of(checkpoint: Path) -> str | None:
 def newest_whole(run_dir: Path) -> Path | None:
     """The newest checkpoint that is whole, by its hashes; newer ones are warned about."""
     for path in reversed(list_checkpoints(run_dir)):
-        fault = fault_of(path)
-        if fault is None:
+        if (fault := fault_of(path)) is None:
             return path
         logger.warning("%s is skipped: %s", path, fault)
     return None
@@ -99,12 +115,11 @@ def newest_whole(run_dir: Path) -> Path | None:
 
 def set_aside_later(run_dir: Path, step: int) -> None:
     """Renames checkpoints after `step` to `aside-...`: they are broken, or of a history that is not continued."""
-    for path in list_checkpoints(run_dir):
-        if _step_of(path) > step:
-            name = f"{_ASIDE}{path.name}"
-            number = sum(1 for _ in run_dir.glob(f"{name}*"))
-            renamed = path.rename(path.with_name(f"{name}-{number}" if number else name))
-            logger.warning("%s is renamed to %s: the run goes on from step %d", path, renamed.name, step)
+    for path in (path for path in list_checkpoints(run_dir) if _step_of(path) > step):
+        name = f"{_ASIDE}{path.name}"
+        number = sum(1 for _ in run_dir.glob(f"{name}*"))
+        renamed = path.rename(path.with_name(f"{name}-{number}" if number else name))
+        logger.warning("%s is renamed to %s: the run goes on from step %d", path, renamed.name, step)
 
 
 def remove_old_checkpoints(run_dir: Path, keep: int | None, best_step: int | None = None) -> None:
@@ -128,18 +143,13 @@ def _step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rpartition("-")[2])
 
 
-def _hashed_and_synced(path: Path) -> Entry:
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-    return {"sha256": _digest(path), "bytes": path.stat().st_size}
-
-
 def _digest(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _sync_folder(path: Path) -> None:
+def sync(path: Path) -> None:
+    """A file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

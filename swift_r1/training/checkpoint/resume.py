@@ -12,13 +12,14 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from swift_r1.algorithms import Advantages
+from swift_r1.algorithms.rewards import mean
 from swift_r1.errors import UsageError
 from swift_r1.models.policy import MicroBatch
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import Rollouts
 from swift_r1.tracking.recorder import Recorder
-from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batch.batching import RoundBatch
 from swift_r1.training.checkpoint.saving import (
     CRITIC_OPTIMIZER,
@@ -30,7 +31,6 @@ from swift_r1.training.checkpoint.saving import (
     saved_tensors,
 )
 from swift_r1.training.checkpoint.state import Fingerprint, RunState, log_sizes, restore_rng
-from swift_r1.training.grpo import Advantages
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
 
@@ -40,12 +40,8 @@ _BEFORE_TRAINING = ("old_logps", "old_entropies", "ref_logps", "old_values")
 
 @dataclass
 class RunSummary:
-    """What `summary.json` says.
-
-    `seconds` are those of the whole loop, evaluations included; `eval_before` and `eval_after` are accuracies from 0
-    to 1 (of several data sets, their mean), None where there was no such evaluation. `best_step` is that of the best
-    checkpoint by `--metric_for_best_model`, `best_metric` its value. `last_evaluation` has all figures of the last one.
-    """
+    """What `summary.json` says. `seconds` are of the whole loop, evaluations included; accuracies are from 0 to 1, of
+    several data sets their mean; `best_step` is of the best checkpoint by `--metric_for_best_model`."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -64,12 +60,8 @@ class RunSummary:
             self.last_reward = reward
 
     def saw_evaluation(self, metrics: Mapping[str, float]) -> None:
-        accuracy = _mean(metrics, "accuracy")
         self.last_evaluation = {name: value for name, value in metrics.items() if not math.isnan(value)}
-        if self.steps == 0:
-            self.eval_before = accuracy
-        else:
-            self.eval_after = accuracy
+        setattr(self, "eval_after" if self.steps else "eval_before", _mean(metrics, "accuracy"))
 
     def saw_checkpoint(self, metrics: Mapping[str, float], name: str, greater_is_better: bool) -> None:
         """Notes whether the evaluated checkpoint of this step is the best so far; of equals the first is."""
@@ -82,7 +74,7 @@ class RunSummary:
 
 def _mean(metrics: Mapping[str, float], name: str) -> float | None:
     values = [value for key, value in metrics.items() if key.endswith(f"/{name}")]
-    return sum(values) / len(values) if values else None
+    return mean(values) if values else None
 
 
 @dataclass(slots=True)
@@ -110,10 +102,8 @@ class OpenRound:
             known = [getattr(micro, name) for step in self.steps for micro in step]
             mine = [tensor.detach().flatten().float().cpu() for tensor in known if tensor is not None]
             everyones = ranks.gather(torch.cat([torch.zeros(0), *mine]))
-            for rank, tensor in enumerate(everyones or ()):
-                if tensor.numel():
-                    saved[f"{name}:{rank}"] = tensor
-        return saved | _fields_of(self.batch) if ranks.is_rank0 else {}
+            saved |= {f"{name}:{rank}": one for rank, one in enumerate(everyones or ()) if one.numel()}
+        return saved | self.batch.tensors() if ranks.is_rank0 else {}
 
     def facts(self) -> dict[str, Any]:
         """The rest of what a checkpoint holds of it, as JSON."""
@@ -124,16 +114,12 @@ class OpenRound:
         the completions that the step is on; with a critic the returns too."""
         size = len(self.batch) // len(self.steps)
         first = self.done % len(self.steps) * size
-        tensors = _fields_of(self.batch)
+        tensors = self.batch.tensors()
         tensors |= {"advantages": self.advantages.values, "samples": torch.arange(first, first + size)}
         if self.advantages.returns is not None:
             tensors["returns"] = self.advantages.returns
         path.parent.mkdir(exist_ok=True)
         save_file(tensors, path)
-
-
-def _fields_of(batch: RoundBatch) -> dict[str, Tensor]:
-    return {item.name: getattr(batch, item.name) for item in fields(RoundBatch)}
 
 
 @dataclass(slots=True)
@@ -156,20 +142,11 @@ class RunProgress:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """Saves a run with all that it needs to go on, and restores it. All methods are collective.
-
-    Attributes:
-        backend, learning_rate: of the policy.
-        reference: with weights that move, which are saved; else None.
-        monitor: on rank 0.
-        run_id, fingerprint: of the run.
-    """
+    """Saves a run with all that it needs to go on, and restores it. All methods are collective; `monitor` is on rank 0
+    alone."""
 
     saver: Saver
-    ranks: Ranks
-    backend: Backend
     learning_rate: LearningRate
-    reference: ReferencePolicy | None
     critic: TrainedCritic | None
     rollouts: Rollouts
     recorder: Recorder
@@ -180,8 +157,7 @@ class Checkpoints:
     def save(self, progress: RunProgress, position: tuple[int, str] | None, last: bool) -> None:
         """A checkpoint of the run as it is after this step; `position` is of the prompts, on rank 0.
 
-        Raises:
-            RunFailed: see `Saver.save`.
+        Raises as `Saver.save`.
         """
         run, round_, summary = None, progress.open_round, progress.summary
         if self.monitor is not None:
@@ -202,7 +178,7 @@ class Checkpoints:
                 logs=log_sizes(self.saver.run_dir),
                 fingerprint=self.fingerprint,
             )
-        tensors = round_.tensors(self.ranks) if round_ is not None and self.saver.with_state else {}
+        tensors = round_.tensors(self.saver.ranks) if round_ is not None and self.saver.with_state else {}
         self.saver.save(summary.steps, run, tensors, last, summary.best_step)
 
     def restore(self, checkpoint: Path) -> RunProgress:
@@ -214,11 +190,11 @@ class Checkpoints:
         """
         state = RunState.read(checkpoint)
         try:
-            self.backend.load_training_state(saved_tensors(checkpoint, OPTIMIZER))
+            self.saver.backend.load_training_state(saved_tensors(checkpoint, OPTIMIZER))
             if self.critic is not None:
                 self.critic.backend.load_training_state(saved_tensors(checkpoint, CRITIC_OPTIMIZER))
-            if self.reference is not None:
-                self.reference.load_weights(saved_tensors(checkpoint, REFERENCE))
+            if self.saver.reference is not None:
+                self.saver.reference.load_weights(saved_tensors(checkpoint, REFERENCE))
         except (KeyError, RuntimeError) as error:
             raise UsageError(f"{checkpoint} cannot be resumed from: its state is of another model: {error}") from error
         self.learning_rate.go_to(state.step)
@@ -230,7 +206,7 @@ class Checkpoints:
         # Between rounds, the weights are published again under their old version.
         again = state.round is None
         self.rollouts.resume(state.weight_version - again)
-        if rng := rng_of(checkpoint, self.ranks.rank):
+        if rng := rng_of(checkpoint, self.saver.ranks.rank):
             restore_rng(rng)
         published = -1 if again else state.published
         return RunProgress(RunSummary(**state.outcome), state.rounds, published, state.skipped_in_a_row)
@@ -251,13 +227,10 @@ def saved_round(
     batch = RoundBatch(**{item.name: saved[item.name] for item in fields(RoundBatch)})
     steps = split(batch)
     for name in _BEFORE_TRAINING:
-        flat = saved.get(f"{name}:{rank}")
-        if flat is not None:
+        if (flat := saved.get(f"{name}:{rank}")) is not None:
             parts = iter(torch.split(flat, [micro.mask.numel() for step in steps for micro in step]))
-            steps = [[_with(micro, name, next(parts)) for micro in step] for step in steps]
+            for step in steps:
+                for number, micro in enumerate(step):
+                    known: dict[str, Any] = {name: next(parts).view_as(micro.mask).to(micro.mask.device)}
+                    step[number] = replace(micro, **known)
     return batch, steps, facts
-
-
-def _with(micro: MicroBatch, name: str, flat: Tensor) -> MicroBatch:
-    filled: dict[str, Any] = {name: flat.view_as(micro.mask).to(micro.mask.device)}
-    return replace(micro, **filled)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from swift_r1.errors import RunFailed
 from swift_r1.models.loading import Quantization
 from swift_r1.models.merging import write_base
-from swift_r1.models.weights import checkpoint_weights, has_adapters, policy_weights
+from swift_r1.models.weights import has_adapters, lora_weights, policy_weights
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.base import Backend, CriticBackend, ReferencePolicy, Training
+from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import StateBucket
-from swift_r1.training.checkpoint.folder import Draft, Entry, remove_old_checkpoints
+from swift_r1.training.checkpoint.folder import Draft, remove_old_checkpoints
 from swift_r1.training.checkpoint.state import STATE, RunState, rng_state
 from swift_r1.training.checkpoint.tensors import ModelShards, SavedTensors, write_tensors
 
@@ -36,13 +37,15 @@ CRITIC = "critic"
 """Folder of the critic in a checkpoint, for `--critic_model`."""
 
 
+@dataclass
 class Saver:
     """Writes checkpoints and tolerates a full disk for a while. All methods are collective.
 
     Every rank writes a share: one file of the weights, and every so many buckets of the state. Only what is being
     written is in memory twice.
 
-    Args:
+    Attributes:
+        backend: of the policy.
         reference: one whose weights move and must be saved, or None.
         keep: `--save_total_limit`.
         with_state: false for `--save_only_model true`.
@@ -51,28 +54,25 @@ class Saver:
         progress: is told of each bucket.
     """
 
-    def __init__(
-        self,
-        run_dir: Path,
-        backend: Backend,
-        reference: ReferencePolicy | None,
-        tokenizer: Any,
-        ranks: Ranks,
-        keep: int | None,
-        with_state: bool,
-        quantization: Quantization | None = None,
-        critic: CriticBackend | None = None,
-        progress: Callable[[str], None] = lambda _doing: None,
-    ) -> None:
-        self.run_dir, self.with_state = run_dir, with_state
-        self._backend, self._reference, self._critic, self._tokenizer = backend, reference, critic, tokenizer
-        self._ranks, self._keep, self._quantization, self._progress = ranks, keep, quantization, progress
+    run_dir: Path
+    backend: Backend
+    reference: ReferencePolicy | None
+    tokenizer: Any
+    ranks: Ranks
+    keep: int | None
+    with_state: bool
+    quantization: Quantization | None = None
+    critic: Backend | None = None
+    progress: Callable[[str], None] = lambda _doing: None
+
+    def __post_init__(self) -> None:
         self._failures = 0
-        self._models: list[tuple[str, Training, ModelShards]] = []
-        if not has_adapters(backend.model):
-            self._models.append((".", backend, ModelShards(backend.model, policy_weights(backend.model), ranks)))
-        if critic is not None:
-            self._models.append((CRITIC, critic, ModelShards(critic.model, policy_weights(critic.model), ranks)))
+        models = [("." if one is self.backend else CRITIC, one) for one in (self.backend, self.critic) if one]
+        self._models = [
+            (name, one, ModelShards(one.model, policy_weights(one.model), self.ranks))
+            for name, one in models
+            if not has_adapters(one.model)
+        ]
 
     def save(
         self,
@@ -82,34 +82,36 @@ class Saver:
         last: bool,
         best_step: int | None = None,
     ) -> None:
-        """Makes `checkpoint-<step>`. A failure is logged, unless it is the third in a row or `last`.
-
-        The checkpoint of `best_step` stays, however old.
+        """Makes `checkpoint-<step>`; that of `best_step` stays, however old. A failure is logged.
 
         Args:
             run: on rank 0; None elsewhere.
             round_tensors: of the open round, by name; empty between rounds and on all ranks except 0.
 
         Raises:
-            RunFailed: then.
+            RunFailed: it is the third failure in a row, or `last`.
         """
         draft = Draft(self.run_dir, step)
-        with self._ranks.busy():
+        with self.ranks.busy():
             small = self._gathered()
-            share = _Share(draft.folder)
-            if self._ranks.is_rank0:
-                share.attempt(draft.open)
-                share.attempt(lambda: self._write_small(draft.folder, run, round_tensors, *small))
-            self._ranks.barrier()
+            if self.ranks.is_rank0:
+                draft.attempt(draft.open)
+                draft.attempt(lambda: self._write_small(draft.folder, run, round_tensors, *small))
+            self.ranks.barrier()
             for name, backend, shards in self._models:
-                share.model(name, shards, self._reported(shards.tensors(backend)))
+                tensors = self._reported(shards.tensors(backend))
+                if shards.file is not None:
+                    draft.write(str(Path(name, shards.file)), partial(shards.write, tensors=tensors))
+                for _ in tensors:
+                    pass  # whoever writes nothing takes part in gathering
             for kind, buckets in self._state():
                 for number, bucket in enumerate(self._reported(buckets)):
                     if bucket:
-                        share.tensors(f"{STATE}/{kind}-{number:05}.safetensors", dict(bucket))
-            fault = self._concluded(draft, share, best_step)
+                        name = f"{STATE}/{kind}-{number:05}.safetensors"
+                        draft.write(name, partial(write_tensors, tensors=dict(bucket)))
+            fault = self._concluded(draft, best_step)
         self._failures = 0 if fault is None else self._failures + 1
-        failures = int(self._ranks.max(float(self._failures)))
+        failures = int(self.ranks.max(float(self._failures)))
         if failures and (last or failures >= FAILURES):
             times = "" if failures == 1 else f" ({failures} saves in a row failed)"
             raise RunFailed(f"{fault or 'rank 0 cannot save'}{times}")
@@ -119,12 +121,11 @@ class Saver:
     def _gathered(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Adapters, and the ranks' random generators, on rank 0."""
         adapters: dict[str, Tensor] = {}
-        if has_adapters(self._backend.model):
-            for bucket in self._backend.weight_buckets(checkpoint_weights(self._backend.model)):
-                adapters |= bucket
+        for bucket in self.backend.weight_buckets(lora_weights(self.backend.model)):
+            adapters |= bucket
         rng = {}
         for name, tensor in rng_state().items():
-            for rank, state in enumerate(self._ranks.gather(tensor) or ()):
+            for rank, state in enumerate(self.ranks.gather(tensor) or ()):
                 rng[f"{name}:{rank}"] = state
         return adapters, rng
 
@@ -137,12 +138,12 @@ class Saver:
         rng: dict[str, Tensor],
     ) -> None:
         """Everything except models' weights and the state's buckets. Given no weights transformers writes the rest."""
-        self._backend.model.save_pretrained(folder, state_dict=adapters)
-        write_base(self._backend.model, folder, self._quantization)
-        self._tokenizer.save_pretrained(folder)
-        if self._critic is not None:
-            self._critic.model.save_pretrained(folder / CRITIC, state_dict={})
-            self._tokenizer.save_pretrained(folder / CRITIC)
+        self.backend.model.save_pretrained(folder, state_dict=adapters)
+        write_base(self.backend.model, folder, self.quantization)
+        self.tokenizer.save_pretrained(folder)
+        if self.critic is not None:
+            self.critic.model.save_pretrained(folder / CRITIC, state_dict={})
+            self.tokenizer.save_pretrained(folder / CRITIC)
         for name, _, shards in self._models:
             shards.write_index(folder / name)
         if self.with_state:
@@ -157,67 +158,34 @@ class Saver:
     def _state(self) -> Iterator[tuple[str, Iterator[StateBucket]]]:
         """What only a resumed run needs, by kind."""
         if self.with_state:
-            if self._reference is not None:
-                yield REFERENCE, self._reference.weight_buckets()
-            yield OPTIMIZER, self._backend.training_state()
-            if self._critic is not None:
-                yield CRITIC_OPTIMIZER, self._critic.training_state()
+            if self.reference is not None:
+                yield REFERENCE, self.reference.weight_buckets()
+            yield OPTIMIZER, self.backend.training_state()
+            if self.critic is not None:
+                yield CRITIC_OPTIMIZER, self.critic.training_state()
 
     def _reported(self, items: Iterator[T]) -> Iterator[T]:
         for item in items:
-            self._progress("a save")
+            self.progress("a save")
             yield item
 
-    def _concluded(self, draft: Draft, share: _Share, best_step: int | None) -> str | None:
+    def _concluded(self, draft: Draft, best_step: int | None) -> str | None:
         """Why there is no checkpoint, on rank 0; None where there is one, and elsewhere."""
-        own = json.dumps([share.fault, share.hashed]).encode()
-        everyones = self._ranks.gather(torch.frombuffer(bytearray(own), dtype=torch.uint8))
+        own = json.dumps([draft.fault, draft.hashed]).encode()
+        everyones = self.ranks.gather(torch.frombuffer(bytearray(own), dtype=torch.uint8))
         if everyones is None:
             return None
-        hashed: dict[str, Entry] = {}
         for rank, one in enumerate(everyones):
             fault, entries = json.loads(bytes(one.tolist()))
-            hashed |= entries
-            if share.fault is None and fault is not None:
-                share.fault = f"rank {rank}: {fault}"
-        share.attempt(lambda: draft.publish(hashed))
-        if share.fault is not None:
+            draft.hashed |= entries
+            if draft.fault is None and fault is not None:
+                draft.fault = f"rank {rank}: {fault}"
+        draft.attempt(draft.publish)
+        if draft.fault is not None:
             draft.drop()
-            return f"{draft.final} cannot be saved: {share.fault}; earlier checkpoints are untouched"
-        remove_old_checkpoints(self.run_dir, self._keep, best_step)
+            return f"{draft.final} cannot be saved: {draft.fault}; earlier checkpoints are untouched"
+        remove_old_checkpoints(self.run_dir, self.keep, best_step)
         return None
-
-
-class _Share:
-    """What this rank writes of a checkpoint. Once a write has failed it writes nothing more, but still takes part in
-    every collective.
-
-    Attributes:
-        hashed: entries of the files that it has written.
-        fault: why a write failed.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.hashed: dict[str, Entry] = {}
-        self.fault: str | None = None
-
-    def attempt(self, work: Callable[[], None]) -> None:
-        if self.fault is None:
-            try:
-                work()
-            except (OSError, SafetensorError) as error:
-                self.fault = str(error)
-
-    def tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
-        self.attempt(lambda: self.hashed.update({name: write_tensors(self.folder / name, tensors)}))
-
-    def model(self, name: str, shards: ModelShards, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        if shards.file is not None:
-            path = str(Path(name, shards.file))
-            self.attempt(lambda: self.hashed.update({path: shards.write(self.folder / name, tensors)}))
-        for _ in tensors:
-            pass
 
 
 def saved_tensors(checkpoint: Path, kind: str) -> SavedTensors:

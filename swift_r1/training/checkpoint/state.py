@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from swift_r1.errors import UsageError
+from swift_r1.training.checkpoint.folder import sync
 
 STATE = "state"
 RUN_JSON = "run.json"
@@ -27,14 +28,8 @@ _FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What a run is a run of: a resumed one must have the same.
-
-    Attributes:
-        args: every flag.
-        world_size: processes that train.
-        dataset: a hash of the training rows in their order.
-        threads: of one process's tensor operations, which decide the order of sums.
-    """
+    """What a resumed run must have too: every flag, the number of ranks, a hash of the training rows in order, and
+    the threads of a process, which decide the order of sums."""
 
     args: Mapping[str, Any]
     world_size: int
@@ -47,14 +42,11 @@ class RunState:
     """A run after an optimizer step.
 
     Attributes:
-        step: optimizer steps taken.
-        rounds: rounds begun; completion seeds and request ids count by it.
-        prompts_taken: prompts that the sampler has given out.
-        prompts_digest: a hash of these where the data is streamed; else empty.
-        published: the step whose weights generate.
-        weight_version: of the weights that generate.
+        step, rounds: optimizer steps taken and rounds begun; completion seeds and request ids count by rounds.
+        prompts_taken, prompts_digest: prompts that the sampler has given out; their hash where the data is streamed.
+        published, weight_version: the step and the version of the weights that generate.
         run_id: the beginning of request ids.
-        skipped_in_a_row: steps left out since the last that was not.
+        skipped_in_a_row: steps without an update since the last with one.
         outcome: of `summary.json`.
         window: metrics since the last line of `logging.jsonl`.
         rewards: what the monitor of invalid rewards remembers.
@@ -83,11 +75,7 @@ class RunState:
 
     @classmethod
     def read(cls, checkpoint: Path) -> RunState:
-        """The state in a checkpoint.
-
-        Raises:
-            UsageError: it has none, or one of another version.
-        """
+        """Raises UsageError where a checkpoint has no state, or one of another version."""
         path = checkpoint / STATE / RUN_JSON
         try:
             content = json.loads(path.read_text(encoding="utf-8"), object_hook=_restored)
@@ -105,8 +93,7 @@ def log_sizes(run_dir: Path) -> dict[str, int]:
     """Bytes of each log; all of them are on the disk when this returns."""
     for path in (run_dir / name for name in LOGS):
         if path.exists():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            sync(path)
     return {name: _size(run_dir / name) for name in LOGS}
 
 
@@ -145,8 +132,7 @@ def _restored(value: dict[str, Any]) -> Any:
 
 
 def seed_everything(seed: int) -> None:
-    """Seeds Python's, numpy's and torch's generators. Completions and the order of prompts have seeds of their own;
-    these are for whatever else draws, such as plugin code in the trainer."""
+    """Python's, numpy's and torch's generators, for plugin code: completions and prompts have seeds of their own."""
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)

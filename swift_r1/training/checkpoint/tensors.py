@@ -1,6 +1,6 @@
 """Safetensors files of a checkpoint: written as a stream, hashed on the way, read tensor by tensor.
 
-Nothing is read again to be hashed, and nothing but the bucket in hand is in memory twice.
+Nothing is read again to be hashed, and only the bucket in hand is in memory twice.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from swift_r1.models.weights import Weight, bucketed, whole_dtype, whole_shape
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.base import BUCKET_BYTES, Training
+from swift_r1.training.backends.base import BUCKET_BYTES, Backend
 from swift_r1.training.checkpoint.folder import Entry
 from swift_r1.weights.buckets import header_of
 from swift_r1.weights.expected import as_in_checkpoint
@@ -60,13 +60,12 @@ def write_stream(path: Path, contents: Named, tensors: Iterable[tuple[str, Tenso
 
         def write(data: memoryview) -> None:
             nonlocal size
+            size += len(data)
             for start in range(0, len(data), _PIECE):
                 piece = data[start : start + _PIECE]
                 digest.update(piece)
                 while piece:
-                    written = file.write(piece)
-                    piece = piece[written:]
-            size += len(data)
+                    piece = piece[file.write(piece) :]
 
         header = header_of([(name, _DTYPES[one.dtype], one.shape) for name, one in contents], {"format": "pt"})
         write(memoryview(header))
@@ -125,8 +124,7 @@ class _Unit(NamedTuple):
 
 
 class ModelShards:
-    """A model's weights in files as `from_pretrained` reads them: one file per rank, of about the same size, written
-    together.
+    """A model's weights in files as `from_pretrained` reads them: one per rank, of about the same size.
 
     transformers has some models in memory otherwise than in files (a layer's experts as one tensor); what it does about
     that when it saves is done here layer by layer.
@@ -153,7 +151,7 @@ class ModelShards:
         """The name of this rank's file, None where it writes none."""
         return self._files.get(self._ranks.rank)
 
-    def tensors(self, backend: Training) -> Iterator[tuple[str, Tensor]]:
+    def tensors(self, backend: Backend) -> Iterator[tuple[str, Tensor]]:
         """What this rank's file holds, in order (collective: every rank must exhaust it)."""
         for owner, unit in self._owned:
             gathered: dict[str, Tensor] = {}
@@ -164,11 +162,10 @@ class ModelShards:
                     gathered = as_in_checkpoint(self._model, gathered)
                 yield from ((name, gathered[name]) for name, _ in unit.contents)
 
-    def write(self, folder: Path, tensors: Iterator[tuple[str, Tensor]]) -> Entry:
+    def write(self, path: Path, tensors: Iterator[tuple[str, Tensor]]) -> Entry:
         """Writes this rank's file from `tensors`; raises as `write_stream`."""
-        assert self.file is not None
         own = [one for owner, unit in self._owned if owner == self._ranks.rank for one in unit.contents]
-        return write_stream(folder / self.file, own, tensors)
+        return write_stream(path, own, tensors)
 
     def write_index(self, folder: Path) -> None:
         """Says which file has which weight; nothing where there is one file."""
@@ -182,10 +179,8 @@ class ModelShards:
 def _units(model: PreTrainedModel, weights: Sequence[Weight]) -> list[_Unit]:
     """In buckets; where transformers converts, what is converted together must be gathered together: a layer."""
     ordered = sorted(weights, key=lambda weight: -whole_dtype(weight.base).itemsize)
-    empty = {
-        weight.name: torch.empty(whole_shape(weight.base), dtype=whole_dtype(weight.base), device="meta")
-        for weight in ordered
-    }
+    with torch.device("meta"):
+        empty = {one.name: torch.empty(whole_shape(one.base), dtype=whole_dtype(one.base)) for one in ordered}
 
     def empty_of(own: Sequence[Weight]) -> dict[str, Tensor]:
         return {weight.name: empty[weight.name] for weight in own}

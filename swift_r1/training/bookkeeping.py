@@ -1,0 +1,113 @@
+"""What is written down of rounds and steps: completions, metrics, and steps that were skipped."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swift_r1.arguments import Plan
+from swift_r1.errors import RunFailed
+from swift_r1.rewards.monitor import InvalidRewardMonitor
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.sampling.base import Rollouts
+from swift_r1.sampling.scoring import ScoredRound, completion_row, round_metrics
+from swift_r1.tracking.metrics import Stopwatch
+from swift_r1.tracking.recorder import Recorder
+from swift_r1.training.backends.base import Backend
+from swift_r1.training.checkpoint.resume import OpenRound, RunProgress
+from swift_r1.training.estimate import GIB
+from swift_r1.training.memory import peak_bytes
+
+logger = logging.getLogger("swift_r1.training")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bookkeeping:
+    """Tells the recorder what happened; refuses rewards and steps that are invalid too often.
+
+    Attributes:
+        models: what is trained; a model's loss is logged under the first name, the rest under the prefix.
+        monitor: of invalid rewards, on rank 0.
+        timed: what of a step the stopwatch measures.
+    """
+
+    run_dir: Path
+    plan: Plan
+    ranks: Ranks
+    models: Sequence[tuple[str, str, Backend]]
+    rollouts: Rollouts
+    recorder: Recorder
+    monitor: InvalidRewardMonitor | None
+    stopwatch: Stopwatch
+    timed: Sequence[str]
+    max_skipped_steps: int
+
+    def round(self, scored: ScoredRound, advantages: Sequence[float], progress: RunProgress) -> dict[str, float]:
+        """Writes the round's completions down, checks that rewards are valid often enough, and returns its metrics; on
+        rank 0.
+
+        Raises:
+            RunFailed: rewards are invalid too often.
+        """
+        assert self.monitor is not None
+        step = progress.summary.steps + 1
+        rows = [completion_row(item, step, value) for item, value in zip(scored.trained, advantages, strict=True)]
+        rows += [completion_row(item, step, None, dropped=True) for item in scored.dropped]
+        with self.ranks.busy():
+            self.recorder.completions(rows)
+        for batch, columns in scored.calls:
+            self.monitor.update(columns, batch)
+        metrics = round_metrics(scored)
+        progress.summary.saw_reward(metrics["reward"])
+        return metrics
+
+    def check_finite(self, metrics: dict[str, float], round_: OpenRound, progress: RunProgress) -> None:
+        """Sets `skipped` to 1 where a model was not updated since its loss or gradient is not finite; the batch is then
+        written to a file. A gradient that overflows float16 is how a loss scale is found, and no fault.
+
+        Raises:
+            RunFailed: too many steps in a row were skipped.
+        """
+        step, faults, overflows = progress.summary.steps, list[str](), list[tuple[float, Backend]]()
+        for loss, prefix, backend in self.models:
+            bad = [name for name in (loss, f"{prefix}grad_norm") if not math.isfinite(metrics[name])]
+            scale = metrics.get(f"{prefix}loss_scale", 1.0)
+            if bad == [f"{prefix}grad_norm"] and scale > 1:
+                overflows.append((scale, backend))
+            faults += bad
+        metrics["skipped"] = float(bool(faults))
+        if len(overflows) == len(faults):
+            progress.skipped_in_a_row = 0
+            for scale, backend in overflows if self.ranks.is_rank0 else ():
+                logger.info(
+                    "step %d is skipped: its gradient overflows float16; the loss scale was %g and is now %g",
+                    *(step, scale, backend.loss_scale),
+                )
+            return
+        progress.skipped_in_a_row += 1
+        what, times = " and ".join(faults), progress.skipped_in_a_row
+        if self.ranks.is_rank0:
+            path = self.run_dir / "skipped" / f"step-{step}.safetensors"
+            with self.ranks.busy():
+                round_.write_step(path)
+            logger.warning("step %d is skipped: %s not finite; its batch is in %s", step, what, path)
+        if times > self.max_skipped_steps:
+            raise RunFailed(
+                f"{what} not finite at step {step}, {times} steps in a row were skipped (--max_skipped_steps "
+                f"{self.max_skipped_steps}): try a lower learning rate"
+            )
+
+    def step(self, metrics: dict[str, float], round_: OpenRound, number: int, last: bool) -> None:
+        """Logs optimizer step `number`, with its times and its share of the round's. Collective."""
+        own = self.stopwatch.take()
+        times = {f"time/{name}": round_.seconds.get(name, 0.0) + own.get(name, 0.0) for name in self.timed}
+        seconds = sum(times.values())
+        tokens = int(round_.batch.loss_mask.sum()) / self.plan.optimizer_steps_per_round
+        times |= {"time/step": seconds, "tokens_per_second": tokens / seconds}
+        times["memory/peak_gib"] = self.ranks.max(peak_bytes(self.ranks.device)) / GIB
+        metrics = metrics | times | self.rollouts.take_metrics()
+        with self.ranks.busy():
+            self.recorder.step(number, metrics, last)
