@@ -146,8 +146,8 @@ def _key(source: Source, split: Split, count: int | None, flags: DataFlags) -> s
 
 
 def _made(source: Source, split: Split, count: int | None, flags: DataFlags, path: Path) -> RowStore:
-    started = time.perf_counter()
     with RowStoreWriter(path.parent) as writer:
+        started = time.perf_counter()
         remove_old(path.parent)
         tasks = source.tasks(split, count, seed_of(flags), _CHUNK)
         processes = flags.dataset_num_proc
