@@ -43,7 +43,7 @@ def _entry(spec: FlagSpec) -> str:
         notes.append(f"`{shown(spec.default)}`")
     if spec.info.ms_swift is not None:
         notes.append(f"ms-swift: {spec.info.ms_swift}")
-    text = spec.info.help + (f"; one of {', '.join(spec.info.choices)}" if spec.info.choices else "")
+    text = spec.info.help + (f"; one of {', '.join(map(str, spec.info.choices))}" if spec.info.choices else "")
     bracket = f" [{'; '.join(notes)}]" if notes else ""
     line = f"- {names}{bracket}: {text}"
     return textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)

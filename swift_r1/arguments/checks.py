@@ -21,7 +21,7 @@ _SCHEDULER_KWARGS = {
 def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
     """Everything that is wrong with the arguments of `swift rlhf` taken together, scopes aside."""
     yield from algorithm_faults(args, given)
-    yield from reward_faults(args, given)
+    yield from reward_flag_faults(args, given)
     yield from rollout_faults(args, given)
     yield from round_faults(args, world)
     yield from training_faults(args, given)
@@ -62,7 +62,7 @@ def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
         )
 
 
-def reward_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
+def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Names and weights of the reward functions, and what some of them need."""
     if not args.reward_funcs and not args.use_gym_env and args.command == "rlhf":
         yield "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"

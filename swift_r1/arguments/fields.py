@@ -91,7 +91,8 @@ class FlagSpec:
 
 def flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
     """A dataclass field that is a command-line flag; `info` are the other fields of `FlagInfo`."""
-    about = FlagInfo(help=help, scopes=scopes, **info)
+    others = " and ".join(f"--{name}" for name in info.get("instead_of", ()))
+    about = FlagInfo(help=help + (f"; instead of {others}" if others else ""), scopes=scopes, **info)
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=default.copy, metadata={_KEY: about})
     return dataclasses.field(default=default, metadata={_KEY: about}, repr=not about.secret)

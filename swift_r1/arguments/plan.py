@@ -28,7 +28,6 @@ class Plan:
         max_tokens_per_round: upper bound of completion tokens in a round.
         max_tokens_per_micro_batch: upper bound of prompt and completion tokens in one forward pass, None
             where `--max_length` does not bound the prompt.
-        rollouts_from: where completions come from, in words.
     """
 
     world_size: int
@@ -44,7 +43,6 @@ class Plan:
     epochs: float | None
     max_tokens_per_round: int
     max_tokens_per_micro_batch: int | None
-    rollouts_from: str
 
     @property
     def max_tokens(self) -> int:
@@ -96,7 +94,6 @@ def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) ->
         epochs=None if dataset_size is None else rounds * prompts / dataset_size,
         max_tokens_per_round=completions * args.max_completion_length,
         max_tokens_per_micro_batch=bound,
-        rollouts_from=_rollouts_from(args),
     )
 
 
@@ -109,7 +106,8 @@ def _warmup_steps(args: RlhfArguments, total_steps: int) -> int:
     return min(args.warmup_steps, total_steps)
 
 
-def _rollouts_from(args: RlhfArguments) -> str:
+def rollouts_from(args: RlhfArguments) -> str:
+    """Where completions come from, in words."""
     if args.colocates:
         sleeps = f", which sleeps between rounds (--sleep_level {args.sleep_level})" if args.sleep_level else ""
         return f"vLLM beside each rank (--vllm_mode colocate){sleeps}"
@@ -143,7 +141,7 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     per_turn = " per turn" if args.multi_turn_scheduler and args.completion_length_limit_scope == "per_round" else ""
     rows = {
         "model": f"{args.model} ({args.torch_dtype or 'dtype of its config'}), {args.train_type} training",
-        "rollouts": plan.rollouts_from,
+        "rollouts": rollouts_from(args),
         "rewards": ", ".join(f"{n} x {w:g}" for n, w in zip(args.reward_funcs, args.reward_weights or [], strict=True)),
         "data": f"{', '.join(args.dataset)}: {size}",
         "processes": f"{plan.world_size} ({args.deepspeed or 'plain torch'})",

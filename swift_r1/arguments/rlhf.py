@@ -96,4 +96,4 @@ class CheckArguments(RlhfArguments):
         specs, groups = flag_specs(type(self)), ("Plugins and rewards", "Built-in rewards")
         read = {name for name in given if name == "enable_thinking" or specs[name].group in groups}
         yield from scope_faults(self, given & read)
-        yield from checks.reward_faults(self, given)
+        yield from checks.reward_flag_faults(self, given)

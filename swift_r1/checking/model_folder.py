@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+from swift_r1.data.hubs import is_hub_id
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -25,33 +28,35 @@ def model_faults(model: str, environ: Mapping[str, str], flag: str = "--model") 
         return _folder_faults(model, path, flag)
     if path.exists():
         return [f"{flag} {model} is a file: give the folder that holds config.json and the weights"]
-    if not _like_hub_id(model):
+    if not is_hub_id(model) or path.parent.is_dir():
         return [f"{flag} {model}: there is no such folder (looked in {Path.cwd()})"]
     return _hub_faults(model, environ, flag)
 
 
 def config_dtype(model: str) -> str:
     """The dtype that the config of the model folder names; float32 where it names none or cannot be read yet."""
+    config = _config(Path(model).expanduser())
+    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    """Of a model; empty where it cannot be read."""
     try:
-        content = json.loads((Path(model).expanduser() / "config.json").read_text(encoding="utf-8"))
-        dtype = content.get("dtype") or content.get("torch_dtype") or "float32"
-    except (OSError, ValueError, AttributeError):
-        return "float32"
-    return str(dtype)
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
 def _config_faults(model: str, path: Path, flag: str) -> list[str]:
     """Kinds of models that cannot be trained here, told by their config; one that cannot be read is left to the loader,
     which says why."""
-    try:
-        content = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        kind, stored = content.get("model_type"), content.get("quantization_config") or {}
-        parts = [name for name in content if name.endswith(_NOT_TEXT)]
-    except (OSError, ValueError, AttributeError):
-        return []
-    if parts:
+    config = _config(path)
+    stored = config.get("quantization_config")
+    if parts := [name for name in config if name.endswith(_NOT_TEXT)]:
+        kind = config.get("model_type")
         return [f"{flag} {model} is not a text model ({kind} with a {parts[0]}): give one without images and sound"]
-    if stored and stored.get("quant_method") != "bitsandbytes":
+    if isinstance(stored, dict) and stored and stored.get("quant_method") != "bitsandbytes":
         method = stored.get("quant_method", "?")
         return [f"{flag} {model} is stored quantized ({method}), which cannot be trained: save it in 16 bits first"]
     return []
@@ -68,11 +73,6 @@ def _folder_faults(model: str, path: Path, flag: str) -> list[str]:
     if missing:
         return [f"{flag} {model} is not a model folder: it lacks {', '.join(missing)}"]
     return _config_faults(model, path, flag)
-
-
-def _like_hub_id(model: str) -> bool:
-    parts = model.split("/")
-    return len(parts) == 2 and all(parts) and not model.startswith((".", "~")) and not Path(parts[0]).is_dir()
 
 
 def _hub_faults(model: str, environ: Mapping[str, str], flag: str) -> list[str]:

@@ -124,7 +124,7 @@ class RewardReport:
     tells_right: bool | None
 
 
-def check_rewards(
+def try_rewards(
     args: RlhfArguments,
     names: Sequence[str],
     rows: Sequence[Mapping[str, Any]],

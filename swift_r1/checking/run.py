@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.preflight import column_faults, reward_name_faults, scheduler_name_faults
-from swift_r1.checking.rewards import RewardReport, check_rewards
+from swift_r1.checking.rewards import RewardReport, try_rewards
 from swift_r1.data.loading import LoadedData, columns_of
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import PromptEncoder, Wording
@@ -111,7 +111,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
             golds = _golds(args, report.plugins, rows)
             prefix = encoder.response_prefix if encoder is not None else args.response_prefix
             if not report.faults:
-                report.rewards = check_rewards(args, names, rows, golds, prefix)
+                report.rewards = try_rewards(args, names, rows, golds, prefix)
     except UsageError as error:
         report.faults += error.faults
     judged = [one for one in report.rewards if one.name != "gym_reward"]  # it judges episodes, not completions

@@ -39,8 +39,6 @@ def _flag_lines(spec: FlagSpec) -> str:
     names = " | ".join(f"--{name}" for name in (spec.name, *spec.info.aliases))
     left = f"  {names} {_value_name(spec)}"
     text = spec.info.help
-    if spec.info.instead_of:
-        text += f"; instead of --{' and --'.join(spec.info.instead_of)}"
     if spec.info.choices and not spec.info.required:
         text += f"; one of {', '.join(map(str, spec.info.choices))}"
     if spec.info.required:

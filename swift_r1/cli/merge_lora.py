@@ -9,6 +9,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Self
@@ -60,7 +61,7 @@ def run(words: Sequence[str]) -> int:
     """
     args = parse_arguments(MergeArguments, words)
     adapters, output = Path(args.adapters).expanduser(), Path(str(args.output_dir)).expanduser()
-    base = base_of(adapters, args.model)
+    base = base_model(adapters, args.model)
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise UsageError(f"--output_dir {output} exists and is not empty")
     from swift_r1.models.merging import merge
@@ -73,7 +74,7 @@ def run(words: Sequence[str]) -> int:
     return EXIT_OK
 
 
-def base_of(adapters: Path, model: str | None) -> str:
+def base_model(adapters: Path, model: str | None) -> str:
     """The model under the adapters: `model`, else the one that they name.
 
     Raises:
@@ -113,15 +114,12 @@ def merged_folder(adapters: Path, base: str, environ: Mapping[str, str]) -> Path
         owner = re.fullmatch(rf"{_MERGED}(\d+)-\w+", old.name)
         if owner is not None and not Path(f"/proc/{owner[1]}").exists():
             shutil.rmtree(old, ignore_errors=True)
-    folder: Path | None = None
     try:
         folder = Path(tempfile.mkdtemp(prefix=f"{_MERGED}{os.getpid()}-", dir=room))
-        merge(base, adapters, folder, None)
-    except BaseException as error:
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-        if isinstance(error, OSError):
-            why = error.strerror or error
-            raise UsageError(f"--adapters {adapters} cannot be merged below {room}: {why}") from error
-        raise
+        with ExitStack() as cleanup:
+            cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+            merge(base, adapters, folder, None)
+            cleanup.pop_all()
+    except OSError as error:
+        raise UsageError(f"--adapters {adapters} cannot be merged below {room}: {error.strerror or error}") from error
     return folder

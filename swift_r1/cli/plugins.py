@@ -34,10 +34,7 @@ def run(words: Sequence[str]) -> int:
     _print("Rewards (--reward_funcs):", {name: summary(entry) for name, entry in orms.items()})
     known = builtin_datasets | datasets
     _print("Datasets (--dataset):", {name: meta.help or ", ".join(meta.tags) for name, meta in known.items()})
-    _print(
-        "Schedulers (--multi_turn_scheduler):",
-        {name: summary(entry) for name, entry in multi_turns.items()},
-    )
+    _print("Schedulers (--multi_turn_scheduler):", {name: summary(entry) for name, entry in multi_turns.items()})
     _print("Environments (--gym_env):", {name: summary(entry) for name, entry in envs.items()})
     _print("Context managers (--context_manager):", {name: summary(entry) for name, entry in context_managers.items()})
     return EXIT_OK

@@ -61,8 +61,7 @@ def run(words: Sequence[str]) -> int:
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
     data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
     data_hash = dataset_hash(data.train)
-    size = None if args.streaming else len(data.train)
-    plan = make_plan(args, world.size, size)
+    plan = make_plan(args, world.size, None if args.streaming else len(data.train))
     args, about_vllm = chosen(args, plan, world, gpu)
     args, about_compiling = compiled(args, plan, gpu)
     for line in (about_vllm, about_compiling):
@@ -95,7 +94,7 @@ def run(words: Sequence[str]) -> int:
     if is_first_node:
         from rich.console import Console
 
-        Console(soft_wrap=False).print(plan_table(make_plan(args, world.size, size), args))
+        Console(soft_wrap=False).print(plan_table(plan, args))
         # Not through rich, which would break a long path.
         print(f"run folder: {folder}")
     launch_training(args_json, world, environ)

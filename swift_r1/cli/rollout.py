@@ -14,7 +14,7 @@ from pathlib import Path
 from swift_r1.arguments.parser import API_KEY_VARIABLE, parse_arguments
 from swift_r1.arguments.server import LOOPBACK, RolloutArguments
 from swift_r1.checking.model_folder import is_local, model_faults
-from swift_r1.cli.merge_lora import base_of, merged_folder
+from swift_r1.cli.merge_lora import base_model, merged_folder
 from swift_r1.errors import PortTaken, UsageError
 from swift_r1.launch.environment import (
     file_in_memory,
@@ -48,7 +48,7 @@ def run(words: Sequence[str]) -> int:
     adapters = Path(args.adapters).expanduser() if args.adapters else None
     faults = [*_host_faults(args), *_tls_faults(args)]
     try:
-        base = args.model if adapters is None else base_of(adapters, args.model or None)
+        base = args.model if adapters is None else base_model(adapters, args.model or None)
         faults += [] if adapters is not None else model_faults(base, os.environ)
     except UsageError as error:
         faults += error.faults

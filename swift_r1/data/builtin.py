@@ -99,9 +99,7 @@ class WorkedPreprocessor(ProblemPreprocessor):
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last `\boxed`, braces balanced; None where there is none or it is never closed."""
-    found = None
-    for found in _BOX.finditer(text):  # noqa: B007  only the last counts
-        pass
+    found = max(_BOX.finditer(text), key=re.Match.start, default=None)
     if found is None or text[found.end() : found.end() + 1] != "{":
         return None
     end = closing(text, found.end())

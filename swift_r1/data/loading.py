@@ -11,7 +11,7 @@ from itertools import chain, islice
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
-from swift_r1.data.prepare import DataFlags, prepare, request_of, require_rows, seed_of
+from swift_r1.data.prepare import DataFlags, prepared_rows, request_key, require_rows, seed_of
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
@@ -58,8 +58,8 @@ class _Collector:
     def collect(self, source: Source, split: Split, wanted: int | None, *, repeat: bool = True) -> Rows:
         """`wanted` good rows of a source (all, if None), reported and never empty; fewer only without `repeat`."""
         count = wanted if source.samples_itself else None
-        store = prepare(source, split, count, self._flags, self._made, self._keep)
-        self.prepared[request_of(source, split, count, self._flags)] = str(store.path)
+        store = prepared_rows(source, split, count, self._flags, self._made, self._keep)
+        self.prepared[request_key(source, split, count, self._flags)] = str(store.path)
         self.broken += store.drops.broken
         there = len(store)
         if wanted is None or (there < wanted and not repeat):

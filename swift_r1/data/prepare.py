@@ -27,8 +27,8 @@ from swift_r1.data.sources import Source, Split, Task
 from swift_r1.data.store import (
     RUN_ONLY,
     Block,
-    Store,
-    StoreWriter,
+    RowStore,
+    RowStoreWriter,
     block_of,
     cache_folder,
     remove_old,
@@ -87,14 +87,14 @@ def seed_of(flags: DataFlags) -> int:
     return flags.seed if flags.data_seed is None else flags.data_seed
 
 
-def request_of(source: Source, split: Split, count: int | None, flags: DataFlags) -> str:
+def request_key(source: Source, split: Split, count: int | None, flags: DataFlags) -> str:
     """What tells one preparation of a run from the others, without looking at the data."""
     return json.dumps([source.spec.raw, source.label, split, count, seed_of(flags), dict(flags.columns)])
 
 
-def prepare(
+def prepared_rows(
     source: Source, split: Split, count: int | None, flags: DataFlags, prepared: Mapping[str, str], keep: bool
-) -> Store:
+) -> RowStore:
     """The prepared rows of a split; `count` matters only to a loader that samples itself.
 
     Args:
@@ -105,7 +105,7 @@ def prepare(
         UsageError: the source cannot be read, has no row or none that can be used, or has a column with a reserved
             name; with `strict`, a broken row.
     """
-    request = request_of(source, split, count, flags)
+    request = request_key(source, split, count, flags)
     if (path := prepared.get(request)) and (made := whole_store(Path(path))):
         if made.path.name.startswith(RUN_ONLY):
             made.path.unlink(missing_ok=True)  # who has it open can still read it
@@ -145,9 +145,9 @@ def _key(source: Source, split: Split, count: int | None, flags: DataFlags) -> s
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _made(source: Source, split: Split, count: int | None, flags: DataFlags, path: Path) -> Store:
-    started = time.perf_counter()
-    with StoreWriter(path.parent) as writer:
+def _made(source: Source, split: Split, count: int | None, flags: DataFlags, path: Path) -> RowStore:
+    with RowStoreWriter(path.parent) as writer:
+        started = time.perf_counter()
         remove_old(path.parent)
         tasks = source.tasks(split, count, seed_of(flags), _CHUNK)
         processes = flags.dataset_num_proc

@@ -65,7 +65,7 @@ def block_of(rows: Sequence[Mapping[str, Any]], drops: Drops) -> Block:
     return Block(pa.RecordBatch.from_pylist(rows, _schema()), drops)
 
 
-class Store:
+class RowStore:
     """An open store.
 
     Attributes:
@@ -91,10 +91,10 @@ class Store:
         return self.table["name"][place].as_py(), json.loads(self.table["row"][place].as_py())
 
 
-def whole_store(path: Path) -> Store | None:
+def whole_store(path: Path) -> RowStore | None:
     """The store of that name; None where there is none, or it is broken, which is logged."""
     try:
-        return Store(path)
+        return RowStore(path)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError) as error:
@@ -102,7 +102,7 @@ def whole_store(path: Path) -> Store | None:
         return None
 
 
-class StoreWriter:
+class RowStoreWriter:
     """Writes a store; `finish` gives it its name. A context manager: what is not finished is removed."""
 
     def __init__(self, folder: Path) -> None:
@@ -118,7 +118,7 @@ class StoreWriter:
         self.count = 0
         self.drops = Drops()
 
-    def __enter__(self) -> StoreWriter:
+    def __enter__(self) -> RowStoreWriter:
         return self
 
     def __exit__(self, *_exception: object) -> None:
@@ -132,7 +132,7 @@ class StoreWriter:
         self.count += block.rows.num_rows
         self.drops.merge(block.drops)
 
-    def finish(self, path: Path, *, replace: bool = False) -> Store:
+    def finish(self, path: Path, *, replace: bool = False) -> RowStore:
         """Gives the store its name. A complete one of that name is returned instead, or replaced."""
         header = {"drops": asdict(self.drops), "digest": self._hash.hexdigest()}
         self._stream.write_batch(block_of([], self.drops).rows, custom_metadata={"header": json.dumps(header)})
@@ -140,7 +140,7 @@ class StoreWriter:
         if not replace and (there := whole_store(path)):
             return there
         os.replace(self._path, path)  # who has the old one open can still read it
-        return Store(path)
+        return RowStore(path)
 
 
 def cache_folder() -> Path:
@@ -177,7 +177,7 @@ class Part:
         places: `turn * len(store) + place`: the row at `place`, for the `turn`th time.
     """
 
-    store: Store
+    store: RowStore
     dataset: str
     label: str
     places: np.ndarray

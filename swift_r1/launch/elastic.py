@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from swift_r1.arguments.world import World
 from swift_r1.errors import (
     EXIT_INTERRUPTED,
@@ -270,9 +272,7 @@ def _limit_ending(soon: float, patience: float) -> None:
 
 def _children() -> set[int]:
     """Process numbers of this process's children, from before an `exec` too."""
-    me = os.getpid()
-    children = Path(f"/proc/{me}/task/{me}/children")
-    return {int(child) for child in children.read_text().split()} if children.exists() else set()
+    return {child.pid for child in psutil.Process().children()}
 
 
 def _kill_children(spared: set[int]) -> None:

@@ -11,10 +11,12 @@ import glob
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import NoReturn
 
@@ -106,7 +108,7 @@ def trainer_environment(
     """
     wanted = {"OMP_NUM_THREADS": str(max(1, len(cpus) // world.nproc_per_node))}
     if not gpu:
-        wanted |= _allocator_variables(environ, ())
+        wanted |= _allocator_variables(())
         # Threads that spin long while they wait starve each other as soon as anything else wants a core (a rollout
         # server, a second rank); threads that sleep at once wake too late for small matrices.
         wanted["GOMP_SPINCOUNT"] = "10000"
@@ -149,7 +151,7 @@ def server_environment(
     wanted: dict[str, str] = {}
     if not gpu:
         openmp = Path(sys.prefix, "lib", "libiomp5.so")
-        wanted |= _allocator_variables(environ, (str(openmp),) if openmp.is_file() else ())
+        wanted |= _allocator_variables((str(openmp),) if openmp.is_file() else ())
         # Several engines on their own would all take the same ones.
         if len(cpus) <= _BIND_ALL_UP_TO or engines > 1:
             wanted["VLLM_CPU_OMP_THREADS_BIND"] = cpu_binding(cpus, engines)
@@ -169,17 +171,15 @@ def find_allocator() -> str | None:
     """Path of tcmalloc, else jemalloc: on the system, else unpacked into this virtual environment."""
     known = _linker_cache()
     for name in _ALLOCATORS:
-        patterns = [f"{folder}/{name}" for folder in _LIBRARY_FOLDERS] + [f"{sys.prefix}/lib/allocator/**/{name}"]
-        candidates = [known.get(name, "")] + [
-            path for pattern in patterns for path in glob.glob(pattern, recursive=True)
-        ]
-        for path in candidates:
-            if path and os.access(path, os.R_OK):
+        patterns = [*(f"{folder}/{name}" for folder in _LIBRARY_FOLDERS), f"{sys.prefix}/lib/allocator/**/{name}"]
+        found = (path for pattern in patterns for path in glob.glob(pattern, recursive=True))
+        for path in (known.get(name, ""), *found):
+            if os.access(path, os.R_OK):
                 return os.path.abspath(path)
     return None
 
 
-def _allocator_variables(environ: Mapping[str, str], preload_too: Sequence[str]) -> dict[str, str]:
+def _allocator_variables(preload_too: Sequence[str]) -> dict[str, str]:
     allocator = find_allocator()
     preload = [*([allocator] if allocator else []), *preload_too]
     variables = {"LD_PRELOAD": ":".join(preload)} if preload else {}
@@ -190,20 +190,15 @@ def _allocator_variables(environ: Mapping[str, str], preload_too: Sequence[str])
 
 def _linker_cache() -> dict[str, str]:
     """Library name -> path, of the allocators that the dynamic linker knows for this machine's word size."""
-    for program in ("/sbin/ldconfig", "/usr/sbin/ldconfig"):
-        if not os.access(program, os.X_OK):
-            continue
-        listing = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=10, check=False).stdout
-        found = re.findall(r"^\s*(\S+) \(([^)]*)\) => (\S+)$", listing, re.MULTILINE)
-        return {name: path for name, abi, path in found if name in _ALLOCATORS and "64" in abi}
-    return {}
+    program = shutil.which("ldconfig", path="/sbin:/usr/sbin")
+    if program is None:
+        return {}
+    listing = subprocess.run([program, "-p"], capture_output=True, text=True, timeout=10, check=False).stdout
+    found = re.findall(r"^\s*(\S+) \(([^)]*)\) => (\S+)$", listing, re.MULTILINE)
+    return {name: path for name, abi, path in found if name in _ALLOCATORS and "64" in abi}
 
 
 def _ranges(cpus: Sequence[int]) -> str:
-    ranges: list[list[int]] = []
-    for cpu in cpus:
-        if ranges and cpu == ranges[-1][1] + 1:
-            ranges[-1][1] = cpu
-        else:
-            ranges.append([cpu, cpu])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in ranges)
+    groups = groupby(enumerate(cpus), lambda pair: pair[1] - pair[0])  # the same for CPUs in a row
+    runs = [[cpu for _, cpu in group] for _, group in groups]
+    return ",".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -300,7 +300,7 @@ def test_accepted(words: str) -> None:
             BATCH,
             "--generation_batch_size 12",
             {},
-            "no multiple of 8 (--per_device_train_batch_size 8 x 1 processes): use 8 or 16",
+            "not a multiple of 8 (--per_device_train_batch_size 8 x 1 processes): use 8 or 16",
         ),
         (BATCH, "--steps_per_generation 3 --gradient_accumulation_steps 2", {}, "use 2 or 4"),
         (BATCH, "--steps_per_generation 1 --gradient_accumulation_steps 2", {}, "use 2 for"),

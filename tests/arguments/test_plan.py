@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
-from swift_r1.arguments.plan import evaluation_of, plan_table
+from swift_r1.arguments.plan import evaluation_of, plan_table, rollouts_from
 
 ISSUE = shlex.split("""
     --rlhf_type grpo --model models/smollm2-135m --external_plugins plugins/countdown.py --reward_funcs
@@ -36,7 +36,7 @@ def test_the_main_command_parses_and_its_plan_is_right() -> None:
     assert plan.warmup_steps == 1
     assert plan.max_tokens_per_round == 32 * 256
     assert plan.max_tokens_per_micro_batch == 8 * (2048 + 256)
-    assert plan.rollouts_from == "vLLM server at http://127.0.0.1:8000"
+    assert rollouts_from(args) == "vLLM server at http://127.0.0.1:8000"
 
 
 def test_several_optimizer_steps_a_round() -> None:

@@ -59,7 +59,7 @@ def test_a_long_run_of_a_real_model_gets_an_engine(model: Path) -> None:
         ({"nnodes": 2}, "for one machine"),
         ({"deterministic": "true"}, "--deterministic true"),
         ({"train_type": "qlora"}, "4-bit weights"),
-        ({"model": "Qwen/Qwen2.5-3B-Instruct"}, "no local folder"),
+        ({"model": "Qwen/Qwen2.5-3B-Instruct"}, "not a local folder"),
     ],
 )
 def test_why_not(model: Path, more: dict[str, Any], why: str) -> None:

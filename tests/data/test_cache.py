@@ -22,7 +22,7 @@ from swift_r1.data import DatasetMeta, ResponsePreprocessor, register_dataset
 from swift_r1.data import registry as registry_module
 from swift_r1.data.fingerprint import fingerprint
 from swift_r1.data.loading import load_dataset, load_rows
-from swift_r1.data.store import Store, StoreWriter, cache_folder, remove_old
+from swift_r1.data.store import RowStore, RowStoreWriter, cache_folder, remove_old
 from swift_r1.errors import UsageError
 from tests.data.test_builtin import arguments
 
@@ -267,7 +267,7 @@ def test_a_broken_store_is_made_again(tmp_path: Path, own_cache: Path, caplog: p
     rows.write_bytes(rows.read_bytes()[:-10])
     assert len(load_rows(arguments(dataset=[file])).train) == 30
     assert "cannot be used, and are prepared again" in caplog.text
-    assert len(Store(own_cache / name)) == 30
+    assert len(RowStore(own_cache / name)) == 30
 
 
 def test_what_is_old_goes(tmp_path: Path, own_cache: Path) -> None:
@@ -291,7 +291,7 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unfinished_store_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), StoreWriter(tmp_path / "stores"):
+    with pytest.raises(KeyboardInterrupt), RowStoreWriter(tmp_path / "stores"):
         raise KeyboardInterrupt
     assert not list((tmp_path / "stores").iterdir())
 
