@@ -98,7 +98,7 @@ def update(policy: Policy, optimizer: torch.optim.Optimizer, samples: list[Sampl
     normalizer = torch.stack([loss_normalizer(mask, LOSS) for _, mask in batches]).sum()
     metrics = []
     for part, (inputs, mask) in zip(parts, batches, strict=True):
-        found = policy(*inputs, temperature=1.0)
+        found = policy(1.0, *inputs)
         logps, entropies = (torch.zeros(mask.shape).masked_scatter(mask, x) for x in (found.logps, found.entropies))
         rollout = torch.tensor([value for i in part for value in samples[i].completion.logprobs])
         output = policy_loss(

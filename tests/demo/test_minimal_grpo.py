@@ -30,7 +30,7 @@ def test_updates_raise_what_was_rewarded(monkeypatch: pytest.MonkeyPatch) -> Non
     def advantage_weighted() -> float:
         """The mean log-prob of each completion, times its advantage."""
         inputs, mask = minimal_grpo.collate(samples)
-        logps = torch.zeros(mask.shape).masked_scatter(mask, policy(*inputs, temperature=1.0).logps)
+        logps = torch.zeros(mask.shape).masked_scatter(mask, policy(1.0, *inputs).logps)
         return (logps.sum(1) / mask.sum(1) * advantages).sum().item()
 
     before = advantage_weighted()
