@@ -14,9 +14,9 @@ from swift_r1.models import logprobs, policy
 from swift_r1.models.loading import load_model
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batch.batching import Batching, round_batch
-from swift_r1.training.batch.micro_batches import Form
+from swift_r1.training.batching import Batching, round_batch
 from swift_r1.training.grpo import before_training, split_round, train_step
+from swift_r1.training.micro_batches import Form
 from swift_r1.training.model_checks import LEAST_SAVING
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams

@@ -162,8 +162,7 @@ def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:
     from rich.table import Table
 
     from swift_r1.models.shape import shape_of
-    from swift_r1.training.estimate import GIB
-    from swift_r1.training.memory import advice, estimated
+    from swift_r1.training.memory import GIB, advice, estimated
 
     shape = shape_of(args.model)
     found = estimated(args, shape, world, gpu)

@@ -25,8 +25,7 @@ from swift_r1.evaluation.engine import EvalEngine, OnWritten, Question, config_o
 from swift_r1.runtime.libraries import package_version
 from swift_r1.runtime.processes import end_with_parent, last_line
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.http_errors import ServerRefused
-from swift_r1.wire.protocol import RolloutOutput, ServerInfo, tokenizer_hash
+from swift_r1.wire.protocol import RolloutOutput, ServerInfo, ServerRefused, tokenizer_hash
 
 _logger = logging.getLogger("swift_r1.evaluation")
 

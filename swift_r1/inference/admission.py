@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.inference.engines.base import EngineInfo
 from swift_r1.weights.update import UpdateMachine
-from swift_r1.wire.http_errors import HTTPError, Overloaded
-from swift_r1.wire.protocol import RolloutRequest
+from swift_r1.wire.protocol import HTTPError, Overloaded, RolloutRequest
 
 T = TypeVar("T")
 

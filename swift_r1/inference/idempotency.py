@@ -8,8 +8,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from swift_r1.wire.http_errors import HTTPError
-from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
+from swift_r1.wire.protocol import HTTPError, RolloutOutput, RolloutRequest
 
 
 @dataclass(slots=True)

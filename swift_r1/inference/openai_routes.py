@@ -20,8 +20,7 @@ from swift_r1.inference.admission import check_request
 from swift_r1.inference.engines.base import Piece
 from swift_r1.inference.openai_messages import ChatRequest, CompletionRequest
 from swift_r1.inference.service import Lifecycle, RolloutService
-from swift_r1.wire.http_errors import EngineDead, HTTPError
-from swift_r1.wire.protocol import RolloutRequest
+from swift_r1.wire.protocol import EngineDead, HTTPError, RolloutRequest
 
 _SEEDS = 2**63
 PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/models")

@@ -22,7 +22,7 @@ from swift_r1.inference.openai_routes import add_openai
 from swift_r1.inference.service import Lifecycle
 from swift_r1.inference.updates import WeightUpdates
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import EngineDead, HTTPError, Overloaded
+from swift_r1.wire.protocol import EngineDead, HTTPError, Overloaded
 
 T = TypeVar("T")
 MAX_BODY_BYTES = 64 << 20

@@ -20,7 +20,7 @@ from swift_r1.inference.metrics import ServerMetrics
 from swift_r1.inference.updates import WeightUpdates
 from swift_r1.weights.expected import Shapes
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import HTTPError
+from swift_r1.wire.protocol import HTTPError
 
 Rows = tuple[tuple[float, ...], ...]
 Load = Callable[[], tuple[InferenceEngine, Shapes]]

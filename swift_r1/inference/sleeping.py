@@ -17,7 +17,7 @@ from swift_r1.inference.engines.base import InferenceEngine
 from swift_r1.weights.staging import Staging
 from swift_r1.weights.update import UpdateMachine
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import HTTPError
+from swift_r1.wire.protocol import HTTPError
 
 logger = logging.getLogger("swift_r1.inference")
 

@@ -19,7 +19,7 @@ from swift_r1.weights.staging import StagedBucket, Staging
 from swift_r1.weights.transport import seconds_for
 from swift_r1.weights.update import UpdateMachine
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import EngineDead, HTTPError
+from swift_r1.wire.protocol import EngineDead, HTTPError
 
 logger = logging.getLogger("swift_r1.inference")
 

@@ -18,8 +18,7 @@ from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.tracking.recorder import Recorder
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.checkpoint.resume import OpenRound, RunProgress
-from swift_r1.training.estimate import GIB
-from swift_r1.training.memory import peak_bytes
+from swift_r1.training.memory import GIB, peak_bytes
 
 logger = logging.getLogger("swift_r1.training")
 

@@ -25,7 +25,7 @@ from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.training.backends.base import Backend, ReferencePolicy
-from swift_r1.training.batch.batching import Batching, RoundBatch, round_batch, split_step
+from swift_r1.training.batching import Batching, RoundBatch, round_batch, split_step
 
 
 def batch_of_round(scored: ScoredRound | None, ranks: Ranks) -> RoundBatch:

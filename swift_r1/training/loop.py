@@ -29,7 +29,7 @@ from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.tracking.recorder import Recorder
 from swift_r1.training import grpo, ppo
 from swift_r1.training.backends.base import Backend, ReferencePolicy
-from swift_r1.training.batch.batching import Batching, RoundBatch
+from swift_r1.training.batching import Batching, RoundBatch
 from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.resume import Checkpoints, OpenRound, RunProgress, RunSummary, saved_round
 from swift_r1.training.evaluate import Evaluator

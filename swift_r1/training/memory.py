@@ -1,10 +1,16 @@
-"""Memory: how much this process has used at most, and which flags would save most (from `estimate.py`)."""
+"""Memory that one rank will need, by part, from the flags and the model's shape: `swift rlhf --estimate true`.
+
+Bytes of tensors are counted; what a phase holds for a moment is taken at its largest. docs/backends.md says how far
+off measured peaks were.
+"""
 
 from __future__ import annotations
 
+import math
 import re
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +19,230 @@ import torch
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
+from swift_r1.models.logprobs import LOGITS_BYTES
 from swift_r1.models.shape import ModelShape, shape_of
+from swift_r1.models.weights import freezing_of, frozen_names
 from swift_r1.training.backends.deepspeed_config import offloads, read_config
-from swift_r1.training.estimate import GIB, MemoryEstimate, changes, estimate
+from swift_r1.training.micro_batches import LEAST_SAVING
+from swift_r1.training.optimizer import EIGHT_BIT
+
+GIB = 2**30
+DEFAULT_PROMPT_TOKENS = 512
+"""Taken for the longest prompt where `--max_length` does not bound it."""
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_FOUR_BIT = {True: 0.516, False: 0.5625}
+"""Bytes per 4-bit number with the scales of its blocks, by whether these are stored in 8 bits."""
+_SLACK = 0.2
+"""Share of memory that comes and goes that an allocator holds in addition."""
+_CACHE_BYTES = 2 * GIB
+"""Most that the embedded engine's keys and values take (inference/engines/transformers.py)."""
+_BUCKET_NUMBERS = 50_000_000
+"""`reduce_bucket_size` of our DeepSpeed presets."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Bytes of one rank.
+
+    Attributes:
+        parts: held from the first optimizer step on, by name.
+        phases: what each phase of a step holds in addition, by name and then by part; they follow one another.
+        on_host: parts that stay in the host's memory although training is on a GPU.
+        prompt_tokens: the longest prompt that this is for.
+        tokens: of one forward pass.
+    """
+
+    parts: Mapping[str, float]
+    phases: Mapping[str, Mapping[str, float]]
+    on_host: Mapping[str, float]
+    prompt_tokens: int
+    tokens: int
+
+    @property
+    def highest_phase(self) -> str:
+        return max(self.phases, key=lambda name: sum(self.phases[name].values()))
+
+    @property
+    def counted(self) -> Mapping[str, float]:
+        """The parts of the peak."""
+        return {**self.parts, **self.phases[self.highest_phase]}
+
+    @property
+    def peak(self) -> float:
+        return sum(self.counted.values())
+
+    @property
+    def largest(self) -> str:
+        """The name of the largest part that flags can change."""
+        return max((name for name in self.counted if name != "libraries"), key=self.counted.__getitem__)
+
+
+def estimate(
+    args: RlhfArguments,
+    shape: ModelShape,
+    world_size: int,
+    libraries: float,
+    stage: int | None,
+    *,
+    offload: tuple[bool, bool] = (False, False),
+    gpu: bool = False,
+    critic: ModelShape | None = None,
+) -> MemoryEstimate:
+    """Of resolved arguments.
+
+    Args:
+        libraries: bytes that the process holds before it loads a model.
+        stage, offload: of ZeRO (None for plain torch), the latter of optimizer and parameters.
+        gpu: training is on a GPU.
+        critic: of PPO, all of whose weights are trained.
+    """
+    width = _BYTES[args.torch_dtype or shape.dtype]
+    ranks = world_size if stage is not None else 1
+    sharded = ranks if stage == 3 else 1
+    trained, adapters = trained_numbers(args, shape)
+    embedding_trained = args.train_type == "full" and trained == shape.total
+
+    if args.train_type == "qlora":
+        plain = shape.total - shape.quantized
+        base = plain * width + shape.quantized * _FOUR_BIT[args.bnb_4bit_use_double_quant]
+    else:
+        base = shape.total * width
+    weights = (base + adapters * width) / sharded
+    parts = {
+        "weights": weights,
+        "gradients": _gradients(trained, width, ranks, stage),
+        "optimizer": _optimizer(args, trained, width, ranks, stage),
+    }
+    if args.wants_reference and args.train_type == "full":
+        parts["reference"] = shape.total * width / sharded
+    if critic is not None:
+        numbers, bytes_each = critic.without_head, _BYTES[args.torch_dtype or critic.dtype]
+        parts["critic's weights"] = numbers * bytes_each / sharded
+        parts["critic's gradients"] = _gradients(numbers, bytes_each, ranks, stage)
+        parts["critic's optimizer"] = _optimizer(args, numbers, bytes_each, ranks, stage)
+    if stage == 3:
+        parts["gathered weights"] = max(_gathered(model, args) for model in (shape, critic) if model is not None)
+        if not args.use_vllm:
+            parts["generation copy"] = shape.total * width
+    on_host = {}
+    if gpu:
+        moved = {"optimizer": offload[0], "weights": offload[1], "reference": args.offload_ref_model or offload[1]}
+        moved |= {f"critic's {name}": away for name, away in moved.items()}
+        on_host = {name: parts.pop(name) for name, away in moved.items() if away and name in parts}
+
+    prompt = args.max_length or DEFAULT_PROMPT_TOKENS
+    tokens, predicted = _tokens(args, prompt)
+    logits = _logits(shape, predicted, width, embedding_trained)
+    phases = {"training": {"activations": _activations(args, shape, tokens, width), "logits": logits}}
+    if critic is not None:
+        phases["training of the critic"] = {"activations": _activations(args, critic, tokens, width, adapters=False)}
+    if not args.use_vllm:
+        phases["generation"] = {"keys, values and logits": _generation(args, shape, world_size, prompt, width)}
+    for phase in phases.values():
+        phase["allocator's slack"] = _SLACK * sum(phase.values())
+    return MemoryEstimate({**parts, "libraries": libraries}, phases, on_host, prompt, tokens)
+
+
+def _tokens(args: RlhfArguments, prompt: int) -> tuple[int, int]:
+    """Tokens of the largest micro-batch, and how many of them are predicted."""
+    size, group = args.per_device_train_batch_size, args.num_generations
+    row = prompt + args.max_completion_length
+    budget = args.max_tokens_per_micro_batch or size * row
+    step = size * args.gradient_accumulation_steps
+    apart = step * row
+    shared = step * args.max_completion_length + math.ceil(step / group) * prompt
+    shares = args.share_prompt == "true" or (args.share_prompt == "auto" and shared <= (1 - LEAST_SAVING) * apart)
+    whole = shared if shares else apart
+    tokens = min(budget, whole)
+    return tokens, round(tokens * step * args.max_completion_length / whole)
+
+
+def trained_numbers(args: RlhfArguments, shape: ModelShape) -> tuple[int, int]:
+    """How many numbers get a gradient, and how many of them are in adapters."""
+    if args.train_type != "full":
+        adapters = shape.adapters(args.lora_rank, args.target_modules)
+        return adapters, adapters
+    freezing = freezing_of(args)
+    if freezing is None:
+        return shape.total, 0
+    frozen = frozen_names(shape.weights, freezing)
+    return sum(size for name, size in shape.weights if name not in frozen), 0
+
+
+def changes(args: RlhfArguments) -> Iterator[tuple[str, RlhfArguments]]:
+    """Flags that could save memory, each with the arguments that it makes."""
+    if not args.gradient_checkpointing:
+        yield "--gradient_checkpointing true", replace(args, gradient_checkpointing=True)
+    if args.per_device_train_batch_size > 1 and args.max_tokens_per_micro_batch is None:
+        row = (args.max_length or DEFAULT_PROMPT_TOKENS) + args.max_completion_length
+        tokens = max(row, args.per_device_train_batch_size * row // 4)
+        yield f"--max_tokens_per_micro_batch {tokens}", replace(args, max_tokens_per_micro_batch=tokens)
+    if args.train_type == "full":
+        yield "--train_type lora", replace(args, train_type="lora", beta=args.beta)
+    elif args.train_type == "lora":
+        yield "--train_type qlora", replace(args, train_type="qlora", quant_bits=4)
+    if args.wants_reference and args.train_type == "full" and not args.offload_ref_model:
+        yield "--offload_ref_model true", replace(args, offload_ref_model=True)
+    if args.optim not in (*EIGHT_BIT, "sgd"):
+        yield "--optim adamw_8bit", replace(args, optim="adamw_8bit")
+    if args.torch_dtype == "float32":
+        yield "--torch_dtype bfloat16", replace(args, torch_dtype="bfloat16")
+    if args.deepspeed in ("zero0", "zero1", "zero2"):
+        yield "--deepspeed zero3", replace(args, deepspeed="zero3")
+    if not args.use_vllm:
+        yield "--use_vllm true (a `swift rollout` server)", replace(args, use_vllm=True)
+
+
+def _gradients(trained: int, width: int, ranks: int, stage: int | None) -> float:
+    """Float32 sums, and what of the weights' own dtype is on its way into them."""
+    if stage is None:
+        return 4.0 * trained
+    bucket = min(trained, _BUCKET_NUMBERS) * width
+    return 4.0 * trained + bucket if stage in (0, 1) else 4.0 * trained / ranks + 2 * bucket
+
+
+def _optimizer(args: RlhfArguments, trained: int, width: int, ranks: int, stage: int | None) -> float:
+    """Float32 masters and moments."""
+    masters = 4 * trained / ranks if stage is not None or width == 2 else 0.0
+    return masters + {"sgd": 0, **dict.fromkeys(EIGHT_BIT, 2)}.get(args.optim, 8) * trained / ranks
+
+
+def _gathered(shape: ModelShape, args: RlhfArguments) -> float:
+    """What ZeRO-3 has gathered at a time of one model: the layer at work, the next one, and the output head. Policy,
+    critic and reference work one after another."""
+    live = shape.head + 2 * (shape.total - shape.head) / shape.layers
+    return min(shape.total, live) * _BYTES[args.torch_dtype or shape.dtype]
+
+
+def _activations(args: RlhfArguments, shape: ModelShape, tokens: float, width: int, adapters: bool = True) -> float:
+    """Kept for the backward pass: of every layer, or with checkpointing its input and one whole layer."""
+    hidden, wide, kv = shape.hidden, shape.feed_forward, shape.kv_width
+    # The inputs of the norms and of each group of matrix products, gate and up; queries, keys and values; and in
+    # float32 a number per norm and head. As autograd saves them for a Llama here.
+    layer = ((6 * hidden + 2 * kv + 3 * wide) * width + 4 * (2 + hidden // 64)) * tokens
+    if args.train_type != "full" and adapters:
+        layer += 7 * args.lora_rank * width * tokens  # between the two matrices of each adapter
+    if args.gradient_checkpointing:
+        return shape.layers * hidden * width * tokens + 1.5 * layer
+    # What the layer at work computes on its way through is not saved.
+    return shape.layers * layer + layer / 2
+
+
+def _logits(shape: ModelShape, predicted: float, width: int, head_trained: bool) -> float:
+    """A chunk of float32 logits with its exponentials and their low-precision copy, and the head's gradient."""
+    chunk = min(float(LOGITS_BYTES), 4.0 * predicted * shape.vocabulary)
+    gradient = shape.head * (4 + 2 * width) if head_trained else 0.0
+    return chunk * (2 + width / 4) + gradient
+
+
+def _generation(args: RlhfArguments, shape: ModelShape, world_size: int, prompt: int, width: int) -> float:
+    """Keys and values of the completions that are decoded together, the old copy while they grow, and their logits."""
+    rows = int(args.generation_batch_size or args.per_device_train_batch_size * world_size) / world_size
+    positions = prompt + args.max_completion_length
+    cache = min(_CACHE_BYTES, rows * positions * 2 * shape.layers * shape.kv_width * width)
+    return 1.25 * cache + rows * shape.vocabulary * (4 * 3 + width)
+
 
 _LIBRARIES = {"trainer": 0.10 * GIB, "adapters": 0.05 * GIB, "deepspeed": 0.06 * GIB}
 """What a trainer has imported beside this process's torch and transformers; measured."""

@@ -15,8 +15,8 @@ from swift_r1.inference.engines.decoding import other_layers
 from swift_r1.models.attention import takes_packed_rows
 from swift_r1.models.policy import Critic, ModelInputs
 from swift_r1.training.backends.base import Backend
-from swift_r1.training.batch.batching import Batching, collate, round_batch
-from swift_r1.training.batch.micro_batches import LEAST_SAVING, SHARED, Form, Unit
+from swift_r1.training.batching import Batching, collate, round_batch
+from swift_r1.training.micro_batches import LEAST_SAVING, SHARED, Form, Unit
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from swift_r1.algorithms import Advantages, LossOutput, PPOConfig, ppo_targets, 
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend
-from swift_r1.training.batch.batching import RoundBatch
+from swift_r1.training.batching import RoundBatch
 from swift_r1.training.grpo import of_micro_batch, update
 from swift_r1.training.optimizer import LearningRate
 

@@ -44,8 +44,7 @@ from swift_r1.training.ppo import TrainedCritic
 from swift_r1.weights.transport import HTTP
 from swift_r1.weights.writer import WeightWriter, saved_token
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.http_errors import ServerRefused
-from swift_r1.wire.protocol import UpdatePolicy, tokenizer_hash
+from swift_r1.wire.protocol import ServerRefused, UpdatePolicy, tokenizer_hash
 
 logger = logging.getLogger("swift_r1.training")
 

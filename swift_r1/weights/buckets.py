@@ -17,8 +17,7 @@ import xxhash
 from safetensors import SafetensorError, safe_open
 
 from swift_r1.errors import one_line
-from swift_r1.wire.http_errors import HTTPError
-from swift_r1.wire.protocol import StreamedTensor
+from swift_r1.wire.protocol import HTTPError, StreamedTensor
 
 if TYPE_CHECKING:
     from torch import Tensor

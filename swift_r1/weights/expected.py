@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from swift_r1.weights.buckets import FLOAT_BYTES, TensorEntry
-from swift_r1.wire.http_errors import HTTPError
-from swift_r1.wire.protocol import AdapterConfig
+from swift_r1.wire.protocol import AdapterConfig, HTTPError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -21,7 +21,7 @@ import numpy as np
 from swift_r1.weights.buckets import Hash, TensorEntry, bucket_digest, read_header
 from swift_r1.weights.delta import BadChange, apply
 from swift_r1.weights.transport import incoming, reserve
-from swift_r1.wire.http_errors import HTTPError
+from swift_r1.wire.protocol import HTTPError
 
 logger = logging.getLogger("swift_r1.weights")
 

@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from swift_r1.weights.buckets import TensorEntry, content_hash, entries_digest
 from swift_r1.weights.expected import Shapes, check_bucket
 from swift_r1.weights.staging import StagedBucket
-from swift_r1.wire.http_errors import HTTPError
-from swift_r1.wire.protocol import StreamedBucket
+from swift_r1.wire.protocol import HTTPError, StreamedBucket
 
 
 @dataclass(slots=True)

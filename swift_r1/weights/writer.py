@@ -33,7 +33,7 @@ from swift_r1.weights.transport import (
 )
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import QUICK_S, WORK_S, Answer, RolloutClient
-from swift_r1.wire.http_errors import NOT_NOW, ServerRefused
+from swift_r1.wire.protocol import NOT_NOW, ServerRefused
 
 logger = logging.getLogger(__name__)
 

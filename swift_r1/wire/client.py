@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError, one_line
 from swift_r1.wire import protocol as wire
-from swift_r1.wire.http_errors import ServerRefused
+from swift_r1.wire.protocol import ServerRefused
 
 Answer = TypeVar("Answer", bound=BaseModel)
 logger = logging.getLogger(__name__)

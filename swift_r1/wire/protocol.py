@@ -27,6 +27,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from swift_r1.errors import RunFailed
+
 LEASE_HEADER = "X-Swift-Lease"
 VERSION_HEADER = "X-Swift-Weight-Version"
 BUCKET_HEADER = "X-Swift-Bucket"
@@ -246,3 +248,28 @@ def completion_seed(run_seed: int, *where: object) -> int:
     """A completion's own seed, 63 bits, from the run's seed and its place in the run."""
     text = "/".join(map(str, (run_seed, *where)))
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+
+
+class HTTPError(Exception):
+    """Answers the request with `status` (4xx where the client is at fault, 503 for "not now") and one plain sentence;
+    asking again makes sense after `retry_after` seconds."""
+
+    def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.message, self.retry_after = status, message, retry_after
+
+
+class Overloaded(HTTPError):
+    """The server is healthy but has no room for the request now."""
+
+
+class EngineDead(Exception):
+    """The engine's process has ended; only a restart of the server helps."""
+
+
+class ServerRefused(RunFailed):
+    """The server answered with another `status` than 200; the message has its sentence."""
+
+    def __init__(self, status: int, message: str, retry_after: int | None = None) -> None:
+        super().__init__(message)
+        self.status, self.retry_after = status, retry_after

@@ -22,8 +22,7 @@ from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import adapter_shapes, expected_weights, write_adapter
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.http_errors import HTTPError, ServerRefused
-from swift_r1.wire.protocol import AdapterConfig, tokenizer_hash
+from swift_r1.wire.protocol import AdapterConfig, HTTPError, ServerRefused, tokenizer_hash
 from tests.rollout.conftest import pool_of
 
 SETTINGS = LoraSettings(rank=4, alpha=8, target_modules=("all-linear",))

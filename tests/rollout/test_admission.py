@@ -19,8 +19,7 @@ from swift_r1.inference.engines.vllm_start import engine_environment
 from swift_r1.inference.idempotency import IdempotencyCache
 from swift_r1.weights.update import UpdateMachine
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.http_errors import HTTPError
-from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import Completion, HTTPError, RolloutOutput, RolloutRequest, SamplingParams
 
 
 def admission_with(update_timeout: float, **machine: object) -> tuple[Admission, SimpleNamespace]:

@@ -22,8 +22,7 @@ from swift_r1.weights.update import UpdateMachine
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire import protocol as wire
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.http_errors import HTTPError, ServerRefused
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import HTTPError, RolloutRequest, SamplingParams, ServerRefused
 from tests.rollout.conftest import to_bytes
 
 WAIT_S = 20

@@ -16,7 +16,7 @@ from swift_r1.weights import delta
 from swift_r1.weights.buckets import bucket_digest, content_hash
 from swift_r1.weights.snapshot import SnapshotReader, Superseded, WeightSnapshot
 from swift_r1.weights.staging import Staging
-from swift_r1.wire.http_errors import HTTPError
+from swift_r1.wire.protocol import HTTPError
 from tests.rollout.conftest import to_bytes
 
 WORDS = 200_000

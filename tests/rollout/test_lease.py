@@ -17,7 +17,7 @@ from swift_r1.weights import writer as writer_module
 from swift_r1.weights.writer import WeightWriter, save_token, saved_token
 from swift_r1.wire import client as client_module
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.http_errors import ServerRefused
+from swift_r1.wire.protocol import ServerRefused
 from tests import forks
 
 WAIT_S = 60

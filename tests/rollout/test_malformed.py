@@ -20,8 +20,7 @@ from schemathesis import GenerationMode
 
 from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, TokenLogprob
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.http_errors import HTTPError
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams
+from swift_r1.wire.protocol import HTTPError, RolloutRequest, SamplingParams
 
 EXPECTED = {"w": (2,)}
 VOCABULARY, LENGTH = 50, 100

@@ -25,8 +25,7 @@ from swift_r1.sampling.pool.session import Expected
 from swift_r1.weights.transport import NcclSender
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.http_errors import EngineDead, ServerRefused
-from swift_r1.wire.protocol import StreamedTensor
+from swift_r1.wire.protocol import EngineDead, ServerRefused, StreamedTensor
 from tests.rollout.conftest import pool_of
 
 DEADLINE_S = 20

@@ -26,8 +26,7 @@ from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.http_errors import ServerRefused
-from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, tokenizer_hash
+from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, ServerRefused, tokenizer_hash
 from tests.rollout.conftest import pool_of, push_weights
 
 BACK_WITHIN_S = 240

@@ -402,7 +402,7 @@ def test_a_server_that_dies_of_every_request_is_given_up(
     connect: Any, tiny_model: Path, tiny_engine: Any, serve_engine: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     """It refuses for now, again and again; the other goes on alone."""
-    from swift_r1.wire.http_errors import HTTPError
+    from swift_r1.wire.protocol import HTTPError
 
     engines = [tiny_engine(str(tiny_model)) for _ in range(2)]
 

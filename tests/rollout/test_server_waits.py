@@ -17,8 +17,7 @@ from swift_r1.inference.engines.base import EngineInfo, Generated
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire import client as client_module
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.http_errors import ServerRefused
-from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, ServerInfo
+from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, ServerInfo, ServerRefused
 from tests.rollout.conftest import push_weights
 
 EXPECTED = {"w": (2,)}

@@ -24,8 +24,7 @@ from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import expected_weights
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.http_errors import ServerRefused
-from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
+from swift_r1.wire.protocol import RolloutRequest, SamplingParams, ServerRefused, tokenizer_hash
 from tests.rollout.conftest import pool_of
 from tests.rollout.test_server_pool import learn, requests, until
 from tests.tiny_server import TinyEngine

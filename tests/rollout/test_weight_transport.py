@@ -20,7 +20,7 @@ from swift_r1.weights import transport
 from swift_r1.weights.buckets import bucket_digest, parts_digest, parts_of
 from swift_r1.weights.staging import StagedBucket, Staging
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.http_errors import ServerRefused
+from swift_r1.wire.protocol import ServerRefused
 from tests.rollout.conftest import push_weights, to_bytes
 
 Tensors = dict[str, torch.Tensor]

@@ -17,7 +17,7 @@ from swift_r1.weights.buckets import TensorEntry, bucket_digest, content_hash, r
 from swift_r1.weights.expected import expected_weights
 from swift_r1.weights.staging import StagedBucket, Staging
 from swift_r1.weights.update import UpdateMachine
-from swift_r1.wire.http_errors import HTTPError
+from swift_r1.wire.protocol import HTTPError
 from tests.rollout.conftest import in_buckets, to_bytes
 
 EXPECTED = {"a": (2, 3), "b": (4,)}

@@ -22,10 +22,10 @@ from swift_r1.models.policy import Critic
 from swift_r1.models.weights import Freezing, policy_weights
 from swift_r1.runtime.ranks import join_ranks
 from swift_r1.training.backends.deepspeed_config import read_config
-from swift_r1.training.batch.batching import Batching, collate, round_batch
-from swift_r1.training.batch.micro_batches import Form
+from swift_r1.training.batching import Batching, collate, round_batch
 from swift_r1.training.checkpoint.tensors import write_tensors
 from swift_r1.training.grpo import before_training, needs_old_policy, rewards_after_kl, split_round, train_step
+from swift_r1.training.micro_batches import Form
 from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import LearningRate, OptimizerConfig
 from swift_r1.training.ppo import TrainedCritic, critic_step, token_advantages

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swift_r1.training.batch.batching import collate, round_batch
-from swift_r1.training.batch.micro_batches import Form, Lengths, plan_micro_batches
+from swift_r1.training.batching import collate, round_batch
+from swift_r1.training.micro_batches import Form, Lengths, plan_micro_batches
 
 
 def ragged(lengths, prompt_lengths):

@@ -16,8 +16,8 @@ from swift_r1.models.loading import load_model
 from swift_r1.models.lora import LoraSettings
 from swift_r1.models.weights import policy_weights
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batch.batching import collate, round_batch
-from swift_r1.training.batch.micro_batches import SHARED, Form
+from swift_r1.training.batching import collate, round_batch
+from swift_r1.training.micro_batches import SHARED, Form
 from swift_r1.training.model_checks import check_logprobs, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import as_in_checkpoint, expected_weights

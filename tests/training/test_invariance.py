@@ -16,9 +16,9 @@ from swift_r1.models.lora import LoraSettings
 from swift_r1.models.weights import policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batch.batching import Batching, collate, round_batch, split_step
-from swift_r1.training.batch.micro_batches import SHARED, Form
+from swift_r1.training.batching import Batching, collate, round_batch, split_step
 from swift_r1.training.grpo import before_training, needs_old_policy, rewards_after_kl, split_round
+from swift_r1.training.micro_batches import SHARED, Form
 from swift_r1.training.model_checks import LEAST_SAVING, check_logprobs, choose_batching, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
 

@@ -9,8 +9,7 @@ from swift_r1.arguments import World
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.errors import EXIT_RUN_FAILED
 from swift_r1.models.shape import shape_of
-from swift_r1.training.estimate import changes, estimate
-from swift_r1.training.memory import advice, out_of_memory, peak_bytes, zero_of
+from swift_r1.training.memory import advice, changes, estimate, out_of_memory, peak_bytes, zero_of
 from swift_r1.training.worker import known_end
 
 

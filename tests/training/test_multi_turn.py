@@ -19,8 +19,8 @@ from swift_r1.sampling.base import EmbeddedRollouts
 from swift_r1.sampling.multi_turn import MultiTurn, Stage
 from swift_r1.sampling.turn_engine import Limits
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batch.batching import Batching, collate, round_batch, split_step
-from swift_r1.training.batch.micro_batches import Form
+from swift_r1.training.batching import Batching, collate, round_batch, split_step
+from swift_r1.training.micro_batches import Form
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 

@@ -16,8 +16,8 @@ from swift_r1.models.loading import load_critic, load_model, load_tokenizer
 from swift_r1.models.policy import Critic
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batch.batching import Batching
-from swift_r1.training.batch.micro_batches import SHARED, Form
+from swift_r1.training.batching import Batching
+from swift_r1.training.micro_batches import SHARED, Form
 from swift_r1.training.model_checks import choose_batching, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.training.setup import check_tokens

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from swift_r1.data.prompt_templates import rendered, turn_end
-from swift_r1.wire.http_errors import HTTPError
-from swift_r1.wire.protocol import AdapterConfig, FinishReason, SamplingParams, StreamedTensor
+from swift_r1.wire.protocol import AdapterConfig, FinishReason, HTTPError, SamplingParams, StreamedTensor
 
 
 @dataclass(frozen=True, slots=True)

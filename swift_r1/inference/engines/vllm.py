@@ -23,8 +23,14 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, PromptTokenizer, TokenLogprob
 from swift_r1.weights.expected import write_adapter
-from swift_r1.wire.http_errors import EngineDead
-from swift_r1.wire.protocol import AdapterConfig, FinishReason, SamplingParams, StreamedTensor, tokenizer_hash
+from swift_r1.wire.protocol import (
+    AdapterConfig,
+    EngineDead,
+    FinishReason,
+    SamplingParams,
+    StreamedTensor,
+    tokenizer_hash,
+)
 
 logger = logging.getLogger("swift_r1.inference.vllm")
 

@@ -16,8 +16,7 @@ import httpx
 from swift_r1.errors import ServerUnreachable
 from swift_r1.sampling.pool.health import LOOK_S, Health
 from swift_r1.sampling.pool.session import OtherWeights, ServerSession
-from swift_r1.wire.http_errors import ServerRefused
-from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
+from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, ServerRefused
 
 logger = logging.getLogger(__name__)
 

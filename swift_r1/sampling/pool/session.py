@@ -14,8 +14,7 @@ from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.weights.transport import AUTO, SHM
 from swift_r1.weights.writer import Bucket, WeightWriter
-from swift_r1.wire.http_errors import NOT_NOW, ServerRefused
-from swift_r1.wire.protocol import AdapterConfig, RolloutOutput, ServerInfo
+from swift_r1.wire.protocol import NOT_NOW, AdapterConfig, RolloutOutput, ServerInfo, ServerRefused
 
 logger = logging.getLogger(__name__)
 

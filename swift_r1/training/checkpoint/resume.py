@@ -20,7 +20,7 @@ from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import Rollouts
 from swift_r1.tracking.recorder import Recorder
-from swift_r1.training.batch.batching import RoundBatch
+from swift_r1.training.batching import RoundBatch
 from swift_r1.training.checkpoint.saving import (
     CRITIC_OPTIMIZER,
     OPTIMIZER,

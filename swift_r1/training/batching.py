@@ -13,7 +13,7 @@ from swift_r1.algorithms import drop_truncated
 from swift_r1.models.attention import PackedRow, prompt_group
 from swift_r1.models.policy import MicroBatch, ModelInputs
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.batch.micro_batches import SHARED, Form, Lengths, Unit, plan_micro_batches, tokens_computed
+from swift_r1.training.micro_batches import SHARED, Form, Lengths, Unit, plan_micro_batches, tokens_computed
 
 
 @dataclass(frozen=True, slots=True)
