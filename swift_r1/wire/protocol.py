@@ -35,6 +35,7 @@ BUCKET_HEADER = "X-Swift-Bucket"
 DIGEST_HEADER = "X-Swift-Bucket-XXH3"
 BASE_HEADER = "X-Swift-Base-XXH3"
 FULL_HEADER = "X-Swift-Full"  # only in a 503 for lack of room: seconds after which to ask again
+NOT_NOW = 503  # the same request may be taken later
 FinishReason = Literal["stop", "length", "abort"]
 UpdatePolicy = Literal["wait", "abort", "keep"]
 TokenId = Annotated[int, Field(ge=0)]
