@@ -9,6 +9,7 @@ from swift_r1.algorithms.aggregation import drop_truncated, loss_normalizer, mea
 from swift_r1.algorithms.losses import LossConfig, rewards_less_kl
 from swift_r1.algorithms.policy_loss import LossOutput, policy_loss, top_entropy_threshold
 from swift_r1.algorithms.ppo import PPOConfig, gae, ppo_targets, token_rewards, value_loss, whiten
+from swift_r1.algorithms.rewards import from_flags
 
 __all__ = [
     "Advantages",
@@ -16,6 +17,7 @@ __all__ = [
     "LossOutput",
     "PPOConfig",
     "drop_truncated",
+    "from_flags",
     "gae",
     "group_advantages",
     "groups_without_signal",

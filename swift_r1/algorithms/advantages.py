@@ -20,19 +20,13 @@ STD_EPSILON = 1e-4
 
 
 class Advantages(NamedTuple):
-    """What the completions of a round are trained towards, without gradient.
+    """What the completions of a round are trained towards, without gradient."""
 
-    Attributes:
-        values: float32 `[N]`, one per completion; with a critic `[N, T]`, one per token, 0 where nothing is trained.
-        of_completions: float32 `[N]`, the advantage of each completion; of tokens their mean.
-        returns: float32 `[N, T]` for the critic, likewise; None without one.
-        valid: bool `[N]`, completions with a valid reward; None without a critic.
-    """
-
+    # float32 `[N]`, one per completion; with a critic `[N, T]`, one per token, 0 where nothing is trained
     values: Tensor
-    of_completions: Tensor
-    returns: Tensor | None = None
-    valid: Tensor | None = None
+    of_completions: Tensor  # float32 `[N]`, the advantage of each completion; of tokens their mean
+    returns: Tensor | None = None  # float32 `[N, T]` for the critic, likewise; None without one
+    valid: Tensor | None = None  # bool `[N]`, completions with a valid reward; None without a critic
 
 
 def group_advantages(

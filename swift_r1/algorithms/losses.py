@@ -7,7 +7,7 @@ The token losses take an importance ratio `r` `[B, T]` (the same number along a 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -28,46 +28,33 @@ LOG_RATIO_BOUND = 60.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossConfig:
     """The flags of `swift rlhf` that decide a loss, under the same names. Every field may be given for every loss; a
-    loss reads what its formula names.
+    loss reads what its formula names. Raises ValueError: a value outside its range."""
 
-    Attributes:
-        loss_type: which loss, see `TOKEN_LOSSES`.
-        epsilon: the ratio is clipped from below at `1 - epsilon`.
-        epsilon_high: the ratio is clipped from above at `1 + epsilon_high`; None means `epsilon`.
-            For `cispo` it is the cap on the ratio itself; None means 5.0.
-        delta: a cap on the unclipped ratio, against huge ratios under negative advantages; None: no cap.
-        beta: weight of the KL to the reference policy.
-        kl_in_reward: the KL was subtracted from the rewards, so the loss leaves it out.
-        importance_sampling_level: one ratio per `token`, or one per completion (`sequence`, GSPO).
-        max_completion_length: `L` of `dr_grpo`, in tokens.
-        tau_pos, tau_neg: temperatures of `sapo` for advantages above zero and for all others.
-        top_entropy_quantile: the share of trained tokens, those of highest entropy, that keep their policy
-            loss; 1.0 keeps all.
-        rollout_importance_sampling_mode: how the gap between engine and trainer is corrected; None: not at all.
-        rollout_importance_sampling_threshold: the largest weight that this correction gives.
-        ratio_to_behaviour: the importance ratio is to `rollout_logps`, for completions by older weights; else to the
-            log-probs of the policy before the round's first step.
-        cuts_sampling: completions were sampled with top-p or top-k, so that the engine's log-probs are those of a part
-            of the distribution.
-
-    Raises:
-        ValueError: a value outside its range.
-    """
-
-    loss_type: LossType = "grpo"
-    epsilon: float = 0.2
+    loss_type: LossType = "grpo"  # which loss, see `TOKEN_LOSSES`
+    epsilon: float = 0.2  # the ratio is clipped from below at `1 - epsilon`
+    # the ratio is clipped from above at `1 + epsilon_high`; None means `epsilon`. For `cispo` it is the cap on the
+    # ratio itself; None means 5.0
     epsilon_high: float | None = None
+    # a cap on the unclipped ratio, against huge ratios under negative advantages; None: no cap
     delta: float | None = None
-    beta: float = 0.0
-    kl_in_reward: bool = False
+    beta: float = 0.0  # weight of the KL to the reference policy
+    kl_in_reward: bool = False  # the KL was subtracted from the rewards, so the loss leaves it out
+    # one ratio per `token`, or one per completion (`sequence`, GSPO)
     importance_sampling_level: ImportanceSamplingLevel = "token"
-    max_completion_length: int = 512
+    max_completion_length: int = 512  # `L` of `dr_grpo`, in tokens
+    # tau_pos, tau_neg: temperatures of `sapo` for advantages above zero and for all others
     tau_pos: float = 1.0
     tau_neg: float = 1.05
+    # the share of trained tokens, those of highest entropy, that keep their policy loss; 1.0 keeps all
     top_entropy_quantile: float = 1.0
+    # how the gap between engine and trainer is corrected; None: not at all
     rollout_importance_sampling_mode: RolloutCorrection | None = None
-    rollout_importance_sampling_threshold: float = 2.0
+    rollout_importance_sampling_threshold: float = 2.0  # the largest weight that this correction gives
+    # the importance ratio is to `rollout_logps`, for completions by older weights; else to the log-probs of the policy
+    # before the round's first step
     ratio_to_behaviour: bool = False
+    # completions were sampled with top-p or top-k, so that the engine's log-probs are those of a part of the
+    # distribution
     cuts_sampling: bool = False
 
     def __post_init__(self) -> None:
@@ -86,11 +73,6 @@ class LossConfig:
         for name in ("delta", "max_completion_length", "tau_pos", "tau_neg", threshold):
             if (number := getattr(self, name)) is not None and not number > 0:
                 raise ValueError(f"{name} must be above 0, got {number}")
-
-    @classmethod
-    def from_flags(cls, flags: object) -> LossConfig:
-        """Takes the fields from the attributes of the same names; what `flags` lacks keeps its default."""
-        return cls(**{f.name: getattr(flags, f.name) for f in fields(cls) if hasattr(flags, f.name)})
 
     @property
     def clip_high(self) -> float:

@@ -20,19 +20,15 @@ from swift_r1.algorithms.losses import LOG_RATIO_BOUND, TOKEN_LOSSES, LossConfig
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """What one call of `policy_loss` gives.
+    """What one call of `policy_loss` gives."""
 
-    Attributes:
-        loss: scalar with gradient. The losses of all micro-batches and ranks **add up** to the step's loss (where
-            gradients are averaged over ranks, multiply by the number of ranks).
-        metrics: `name/sum` and `name/count`, float64, 0-dim, no gradient; add them over micro-batches and ranks
-            (`sum_metrics`), then divide (`mean_metrics`). Names: `ratio`, `clip_ratio/low`, `clip_ratio/high`; with
-            `ref_logps` `kl`; with `entropies` `entropy`; with `rollout_logps` `rollout/logp_diff` (mean absolute), and
-            where top-p or top-k was used `rollout/kept_mass`; with a rollout correction `rollout/weight` and
-            `rollout/weight_over_threshold`.
-    """
-
+    # scalar with gradient. The losses of all micro-batches and ranks **add up** to the step's loss (where gradients are
+    # averaged over ranks, multiply by the number of ranks)
     loss: Tensor
+    # `name/sum` and `name/count`, float64, 0-dim, no gradient; add them over micro-batches and ranks (`sum_metrics`),
+    # then divide (`mean_metrics`). Names: `ratio`, `clip_ratio/low`, `clip_ratio/high`; with `ref_logps` `kl`; with
+    # `entropies` `entropy`; with `rollout_logps` `rollout/logp_diff` (mean absolute), and where top-p or top-k was used
+    # `rollout/kept_mass`; with a rollout correction `rollout/weight` and `rollout/weight_over_threshold`
     metrics: dict[str, Tensor]
 
 

@@ -7,7 +7,7 @@ reproduction (2403.17031).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,28 +20,17 @@ from swift_r1.algorithms.policy_loss import LossOutput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PPOConfig:
-    """Fields are the flags of the same names.
+    """Fields are the flags of the same names."""
 
-    Attributes:
-        kl_coef: weight of the KL to the reference policy in the reward of each token.
-        gamma, lam: of `gae`.
-        cliprange_value: how far a value may move from what it was before the round; 0: no clipping.
-        vf_coef: weight of the value loss: the critic's gradient is multiplied by it before it is clipped.
-        whiten_rewards, whiten_advantages: see `whiten`; only advantages lose their mean.
-    """
-
-    kl_coef: float = 0.0
+    kl_coef: float = 0.0  # weight of the KL to the reference policy in the reward of each token
+    # gamma, lam: of `gae`
     gamma: float = 1.0
     lam: float = 0.95
-    cliprange_value: float = 0.2
-    vf_coef: float = 0.1
+    cliprange_value: float = 0.2  # how far a value may move from what it was before the round; 0: no clipping
+    vf_coef: float = 0.1  # weight of the value loss: the critic's gradient is multiplied by it before it is clipped
+    # whiten_rewards, whiten_advantages: see `whiten`; only advantages lose their mean
     whiten_rewards: bool = False
     whiten_advantages: bool = True
-
-    @classmethod
-    def from_flags(cls, flags: object) -> PPOConfig:
-        """Takes the fields from the attributes of the same names."""
-        return cls(**{item.name: getattr(flags, item.name) for item in fields(cls)})
 
 
 def token_rewards(

@@ -5,12 +5,21 @@ The values of a function are floats, NaN where invalid, None where it had no opi
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, TypeVar
+
+T = TypeVar("T")
 
 _STD_EPSILON = 1e-4  # as where advantages are divided
+
+
+def from_flags(settings: Callable[..., T], flags: object) -> T:
+    """A settings class from the attributes of the same names; what `flags` lacks keeps its default."""
+    names = inspect.signature(settings).parameters
+    return settings(**{name: getattr(flags, name) for name in names if hasattr(flags, name)})
 
 
 class Totals(NamedTuple):
@@ -22,29 +31,17 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """How the rewards of several functions become one; the fields are flags of `swift rlhf`.
+    """How the rewards of several functions become one; the fields are flags of `swift rlhf`."""
 
-    Attributes:
-        reward_weights: one per function, in their order.
-        renormalize_reward_weights: where functions have no opinion (None), the weights of the others grow so that their
-            sum stays; without it they stay as they are and None adds nothing (ms-swift's behaviour).
-        multi_objective_aggregation: `sum_then_normalize` leaves all scaling to the advantages. `normalize_then_sum`
-            (GDPO) sums what each function gave after `normalize_groups`.
-        truncated_reward: the reward of a truncated completion, whatever the functions said.
-        missing_eos_penalty: subtracted from the reward of such a completion.
-    """
-
-    reward_weights: Sequence[float]
+    reward_weights: Sequence[float]  # one per function, in their order
+    # where functions have no opinion (None), the weights of the others grow so that their sum stays; without it they
+    # stay as they are and None adds nothing (ms-swift's behaviour)
     renormalize_reward_weights: bool = False
+    # `sum_then_normalize` leaves all scaling to the advantages. `normalize_then_sum` (GDPO) sums what each function
+    # gave after `normalize_groups`
     multi_objective_aggregation: Literal["sum_then_normalize", "normalize_then_sum"] = "sum_then_normalize"
-    truncated_reward: float | None = None
-    missing_eos_penalty: float | None = None
-
-    @classmethod
-    def from_flags(cls, flags: object) -> Composition:
-        """Takes the fields from the attributes of the same names."""
-        values = {field.name: getattr(flags, field.name) for field in fields(cls)}
-        return cls(**values | {"reward_weights": values["reward_weights"] or ()})
+    truncated_reward: float | None = None  # the reward of a truncated completion, whatever the functions said
+    missing_eos_penalty: float | None = None  # subtracted from the reward of such a completion
 
     def __call__(
         self, columns: Sequence[Sequence[float | None]], truncated: Sequence[bool], num_generations: int

@@ -14,7 +14,7 @@ from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.data.rows import RESERVED
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.pool import RewardPool
-from swift_r1.rewards.types import RewardBatch, RewardColumn
+from swift_r1.rewards.types import RewardBatch, RewardColumn, reward_batch
 
 RIGHT, WRONG = "right", "wrong"
 _NO_IDEA = "<think>I do not know, so I guess.</think>\n<answer>wrong</answer>"
@@ -90,18 +90,20 @@ def made_up_batch(
     pairs = [(row, text if text.lstrip().startswith(begins) else prefix + text) for row, text in pairs]
     names = sorted({name for row in rows for name in row} - RESERVED - {"messages"})
     ids = [list(text.encode("utf-8", "replace")) for _, text in pairs]
-    columns: dict[str, list[Any]] = {name: [row.get(name) for row, _ in pairs] for name in names}
-    columns |= {
-        "messages": [[*row["messages"], {"role": "assistant", "content": text}] for row, text in pairs],
-        "prompt_id": [row["prompt_id"] for row, _ in pairs],
-        "request_id": [f"check-{number}" for number in range(len(pairs))],
-        "dataset": [row["dataset"] for row, _ in pairs],
-        "finish_reason": ["length" if len(some) > longest else "stop" for some in ids],
-        "is_truncated": [len(some) > longest for some in ids],
-        "response_token_ids": [some[:longest] for some in ids],
-        "rollout_infos": [MadeUpInfos(num_turns=1, total_reward=0.0) for _ in pairs],
-    }
-    return RewardBatch([text for _, text in pairs], columns, len(groups[0]), {"global_step": 0, "max_steps": 1})
+    return reward_batch(
+        [text for _, text in pairs],
+        [row for row, _ in pairs],
+        names,
+        len(groups[0]),
+        {"global_step": 0, "max_steps": 1},
+        messages=[[*row["messages"], {"role": "assistant", "content": text}] for row, text in pairs],
+        prompt_id=[row["prompt_id"] for row, _ in pairs],
+        request_id=[f"check-{number}" for number in range(len(pairs))],
+        dataset=[row["dataset"] for row, _ in pairs],
+        finish_reason=["length" if len(some) > longest else "stop" for some in ids],
+        response_token_ids=[some[:longest] for some in ids],
+        rollout_infos=[MadeUpInfos(num_turns=1, total_reward=0.0) for _ in pairs],
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,8 @@ _PAUSE_S = 0.5
 
 
 def open_engine(args: EvalArguments, folder: Path) -> EvalEngine:
-    """The engine; nothing heavy is loaded before its `start`.
-
-    Raises:
-        UsageError: there is no such engine here, or no tokenizer for it.
-        ServerUnreachable: no server or endpoint within `--vllm_server_timeout`.
-    """
+    """The engine; nothing heavy is loaded before its `start`. Raises UsageError: there is no such engine here, or no
+    tokenizer for it; ServerUnreachable: no server or endpoint within `--vllm_server_timeout`."""
     if not args.is_url:
         local = args.infer_backend == "transformers"
         return LocalEngine(args) if local else OwnServerEngine(args, folder / "server.log")

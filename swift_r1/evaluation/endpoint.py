@@ -67,12 +67,9 @@ class EndpointEngine(EvalEngine):
         self.facts = {"engine": "openai", "endpoint": self._path.removeprefix("/v1/"), "served_model": self._model}
 
     def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
-        """All questions, `--max_concurrent_requests` at a time, in their order.
-
-        Raises:
-            RunFailed: the endpoint refuses a request, or answers with something else.
-            ServerUnreachable: nothing was answered for `--vllm_server_timeout` seconds.
-        """
+        """All questions, `--max_concurrent_requests` at a time, in their order. Raises RunFailed: the endpoint refuses
+        a request, or answers with something else; ServerUnreachable: nothing was answered for `--vllm_server_timeout`
+        seconds."""
         self._failing_since = None
         try:
             asyncio.run(self._generate(questions, on_written))

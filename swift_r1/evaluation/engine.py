@@ -48,27 +48,18 @@ OnWritten = Callable[[Question, Sequence[Written]], None]
 
 
 class EvalEngine:
-    """Writes completions.
+    """Writes completions."""
 
-    Attributes:
-        facts: what the completions depend on, for the report; a folder is continued only with the same.
-        max_model_length: tokens of prompt and completion; None where it is not known.
-        tokenizer: None where the other end renders the prompts.
-    """
-
-    facts: Mapping[str, Any]
-    max_model_length: int | None = None
-    tokenizer: Any
+    facts: Mapping[str, Any]  # what the completions depend on, for the report; a folder is continued only with the same
+    max_model_length: int | None = None  # tokens of prompt and completion; None where it is not known
+    tokenizer: Any  # None where the other end renders the prompts
 
     def start(self) -> None:
         """Loads what has to be loaded, or raises SwiftError; not called where nothing is left to write."""
 
     def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
-        """Completions of all questions, each question's as soon as all of them are there.
-
-        Raises:
-            SwiftError: one failed; those of other questions were handed over.
-        """
+        """Completions of all questions, each question's as soon as all of them are there. Raises SwiftError: one
+        failed; those of other questions were handed over."""
         raise NotImplementedError
 
     def close(self) -> None: ...

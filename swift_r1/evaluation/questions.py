@@ -33,11 +33,8 @@ class Questions:
 
 
 def load_questions(task: Task, seed: int = 42, use_hf: bool | None = None) -> Questions:
-    """Reads the held-out split where the data set has one, else all of it; `prompt_id` is `<task name>:<row>`.
-
-    Raises:
-        UsageError: unknown or unreadable data, a row that cannot be used, or no limit for data without an end.
-    """
+    """Reads the held-out split where the data set has one, else all of it; `prompt_id` is `<task name>:<row>`. Raises
+    UsageError: unknown or unreadable data, a row that cannot be used, or no limit for data without an end."""
     (source,) = open_sources([task.dataset], use_hf=use_hf)
     if task.benchmark is not None:
         meta = find_dataset(task.benchmark)

@@ -69,11 +69,8 @@ class Compared:
 
 
 def compare(first: Path, second: Path, seed: int) -> dict[str, Compared]:
-    """Of each benchmark that both runs have, and of their mean where these are several.
-
-    Raises:
-        UsageError: a folder holds no finished evaluation, they share no benchmark, or a benchmark has other questions.
-    """
+    """Of each benchmark that both runs have, and of their mean where these are several. Raises UsageError: a folder
+    holds no finished evaluation, they share no benchmark, or a benchmark has other questions."""
     runs = [_read(first), _read(second)]
     shared = [name for name in runs[0] if name in runs[1]]
     if not shared:

@@ -38,20 +38,13 @@ RULES: Mapping[str, AnswerRule] = {
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """One completion of a question.
-
-    Attributes:
-        reward: what the reward function said; None for no opinion, which is not right.
-        answer: by the rule of the reward (`RULES`); None where there is no rule, or no answer.
-        tokens: its length; None where the endpoint does not say.
-        truncated: it was cut off at its limit.
-    """
+    """One completion of a question."""
 
     prompt_id: str
-    reward: float | None
-    answer: str | None
-    tokens: int | None
-    truncated: bool
+    reward: float | None  # what the reward function said; None for no opinion, which is not right
+    answer: str | None  # by the rule of the reward (`RULES`); None where there is no rule, or no answer
+    tokens: int | None  # its length; None where the endpoint does not say
+    truncated: bool  # it was cut off at its limit
 
     @property
     def right(self) -> bool:
@@ -65,25 +58,17 @@ def graded_of(row: Mapping[str, Any]) -> Graded:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The figures of one benchmark.
-
-    Attributes:
-        n: completions per question.
-        estimates: `avg@n`, `pass@k`, and where answers can be compared `maj@k`, by name.
-        mean_length: in tokens; None where the endpoint does not say.
-        truncated, unanswered: shares of the completions; without a rule for answers the second is None.
-        mean_reward: over the completions with one.
-        values: each question's value of each estimate, by `prompt_id`.
-    """
+    """The figures of one benchmark."""
 
     questions: int
-    n: int
-    estimates: Mapping[str, MeanEstimate]
-    mean_length: float | None
+    n: int  # completions per question
+    estimates: Mapping[str, MeanEstimate]  # `avg@n`, `pass@k`, and where answers can be compared `maj@k`, by name
+    mean_length: float | None  # in tokens; None where the endpoint does not say
+    # truncated, unanswered: shares of the completions; without a rule for answers the second is None
     truncated: float
     unanswered: float | None
-    mean_reward: float | None
-    values: Mapping[str, Mapping[str, float]]
+    mean_reward: float | None  # over the completions with one
+    values: Mapping[str, Mapping[str, float]]  # each question's value of each estimate, by `prompt_id`
 
     @property
     def average(self) -> MeanEstimate:

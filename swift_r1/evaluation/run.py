@@ -27,7 +27,7 @@ from swift_r1.evaluation.store import REPORT, CompletionRow, CompletionStore, op
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.batch import RewardCaller
 from swift_r1.rewards.pool import rewards_for
-from swift_r1.rewards.types import RewardBatch
+from swift_r1.rewards.types import RewardBatch, reward_batch
 from swift_r1.runtime.libraries import package_versions, quiet_libraries
 from swift_r1.runtime.processes import run_folder_held, say
 from swift_r1.tracking.console import progress_bar
@@ -40,11 +40,8 @@ _Answered = tuple[Question, Sequence[Written]]
 
 
 def run(args: EvalArguments, command: Sequence[str]) -> int:
-    """The whole evaluation; what was answered before is not asked again.
-
-    Raises:
-        SwiftError: bad data, settings that are not the folder's, an engine or reward that fails.
-    """
+    """The whole evaluation; what was answered before is not asked again. Raises SwiftError: bad data, settings that are
+    not the folder's, an engine or reward that fails."""
     quiet_libraries()
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
@@ -218,13 +215,14 @@ def _row(question: Question, index: int, written: Written, reward: float | None)
 def _reward_batch(question: Question, written: Sequence[Written]) -> RewardBatch:
     prompt, count = question.prompt, len(written)
     texts = [one.text for one in written]
-    columns: dict[str, list[Any]] = {name: [value] * count for name, value in prompt.columns.items()}
-    columns |= {
-        "messages": [[*map(dict, prompt.messages), {"role": "assistant", "content": text}] for text in texts],
-        "prompt_id": [prompt.prompt_id] * count,
-        "request_id": [f"eval/{prompt.prompt_id}"] * count,
-        "dataset": [prompt.dataset] * count,
-        "finish_reason": [one.finish_reason for one in written],
-        "is_truncated": [one.finish_reason == "length" for one in written],
-    }
-    return RewardBatch(texts, columns, count)
+    return reward_batch(
+        texts,
+        [prompt.columns] * count,
+        prompt.columns,
+        count,
+        messages=[[*map(dict, prompt.messages), {"role": "assistant", "content": text}] for text in texts],
+        prompt_id=[prompt.prompt_id] * count,
+        request_id=[f"eval/{prompt.prompt_id}"] * count,
+        dataset=[prompt.dataset] * count,
+        finish_reason=[one.finish_reason for one in written],
+    )

@@ -59,10 +59,7 @@ class ServerEngine(EvalEngine):
 
     def generate(self, questions: Sequence[Question], on_written: OnWritten) -> None:
         """All at once; the server orders them. A server that is lost is waited for and asked again for what is missing.
-
-        Raises:
-            ServerUnreachable: it did not come back.
-            RunFailed: it refused a question, or came back as another one.
+        Raises ServerUnreachable: it did not come back; RunFailed: it refused a question, or came back as another one.
         """
         run = uuid.uuid4().hex[:12]
         asked = {f"{run}/{number}": question for number, question in enumerate(questions)}
@@ -103,11 +100,8 @@ class ServerEngine(EvalEngine):
 
 
 class OwnServerEngine(EvalEngine):
-    """A model folder through vLLM: a `swift rollout` of our own on this machine, its output in `log`.
-
-    Raises:
-        UsageError: vLLM is not installed here.
-    """
+    """A model folder through vLLM: a `swift rollout` of our own on this machine, its output in `log`. Raises
+    UsageError: vLLM is not installed here."""
 
     def __init__(self, args: EvalArguments, log: Path) -> None:
         from swift_r1.models.loading import load_tokenizer

@@ -35,10 +35,8 @@ class MeanEstimate:
 def pass_at_k(n: int, right: int, k: int) -> float:
     """Probability that at least one of `k` completions, drawn from `n` of which `right` are right, is right.
 
-    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, eq. 1): `1 - C(n - right, k) / C(n, k)`.
-
-    Raises:
-        ValueError: not `0 <= right <= n` or not `1 <= k <= n`.
+    The unbiased estimator of Chen et al. 2021 (arXiv 2107.03374, eq. 1): `1 - C(n - right, k) / C(n, k)`. Raises
+    ValueError: not `0 <= right <= n` or not `1 <= k <= n`.
     """
     if not 0 <= right <= n or not 1 <= k <= n:
         raise ValueError(f"pass@{k} of {right} right completions among {n}")
@@ -159,19 +157,14 @@ def mean_of(estimates: Sequence[MeanEstimate]) -> MeanEstimate:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Second minus first, from -1 to 1.
-
-    Attributes:
-        low, high: percentile interval, 95 %.
-        p_value: two-sided: twice the share of resamples on the other side of 0 (or on it), at most 1.
-        questions: that both answered.
-    """
+    """Second minus first, from -1 to 1."""
 
     value: float
+    # low, high: percentile interval, 95 %
     low: float
     high: float
-    p_value: float
-    questions: int
+    p_value: float  # two-sided: twice the share of resamples on the other side of 0 (or on it), at most 1
+    questions: int  # that both answered
 
 
 def paired_bootstrap(pairs: Sequence[Sequence[tuple[float, float]]], seed: int) -> Difference:

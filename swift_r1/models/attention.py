@@ -26,23 +26,14 @@ _NAME = "swift_r1_packed"
 
 @dataclass(frozen=True, slots=True)
 class PromptGroup:
-    """`n` completions and the prompt they share; or, with `n == 0`, a sequence that shares nothing.
+    """`n` completions and the prompt they share; or, with `n == 0`, a sequence that shares nothing."""
 
-    Attributes:
-        start: where in the row the prompt's first token is; the completions follow the prompt, one after another.
-        prompt_length: `P` tokens.
-        completions: `n`.
-        width: `C`, tokens of the longest completion, 0 without completions.
-        places: int64 `[sum of completion lengths]`, each completion token's place in the flattened `[n, C]`.
-        visible: bool `[C, P + C]`, which of prompt and own completion each of a completion's tokens sees.
-    """
-
-    start: int
-    prompt_length: int
-    completions: int
-    width: int
-    places: Tensor
-    visible: Tensor
+    start: int  # where in the row the prompt's first token is; the completions follow the prompt, one after another
+    prompt_length: int  # `P` tokens
+    completions: int  # `n`
+    width: int  # `C`, tokens of the longest completion, 0 without completions
+    places: Tensor  # int64 `[sum of completion lengths]`, each completion token's place in the flattened `[n, C]`
+    visible: Tensor  # bool `[C, P + C]`, which of prompt and own completion each of a completion's tokens sees
 
 
 PackedRow = tuple[PromptGroup, ...]
@@ -71,11 +62,8 @@ def packed_attention(
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """`query [1, H, S, D]`, `key [1, KV, S, D]`, `value [1, KV, S, V]` -> `[1, S, H, V]`. A layer's `sliding_window` is
-    how many tokens each sees, itself among them. Without `packed_row` it is SDPA, whose mask has the window.
-
-    Raises:
-        ValueError: on dropout, which would differ between the two forms.
-    """
+    how many tokens each sees, itself among them. Without `packed_row` it is SDPA, whose mask has the window. Raises
+    ValueError: on dropout, which would differ between the two forms."""
     if packed_row is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs

@@ -58,11 +58,8 @@ def load_model(
     freezing: Freezing | None = None,
 ) -> PreTrainedModel:
     """The causal LM in `path`, in `dtype` (None: as its config says), with `lora`'s adapters over weights of
-    `quantization`, or with the weights of `freezing` frozen.
-
-    Raises:
-        UsageError: if transformers cannot load it, or it has none of the modules to adapt or weights to freeze.
-    """
+    `quantization`, or with the weights of `freezing` frozen. Raises UsageError: if transformers cannot load it, or it
+    has none of the modules to adapt or weights to freeze."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     more: dict[str, Any] = {}
@@ -89,11 +86,8 @@ def load_model(
 
 def load_critic(path: str | Path, dtype: str | None, gradient_checkpointing: bool) -> PreTrainedModel:
     """The critic in `path`: a causal LM, which gets a new head of zeros (every value is 0 at first), or a sequence
-    classifier of one label, as a checkpoint's `critic/` is, with the head it has.
-
-    Raises:
-        UsageError: transformers cannot load it as a classifier, or it has several labels.
-    """
+    classifier of one label, as a checkpoint's `critic/` is, with the head it has. Raises UsageError: transformers
+    cannot load it as a classifier, or it has several labels."""
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
     try:

@@ -20,15 +20,10 @@ _WORDS = 8192
 
 
 class LogitForm(NamedTuple):
-    """What an architecture does to `hidden @ weight.T + bias`: `x -> soft_cap * tanh(scale * x / soft_cap)`.
+    """What an architecture does to `hidden @ weight.T + bias`: `x -> soft_cap * tanh(scale * x / soft_cap)`."""
 
-    Attributes:
-        scale: Cohere's `logit_scale`, or 1 / Granite's `logits_scaling`.
-        soft_cap: Gemma's `final_logit_softcapping`, None without.
-    """
-
-    scale: float = 1.0
-    soft_cap: float | None = None
+    scale: float = 1.0  # Cohere's `logit_scale`, or 1 / Granite's `logits_scaling`
+    soft_cap: float | None = None  # Gemma's `final_logit_softcapping`, None without
 
 
 PLAIN = LogitForm()

@@ -32,11 +32,8 @@ class LoraSettings:
 
 
 def add_lora(model: PreTrainedModel, settings: LoraSettings) -> None:
-    """Freezes `model` and adds trainable adapters to it, in place; they start as the identity.
-
-    Raises:
-        UsageError: if the model has none of the target modules.
-    """
+    """Freezes `model` and adds trainable adapters to it, in place; they start as the identity. Raises UsageError: if
+    the model has none of the target modules."""
     from peft import LoraConfig
 
     modules = list(settings.target_modules)

@@ -20,49 +20,37 @@ class ModelInputs(NamedTuple):
     """`B` completions as they go through the model, each after its prompt: a row each, or packed in one row.
 
     Padding is on the right and attention is causal, so no real token sees it and no mask is needed.
-
-    Attributes:
-        token_ids: `[R, S]` int64, prompt then completion; `R` is `B`, or 1 where packed.
-        positions: `[K]` int64 into the flattened `[R * S]` hidden states: where each of the `K` tokens that the policy
-            wrote is predicted.
-        targets: `[K]` int64, the tokens predicted there.
-        position_ids: None, or where packed `[1, S]` int64.
-        packed_row: the packed row's groups for `packed_attention`; None where rows are not packed, or where the model's
-            own attention tells samples apart by position ids that start again.
     """
 
-    token_ids: Tensor
+    token_ids: Tensor  # `[R, S]` int64, prompt then completion; `R` is `B`, or 1 where packed
+    # `[K]` int64 into the flattened `[R * S]` hidden states: where each of the `K` tokens that the policy wrote is
+    # predicted
     positions: Tensor
-    targets: Tensor
-    position_ids: Tensor | None = None
+    targets: Tensor  # `[K]` int64, the tokens predicted there
+    position_ids: Tensor | None = None  # None, or where packed `[1, S]` int64
+    # the packed row's groups for `packed_attention`; None where rows are not packed, or where the model's own attention
+    # tells samples apart by position ids that start again
     packed_row: PackedRow | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """`B` completions that go through the model together.
-
-    Attributes:
-        mask: `[B, T]` bool, True on completion tokens that the policy wrote; `mask.sum() == K`, row-major in the order
-            of `targets`.
-        trained: `[B, T]` bool, those of `mask` that the loss is over: all of a completion's, or none
-            (`--overlong_filter`).
-        rollout_logps: `[B, T]` float32, the engine's log-probs.
-        samples: `[B]` int64 on the CPU, which completions of the round these are.
-        old_logps, old_entropies: `[B, T]` float32, of the policy before the round's first update; None where nothing
-            needs them.
-        ref_logps: `[B, T]` float32, None without a reference policy.
-        old_values: `[B, T]` float32, of the critic before the round's first update; None without a critic.
-    """
+    """`B` completions that go through the model together."""
 
     inputs: ModelInputs
+    # `[B, T]` bool, True on completion tokens that the policy wrote; `mask.sum() == K`, row-major in the order of
+    # `targets`
     mask: Tensor
+    # `[B, T]` bool, those of `mask` that the loss is over: all of a completion's, or none (`--overlong_filter`)
     trained: Tensor
-    rollout_logps: Tensor
-    samples: Tensor
+    rollout_logps: Tensor  # `[B, T]` float32, the engine's log-probs
+    samples: Tensor  # `[B]` int64 on the CPU, which completions of the round these are
+    # old_logps, old_entropies: `[B, T]` float32, of the policy before the round's first update; None where nothing
+    # needs them
     old_logps: Tensor | None = None
     old_entropies: Tensor | None = None
-    ref_logps: Tensor | None = None
+    ref_logps: Tensor | None = None  # `[B, T]` float32, None without a reference policy
+    # `[B, T]` float32, of the critic before the round's first update; None without a critic
     old_values: Tensor | None = None
 
     def unflatten(self, values: Tensor) -> Tensor:

@@ -13,22 +13,16 @@ from swift_r1.models.lora import ALL_LINEAR
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """Sizes count numbers, not bytes.
+    """Sizes count numbers, not bytes."""
 
-    Attributes:
-        weights: name and size of each, tied ones once.
-        linear: name and shape (out, in) of each linear layer except the output head.
-        head: of the output head, also where it is the embedding.
-        kv_width: of one layer's keys (or values).
-    """
-
-    weights: tuple[tuple[str, int], ...]
+    weights: tuple[tuple[str, int], ...]  # name and size of each, tied ones once
+    # name and shape (out, in) of each linear layer except the output head
     linear: tuple[tuple[str, tuple[int, int]], ...]
-    head: int
+    head: int  # of the output head, also where it is the embedding
     layers: int
     hidden: int
     feed_forward: int
-    kv_width: int
+    kv_width: int  # of one layer's keys (or values)
     vocabulary: int
     dtype: str
 
@@ -55,11 +49,8 @@ class ModelShape:
 
 @cache
 def shape_of(model: str) -> ModelShape:
-    """Of the model folder (or id) `model`; seconds, and no weights.
-
-    Raises:
-        UsageError: transformers does not know the architecture.
-    """
+    """Of the model folder (or id) `model`; seconds, and no weights. Raises UsageError: transformers does not know the
+    architecture."""
     from torch import float32, nn
 
     from swift_r1.weights.expected import skeleton

@@ -29,16 +29,11 @@ ADAPTER = "default"
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One weight of the policy.
+    """One weight of the policy."""
 
-    Attributes:
-        name: its Hugging Face name, without adapters.
-        base: the model's own parameter, or persistent buffer.
-        layer: None, or peft's `LoraLayer` whose adapter is to be merged: it knows `scaling * B A` in the base's layout.
-    """
-
-    name: str
-    base: Tensor
+    name: str  # its Hugging Face name, without adapters
+    base: Tensor  # the model's own parameter, or persistent buffer
+    # None, or peft's `LoraLayer` whose adapter is to be merged: it knows `scaling * B A` in the base's layout
     layer: Any = None
 
     @property

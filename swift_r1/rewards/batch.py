@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -55,12 +55,8 @@ class RewardCaller(ABC):
 
     @abstractmethod
     def wait_ready(self) -> None:
-        """Waits until the plugins are loaded and the rewards are built; the first `score` does so by itself.
-
-        Raises:
-            UsageError: a plugin or reward fails.
-            RunFailed: no worker is up within its deadline.
-        """
+        """Waits until the plugins are loaded and the rewards are built; the first `score` does so by itself. Raises
+        UsageError: a plugin or reward fails; RunFailed: no worker is up within its deadline."""
 
     def submit(self, calls: Sequence[Call], state: Mapping[str, int]) -> list[Submitted]:
         """Starts calls without waiting; fewer than asked, or none, where they must wait for the end."""
@@ -120,11 +116,8 @@ class OpenRewardBatch:
     def result(self) -> tuple[RewardBatch, list[RewardColumn]]:
         """The whole batch, and one column per function, in the order of the names.
 
-        Blocks until everything is known or the deadline is over: `reward_timeout` x twice the completions (at most
-        64), and a minute. What is not known by then is invalid.
-
-        Raises:
-            ValueError: a group was not added, or there is none.
+        Blocks until everything is known or the deadline is over: `reward_timeout` x twice the completions (at most 64),
+        and a minute. What is not known by then is invalid. Raises ValueError: a group was not added, or there is none.
         """
         missing = set(range(max(self._groups, default=0) + 1)) - set(self._groups)
         if missing:
@@ -135,7 +128,9 @@ class OpenRewardBatch:
         deadline = time.monotonic() + _SLACK_SECONDS + longest
 
         def run(calls: Sequence[Call], submitted: Sequence[Submitted] = ()) -> Iterator[Answer]:
-            return self._counted(self._caller.run(calls, self._state, deadline, submitted))
+            for answer in self._caller.run(calls, self._state, deadline, submitted):
+                self._spent[answer.call.name] += answer.seconds
+                yield answer
 
         results = isolated(run(self._not_submitted(), self._submitted), groups, run)
         columns = []
@@ -152,11 +147,6 @@ class OpenRewardBatch:
             rest = {number: item for number, item in self._groups.items() if number not in done}
             calls += split_calls(name, rest, self._caller.calls_at_once)
         return calls
-
-    def _counted(self, answers: Iterable[Answer]) -> Iterator[Answer]:
-        for answer in answers:
-            self._spent[answer.call.name] += answer.seconds
-            yield answer
 
 
 def _warn(column: RewardColumn, batch: RewardBatch) -> None:

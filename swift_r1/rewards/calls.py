@@ -76,8 +76,8 @@ def join_batches(parts: Sequence[RewardBatch], trainer_state: Mapping[str, int])
     )
 
 
-def column_of(name: str, outcomes: Iterable[ItemOutcome], seconds: float) -> RewardColumn:
-    """The column of a function from the outcomes of all groups, in order."""
+def column_of(name: str, outcomes: Iterable[ItemOutcome | RewardColumn], seconds: float) -> RewardColumn:
+    """The column of a function from the outcomes of all groups, or its columns of several batches, in order."""
     values: list[float | None] = []
     invalid: list[InvalidReward] = []
     for outcome in outcomes:

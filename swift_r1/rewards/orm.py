@@ -51,19 +51,14 @@ orms: dict[str, Callable[..., Any]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """A reward function, ready to call.
-
-    Attributes:
-        accepts: names of the keywords it takes; None where it takes any.
-        needs: dataset columns: the parameters of its call without a default, except those that every call gets.
-        is_async: its call is a coroutine.
-    """
+    """A reward function, ready to call."""
 
     name: str
     function: Callable[..., Any]
-    accepts: frozenset[str] | None
+    accepts: frozenset[str] | None  # names of the keywords it takes; None where it takes any
+    # dataset columns: the parameters of its call without a default, except those that every call gets
     needs: tuple[str, ...]
-    is_async: bool
+    is_async: bool  # its call is a coroutine
 
     def call(self, completions: Sequence[str], columns: Mapping[str, Any]) -> Any:
         """Calls it with the completions and those columns that it takes."""
@@ -75,10 +70,8 @@ def build_reward(name: str, args: Any = None) -> Reward:
     """Constructs the reward registered as `name`.
 
     A class is called with those of its parameters that it names: `args` (ms-swift v4, also through `**kwargs`), and
-    attributes of `args` of the same name (v3). A function or any other callable object is used as it is.
-
-    Raises:
-        UsageError: unknown name, or its construction fails; one line with the cause.
+    attributes of `args` of the same name (v3). A function or any other callable object is used as it is. Raises
+    UsageError: unknown name, or its construction fails; one line with the cause.
     """
     if name not in orms:
         near = difflib.get_close_matches(name, orms, n=2)

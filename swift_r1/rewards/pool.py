@@ -20,7 +20,7 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.rewards.batch import RewardCaller, Submitted
 from swift_r1.rewards.calls import LONGEST_CALL, Answer, Call
-from swift_r1.rewards.confine import MEMORY_EXIT, end_strays, end_whole
+from swift_r1.rewards.confine import MEMORY_EXIT, end_group, end_strays, end_whole
 from swift_r1.rewards.types import ItemOutcome, RewardFlags
 from swift_r1.rewards.watchdog import WorkerWatchdog
 from swift_r1.rewards.worker import (
@@ -46,6 +46,13 @@ class _Worker(SpawnProcess):
         """The worker ignores SIGTERM; what it has started ends too."""
         if self.pid is not None and self.is_alive():
             end_whole([self.pid])
+
+    def is_alive(self) -> bool:
+        """Where it has ended by itself, what is left of its process group ends too."""
+        alive = super().is_alive()
+        if self.pid is not None and not alive:
+            end_group(self.pid)
+        return alive
 
 
 class _Workers(SpawnContext):

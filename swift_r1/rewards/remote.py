@@ -24,12 +24,9 @@ class RemoteRewardError(RuntimeError):
 class RemoteReward(AsyncORM):
     """Posts `{"completions": [...], "columns": {...}, "trainer_state": {...}}` and takes `{"rewards": [...]}`.
 
-    A reward is a number, or null for no opinion. Each attempt has `--reward_timeout` seconds; one that finds no
-    server, or gets 429 or 5xx, is repeated after a pause. A token in the environment variable SWIFT_REWARD_API_TOKEN
-    is sent as a bearer token. Proxies are not used.
-
-    Raises:
-        ValueError: constructed without `--reward_api`.
+    A reward is a number, or null for no opinion. Each attempt has `--reward_timeout` seconds; one that finds no server,
+    or gets 429 or 5xx, is repeated after a pause. A token in the environment variable SWIFT_REWARD_API_TOKEN is sent as
+    a bearer token. Proxies are not used. Raises ValueError: constructed without `--reward_api`.
     """
 
     def __init__(self, args: Any = None, **kwargs: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -28,49 +28,58 @@ class RewardFlags(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RewardBatch:
-    """What every reward function is called with: `N` completions, whole groups of `group_size`, one after another.
-
-    Attributes:
-        columns: each `N` long: the dataset's columns and `messages`, `prompt_id`, `request_id`, `finish_reason`,
-            `is_truncated`, `response_token_ids`, `dataset`.
-        trainer_state: `global_step`, `max_steps`, given to the rewards as an object with attributes.
-    """
+    """What every reward function is called with: `N` completions, whole groups of `group_size`, one after another."""
 
     completions: Sequence[str]
+    # each `N` long: the dataset's columns and `messages`, `prompt_id`, `request_id`, `finish_reason`, `is_truncated`,
+    # `response_token_ids`, `dataset`
     columns: Mapping[str, Sequence[Any]]
     group_size: int
+    # `global_step`, `max_steps`, given to the rewards as an object with attributes
     trainer_state: Mapping[str, int] = field(default_factory=dict)
+
+
+def reward_batch(
+    completions: Sequence[str],
+    data: Sequence[Mapping[str, Any]],
+    names: Iterable[str],
+    group_size: int,
+    trainer_state: Mapping[str, int] | None = None,
+    **given: Sequence[Any],
+) -> RewardBatch:
+    """The batch of these completions.
+
+    Args:
+        data: the dataset's columns of each completion, of which all get those in `names`.
+        given: the columns that are not the dataset's, `is_truncated` comes with `finish_reason`.
+    """
+    columns: dict[str, Sequence[Any]] = {name: [own.get(name) for own in data] for name in names}
+    for name, column in given.items():
+        columns[name] = column
+        if name == "finish_reason":
+            columns["is_truncated"] = [reason == "length" for reason in column]
+    return RewardBatch(completions, columns, group_size, trainer_state or {})
 
 
 @dataclass(frozen=True, slots=True)
 class InvalidReward:
-    """Why one completion has no usable reward from one function.
+    """Why one completion has no usable reward from one function."""
 
-    Attributes:
-        index: of the completion in the batch.
-        kind: what `rewards/<name>/invalid/<kind>` counts: `value` (not a finite number), `shape` (not one value per
-            completion), `exception`, `timeout`, `died` (its worker process), `memory` (over its limit).
-    """
-
-    index: int
+    index: int  # of the completion in the batch
     cause: str
+    # what `rewards/<name>/invalid/<kind>` counts: `value` (not a finite number), `shape` (not one value per
+    # completion), `exception`, `timeout`, `died` (its worker process), `memory` (over its limit)
     kind: str = "value"
 
 
 @dataclass(frozen=True, slots=True)
 class RewardColumn:
-    """One reward function's values for a batch of `N` completions.
-
-    Attributes:
-        values: `N` floats; NaN where invalid, None where the function had no opinion.
-        invalid: one entry for each invalid value.
-        seconds: time spent in the function, summed over the worker processes.
-    """
+    """One reward function's values for a batch of `N` completions."""
 
     name: str
-    values: tuple[float | None, ...]
-    invalid: tuple[InvalidReward, ...]
-    seconds: float
+    values: tuple[float | None, ...]  # `N` floats; NaN where invalid, None where the function had no opinion
+    invalid: tuple[InvalidReward, ...]  # one entry for each invalid value
+    seconds: float  # time spent in the function, summed over the worker processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +92,10 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class ItemOutcome:
-    """What the call for one item gave: values and invalid rewards, or why it failed.
-
-    Attributes:
-        isolate: single completions may be to blame for the failure, so it is worth looking for them.
-        kind: of the failure, as in `InvalidReward`.
-    """
+    """What the call for one item gave: values and invalid rewards, or why it failed."""
 
     values: tuple[float | None, ...] = ()
     invalid: tuple[InvalidReward, ...] = ()
     failure: str | None = None
-    isolate: bool = False
-    kind: str = "exception"
+    isolate: bool = False  # single completions may be to blame for the failure, so it is worth looking for them
+    kind: str = "exception"  # of the failure, as in `InvalidReward`

@@ -69,10 +69,7 @@ class WorkerWatchdog:
 
 class WorkerOutput:
     """In a worker: once it is made, before any user's code, the watchdog ends this process and shows what it prints.
-
-    Raises:
-        OSError: the watchdog is gone, and could not end this process.
-    """
+    Raises OSError: the watchdog is gone, and could not end this process."""
 
     def __init__(self, address: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX)
@@ -131,8 +128,6 @@ def _watch(listener: socket.socket, line: Connection, trainer: int, mark: str) -
                         continue
                     for thread in shows:
                         thread.join(1.0)
-                    for pid in workers.values():  # they have ended
-                        end_group(pid)
                     return
                 elif key.fd in workers:
                     selector.unregister(key.fd)

@@ -64,11 +64,8 @@ def last_line(log: Path) -> str:
 @contextmanager
 def run_folder_held(run_dir: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None]:
     """Holds the run folder's lock while open: an orphan of a killed run may still save when the run is resumed. The
-    system releases the lock when the process dies, however it dies.
-
-    Raises:
-        UsageError: another process has held it for `wait_s` seconds.
-    """
+    system releases the lock when the process dies, however it dies. Raises UsageError: another process has held it for
+    `wait_s` seconds."""
     with open(run_dir / LOCK, "ab") as file:
         _lock(file, run_dir, time.monotonic() + wait_s)
         yield

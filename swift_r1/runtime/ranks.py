@@ -53,12 +53,8 @@ class Presence:
         self._beat()
 
     def wait(self, work: dist.Work) -> None:
-        """Waits until the collective is done.
-
-        Raises:
-            LostRank: a rank that it needs is silent.
-            RuntimeError: the collective's, about a broken connection.
-        """
+        """Waits until the collective is done. Raises LostRank: a rank that it needs is silent; RuntimeError: the
+        collective's, about a broken connection."""
         if not self._others:
             work.wait()
             return

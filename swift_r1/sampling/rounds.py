@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
-from swift_r1.algorithms import groups_without_signal
+from swift_r1.algorithms import from_flags, groups_without_signal
 from swift_r1.algorithms.rewards import Composition
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import OnDone, Rollouts
-from swift_r1.sampling.multi_turn import Turns
+from swift_r1.sampling.multi_turn import Asked, Turns
 from swift_r1.sampling.prompts import Prompts
 from swift_r1.sampling.scoring import OpenRewards, ScoredRound, Scoring
 from swift_r1.tracking.metrics import Stopwatch
@@ -81,42 +81,57 @@ class RoundSampler:
         that."""
         with self.ranks.busy():  # streamed ones may come from far away
             prompts = self.prompts.take(count) if self.prompts is not None else []
-        requests = [
-            RolloutRequest(
-                request_id=f"{self.run_id}/{number}/{position}",
-                prompt_token_ids=prompt.token_ids,
-                n=self.plan.num_generations,
-                seeds=tuple(
-                    completion_seed(self.args.seed, number, position, prompt.prompt_id, index)
-                    for index in range(self.plan.num_generations)
+        asked = [
+            (
+                prompt,
+                RolloutRequest(
+                    request_id=f"{self.run_id}/{number}/{position}",
+                    prompt_token_ids=prompt.token_ids,
+                    n=self.plan.num_generations,
+                    seeds=tuple(
+                        completion_seed(self.args.seed, number, position, prompt.prompt_id, index)
+                        for index in range(self.plan.num_generations)
+                    ),
+                    sampling=self.sampling,
                 ),
-                sampling=self.sampling,
             )
             for position, prompt in enumerate(prompts, start=first)
         ]
-        scoring = None
-        if self.open_rewards is not None:
-            scoring = Scoring(
-                prompts,
-                [request.request_id for request in requests],
-                self.open_rewards,
-                Composition.from_flags(self.args),
-                {"global_step": step, "max_steps": self.plan.total_steps},
-                first_group=first,
-            )
         self.recorder.phase("generating", count * self.plan.num_generations)
         self.progress("generation")
+        compose = from_flags(Composition, self.args)
         with self.stopwatch.timed("generate"):
-            if scoring is None:
-                self.turns.generate(None, self.on_done, lambda _group: None)
-            else:
-                self.turns.generate(list(zip(prompts, requests, strict=True)), self.on_done, scoring.add)
+            scoring = self.generate(asked, count, count, self.open_rewards, compose, step, first)
         self.recorder.phase_end()
         if scoring is None:
             return None
         self.progress("the rewards")
         with self.stopwatch.timed("reward"), self.ranks.busy():
             return scoring.result()
+
+    def generate(
+        self,
+        asked: Asked,
+        count: int,
+        at_once: int,
+        open_rewards: OpenRewards | None,
+        compose: Composition,
+        step: int,
+        first_group: int = 0,
+    ) -> Scoring | None:
+        """Generates the conversations of `count` prompts, `at_once` together, and gives them to the reward functions as
+        they come; on rank 0, which has the prompts, the rewards to wait for. Collective."""
+        scoring = None
+        if open_rewards is not None:
+            state = {"global_step": step, "max_steps": self.plan.total_steps}
+            prompts, request_ids = [one for one, _ in asked], [request.request_id for _, request in asked]
+            scoring = Scoring(prompts, request_ids, open_rewards, compose, state, first_group)
+        for start in range(0, count, at_once):
+            if scoring is None:
+                self.turns.generate(None, self.on_done, lambda _group: None)
+            else:
+                self.turns.generate(asked[start : start + at_once], self.on_done, scoring.add)
+        return scoring
 
     def _without_signal(self, scored: ScoredRound | None) -> list[int]:
         """Places of the round's groups without signal, on every rank."""

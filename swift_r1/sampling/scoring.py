@@ -6,23 +6,16 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 from swift_r1.algorithms.rewards import Composition, group_statistics, mean, sample_std
 from swift_r1.data.prompts import Prompt
-from swift_r1.rewards.types import InvalidReward, RewardBatch, RewardColumn
+from swift_r1.rewards.batch import OpenRewardBatch
+from swift_r1.rewards.calls import column_of
+from swift_r1.rewards.types import RewardBatch, RewardColumn, reward_batch
 from swift_r1.sampling.base import Conversation
 
-
-class OpenBatch(Protocol):
-    """A batch that reward functions score while its groups are added."""
-
-    def add(self, first: int, part: RewardBatch) -> None: ...
-
-    def result(self) -> tuple[RewardBatch, Sequence[RewardColumn]]: ...
-
-
-OpenRewards = Callable[[Mapping[str, int]], OpenBatch]  # takes the trainer state that rewards are called with
+OpenRewards = Callable[[Mapping[str, int]], OpenRewardBatch]  # takes the trainer state that rewards are called with
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +54,10 @@ class ScoredRound:
 
     def columns(self) -> list[RewardColumn]:
         """Each function's answers to several calls as if they had been one."""
-        pooled = []
-        for answers in zip(*(columns for _, columns in self.calls), strict=True):
-            values: list[float | None] = []
-            invalid: list[InvalidReward] = []
-            for column in answers:
-                invalid += [replace(item, index=len(values) + item.index) for item in column.invalid]
-                values += column.values
-            seconds = sum(column.seconds for column in answers)
-            pooled.append(RewardColumn(answers[0].name, tuple(values), tuple(invalid), seconds))
-        return pooled
+        return [
+            column_of(answers[0].name, answers, sum(column.seconds for column in answers))
+            for answers in zip(*(columns for _, columns in self.calls), strict=True)
+        ]
 
 
 class Scoring:
@@ -118,25 +105,25 @@ class Scoring:
             )
             for i, (conversation, group) in enumerate(ended)
         ]
-        return ScoredRound(scored, [(batch, list(columns))])
+        return ScoredRound(scored, [(batch, columns)])
 
     def _reward_batch(self, group: Sequence[Conversation]) -> RewardBatch:
-        columns: dict[str, list[Any]] = {name: [one.prompt.columns.get(name) for one in group] for name in self._names}
-        columns |= {
-            "messages": [one.messages for one in group],
-            "prompt_id": [one.prompt.prompt_id for one in group],
-            "request_id": [one.request_id for one in group],
-            "dataset": [one.prompt.dataset for one in group],
-            "finish_reason": [one.completion.finish_reason for one in group],
-            "is_truncated": [one.completion.finish_reason == "length" for one in group],
-            # What the policy wrote; with a scheduler a list per turn.
-            "response_token_ids": [
-                list(one.turns[0]) if one.infos is None else list(map(list, one.turns)) for one in group
-            ],
-        }
-        if group[0].infos is not None:
-            columns["rollout_infos"] = [one.infos for one in group]
-        return RewardBatch([one.text for one in group], columns, len(group))
+        turns = [list(map(list, one.turns)) for one in group]
+        scheduled = group[0].infos is not None
+        more: dict[str, Any] = {"rollout_infos": [one.infos for one in group]} if scheduled else {}
+        return reward_batch(
+            [one.text for one in group],
+            [one.prompt.columns for one in group],
+            self._names,
+            len(group),
+            messages=[one.messages for one in group],
+            prompt_id=[one.prompt.prompt_id for one in group],
+            request_id=[one.request_id for one in group],
+            dataset=[one.prompt.dataset for one in group],
+            finish_reason=[one.completion.finish_reason for one in group],
+            response_token_ids=turns if scheduled else [own[0] for own in turns],  # with a scheduler a list per turn
+            **more,
+        )
 
 
 def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardColumn]) -> dict[str, float]:

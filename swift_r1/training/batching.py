@@ -18,27 +18,16 @@ from swift_r1.training.micro_batches import SHARED, Form, Lengths, Unit, plan_mi
 
 @dataclass(frozen=True, slots=True)
 class RoundBatch:
-    """All completions of one round, ragged and flat, the same on every rank.
+    """All completions of one round, ragged and flat, the same on every rank."""
 
-    Attributes:
-        token_ids: int64 `[sum of lengths]`, for each completion its prompt and then its own tokens.
-        prompt_lengths: int64 `[N]`.
-        completion_lengths: int64 `[N]`.
-        truncated: int64 `[N]`, 1 where the completion was cut at the length limit.
-        rollout_logps: float32 `[sum of completion lengths]`, the engine's log-probs.
-        rewards: float32 `[N]`, NaN where invalid.
-        loss_mask: int64 `[sum of completion lengths]`, 1 on tokens to train: those that the policy wrote.
-        prompt_numbers: int64 `[N]`, equal for completions of the same prompt tokens.
-    """
-
-    token_ids: Tensor
-    prompt_lengths: Tensor
-    completion_lengths: Tensor
-    truncated: Tensor
-    rollout_logps: Tensor
-    rewards: Tensor
-    loss_mask: Tensor
-    prompt_numbers: Tensor
+    token_ids: Tensor  # int64 `[sum of lengths]`, for each completion its prompt and then its own tokens
+    prompt_lengths: Tensor  # int64 `[N]`
+    completion_lengths: Tensor  # int64 `[N]`
+    truncated: Tensor  # int64 `[N]`, 1 where the completion was cut at the length limit
+    rollout_logps: Tensor  # float32 `[sum of completion lengths]`, the engine's log-probs
+    rewards: Tensor  # float32 `[N]`, NaN where invalid
+    loss_mask: Tensor  # int64 `[sum of completion lengths]`, 1 on tokens to train: those that the policy wrote
+    prompt_numbers: Tensor  # int64 `[N]`, equal for completions of the same prompt tokens
 
     def __len__(self) -> int:
         return len(self.rewards)
@@ -81,27 +70,21 @@ def round_batch(
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """How a round is split into micro-batches.
-
-    Attributes:
-        completions: `--per_device_train_batch_size`: without `max_tokens` the token budget is this many of the
-            optimizer step's longest completions.
-        group_size: completions per prompt.
-        max_tokens: the token budget of a micro-batch.
-        share_from: prompts are shared where that saves at least this share of the tokens that go through the model in
-            `form`; None: never.
-        own_attention: whether the model uses `packed_attention`; else its own attention tells the samples of a row
-            apart by their position ids.
-        overlong_filter: truncated completions are left out of the loss.
-    """
+    """How a round is split into micro-batches."""
 
     form: Form
+    # `--per_device_train_batch_size`: without `max_tokens` the token budget is this many of the optimizer step's
+    # longest completions
     completions: int
-    group_size: int
-    max_tokens: int | None = None
+    group_size: int  # completions per prompt
+    max_tokens: int | None = None  # the token budget of a micro-batch
+    # prompts are shared where that saves at least this share of the tokens that go through the model in `form`; None:
+    # never
     share_from: float | None = None
+    # whether the model uses `packed_attention`; else its own attention tells the samples of a row apart by their
+    # position ids
     own_attention: bool = True
-    overlong_filter: bool = False
+    overlong_filter: bool = False  # truncated completions are left out of the loss
 
 
 def split_step(batch: RoundBatch, samples: range, batching: Batching, ranks: Ranks) -> list[MicroBatch]:

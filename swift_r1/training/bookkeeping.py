@@ -25,32 +25,23 @@ logger = logging.getLogger("swift_r1.training")
 
 @dataclass(frozen=True, kw_only=True)
 class Bookkeeping:
-    """Tells the recorder what happened; refuses rewards and steps that are invalid too often.
-
-    Attributes:
-        models: what is trained; a model's loss is logged under the first name, the rest under the prefix.
-        monitor: of invalid rewards, on rank 0.
-        timed: what of a step the stopwatch measures.
-    """
+    """Tells the recorder what happened; refuses rewards and steps that are invalid too often."""
 
     run_dir: Path
     plan: Plan
     ranks: Ranks
+    # what is trained; a model's loss is logged under the first name, the rest under the prefix
     models: Sequence[tuple[str, str, Backend]]
     rollouts: Rollouts
     recorder: Recorder
-    monitor: InvalidRewardMonitor | None
+    monitor: InvalidRewardMonitor | None  # of invalid rewards, on rank 0
     stopwatch: Stopwatch
-    timed: Sequence[str]
+    timed: Sequence[str]  # what of a step the stopwatch measures
     max_skipped_steps: int
 
     def round(self, scored: ScoredRound, advantages: Sequence[float], progress: RunProgress) -> dict[str, float]:
         """Writes the round's completions down, checks that rewards are valid often enough, and returns its metrics; on
-        rank 0.
-
-        Raises:
-            RunFailed: rewards are invalid too often.
-        """
+        rank 0. Raises RunFailed: rewards are invalid too often."""
         assert self.monitor is not None
         step = progress.summary.steps + 1
         rows = [completion_row(item, step, value) for item, value in zip(scored.trained, advantages, strict=True)]
@@ -65,11 +56,8 @@ class Bookkeeping:
 
     def check_finite(self, metrics: dict[str, float], round_: OpenRound, progress: RunProgress) -> None:
         """Sets `skipped` to 1 where a model was not updated since its loss or gradient is not finite; the batch is then
-        written to a file. A gradient that overflows float16 is how a loss scale is found, and no fault.
-
-        Raises:
-            RunFailed: too many steps in a row were skipped.
-        """
+        written to a file. A gradient that overflows float16 is how a loss scale is found, and no fault. Raises
+        RunFailed: too many steps in a row were skipped."""
         step, faults, overflows = progress.summary.steps, list[str](), list[tuple[float, Backend]]()
         for loss, prefix, backend in self.models:
             bad = [name for name in (loss, f"{prefix}grad_norm") if not math.isfinite(metrics[name])]

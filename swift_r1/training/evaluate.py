@@ -21,13 +21,11 @@ from swift_r1.errors import UsageError
 from swift_r1.evaluation.engine import evaluation_seeds
 from swift_r1.evaluation.questions import check_room, load_questions, prompts_of, shared_questions
 from swift_r1.evaluation.results import RULES, Graded, summarize
-from swift_r1.sampling.base import OnDone
-from swift_r1.sampling.multi_turn import Turns
+from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import (
     OpenRewards,
     ScoredCompletion,
     ScoredRound,
-    Scoring,
     completion_metrics,
     completion_row,
     reward_metrics,
@@ -47,24 +45,15 @@ _logger = logging.getLogger("swift_r1.training")
 
 @dataclass(frozen=True)
 class EvalSet:
-    """Prompts that are evaluated in the same way.
+    """Prompts that are evaluated in the same way."""
 
-    Attributes:
-        name: in the metrics' names; None for the names of the prompts' own data sets.
-        prompts: on rank 0; empty on the others.
-        num_prompts: their number, known to every rank.
-        num_generations: completions per prompt.
-        open_rewards: of the functions that judge it, on rank 0; the first says what is right.
-        weights: one per reward function.
-    """
-
-    name: str | None
-    prompts: Sequence[Prompt]
-    num_prompts: int
-    num_generations: int
+    name: str | None  # in the metrics' names; None for the names of the prompts' own data sets
+    prompts: Sequence[Prompt]  # on rank 0; empty on the others
+    num_prompts: int  # their number, known to every rank
+    num_generations: int  # completions per prompt
     sampling: SamplingParams
-    open_rewards: OpenRewards | None
-    weights: tuple[float, ...]
+    open_rewards: OpenRewards | None  # of the functions that judge it, on rank 0; the first says what is right
+    weights: tuple[float, ...]  # one per reward function
 
     def names(self) -> list[str]:
         return [self.name] if self.name is not None else sorted({prompt.dataset for prompt in self.prompts})
@@ -72,21 +61,10 @@ class EvalSet:
 
 @dataclass(frozen=True)
 class Evaluator:
-    """Evaluates all sets, one after the other.
-
-    Attributes:
-        batch_size: completions that are generated at once over all ranks; None leaves that to the engine.
-        max_steps: of the run, told to rewards.
-        seed: of the completions.
-    """
+    """Evaluates all sets, one after the other."""
 
     sets: Sequence[EvalSet]
-    batch_size: int | None
-    run_id: str
-    seed: int
-    max_steps: int
-    turns: Turns
-    on_done: OnDone
+    sampler: RoundSampler  # of the run's rounds
 
     @property
     def num_completions(self) -> int:
@@ -112,33 +90,23 @@ class Evaluator:
 
     def _scored(self, one: EvalSet, step: int) -> ScoredRound | None:
         """The completions of a set and their rewards, on rank 0. Collective."""
+        sampler, args = self.sampler, self.sampler.args
         requests = [
             RolloutRequest(
-                request_id=f"{self.run_id}/eval/{step}/{prompt.prompt_id}",
+                request_id=f"{sampler.run_id}/eval/{step}/{prompt.prompt_id}",
                 prompt_token_ids=prompt.token_ids,
                 n=one.num_generations,
-                seeds=evaluation_seeds(self.seed, prompt.prompt_id, one.num_generations),
+                seeds=evaluation_seeds(args.seed, prompt.prompt_id, one.num_generations),
                 sampling=one.sampling,
             )
             for prompt in one.prompts
         ]
-        scoring = None
-        if one.open_rewards is not None:
-            scoring = Scoring(
-                one.prompts,
-                [request.request_id for request in requests],
-                one.open_rewards,
-                Composition(one.weights),
-                {"global_step": step, "max_steps": self.max_steps},
-            )
-        at_once = one.num_prompts if self.batch_size is None else max(1, self.batch_size // one.num_generations)
-        for start in range(0, one.num_prompts, at_once):
-            part = slice(start, start + at_once)
-            if scoring is None:
-                self.turns.generate(None, self.on_done, lambda _group: None)
-            else:
-                asked = list(zip(one.prompts[part], requests[part], strict=True))
-                self.turns.generate(asked, self.on_done, scoring.add)
+        at_once = one.num_prompts  # a server orders its requests itself
+        if not args.use_vllm:
+            at_once = max(1, args.per_device_eval_batch_size * sampler.ranks.world_size // one.num_generations)
+        asked = list(zip(one.prompts, requests, strict=True))
+        compose = Composition(one.weights)
+        scoring = sampler.generate(asked, one.num_prompts, at_once, one.open_rewards, compose, step)
         return None if scoring is None else scoring.result()
 
 

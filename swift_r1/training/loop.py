@@ -18,7 +18,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from swift_r1.algorithms import Advantages, LossConfig, group_advantages
+from swift_r1.algorithms import Advantages, LossConfig, from_flags, group_advantages
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
@@ -39,25 +39,20 @@ from swift_r1.training.shared_device import SharedDevice
 
 @dataclass(kw_only=True)
 class Trainer:
-    """Runs a plan. All methods are collective.
-
-    Attributes:
-        backend, learning_rate: of the policy.
-        critic: of PPO; None for GRPO and its kin, where the advantage is that of a completion in its group.
-        batching: how a round is split into micro-batches.
-        evaluator: None where nothing is evaluated.
-    """
+    """Runs a plan. All methods are collective."""
 
     args: RlhfArguments
     plan: Plan
     ranks: Ranks
+    # backend, learning_rate: of the policy
     backend: Backend
     learning_rate: LearningRate
     reference: ReferencePolicy | None
+    # of PPO; None for GRPO and its kin, where the advantage is that of a completion in its group
     critic: ppo.TrainedCritic | None
-    batching: Batching
+    batching: Batching  # how a round is split into micro-batches
     rounds: RoundSampler | PrefetchedRounds
-    evaluator: Evaluator | None
+    evaluator: Evaluator | None  # None where nothing is evaluated
     device: SharedDevice
     checkpoints: Checkpoints
     books: Bookkeeping
@@ -67,7 +62,7 @@ class Trainer:
     stopwatch: Stopwatch
 
     def __post_init__(self) -> None:
-        self.loss = LossConfig.from_flags(self.args)
+        self.loss = from_flags(LossConfig, self.args)
         if self.critic is not None:  # the mean over the step's tokens, as for the critic; the KL is in the rewards
             self.loss = replace(self.loss, loss_type="bnpo")
         self.progress = RunProgress()
@@ -77,13 +72,9 @@ class Trainer:
         return self.progress.summary
 
     def run(self) -> RunSummary:
-        """All rounds, or those until a stop was asked for.
-
-        Raises:
-            RunFailed: loss or gradient is not finite too often, rewards are invalid too often, checkpoints cannot be
-                saved, the server violated the protocol.
-            ServerUnreachable: the rollout server went away.
-        """
+        """All rounds, or those until a stop was asked for. Raises RunFailed: loss or gradient is not finite too often,
+        rewards are invalid too often, checkpoints cannot be saved, the server violated the protocol; ServerUnreachable:
+        the rollout server went away."""
         self.started = time.perf_counter() - self.summary.seconds
         self.stop_asked()
         if self.progress.open_round is None:
@@ -247,11 +238,8 @@ class Trainer:
         self.checkpoints.save(self.progress, self.rounds.position if self.ranks.is_rank0 else None, last)
 
     def resume(self, checkpoint: Path) -> None:
-        """Goes on after the step of a checkpoint, also one in the middle of a round. Before `run`.
-
-        Raises:
-            UsageError: the state is not of this model.
-        """
+        """Goes on after the step of a checkpoint, also one in the middle of a round. Before `run`. Raises UsageError:
+        the state is not of this model."""
         self.progress = self.checkpoints.restore(checkpoint)
         if saved := saved_round(checkpoint, self.split, self.ranks.rank):
             batch, steps, facts = saved

@@ -43,21 +43,14 @@ _BUCKET_NUMBERS = 50_000_000
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
-    """Bytes of one rank.
+    """Bytes of one rank."""
 
-    Attributes:
-        parts: held from the first optimizer step on, by name.
-        phases: what each phase of a step holds in addition, by name and then by part; they follow one another.
-        on_host: parts that stay in the host's memory although training is on a GPU.
-        prompt_tokens: the longest prompt that this is for.
-        tokens: of one forward pass.
-    """
-
-    parts: Mapping[str, float]
+    parts: Mapping[str, float]  # held from the first optimizer step on, by name
+    # what each phase of a step holds in addition, by name and then by part; they follow one another
     phases: Mapping[str, Mapping[str, float]]
-    on_host: Mapping[str, float]
-    prompt_tokens: int
-    tokens: int
+    on_host: Mapping[str, float]  # parts that stay in the host's memory although training is on a GPU
+    prompt_tokens: int  # the longest prompt that this is for
+    tokens: int  # of one forward pass
 
     @property
     def highest_phase(self) -> str:

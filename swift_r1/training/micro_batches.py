@@ -38,15 +38,10 @@ class Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How a micro-batch goes through the model.
+    """How a micro-batch goes through the model."""
 
-    Attributes:
-        packed: in one row without padding; else a row each, padded to the longest.
-        shared: a prompt stands once for all the completions of its unit; packed only.
-    """
-
-    packed: bool = False
-    shared: bool = False
+    packed: bool = False  # in one row without padding; else a row each, padded to the longest
+    shared: bool = False  # a prompt stands once for all the completions of its unit; packed only
 
     def tokens(self, unit: Unit, lengths: Lengths) -> int:
         prompts = unit[:1] if self.shared else unit

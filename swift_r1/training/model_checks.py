@@ -93,11 +93,8 @@ def why_not_packed(backend: Backend, form: Form) -> str:
 
 
 def choose_batching(args: RlhfArguments, backend: Backend, critic: Backend | None = None) -> Batching:
-    """How this run batches its rounds, by the flags and what the model can do. Collective.
-
-    Raises:
-        UsageError: if the model cannot do what `--share_prompt true` or `--packing true` asks for.
-    """
+    """How this run batches its rounds, by the flags and what the model can do. Collective. Raises UsageError: if the
+    model cannot do what `--share_prompt true` or `--packing true` asks for."""
 
     def why_not(form: Form) -> str:
         found = why_not_packed(backend, form)

@@ -40,11 +40,7 @@ def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) ->
 
 
 def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """`--optim` over parameter groups.
-
-    Raises:
-        UsageError: it is bitsandbytes', which is not installed.
-    """
+    """`--optim` over parameter groups. Raises UsageError: it is bitsandbytes', which is not installed."""
     if config.optim == "sgd":
         return torch.optim.SGD(groups, lr=config.learning_rate)
     betas = (config.adam_beta1, config.adam_beta2)
@@ -96,17 +92,11 @@ GROW_AFTER = 1000
 
 @dataclass(slots=True)
 class LossScale:
-    """Losses are multiplied by `scale`, gradients divided by it (arXiv 1710.03740, section 3.2).
+    """Losses are multiplied by `scale`, gradients divided by it (arXiv 1710.03740, section 3.2)."""
 
-    Attributes:
-        scale: a power of two, at least 1.
-        steps: optimizer steps so far, those left out too.
-        last_overflow: the number of the last step that overflowed, -1 before.
-    """
-
-    scale: float = 2.0**16
-    steps: int = 0
-    last_overflow: int = -1
+    scale: float = 2.0**16  # a power of two, at least 1
+    steps: int = 0  # optimizer steps so far, those left out too
+    last_overflow: int = -1  # the number of the last step that overflowed, -1 before
 
     def update(self, overflow: bool) -> None:
         """After each optimizer step: halved where its gradient was not finite, doubled after a thousand that were."""

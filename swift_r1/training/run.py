@@ -108,18 +108,13 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
 
 @dataclass(frozen=True)
 class _Data:
-    """Data and rewards, which only rank 0 has.
+    """Data and rewards, which only rank 0 has."""
 
-    Attributes:
-        num_rows: of training.
-        eval_prompts: held out of the run's data, then those of each of `--eval_datasets`.
-        rewards: the functions of the run and those that only the evaluation needs.
-    """
-
-    num_rows: int = 0
+    num_rows: int = 0  # of training
     prompts: Prompts | None = None
+    # held out of the run's data, then those of each of `--eval_datasets`
     eval_prompts: list[list[Prompt]] = field(default_factory=list)
-    rewards: RewardCaller | None = None
+    rewards: RewardCaller | None = None  # the functions of the run and those that only the evaluation needs
     monitor: InvalidRewardMonitor | None = None
 
 
@@ -207,16 +202,8 @@ def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int],
     evaluator = None
     if any(eval_sizes):
         prompts = data.eval_prompts or [[] for _ in eval_sizes]
-        evaluator = Evaluator(
-            sets=eval_sets(args, sampling, prompts, eval_sizes, open_rewards, rollouts.max_model_length),
-            # A server orders its requests itself.
-            batch_size=None if args.use_vllm else args.per_device_eval_batch_size * ranks.world_size,
-            run_id=run_id,
-            seed=args.seed,
-            max_steps=plan.total_steps,
-            turns=turns,
-            on_done=on_done,
-        )
+        sets = eval_sets(args, sampling, prompts, eval_sizes, open_rewards, rollouts.max_model_length)
+        evaluator = Evaluator(sets, sampler)
     reference, critic = setup.open_reference(context, backend), setup.open_critic(context, plan)
     critic_backend = critic.backend if critic is not None else None
     models = [("loss", "", backend)]

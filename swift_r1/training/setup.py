@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 
-from swift_r1.algorithms import PPOConfig
+from swift_r1.algorithms import PPOConfig, from_flags
 from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.data.prompts import PromptEncoder, Wording
@@ -51,47 +51,31 @@ logger = logging.getLogger("swift_r1.training")
 
 @dataclass(frozen=True)
 class Start:
-    """How a run begins.
+    """How a run begins."""
 
-    Attributes:
-        run_dir: its folder.
-        checkpoint: in it, to go on from; None to begin at the beginning, whatever the folder's logs hold.
-        dataset: a hash of the training rows.
-        prepared: where the launcher has put the rows.
-        time: when `swift rlhf` was started, seconds since the epoch.
-    """
-
-    run_dir: Path
-    checkpoint: Path | None
-    dataset: str
-    time: float
-    prepared: Mapping[str, str] = field(default_factory=dict)
+    run_dir: Path  # its folder
+    checkpoint: Path | None  # in it, to go on from; None to begin at the beginning, whatever the folder's logs hold
+    dataset: str  # a hash of the training rows
+    time: float  # when `swift rlhf` was started, seconds since the epoch
+    prepared: Mapping[str, str] = field(default_factory=dict)  # where the launcher has put the rows
 
 
 @dataclass(frozen=True)
 class Context:
-    """What all parts of a training process are made from.
-
-    Attributes:
-        saved: what the run goes on from, if it does.
-        cleanup: closes at the end what is opened here.
-    """
+    """What all parts of a training process are made from."""
 
     args: RlhfArguments
     start: Start
-    saved: RunState | None
+    saved: RunState | None  # what the run goes on from, if it does
     ranks: Ranks
     tokenizer: PreTrainedTokenizerBase
     watchdog: Watchdog
-    cleanup: ExitStack
+    cleanup: ExitStack  # closes at the end what is opened here
 
 
 def open_policy(context: Context) -> Backend:
-    """The policy and its optimizer. Collective.
-
-    Raises:
-        UsageError: the model cannot be loaded, adapted, frozen or trained as the flags say.
-    """
+    """The policy and its optimizer. Collective. Raises UsageError: the model cannot be loaded, adapted, frozen or
+    trained as the flags say."""
     args, ranks = context.args, context.ranks
     lora, quantization, freezing = lora_of(args), quantization_of(args), freezing_of(args)
     if not args.use_vllm:
@@ -125,11 +109,8 @@ def open_policy(context: Context) -> Backend:
 
 
 def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
-    """PPO's critic, all of whose weights are trained; None without PPO. Collective.
-
-    Raises:
-        UsageError: the model cannot be loaded as a critic, or reads other tokens than the policy.
-    """
+    """PPO's critic, all of whose weights are trained; None without PPO. Collective. Raises UsageError: the model cannot
+    be loaded as a critic, or reads other tokens than the policy."""
     args, ranks = context.args, context.ranks
     if args.rlhf_type != "ppo":
         return None
@@ -144,7 +125,7 @@ def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
         head = "its own value head" if has_value_head(AutoConfig.from_pretrained(path)) else "a new value head of zeros"
         logger.info("critic: %s with %s; %s", path, head, trained_share(backend.model))
         logger.info("critic's backend: %s", json.dumps({"backend": backend.describe()["backend"]}))
-    return TrainedCritic(backend, schedule_of(args, plan, rate), PPOConfig.from_flags(args))
+    return TrainedCritic(backend, schedule_of(args, plan, rate), from_flags(PPOConfig, args))
 
 
 def completion_ends(context: Context, backend: Backend) -> tuple[int, ...]:

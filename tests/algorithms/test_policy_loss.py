@@ -22,6 +22,7 @@ from swift_r1.algorithms import (
     top_entropy_threshold,
 )
 from swift_r1.algorithms.losses import TOKEN_LOSSES, ImportanceSamplingLevel, LossType, RolloutCorrection
+from swift_r1.algorithms.rewards import from_flags
 
 LOSS_TYPES = get_args(LossType)
 LEVELS = get_args(ImportanceSamplingLevel)
@@ -410,7 +411,7 @@ def test_config_defaults_and_from_flags() -> None:
         beta = 0.3
         learning_rate = 1.0
 
-    config = LossConfig.from_flags(Flags())
+    config = from_flags(LossConfig, Flags())
     assert (config.loss_type, config.beta, config.epsilon) == ("cispo", 0.3, 0.2)
     assert config.clip_high == 5.0
     assert LossConfig().clip_high == 0.2 and LossConfig(epsilon_high=0.28).clip_high == 0.28

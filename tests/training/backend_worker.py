@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from swift_r1.algorithms import LossConfig, PPOConfig
+from swift_r1.algorithms import LossConfig, PPOConfig, from_flags
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
 from swift_r1.models.loading import Quantization, load_critic, load_model
 from swift_r1.models.lora import LoraSettings
@@ -74,8 +74,8 @@ class Ppo:
     def __init__(self, args, policy, critic, reference, rate, ranks):
         self.args, self.policy, self.critic, self.reference = args, policy, critic, reference
         self.rate, self.ranks = rate, ranks
-        self.config = PPOConfig.from_flags(args)
-        self.loss = replace(LossConfig.from_flags(args), loss_type="bnpo")
+        self.config = from_flags(PPOConfig, args)
+        self.loss = replace(from_flags(LossConfig, args), loss_type="bnpo")
         self.updates = make_plan(args, 1, 100).optimizer_steps_per_round
 
     def prepared(self, batch, cut):

@@ -6,6 +6,7 @@ A new backend is one module beside these, with a child of `Backend` (`base.py`),
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,17 +27,10 @@ def open_backend(
     wrap: type[Policy] | type[Critic],
 ) -> Backend:
     """The policy or critic in `path`, which `load` makes (a policy once more for a reference). Collective."""
+    from swift_r1.algorithms import from_flags
     from swift_r1.training.optimizer import OptimizerConfig
 
-    optimizer = OptimizerConfig(
-        learning_rate,
-        args.weight_decay,
-        args.adam_beta1,
-        args.adam_beta2,
-        args.adam_epsilon,
-        args.max_grad_norm,
-        args.optim,
-    )
+    optimizer = replace(from_flags(OptimizerConfig, args), learning_rate=learning_rate)
     if args.deepspeed is None:
         from swift_r1.training.backends.local import LocalBackend
 

@@ -146,11 +146,8 @@ class Backend(ABC):
 
     @torch.no_grad()
     def load_training_state(self, read: ReadTensor) -> None:
-        """Goes on from a saved `training_state` (collective: every rank reads). The model's weights follow.
-
-        Raises:
-            KeyError: the state lacks a parameter that is trained here.
-        """
+        """Goes on from a saved `training_state` (collective: every rank reads). The model's weights follow. Raises
+        KeyError: the state lacks a parameter that is trained here."""
         saved.start_state(self.torch_optimizer, self.masters, read(UPDATES))
         saved.load_codes(self.torch_optimizer, self.masters, self.ranks.rank, read)
         if self.loss_scale is not None:

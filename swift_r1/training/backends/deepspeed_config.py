@@ -32,11 +32,8 @@ LOSS_SCALE = {
 
 
 def read_config(name_path_or_json: str) -> dict[str, Any]:
-    """One of our names (`zero3`), a JSON file, or JSON itself, without every "auto" and with our defaults.
-
-    Raises:
-        UsageError: if it is none of the three.
-    """
+    """One of our names (`zero3`), a JSON file, or JSON itself, without every "auto" and with our defaults. Raises
+    UsageError: if it is none of the three."""
     text = name_path_or_json.strip()
     config: Any
     packaged = resources.files(__package__).joinpath("deepspeed_configs", f"{text}.json")

@@ -86,11 +86,8 @@ def codes_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], ran
 
 @torch.no_grad()
 def load_codes(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], rank: int, read: ReadTensor) -> None:
-    """Goes on from `codes_of` of as many ranks; does nothing for another optimizer.
-
-    Raises:
-        KeyError, RuntimeError: it is the state of other parameters or another number of ranks.
-    """
+    """Goes on from `codes_of` of as many ranks; does nothing for another optimizer. Raises KeyError, RuntimeError: it
+    is the state of other parameters or another number of ranks."""
     eight_bit: Any = optimizer
     updates = int(read(UPDATES))
     for number, parameter in enumerate(parameters if _is_eight_bit(optimizer) and updates else ()):

@@ -79,21 +79,14 @@ def _mean(metrics: Mapping[str, float], name: str) -> float | None:
 
 @dataclass(slots=True)
 class OpenRound:
-    """A scored round, and how much of it is trained.
-
-    Attributes:
-        steps: this rank's micro-batches of each optimizer step of one pass.
-        metrics: what each of the steps logs of the round.
-        seconds: each step's share of the time that the round took as a whole.
-        done: optimizer steps taken.
-    """
+    """A scored round, and how much of it is trained."""
 
     batch: RoundBatch
-    steps: Sequence[Sequence[MicroBatch]]
+    steps: Sequence[Sequence[MicroBatch]]  # this rank's micro-batches of each optimizer step of one pass
     advantages: Advantages
-    metrics: dict[str, float]
-    seconds: dict[str, float]
-    done: int = 0
+    metrics: dict[str, float]  # what each of the steps logs of the round
+    seconds: dict[str, float]  # each step's share of the time that the round took as a whole
+    done: int = 0  # optimizer steps taken
 
     def tensors(self, ranks: Ranks) -> dict[str, Tensor]:
         """All that a checkpoint holds of the round, on rank 0; empty elsewhere. Collective."""
@@ -124,20 +117,13 @@ class OpenRound:
 
 @dataclass(slots=True)
 class RunProgress:
-    """How far a run is.
-
-    Attributes:
-        rounds: rounds begun.
-        published: the optimizer step whose weights the engine holds; -1 for none.
-        skipped_in_a_row: optimizer steps without an update at the end of those taken.
-        open_round: the round in the middle, or None between rounds.
-    """
+    """How far a run is."""
 
     summary: RunSummary = field(default_factory=RunSummary)
-    rounds: int = 0
-    published: int = -1
-    skipped_in_a_row: int = 0
-    open_round: OpenRound | None = None
+    rounds: int = 0  # rounds begun
+    published: int = -1  # the optimizer step whose weights the engine holds; -1 for none
+    skipped_in_a_row: int = 0  # optimizer steps without an update at the end of those taken
+    open_round: OpenRound | None = None  # the round in the middle, or None between rounds
 
 
 @dataclass(frozen=True)
@@ -183,11 +169,8 @@ class Checkpoints:
 
     def restore(self, checkpoint: Path) -> RunProgress:
         """Restores everything to where the checkpoint left it; prompts are at their place already. An open round is not
-        in the result: `Trainer.resume` computes it from `saved_round`.
-
-        Raises:
-            UsageError: the state is not of this model.
-        """
+        in the result: `Trainer.resume` computes it from `saved_round`. Raises UsageError: the state is not of this
+        model."""
         state = RunState.read(checkpoint)
         try:
             self.saver.backend.load_training_state(saved_tensors(checkpoint, OPTIMIZER))

@@ -43,27 +43,18 @@ class Saver:
 
     Every rank writes a share: one file of the weights, and every so many buckets of the state. Only what is being
     written is in memory twice.
-
-    Attributes:
-        backend: of the policy.
-        reference: one whose weights move and must be saved, or None.
-        keep: `--save_total_limit`.
-        with_state: false for `--save_only_model true`.
-        quantization: of the weights under adapters.
-        critic: of PPO: its model is saved too, in a folder of its own.
-        progress: is told of each bucket.
     """
 
     run_dir: Path
-    backend: Backend
-    reference: ReferencePolicy | None
+    backend: Backend  # of the policy
+    reference: ReferencePolicy | None  # one whose weights move and must be saved, or None
     tokenizer: Any
     ranks: Ranks
-    keep: int | None
-    with_state: bool
-    quantization: Quantization | None = None
-    critic: Backend | None = None
-    progress: Callable[[str], None] = lambda _doing: None
+    keep: int | None  # `--save_total_limit`
+    with_state: bool  # false for `--save_only_model true`
+    quantization: Quantization | None = None  # of the weights under adapters
+    critic: Backend | None = None  # of PPO: its model is saved too, in a folder of its own
+    progress: Callable[[str], None] = lambda _doing: None  # is told of each bucket
 
     def __post_init__(self) -> None:
         self._failures = 0

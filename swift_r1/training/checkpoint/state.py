@@ -39,34 +39,24 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A run after an optimizer step.
+    """A run after an optimizer step."""
 
-    Attributes:
-        step, rounds: optimizer steps taken and rounds begun; completion seeds and request ids count by rounds.
-        prompts_taken, prompts_digest: prompts that the sampler has given out; their hash where the data is streamed.
-        published, weight_version: the step and the version of the weights that generate.
-        run_id: the beginning of request ids.
-        skipped_in_a_row: steps without an update since the last with one.
-        outcome: of `summary.json`.
-        window: metrics since the last line of `logging.jsonl`.
-        rewards: what the monitor of invalid rewards remembers.
-        round: `done`, `metrics` and `seconds` of the open round; None between rounds.
-        logs: bytes of each file of `LOGS`.
-    """
-
+    # step, rounds: optimizer steps taken and rounds begun; completion seeds and request ids count by rounds
     step: int
     rounds: int
+    # prompts_taken, prompts_digest: prompts that the sampler has given out; their hash where the data is streamed
     prompts_taken: int
     prompts_digest: str
+    # published, weight_version: the step and the version of the weights that generate
     published: int
     weight_version: int
-    run_id: str
-    skipped_in_a_row: int
-    outcome: Mapping[str, Any]
-    window: Mapping[str, Sequence[float]]
-    rewards: Mapping[str, Any]
-    round: Mapping[str, Any] | None
-    logs: Mapping[str, int]
+    run_id: str  # the beginning of request ids
+    skipped_in_a_row: int  # steps without an update since the last with one
+    outcome: Mapping[str, Any]  # of `summary.json`
+    window: Mapping[str, Sequence[float]]  # metrics since the last line of `logging.jsonl`
+    rewards: Mapping[str, Any]  # what the monitor of invalid rewards remembers
+    round: Mapping[str, Any] | None  # `done`, `metrics` and `seconds` of the open round; None between rounds
+    logs: Mapping[str, int]  # bytes of each file of `LOGS`
     fingerprint: Fingerprint
 
     def write(self, folder: Path) -> None:
@@ -98,11 +88,8 @@ def log_sizes(run_dir: Path) -> dict[str, int]:
 
 
 def truncate_logs(run_dir: Path, sizes: Mapping[str, int]) -> None:
-    """Cuts each log back to its size then; what came later is done again.
-
-    Raises:
-        UsageError: a log is shorter than that, so that it cannot be continued.
-    """
+    """Cuts each log back to its size then; what came later is done again. Raises UsageError: a log is shorter than
+    that, so that it cannot be continued."""
     short = [name for name, size in sizes.items() if _size(run_dir / name) < size]
     if short:
         raise UsageError(f"{run_dir} cannot be resumed: {', '.join(short)} is shorter than it was at the checkpoint")
