@@ -15,8 +15,7 @@ from torch import Tensor
 Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "reinforce_plus_plus_baseline"]
 ScaleRewards = Literal["group", "batch", "none"]
 
-STD_EPSILON = 1e-4
-"""Added to every standard deviation that divides."""
+STD_EPSILON = 1e-4  # added to every standard deviation that divides
 
 
 class Advantages(NamedTuple):

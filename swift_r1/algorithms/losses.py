@@ -19,8 +19,7 @@ LossType = Literal["grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo"]
 ImportanceSamplingLevel = Literal["token", "sequence"]
 RolloutCorrection = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 
-CISPO_EPSILON_HIGH = 5.0
-"""The cap on the importance ratio that `cispo` uses when `epsilon_high` is not given."""
+CISPO_EPSILON_HIGH = 5.0  # the cap on the importance ratio that `cispo` uses when `epsilon_high` is not given
 LOG_RATIO_BOUND = 60.0
 """Log-ratios are kept within this before `exp`: float32 overflows at 88, and inf * 0 in a backward pass is NaN."""
 

@@ -48,9 +48,8 @@ class EndpointEngine(EvalEngine):
     Args:
         tokenizer: renders the prompts, which are then sent as token ids (`/v1/completions`); None to send messages.
 
-    Raises:
-        ServerUnreachable: it does not answer within `--vllm_server_timeout`.
-        UsageError: another key is wanted, or the model must be named.
+    Raises ServerUnreachable: it does not answer within `--vllm_server_timeout`; UsageError: another key is wanted, or
+    the model must be named.
     """
 
     def __init__(self, args: EvalArguments, tokenizer: Any = None) -> None:

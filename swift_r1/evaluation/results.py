@@ -16,8 +16,7 @@ from swift_r1.evaluation.statistics import MAX_VOTERS, MeanEstimate, ks, majorit
 from swift_r1.rewards.graders.gsm8k import number_answer
 from swift_r1.rewards.graders.math import math_answer, same_answer
 
-RIGHT = 1.0
-"""A completion is right where its reward is at least this."""
+RIGHT = 1.0  # a completion is right where its reward is at least this
 
 
 class AnswerRule(NamedTuple):

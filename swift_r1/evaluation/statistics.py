@@ -53,8 +53,7 @@ def majority_at_k(classes: Sequence[tuple[int, bool]], silent: int, k: int) -> f
         classes: of each different answer, how many completions gave it and whether it is right.
         silent: completions without an answer.
 
-    Raises:
-        ValueError: an empty class, or not `1 <= k <= n`.
+    Raises ValueError: an empty class, or not `1 <= k <= n`.
     """
     n = silent + sum(size for size, _ in classes)
     if silent < 0 or any(size < 1 for size, _ in classes) or not 1 <= k <= n:
@@ -109,8 +108,7 @@ def mean_estimate(values: Sequence[float], draws: float = 1.0) -> MeanEstimate:
         values: from 0 to 1, one per question.
         draws: independent outcomes that each value is a mean of; the effective number is at most `Q * draws`.
 
-    Raises:
-        ValueError: no values.
+    Raises ValueError: no values.
     """
     count = len(values)
     if not count:
@@ -178,8 +176,7 @@ def paired_bootstrap(pairs: Sequence[Sequence[tuple[float, float]]], seed: int) 
         pairs: of each benchmark, of each question, the first and the second run's value.
         seed: of the resampling.
 
-    Raises:
-        ValueError: no benchmark, or one without questions.
+    Raises ValueError: no benchmark, or one without questions.
     """
     if not pairs or not all(pairs):
         raise ValueError("nothing to compare")

@@ -27,8 +27,7 @@ class CompletionStore(JsonLines):
     Attributes:
         done: the rows of each question that is answered, by benchmark and `prompt_id`.
 
-    Raises:
-        UsageError: the file holds what no such evaluation wrote.
+    Raises UsageError: the file holds what no such evaluation wrote.
     """
 
     def __init__(self, folder: Path, counts: Mapping[Key, int]) -> None:

@@ -36,8 +36,7 @@ class PromptGroup:
     visible: Tensor  # bool `[C, P + C]`, which of prompt and own completion each of a completion's tokens sees
 
 
-PackedRow = tuple[PromptGroup, ...]
-"""The groups of a row, in order; together they cover it."""
+PackedRow = tuple[PromptGroup, ...]  # the groups of a row, in order; together they cover it
 
 
 def prompt_group(start: int, prompt_length: int, lengths: Sequence[int], device: torch.device) -> PromptGroup:

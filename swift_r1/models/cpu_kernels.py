@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-_BLOCK_ELEMENTS = 1 << 18
-"""One megabyte in float32, so that a handful of such tensors fits the second-level cache."""
+_BLOCK_ELEMENTS = 1 << 18  # one megabyte in float32, so that a handful of such tensors fits the second-level cache
 _LINEAR = ("gate_proj", "up_proj", "down_proj")
 
 

@@ -12,11 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-LOGITS_BYTES = 64 * 2**20
-"""Float32 logits that one chunk may occupy, in bytes."""
+LOGITS_BYTES = 64 * 2**20  # float32 logits that one chunk may occupy, in bytes
 
-_WORDS = 8192
-"""Rows of the head whose gradient is computed at a time: small beside the whole gradient."""
+_WORDS = 8192  # rows of the head whose gradient is computed at a time: small beside the whole gradient
 
 
 class LogitForm(NamedTuple):
@@ -58,8 +56,7 @@ def selective_logprobs(
     Returns:
         float32; the log-probs are differentiable with respect to `hidden`, `weight` and `bias`.
 
-    Raises:
-        ValueError: on shapes that do not fit together or a temperature that is not positive.
+    Raises ValueError: on shapes that do not fit together or a temperature that is not positive.
     """
     if hidden.dim() != 2 or weight.dim() != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} must be [N, D] and [V, D]")

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LORA_WEIGHT = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
-BASE = "base_model.json"
-"""In a checkpoint of adapters: how the model under them was loaded."""
+BASE = "base_model.json"  # in a checkpoint of adapters: how the model under them was loaded
 
 
 def write_base(model: PreTrainedModel, folder: Path, quantization: Quantization | None) -> None:
@@ -43,8 +42,7 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
     Args:
         dtype: of the merged weights; None: the one that they were trained in, else the model's.
 
-    Raises:
-        UsageError: the adapters are not of this model.
+    Raises UsageError: the adapters are not of this model.
     """
     path = adapters / BASE
     known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ADAPTER = "default"
-"""peft's name for the one adapter that a model has here."""
+ADAPTER = "default"  # peft's name for the one adapter that a model has here
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +175,7 @@ def frozen_names(sizes: Sequence[tuple[str, int]], freezing: Freezing) -> set[st
     Args:
         sizes: every weight's name and how many numbers it holds, in the model's order.
 
-    Raises:
-        UsageError: a prefix or the pattern matches no weight, or none is left to train.
+    Raises UsageError: a prefix or the pattern matches no weight, or none is left to train.
     """
     names = [name for name, _ in sizes]
     for flag in ("freeze_parameters", "trainable_parameters"):

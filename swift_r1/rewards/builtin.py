@@ -146,8 +146,7 @@ class CosineReward(ORM):
         args: the run's arguments, for the `--cosine_*` flags.
         accuracy_orm: says what is correct (a value of at least 1); the reward `accuracy` by default.
 
-    Raises:
-        ValueError: there is no reward `accuracy`.
+    Raises ValueError: there is no reward `accuracy`.
     """
 
     def __init__(self, args: Any, accuracy_orm: Callable[..., Sequence[float | None]] | None = None) -> None:

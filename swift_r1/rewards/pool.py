@@ -123,11 +123,8 @@ class RewardPool(RewardCaller):
     def run(
         self, calls: Sequence[Call], state: Mapping[str, int], deadline: float, submitted: Sequence[Submitted] = ()
     ) -> Iterator[Answer]:
-        return self._collect([*submitted, *(self._submit_surely(call, state) for call in calls)], state, deadline)
-
-    def _collect(self, submitted: Sequence[Submitted], state: Mapping[str, int], deadline: float) -> Iterator[Answer]:
         aborted: list[Call] = []
-        for one in submitted:
+        for one in [*submitted, *(self._submit_surely(call, state) for call in calls)]:
             answer = self._answer(one, deadline)
             if answer is None:
                 aborted.append(one.call)

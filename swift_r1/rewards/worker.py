@@ -48,8 +48,7 @@ def start_worker(
         watchdog: address of the process that ends this one with its parent; without one the kernel does, which leaves
             its children alive.
 
-    Raises:
-        OSError: the watchdog is gone.
+    Raises OSError: the watchdog is gone.
     """
     global _output
     if watchdog is None:

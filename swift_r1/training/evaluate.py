@@ -32,8 +32,7 @@ from swift_r1.sampling.scoring import (
 )
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
-MEAN = "mean"
-"""The name in the metrics of the plain mean over several sets."""
+MEAN = "mean"  # the name in the metrics of the plain mean over several sets
 _AVERAGED = ("accuracy", "reward", "completions/mean_length")
 _MOST_COMPARED = 200_000  # training rows that are searched for evaluated questions
 
@@ -187,8 +186,7 @@ def eval_sets(
         open_rewards: of the functions with these names; None except on rank 0.
         model_length: the most tokens that a prompt and its completion may have; None for no limit.
 
-    Raises:
-        UsageError: a prompt leaves no room for its completion, or two sets have the same name.
+    Raises UsageError: a prompt leaves no room for its completion, or two sets have the same name.
     """
     held_out = Task(
         name="held out",

@@ -27,18 +27,14 @@ from swift_r1.training.micro_batches import LEAST_SAVING
 from swift_r1.training.optimizer import EIGHT_BIT
 
 GIB = 2**30
-DEFAULT_PROMPT_TOKENS = 512
-"""Taken for the longest prompt where `--max_length` does not bound it."""
+DEFAULT_PROMPT_TOKENS = 512  # taken for the longest prompt where `--max_length` does not bound it
 
 _BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 _FOUR_BIT = {True: 0.516, False: 0.5625}
 """Bytes per 4-bit number with the scales of its blocks, by whether these are stored in 8 bits."""
-_SLACK = 0.2
-"""Share of memory that comes and goes that an allocator holds in addition."""
-_CACHE_BYTES = 2 * GIB
-"""Most that the embedded engine's keys and values take (inference/engines/transformers.py)."""
-_BUCKET_NUMBERS = 50_000_000
-"""`reduce_bucket_size` of our DeepSpeed presets."""
+_SLACK = 0.2  # share of memory that comes and goes that an allocator holds in addition
+_CACHE_BYTES = 2 * GIB  # most that the embedded engine's keys and values take (inference/engines/transformers.py)
+_BUCKET_NUMBERS = 50_000_000  # `reduce_bucket_size` of our DeepSpeed presets
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +235,7 @@ def _generation(args: RlhfArguments, shape: ModelShape, world_size: int, prompt:
 
 _LIBRARIES = {"trainer": 0.10 * GIB, "adapters": 0.05 * GIB, "deepspeed": 0.06 * GIB}
 """What a trainer has imported beside this process's torch and transformers; measured."""
-_CONTEXT = 0.6 * GIB
-"""What a CUDA context and its libraries take of a GPU."""
+_CONTEXT = 0.6 * GIB  # what a CUDA context and its libraries take of a GPU
 
 
 def peak_bytes(device: torch.device) -> int:

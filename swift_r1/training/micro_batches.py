@@ -14,8 +14,7 @@ LEAST_SAVING = 0.25
 """With `--share_prompt auto`: the share of an optimizer step's tokens that sharing must save. Attention over a packed
 row costs more calls, which slows a very small model with short prompts (docs/performance.md)."""
 
-Unit = tuple[int, ...]
-"""Numbers of the completions that stay together: one, or several that share their prompt."""
+Unit = tuple[int, ...]  # numbers of the completions that stay together: one, or several that share their prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,7 @@ def plan_micro_batches(lengths: Lengths, form: Form, world_size: int, budget: in
         `[world_size][micro_batches]` lists of units. Each completion is in one of them; units of similar length stand
         together, and the ranks' k-th micro-batches are alike.
 
-    Raises:
-        ValueError: if the ranks cannot get equally many completions.
+    Raises ValueError: if the ranks cannot get equally many completions.
     """
     if not len(lengths) or len(lengths) % world_size:
         raise ValueError(f"{len(lengths)} completions cannot be split among {world_size} ranks")

@@ -86,8 +86,7 @@ class LearningRate:
         self._scheduler.step()
 
 
-GROW_AFTER = 1000
-"""Steps without an overflow after which the loss scale doubles; as DeepSpeed's."""
+GROW_AFTER = 1000  # steps without an overflow after which the loss scale doubles; as DeepSpeed's
 
 
 @dataclass(slots=True)

@@ -38,7 +38,7 @@ def forget(part: str) -> None:
     elif part == "rng":
         resume.rng_of = lambda checkpoint, rank: {}
     elif part == "reference":
-        from swift_r1.training.backends.reference import FrozenReference
+        from swift_r1.training.backends.base import FrozenReference
 
         FrozenReference.load_weights = lambda self, read: None  # type: ignore[method-assign]
     elif part == "critic_learning_rate":

@@ -87,6 +87,13 @@ class Moody(Length):
             if word == "crash":
                 print("last words", flush=True)
                 os.abort()
+            if word == "orphan":  # a child without its mark, in its group, and then a crash
+                found = subprocess.Popen(["sleep", "3600"], env={})
+                with open(text.split()[1], "w") as file:
+                    file.write(str(found.pid))
+                while not os.path.exists(text.split()[1] + ".go"):
+                    time.sleep(0.05)
+                os.abort()
             if word == "thread":
                 threading.Thread(target=time.sleep, args=[3600], daemon=True).start()
             if word in ("child", "session", "childsleep"):
@@ -647,6 +654,27 @@ def test_a_watchdog_that_was_killed_is_replaced(plugin: Path) -> None:
         wait_gone(before)
         assert pool.score(batch(["aa", "a"], 2))[0].values == (2.0, 1.0)
         assert pool._watchdog.alive and pool._watchdog._process.pid != before
+
+
+def test_a_crash_without_a_watchdog_leaves_no_child(plugin: Path, tmp_path: Path) -> None:
+    """Nobody but the pool is left to end the worker's process group."""
+    note = tmp_path / "note"
+    with RewardPool(args(60.0, 1), ["moody"], loading(plugin)) as pool:
+        pool.wait_ready()
+
+        def kill_the_watchdog() -> None:
+            while not (note.is_file() and note.read_text()):
+                time.sleep(0.05)
+            watchdog = pool._watchdog._process.pid
+            os.kill(watchdog, signal.SIGKILL)
+            wait_gone(watchdog)
+            Path(f"{note}.go").touch()
+
+        thread = threading.Thread(target=kill_the_watchdog)
+        thread.start()
+        assert pool.score(batch([f"orphan {note}", "a"], 2))[0].invalid
+        thread.join()
+        wait_gone(int(note.read_text()))
 
 
 @pytest.mark.long

@@ -42,8 +42,8 @@ def grade_countdown(
             `oat`: the last answer tag of the last line, all its text (an `=` makes it wrong); 1 for right, 0.1
             for a tag with a wrong answer, 0 for no tag.
 
-    Raises:
-        ValueError: the mode is unknown, or `nums` and `target` are not whole numbers; never because of the completion.
+    Raises ValueError: the mode is unknown, or `nums` and `target` are not whole numbers; never because of the
+    completion.
     """
     wanted, goal = sorted(_whole(number) for number in nums), _whole(target)
     if mode == "ms_swift":
@@ -93,8 +93,7 @@ def evaluate(text: str) -> Evaluated:
     >>> evaluate("(1 + 2) / 4")
     Evaluated(value=Fraction(3, 4), numbers=(1, 2))
 
-    Raises:
-        ArithmeticFault: the text is not an expression, exceeds a bound, or divides by zero.
+    Raises ArithmeticFault: the text is not an expression, exceeds a bound, or divides by zero.
     """
     if len(text) > MAX_LENGTH:
         raise ArithmeticFault(f"longer than {MAX_LENGTH} characters")

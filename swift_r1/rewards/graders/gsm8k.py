@@ -44,8 +44,7 @@ def grade_gsm8k(
             `r1rl`: the first answer tag, all of it, commas removed, compared with the gold text.
         strip_gold: `r1rl`: remove the commas of the gold answer too (without it, `1,234` can never be answered).
 
-    Raises:
-        ValueError: the mode is unknown, or the gold answer is not a number; never because of the completion.
+    Raises ValueError: the mode is unknown, or the gold answer is not a number; never because of the completion.
     """
     if mode == "number":
         right = _gold_number(gold)

@@ -35,8 +35,7 @@ def grade_math(
             it where there is one. `tag_strict`: the same, but the text must hold `</think> <answer>` with exactly
             one space and a closing tag after it, as in Dr. GRPO (arXiv 2503.20783).
 
-    Raises:
-        ValueError: an unknown verifier or template, or no gold answer; never because of the completion.
+    Raises ValueError: an unknown verifier or template, or no gold answer; never because of the completion.
     """
     if verifier not in ("fast", "math_verify"):
         raise ValueError(f"unknown verifier {verifier!r}: fast or math_verify")

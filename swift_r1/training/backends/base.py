@@ -1,18 +1,19 @@
-"""What the loop asks of a backend: hold a model, accumulate gradients, step, and hand out weights."""
+"""What the loop asks of a backend: hold a model, accumulate gradients, step, and hand out weights; and references."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from swift_r1.models.logprobs import TokenLogprobs
+from swift_r1.models.lora import adapters_off
 from swift_r1.models.policy import Critic, ModelInputs, Policy
-from swift_r1.models.weights import Weight, bucketed, parameters_of, whole_shape
+from swift_r1.models.weights import Weight, bucketed, parameters_of, policy_weights, whole_shape
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends import optimizer_state as saved
 from swift_r1.training.backends.optimizer_state import LOSS_SCALE, MASTER, UPDATES, ReadTensor, StateBucket, state_name
@@ -20,8 +21,7 @@ from swift_r1.training.backends.optimizer_state import LOSS_SCALE, MASTER, UPDAT
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-WeightBucket = Sequence[tuple[str, Tensor]]
-"""Whole tensors in the policy's dtype under their Hugging Face names."""
+WeightBucket = Sequence[tuple[str, Tensor]]  # whole tensors in the policy's dtype under their Hugging Face names
 
 BUCKET_BYTES = 64 * 2**20
 
@@ -190,23 +190,6 @@ class Backend(ABC):
         """Before moments are asked for or set."""
 
 
-class ReferencePolicy(Protocol):
-    """A policy that gets no gradient."""
-
-    weights: Movable
-
-    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs: ...
-
-    def mix_in_policy(self, alpha: float) -> None:
-        """Its weights become `alpha` of the policy's and `1 - alpha` of its own, computed in float32 (collective)."""
-
-    def weight_buckets(self) -> Iterator[WeightBucket]:
-        """Its own whole weights (collective, as `training_state`); none where it is the model as loaded."""
-
-    def load_weights(self, read: ReadTensor) -> None:
-        """Takes weights that `weight_buckets` gave (collective: every rank reads)."""
-
-
 class Movable:
     """Tensors that can leave their device for host memory and come back (`--offload_model`, `--offload_optimizer`).
 
@@ -257,3 +240,84 @@ def states_of(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def weight_groups(weights: Sequence[Weight]) -> Iterator[list[Weight]]:
     """Buckets of at most 64 MiB."""
     return bucketed(weights, lambda weight: weight.nbytes, BUCKET_BYTES)
+
+
+class FrozenReference:
+    """A frozen policy beside the one that `backend` trains; partitioned as that one is.
+
+    Args:
+        offload: its weights are on the host between its uses (`--offload_ref_model`).
+
+    Attributes:
+        forward: computes with it; `policy` unless a backend wraps that.
+    """
+
+    def __init__(self, policy: Policy, backend: Backend, offload: bool = False) -> None:
+        policy.eval().requires_grad_(False)
+        if offload:
+            policy.cpu()
+        self.policy, self._backend, self._offload = policy, backend, offload
+        self.forward: Callable[..., Any] = policy
+        self.weights = Movable(lambda: weights_of(policy))
+
+    @torch.no_grad()
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
+        if self._offload:
+            self.policy.to(inputs.token_ids.device)
+        try:
+            found: TokenLogprobs = self.forward(temperature, *inputs)
+            return found
+        finally:
+            if self._offload:
+                self.policy.cpu()
+
+    def mix_in_policy(self, alpha: float) -> None:
+        """Its weights become `alpha` of the policy's and `1 - alpha` of its own, computed in float32 (collective)."""
+        gathered = self._backend.gathered
+        targets = {weight.name: weight for weight in policy_weights(self.policy.model)}
+        for bucket in weight_groups(policy_weights(self._backend.model)):
+            own = [targets[weight.name] for weight in bucket]
+            with torch.no_grad(), gathered(parameters_of(bucket)), gathered(parameters_of(own), modifier_rank=0):
+                for target, weight in zip(own, bucket, strict=True):
+                    base, value = target.base, weight.value().to(target.base.device)
+                    base.copy_(torch.lerp(base.float(), value.float(), alpha))
+
+    def weight_buckets(self) -> Iterator[WeightBucket]:
+        """Its own whole weights (collective, as `training_state`); none where it is the model as loaded."""
+        self.weights.come_back()
+        return self._backend.weight_buckets(policy_weights(self.policy.model), to=None)
+
+    @torch.no_grad()
+    def load_weights(self, read: ReadTensor) -> None:
+        """Takes weights that `weight_buckets` gave (collective: every rank reads)."""
+        for bucket in weight_groups(policy_weights(self.policy.model)):
+            values = [read(weight.name) for weight in bucket]
+            self._backend.ranks.barrier()  # one may have read longer than another
+            with self._backend.gathered(parameters_of(bucket), modifier_rank=0):
+                for weight, value in zip(bucket, values, strict=True):
+                    weight.base.copy_(value)
+
+
+class AdaptersOff:
+    """The reference of a policy with adapters: the same model with them switched off, so no second copy."""
+
+    def __init__(self, backend: Backend) -> None:
+        self.backend = backend
+        self.weights = Movable(tuple)  # they are the policy's
+
+    @torch.no_grad()
+    def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
+        with adapters_off(self.backend.model):
+            return self.backend.logprobs(inputs, temperature)
+
+    def mix_in_policy(self, alpha: float) -> None:
+        raise NotImplementedError("--sync_ref_model needs a reference with weights of its own")
+
+    def weight_buckets(self) -> Iterator[WeightBucket]:
+        return iter(())
+
+    def load_weights(self, read: ReadTensor) -> None:
+        """It is the model as loaded."""
+
+
+ReferencePolicy = FrozenReference | AdaptersOff  # a policy that gets no gradient

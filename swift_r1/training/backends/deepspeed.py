@@ -23,10 +23,18 @@ from swift_r1.models.merging import plain_like
 from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import has_adapters, parameters_of, policy_weights
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy, states_of, weight_groups, weights_of
+from swift_r1.training.backends.base import (
+    AdaptersOff,
+    Backend,
+    FrozenReference,
+    Movable,
+    ReferencePolicy,
+    states_of,
+    weight_groups,
+    weights_of,
+)
 from swift_r1.training.backends.deepspeed_config import resolved
 from swift_r1.training.backends.optimizer_state import MASTER
-from swift_r1.training.backends.reference import AdaptersOff, FrozenReference
 from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups
 
 if TYPE_CHECKING:
@@ -42,8 +50,7 @@ class DeepSpeedBackend(Backend):
         config: from `read_config`.
         quantized: the model has 4-bit weights.
 
-    Raises:
-        UsageError: DeepSpeed does not take the config.
+    Raises UsageError: DeepSpeed does not take the config.
     """
 
     _copies_state = True

@@ -15,9 +15,16 @@ from torch import Tensor, nn
 from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import has_adapters
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy, states_of, weights_of
+from swift_r1.training.backends.base import (
+    AdaptersOff,
+    Backend,
+    FrozenReference,
+    Movable,
+    ReferencePolicy,
+    states_of,
+    weights_of,
+)
 from swift_r1.training.backends.optimizer_state import MASTER, trained_parameters
-from swift_r1.training.backends.reference import AdaptersOff, FrozenReference
 from swift_r1.training.optimizer import LossScale, OptimizerConfig, build_optimizer, parameter_groups
 
 if TYPE_CHECKING:

@@ -16,19 +16,15 @@ from torch import Tensor, nn
 from swift_r1.models.weights import bucketed, whole_shape
 from swift_r1.runtime.ranks import Ranks
 
-MASTER = "master"
-"""The float32 weight that the optimizer works on."""
+MASTER = "master"  # the float32 weight that the optimizer works on
 MOMENTS = ("exp_avg", "exp_avg_sq")
-UPDATES = "updates"
-"""Name of the number of updates so far, a float32 scalar: AdamW's `step`."""
-LOSS_SCALE = "loss_scale"
-"""Name of float16's loss scale, float64 `[3]`: the fields of `LossScale`."""
+UPDATES = "updates"  # name of the number of updates so far, a float32 scalar: AdamW's `step`
+LOSS_SCALE = "loss_scale"  # name of float16's loss scale, float64 `[3]`: the fields of `LossScale`
 _CODES = ("state1", "state2", "absmax1", "absmax2")
 
 StateBucket = Sequence[tuple[str, Tensor]]
 """Tensors on the CPU (float32 except codes), named `<kind>:<parameter>`; empty on all ranks but one."""
-ReadTensor = Callable[[str], Tensor]
-"""Gives a tensor of a saved state by its name; raises KeyError where there is none."""
+ReadTensor = Callable[[str], Tensor]  # gives a tensor of a saved state by its name; raises KeyError where there is none
 
 _BUCKET_NUMBERS = 16 * 2**20
 

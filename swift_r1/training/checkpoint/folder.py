@@ -16,8 +16,7 @@ from safetensors import SafetensorError
 logger = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
-Entry = Mapping[str, str | int]
-"""Of a file in the manifest: `sha256` (hex) and `bytes`."""
+Entry = Mapping[str, str | int]  # of a file in the manifest: `sha256` (hex) and `bytes`
 _NAME = re.compile(r"checkpoint-\d+")
 _TEMPORARY = ".writing-"
 _REMOVING = ".removing-"

@@ -28,13 +28,10 @@ logger = logging.getLogger("swift_r1.training")
 
 T = TypeVar("T")
 
-FAILURES = 3
-"""Saves that may fail one after another before the run ends."""
-OPTIMIZER, REFERENCE, CRITIC_OPTIMIZER = "optimizer", "reference", "critic"
-"""Kinds of tensors in `state/`."""
+FAILURES = 3  # saves that may fail one after another before the run ends
+OPTIMIZER, REFERENCE, CRITIC_OPTIMIZER = "optimizer", "reference", "critic"  # kinds of tensors in `state/`
 _ROUND, _RNG = "round", "rng"
-CRITIC = "critic"
-"""Folder of the critic in a checkpoint, for `--critic_model`."""
+CRITIC = "critic"  # folder of the critic in a checkpoint, for `--critic_model`
 
 
 @dataclass
@@ -79,8 +76,7 @@ class Saver:
             run: on rank 0; None elsewhere.
             round_tensors: of the open round, by name; empty between rounds and on all ranks except 0.
 
-        Raises:
-            RunFailed: it is the third failure in a row, or `last`.
+        Raises RunFailed: it is the third failure in a row, or `last`.
         """
         draft = Draft(self.run_dir, step)
         with self.ranks.busy():

@@ -51,9 +51,7 @@ def write_stream(path: Path, contents: Named, tensors: Iterable[tuple[str, Tenso
     Args:
         contents: the same tensors in the same order, for their dtypes and shapes alone (on `meta`, say).
 
-    Raises:
-        OSError: the disk refuses.
-        ValueError: another tensor came than was promised.
+    Raises OSError: the disk refuses; ValueError: another tensor came than was promised.
     """
     digest, size = hashlib.sha256(), 0
     with path.open("wb", buffering=0) as file:
