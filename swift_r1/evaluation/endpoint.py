@@ -43,14 +43,9 @@ def http_options(args: EvalArguments) -> dict[str, Any]:
 
 
 class EndpointEngine(EvalEngine):
-    """An endpoint.
-
-    Args:
-        tokenizer: renders the prompts, which are then sent as token ids (`/v1/completions`); None to send messages.
-
-    Raises ServerUnreachable: it does not answer within `--vllm_server_timeout`; UsageError: another key is wanted, or
-    the model must be named.
-    """
+    """An endpoint. `tokenizer` renders the prompts, which are then sent as token ids (`/v1/completions`); without one
+    messages are sent. Raises ServerUnreachable: it does not answer within `--vllm_server_timeout`; UsageError: another
+    key is wanted, or the model must be named."""
 
     def __init__(self, args: EvalArguments, tokenizer: Any = None) -> None:
         self._args, self.tokenizer = args, tokenizer

@@ -22,13 +22,8 @@ Key = tuple[str, str]
 
 
 class CompletionStore(JsonLines):
-    """The completions in a folder; `counts` has their number for each question.
-
-    Attributes:
-        done: the rows of each question that is answered, by benchmark and `prompt_id`.
-
-    Raises UsageError: the file holds what no such evaluation wrote.
-    """
+    """The completions in a folder; `counts` has their number for each question, `done` the rows of each that is
+    answered, by benchmark and `prompt_id`. Raises UsageError: the file holds what no such evaluation wrote."""
 
     def __init__(self, folder: Path, counts: Mapping[Key, int]) -> None:
         path = folder / COMPLETIONS

@@ -88,11 +88,8 @@ class RewardCaller(ABC):
 
 
 class OpenRewardBatch:
-    """Takes groups in any order; the result is in the order of their numbers.
-
-    Args:
-        trainer_state: as of `RewardBatch`; that of the batches added does not count.
-    """
+    """Takes groups in any order; the result is in the order of their numbers. The `trainer_state` of the batches added
+    does not count."""
 
     def __init__(self, caller: RewardCaller, names: Sequence[str], trainer_state: Mapping[str, int]) -> None:
         self._caller, self._names, self._state = caller, names, dict(trainer_state)

@@ -18,14 +18,10 @@ _logger = logging.getLogger("swift_r1.rewards")
 
 
 class InvalidRewardMonitor:
-    """Counts invalid rewards of each function over the last 20 steps.
+    """Counts invalid rewards of each function over the last 20 steps; `write` takes a row for each.
 
     The run ends as soon as the share over 20 steps is sure to be above `max_ratio`: a function that never works ends
     it after a few steps, one that fails now and then does not.
-
-    Args:
-        max_ratio: `--max_invalid_reward_ratio`.
-        write: takes the row of each invalid reward, the line of `invalid_rewards.jsonl`.
     """
 
     def __init__(self, max_ratio: float, write: Callable[[Mapping[str, Any]], object] = lambda _row: None) -> None:

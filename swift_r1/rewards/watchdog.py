@@ -1,16 +1,12 @@
 """A process beside the reward workers that outlives the trainer and shows what workers print. Linux.
 
-A trainer that is killed with SIGKILL can clean up nothing, and its workers may be inside C code. So a process in a
-session of its own watches the trainer and the workers (by pidfd, which cannot be forgotten or inherited like a pipe):
+A trainer that is killed with SIGKILL cleans up nothing. So a process in a session of its own watches trainer and
+workers by pidfd. When the trainer ends, each worker is stopped, and killed after everything below it: a worker adopts
+what its descendants leave (`confine.py`), so nothing can hide. When a worker ends, so does its process group, and what
+carries the pool's mark and has no worker any more.
 
-- when the trainer ends, each worker is stopped, and killed after everything below it. A worker adopts what its
-  descendants leave behind (`confine.py`), so nothing that a running reward started can hide, in any session or
-  environment;
-- when a worker ends, so does its process group, and what carries the pool's mark and has no worker any more.
-
-All output of the workers goes through pipes to the watchdog, which shows a limited part of each call's. It does not
-matter who writes (Python, C code, a child process), nor whether the worker holds the GIL or dies: the last words of a
-process that crashes are shown.
+The workers' output goes through pipes to the watchdog, which shows a limited part of each call's, whoever writes
+(Python, C code that holds the GIL, a child process), also the last words of a process that crashes.
 """
 
 from __future__ import annotations

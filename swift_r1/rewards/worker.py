@@ -103,14 +103,8 @@ def asynchronous_rewards() -> tuple[list[str], frozenset[str]]:
 def call_reward(
     name: str, items: Sequence[Item], trainer_state: Mapping[str, int], limit: float
 ) -> tuple[list[ItemOutcome], float]:
-    """Calls one reward for each item in a worker process.
-
-    Args:
-        limit: seconds after which the parent kills this process; where the parent is gone, it ends itself.
-
-    Returns:
-        One outcome per item, and the seconds that the calls took.
-    """
+    """Calls one reward for each item in a worker process: one outcome per item, and the seconds that the calls took.
+    The parent kills this process after `limit` seconds; where the parent is gone, it ends itself."""
     if isinstance(reward := _rewards[name], str):
         return [ItemOutcome(failure=reward)] * len(items), 0.0
     started = time.perf_counter()

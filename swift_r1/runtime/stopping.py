@@ -22,12 +22,8 @@ _LAST_RESORT_S = 30.0
 
 
 class StopRequest:
-    """What this process knows of a stop.
-
-    Attributes:
-        reason: why the run stops, as all ranks have agreed: 0 while it does not, `OUT_OF_TIME`, or the exit code of
-            the signal (130, 143). Numbers, so that ranks can agree on the largest.
-    """
+    """What this process knows of a stop. Its `reason`, as all ranks have agreed, is 0 while there is none,
+    `OUT_OF_TIME`, or the exit code of the signal (130, 143): numbers, so that ranks can agree on the largest."""
 
     def __init__(self) -> None:
         self.reason = 0
@@ -91,15 +87,11 @@ class StopRequest:
 
 
 class Watchdog:
-    """While open, ends the process with exit code 5 after `timeout_s` seconds without a call of `progress`.
+    """While open, ends the process with exit code 5 after `timeout_s` seconds (0: never) without a call of `progress`.
 
     Every rank has its own; a rank that waits for others that are alive makes progress (`Presence`). Where the
     interpreter itself is stuck, so that no Python thread runs, the C library ends the process 30 s later, with exit
     code 1.
-
-    Args:
-        timeout_s: 0 for never.
-        rank: for the message.
     """
 
     def __init__(self, timeout_s: float, rank: int) -> None:

@@ -57,12 +57,8 @@ class Recorder:
 
 class RunRecorder(Recorder):
     """Writes `logging.jsonl`, `completions.jsonl`, `eval_completions.jsonl`, `images/`, `summary.json`; feeds the
-    console and the trackers. Use as a context manager: it closes them.
-
-    Args:
-        logging_steps: steps between two lines of metrics.
-        show_completions: `--log_completions`, show some and send them to the trackers (all are in the file anyway).
-    """
+    console and the trackers. Use as a context manager: it closes them. With `show_completions` some are shown and sent
+    to the trackers (all are in the file anyway)."""
 
     def __init__(
         self,

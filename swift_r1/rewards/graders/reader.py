@@ -66,12 +66,8 @@ def tokens(text: str) -> list[str]:
 
 
 class Reader:
-    """Reads tokens at one point of the variables.
-
-    Attributes:
-        variables: whether any was read.
-        rounded: whether anything was rounded: then many points give the same value.
-    """
+    """Reads tokens at one point of the variables; `variables` says whether any was read, `rounded` whether anything was
+    rounded: then many points give the same value."""
 
     def __init__(self, tokens: list[str], point: int) -> None:
         self._tokens, self._at, self._point, self._depth, self._bars = tokens, 0, point, 0, 0

@@ -27,29 +27,18 @@ BUCKET_BYTES = 64 * 2**20
 
 
 class Backend(ABC):
-    """One rank's part of a policy or critic, and its optimizer. Methods marked collective are called on every rank.
+    """One rank's part of a policy or critic, and its optimizer. Methods marked collective are called on every rank."""
 
-    Attributes:
-        model: the transformers model being trained (its parameters may be partitioned).
-        module: what computes with it: a `Policy` or `Critic`.
-        forward: `module`, or the engine around it.
-        weights: all that `module` computes with; whoever asks for weights or states below has them back on the device.
-        states: all that only an optimizer step needs: float32 masters, gradients, moments.
-        torch_optimizer: the optimizer itself.
-        masters: the tensors that it works on, float32, as many on each rank; this rank's parts where partitioned.
-        partitioned: whether a parameter is a part of a weight, until it is gathered (ZeRO-3).
-    """
-
-    model: PreTrainedModel
+    model: PreTrainedModel  # the transformers model being trained (its parameters may be partitioned)
     module: Policy | Critic
-    forward: Callable[..., Any]
-    weights: Movable
-    states: Movable
+    forward: Callable[..., Any]  # `module`, or the engine around it
+    weights: Movable  # all that `module` computes with; whoever asks for weights or states below has them back
+    states: Movable  # all that only an optimizer step needs: float32 masters, gradients, moments
     torch_optimizer: torch.optim.Optimizer
-    masters: Sequence[Tensor]
+    masters: Sequence[Tensor]  # what it works on, float32, as many on each rank; this rank's parts where partitioned
     ranks: Ranks
     device: torch.device
-    partitioned = False
+    partitioned = False  # whether a parameter is a part of a weight, until it is gathered (ZeRO-3)
 
     @property
     def vocab_size(self) -> int:
@@ -243,14 +232,8 @@ def weight_groups(weights: Sequence[Weight]) -> Iterator[list[Weight]]:
 
 
 class FrozenReference:
-    """A frozen policy beside the one that `backend` trains; partitioned as that one is.
-
-    Args:
-        offload: its weights are on the host between its uses (`--offload_ref_model`).
-
-    Attributes:
-        forward: computes with it; `policy` unless a backend wraps that.
-    """
+    """A frozen policy beside the one that `backend` trains, partitioned as that one is. With `offload` its weights are
+    on the host between its uses. `forward` computes with it: `policy`, unless a backend wraps that."""
 
     def __init__(self, policy: Policy, backend: Backend, offload: bool = False) -> None:
         policy.eval().requires_grad_(False)

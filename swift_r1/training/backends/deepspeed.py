@@ -44,14 +44,8 @@ logger = logging.getLogger(__name__)
 
 
 class DeepSpeedBackend(Backend):
-    """Trains a model that `load` makes under ZeRO; weights of 16 bits keep float32 masters.
-
-    Args:
-        config: from `read_config`.
-        quantized: the model has 4-bit weights.
-
-    Raises UsageError: DeepSpeed does not take the config.
-    """
+    """Trains a model that `load` makes (`quantized`: with 4-bit weights) under ZeRO; 16-bit weights keep float32
+    masters. Raises UsageError: DeepSpeed does not take the config (of `read_config`)."""
 
     _copies_state = True
     _copy_for_generation: PreTrainedModel | None = None

@@ -25,18 +25,13 @@ _ASIDE = "aside-"
 
 class Draft:
     """`checkpoint-<step>` in the making: a folder under a temporary name, into which every rank writes. Once a write
-    has failed, this rank writes nothing more.
-
-    Attributes:
-        hashed: entries of the files that were hashed and synced while they were written.
-        fault: why a write failed.
-    """
+    has failed, this rank writes nothing more."""
 
     def __init__(self, run_dir: Path, step: int) -> None:
         self.final = run_dir / f"checkpoint-{step}"
         self.folder = run_dir / f"{_TEMPORARY}{self.final.name}"
-        self.hashed: dict[str, Entry] = {}
-        self.fault: str | None = None
+        self.hashed: dict[str, Entry] = {}  # files that were hashed and synced while they were written
+        self.fault: str | None = None  # why a write failed
 
     def attempt(self, work: Callable[[], None]) -> None:
         if self.fault is None:
