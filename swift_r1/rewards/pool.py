@@ -1,7 +1,7 @@
 """Reward functions in worker processes that can be killed, so that no reward can hang or end a run; or in this one.
 
 A call holds one whole group or more. Its time limit is `--reward_timeout` per completion (32 of them at most); a worker
-that exceeds it is killed and replaced. What a failed call does to its groups is in `calls.py`.
+that exceeds it is killed and replaced. What a failed call does to its groups is in `batch.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from multiprocessing.context import SpawnContext, SpawnProcess
 from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from swift_r1.errors import RunFailed, UsageError
-from swift_r1.rewards.batch import RewardCaller, Submitted
-from swift_r1.rewards.calls import LONGEST_CALL, Answer, Call
+from swift_r1.rewards.batch import LONGEST_CALL, Answer, Call, RewardCaller, Submitted
 from swift_r1.rewards.confine import MEMORY_EXIT, end_group, end_strays, end_whole
 from swift_r1.rewards.types import ItemOutcome, RewardFlags
 from swift_r1.rewards.watchdog import WorkerWatchdog

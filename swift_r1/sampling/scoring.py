@@ -10,8 +10,7 @@ from typing import Any
 
 from swift_r1.algorithms.rewards import Composition, group_statistics, mean, sample_std
 from swift_r1.data.prompts import Prompt
-from swift_r1.rewards.batch import OpenRewardBatch
-from swift_r1.rewards.calls import column_of
+from swift_r1.rewards.batch import OpenRewardBatch, column_of
 from swift_r1.rewards.types import RewardBatch, RewardColumn, reward_batch
 from swift_r1.sampling.base import Conversation
 

@@ -11,7 +11,7 @@ import pytest
 from swift_r1.algorithms.rewards import Composition
 from swift_r1.data.prompts import Prompt
 from swift_r1.data.sampler import PromptSampler
-from swift_r1.rewards.calls import join_batches
+from swift_r1.rewards.batch import join_batches
 from swift_r1.rewards.types import InvalidReward, RewardColumn
 from swift_r1.sampling.base import Conversation
 from swift_r1.sampling.prompts import PromptStream, StreamedPrompts
