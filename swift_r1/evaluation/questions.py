@@ -67,7 +67,9 @@ def load_questions(task: Task, seed: int = 42, use_hf: bool | None = None) -> Qu
         content = {key: value for key, value in row.items() if key not in ("dataset", "prompt_id")}
         digest.update(json.dumps(content, sort_keys=True, ensure_ascii=True, default=str).encode() + b"\n")
     if task.instruction:
-        rows = [_with_instruction(row, task.instruction) for row in rows]
+        for row in rows:
+            *before, last = row["messages"]
+            row["messages"] = [*before, {**last, "content": f"{last['content']}\n{task.instruction}"}]
     return Questions(task, rows, digest.hexdigest())
 
 
@@ -127,8 +129,3 @@ def shared_questions(questions: Questions, training: Iterable[Row]) -> int:
 
     known = set(map(asked, training))
     return sum(asked(row, questions.task.instruction) in known for row in questions.rows)
-
-
-def _with_instruction(row: Row, instruction: str) -> Row:
-    *before, last = row["messages"]
-    return {**row, "messages": [*before, {**last, "content": f"{last['content']}\n{instruction}"}]}

@@ -114,12 +114,18 @@ def summarize(graded: Sequence[Graded], reward: str | None) -> Result:
             for k in ks(n):
                 if k > 2 and (k == n or k <= MAX_VOTERS):  # a vote of one or two is the average
                     values.setdefault(f"maj@{k}", {})[prompt_id] = majority_at_k(classes, silent, k)
+
+    def draws(name: str) -> float:
+        """Independent outcomes in a question's value."""
+        kind, _, k = name.partition("@")
+        return n if kind == "avg" else n / int(k)
+
     lengths = [one.tokens for one in graded if one.tokens is not None]
     rewards = [one.reward for one in graded if one.reward is not None and not math.isnan(one.reward)]
     return Result(
         questions=len(groups),
         n=n,
-        estimates={name: mean_estimate(list(own.values()), _draws(name, n)) for name, own in values.items()},
+        estimates={name: mean_estimate(list(own.values()), draws(name)) for name, own in values.items()},
         mean_length=math.fsum(lengths) / len(lengths) if len(lengths) == len(graded) else None,
         truncated=sum(one.truncated for one in graded) / len(graded),
         unanswered=None if rule is None else sum(one.answer is None for one in graded) / len(graded),
@@ -148,9 +154,3 @@ def vote_classes(
             known, before = classes[place]
             classes[place] = known, before + count
     return [(count, verdict[answer]) for answer, count in classes], len(answers) - sum(counts.values())
-
-
-def _draws(name: str, n: int) -> float:
-    """Independent outcomes in a question's value."""
-    kind, _, k = name.partition("@")
-    return n if kind == "avg" else n / int(k)

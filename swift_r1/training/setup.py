@@ -115,7 +115,7 @@ def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
     if args.rlhf_type != "ppo":
         return None
     path, rate = str(args.critic_model), float(args.critic_learning_rate or 0.0)
-    check_tokens(path, context.tokenizer)
+    check_critic_tokens(path, context.tokenizer)
 
     def load() -> PreTrainedModel:
         return load_critic(path, args.torch_dtype, args.gradient_checkpointing)
@@ -150,7 +150,7 @@ def open_reference(context: Context, backend: Backend) -> ReferencePolicy | None
     return backend.reference(args.offload_ref_model and ranks.device.type != "cpu")
 
 
-def check_tokens(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_critic_tokens(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
     """Raises UsageError where the critic in `path` reads other tokens than the policy writes."""
     own = load_tokenizer(path, "--critic_model")
     if tokenizer_hash(own) != tokenizer_hash(tokenizer):

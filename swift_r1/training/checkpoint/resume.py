@@ -28,9 +28,9 @@ from swift_r1.training.checkpoint.saving import (
     Saver,
     rng_of,
     round_tensors_of,
-    saved_tensors,
 )
-from swift_r1.training.checkpoint.state import Fingerprint, RunState, log_sizes, restore_rng
+from swift_r1.training.checkpoint.state import STATE, Fingerprint, RunState, log_sizes, restore_rng
+from swift_r1.training.checkpoint.tensors import SavedTensors
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
 
@@ -171,13 +171,13 @@ class Checkpoints:
         """Restores everything to where the checkpoint left it; prompts are at their place already. An open round is not
         in the result: `Trainer.resume` computes it from `saved_round`. Raises UsageError: the state is not of this
         model."""
-        state = RunState.read(checkpoint)
+        state, folder = RunState.read(checkpoint), checkpoint / STATE
         try:
-            self.saver.backend.load_training_state(saved_tensors(checkpoint, OPTIMIZER))
+            self.saver.backend.load_training_state(SavedTensors(folder, OPTIMIZER))
             if self.critic is not None:
-                self.critic.backend.load_training_state(saved_tensors(checkpoint, CRITIC_OPTIMIZER))
+                self.critic.backend.load_training_state(SavedTensors(folder, CRITIC_OPTIMIZER))
             if self.saver.reference is not None:
-                self.saver.reference.load_weights(saved_tensors(checkpoint, REFERENCE))
+                self.saver.reference.load_weights(SavedTensors(folder, REFERENCE))
         except (KeyError, RuntimeError) as error:
             raise UsageError(f"{checkpoint} cannot be resumed from: its state is of another model: {error}") from error
         self.learning_rate.go_to(state.step)

@@ -175,15 +175,11 @@ class Saver:
         return None
 
 
-def saved_tensors(checkpoint: Path, kind: str) -> SavedTensors:
-    return SavedTensors(checkpoint / STATE, kind)
-
-
 def round_tensors_of(checkpoint: Path) -> dict[str, Tensor]:
-    return saved_tensors(checkpoint, _ROUND).all()
+    return SavedTensors(checkpoint / STATE, _ROUND).all()
 
 
 def rng_of(checkpoint: Path, rank: int) -> dict[str, Tensor]:
     """A rank's generators; empty for a rank that the saved run did not have."""
-    everyones = saved_tensors(checkpoint, _RNG).all()
+    everyones = SavedTensors(checkpoint / STATE, _RNG).all()
     return {name.partition(":")[0]: state for name, state in everyones.items() if name.endswith(f":{rank}")}
