@@ -1,4 +1,4 @@
-"""A model's weights as every user of the model but the optimizer sees them: names, whole values, and which are frozen.
+"""A model's weights as every user of the model except the optimizer sees them: names, whole values, which are frozen.
 
 The name is the Hugging Face one; adapters are merged in, 4-bit weights are the numbers that they stand for, and under
 ZeRO-3 shape and dtype are those of the whole weight.

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -58,7 +58,7 @@ class JsonLines:
         self._file = path.open("a", encoding="utf-8", buffering=1)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps(_standard(row), ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.write(json.dumps(standard_json(row), ensure_ascii=False, allow_nan=False) + "\n")
 
     def close(self) -> None:
         self._file.close()
@@ -70,13 +70,14 @@ class JsonLines:
         self.close()
 
 
-def _standard(value: Any) -> Any:
+def standard_json(value: Any, not_finite: Callable[[float], Any] = lambda _value: None) -> Any:
+    """What JSON can say of a value; it has no non-finite numbers."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) else not_finite(value)
     if isinstance(value, Mapping):
-        return {str(key): _standard(item) for key, item in value.items()}
+        return {str(key): standard_json(item, not_finite) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_standard(item) for item in value]
+        return [standard_json(item, not_finite) for item in value]
     if value is None or isinstance(value, str | int | bool):
         return value
     # A dataset column may hold anything; what JSON cannot say is written as text rather than lost.

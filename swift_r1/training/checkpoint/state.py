@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import random
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from swift_r1.errors import UsageError
+from swift_r1.tracking.metrics import standard_json
 from swift_r1.training.checkpoint.folder import sync
 
 STATE = "state"
@@ -60,7 +60,8 @@ class RunState:
     fingerprint: Fingerprint
 
     def write(self, folder: Path) -> None:
-        text = json.dumps({"format": _FORMAT} | _standard(asdict(self)), indent=1, allow_nan=False)
+        content = standard_json(asdict(self), lambda value: {"number": str(value)})
+        text = json.dumps({"format": _FORMAT} | content, indent=1, allow_nan=False)
         (folder / RUN_JSON).write_text(text + "\n", encoding="utf-8")
 
     @classmethod
@@ -101,17 +102,6 @@ def truncate_logs(run_dir: Path, sizes: Mapping[str, int]) -> None:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def _standard(value: Any) -> Any:
-    """`value` with non-finite numbers as objects: JSON has none."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return {"number": str(value)}
-    if isinstance(value, Mapping):
-        return {str(key): _standard(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_standard(item) for item in value]
-    return value
 
 
 def _restored(value: dict[str, Any]) -> Any:
