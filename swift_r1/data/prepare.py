@@ -14,7 +14,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
@@ -28,11 +28,10 @@ from swift_r1.data.store import (
     RUN_ONLY,
     Block,
     RowStore,
-    RowStoreWriter,
     block_of,
     cache_folder,
-    remove_old,
     whole_store,
+    write_store,
 )
 from swift_r1.errors import UsageError
 from swift_r1.runtime.processes import end_with_parent
@@ -146,26 +145,26 @@ def _key(source: Source, split: Split, count: int | None, flags: DataFlags) -> s
 
 
 def _made(source: Source, split: Split, count: int | None, flags: DataFlags, path: Path) -> RowStore:
-    with RowStoreWriter(path.parent) as writer:
-        started = time.perf_counter()
-        remove_old(path.parent)
-        tasks = source.tasks(split, count, seed_of(flags), _CHUNK)
-        processes = flags.dataset_num_proc
-        if processes > 1 and not may_fork():
-            _logger.info("dataset %s: this process has threads, so it prepares the rows alone", source.name)
-            processes = 1
-        if processes > 1:
-            blocks = _parallel(source, tasks, flags, processes)
-        else:
-            blocks = (_block_of(source, task, flags) for task in tasks)
-        for block in _with_progress(blocks, f"preparing {source.name}", count):
-            writer.add(block)
-        require_rows(source, writer.count, writer.drops)
+    started = time.perf_counter()
+    tasks = source.tasks(split, count, seed_of(flags), _CHUNK)
+    processes = flags.dataset_num_proc
+    if processes > 1 and not may_fork():
+        _logger.info("dataset %s: this process has threads, so it prepares the rows alone", source.name)
+        processes = 1
+    if processes > 1:
+        blocks = _parallel(source, tasks, flags, processes)
+    else:
+        blocks = (_block_of(source, task, flags) for task in tasks)
+
+    def check(rows: int, drops: Drops) -> None:
+        require_rows(source, rows, drops)
         seconds = time.perf_counter() - started
         if seconds > 2:
-            _logger.info("dataset %s: %s rows prepared in %.0f s", source.name, f"{writer.count:,}", seconds)
-        _report(source, writer.drops)
-        return writer.finish(path, replace=not flags.load_from_cache_file)
+            _logger.info("dataset %s: %s rows prepared in %.0f s", source.name, f"{rows:,}", seconds)
+        _report(source, drops)
+
+    shown = _with_progress(blocks, f"preparing {source.name}", count)
+    return write_store(path, shown, check, replace=not flags.load_from_cache_file)
 
 
 def may_fork() -> bool:
@@ -195,33 +194,18 @@ def _report(source: Source, drops: Drops) -> None:
 
 def _with_progress(blocks: Iterable[Block], what: str, total: int | None) -> Iterator[Block]:
     """The blocks. A bar on standard error counts raw rows; where that is no terminal, a log line now and then."""
-    started = logged = time.monotonic()
-    done = 0
-    with contextlib.ExitStack() as stack:
-        show: Callable[[int], None] | None = None
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # its thread would outlive the bar, and a process with threads does not fork
+    logged, done = time.monotonic(), 0
+    with tqdm(desc=what, total=total, unit=" rows", delay=_BAR_AFTER_S, leave=False, disable=None) as bar:
         for block in blocks:
             yield block
             done += block.drops.seen
-            now = time.monotonic()
-            if sys.stderr.isatty():
-                if show is None and now - started > _BAR_AFTER_S:
-                    show = stack.enter_context(_bar(what, total))
-                if show is not None:
-                    show(done)
-            elif now - logged > _LINE_EVERY_S:
-                logged = now
+            bar.update(block.drops.seen)
+            if bar.disable and time.monotonic() - logged > _LINE_EVERY_S:
+                logged = time.monotonic()
                 _logger.info("%s: %s%s rows", what, f"{done:,}", f" of {total:,}" if total else "")
-
-
-@contextlib.contextmanager
-def _bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.update(task, completed=done)
 
 
 _job: tuple[Source, DataFlags] | None = None  # of a worker process

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,8 +28,7 @@ class PromptSampler:
     """An endless, deterministic sequence of rounds of row indices.
 
     Epochs follow each other without a gap: every row comes once per epoch, each epoch in a new permutation made from
-    (seed, epoch) alone, and a round at an epoch's end takes its last prompts from the next epoch. `len(sampler)` is
-    the number of rounds of one epoch (rounded up).
+    (seed, epoch) alone, and a round at an epoch's end takes its last prompts from the next epoch.
 
     Args:
         num_rows: rows of the training set, > 0.
@@ -50,19 +48,12 @@ class PromptSampler:
         self._order: list[int] = []
         self._order_epoch = -1
 
-    def __len__(self) -> int:
-        return self.rounds(1)
-
     def __iter__(self) -> Iterator[list[int]]:
         return self
 
     def __next__(self) -> list[int]:
         """The row indices of the next round, `prompts_per_round` of them."""
         return [self._draw() for _ in range(self.prompts_per_round)]
-
-    def rounds(self, epochs: float) -> int:
-        """Rounds that `epochs` epochs take, rounded up, at least one."""
-        return max(1, math.ceil(epochs * self.num_rows / self.prompts_per_round - 1e-9))
 
     def state_dict(self) -> dict[str, Any]:
         """The position and what it is a position in: a few numbers, whatever the size of the data."""
