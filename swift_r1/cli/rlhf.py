@@ -107,11 +107,18 @@ def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: boo
     Raises:
         RunFailed, ServerUnreachable: they were asked for, and do not start.
     """
-    engines = start_engines(args, world.nproc_per_node, folder, os.environ, usable_cpus(), has_gpu(os.environ))
+    ranks, gpu = world.nproc_per_node, has_gpu(os.environ)
+    started, supervisor = start_engines(args, ranks, folder, os.environ, usable_cpus(), gpu)
+
+    def check() -> None:
+        if supervisor.poll() is not None:
+            raise RunFailed("--vllm_mode colocate: the engine beside the trainer could not be started (see above)")
+
     try:
-        return engines.args, wait_for_servers(engines.args, folder, engines.check)
+        return started, wait_for_servers(started, folder, check)
     except (RunFailed, ServerUnreachable) as error:
-        engines.end()
+        supervisor.terminate()
+        supervisor.wait()
         if not by_default:
             raise
         say(f"{error}; completions come from the trainer's own process instead (--use_vllm false)")

@@ -15,7 +15,7 @@ from typing import Any
 from swift_r1.data.registry import datasets
 from swift_r1.errors import SwiftError, UsageError, for_each
 from swift_r1.plugins.compat import import_names_for
-from swift_r1.plugins.ms_swift import Registries
+from swift_r1.plugins.ms_swift import adopting
 from swift_r1.plugins.protocol import prms, rm_plugins
 from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
 from swift_r1.rewards import orms
@@ -87,14 +87,13 @@ def _load(text: str, path: Path) -> LoadedPlugin:
         sys.path.append(folder)
     # The name depends on the path alone, so that worker processes find classes pickled by reference.
     name = f"swift_r1_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    before, theirs = {kind: dict(entries) for kind, entries in _REGISTRIES.items()}, Registries()
+    before = {kind: dict(entries) for kind, entries in _REGISTRIES.items()}
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # the suffix is .py
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        with import_names_for(path):
+        with import_names_for(path), adopting():
             spec.loader.exec_module(module)
-            theirs.adopt()
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UsageError(_failure(text, path, error)) from error

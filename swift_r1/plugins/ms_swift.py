@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
@@ -47,25 +48,22 @@ def its_own(name: str) -> Any:
     return next((one for one in found if one is not None), None)
 
 
-class Registries:
-    """Its registries as they were before a plugin ran; `adopt` takes over what came since.
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Registers here what a plugin, run in the block, registers there. What came with ms-swift's import is left out.
 
     Nothing of ms-swift is imported for this: what no plugin imported, no plugin registered in. Importing it takes
     many seconds.
     """
-
-    def __init__(self) -> None:
-        self._before = {place: dict(_registry(*place)) for place in (*_REGISTRIES, _DATASETS)}
-
-    def adopt(self) -> None:
-        """Registers here what is new there. What came with its import is left out."""
-        for place, before in self._before.items():
-            new = {name: entry for name, entry in _registry(*place).items() if before.get(name) is not entry}
-            if place != _DATASETS:
-                _REGISTRIES[place].update({name: entry for name, entry in new.items() if not _is_its_own(entry)})
-                continue
+    befores = {place: dict(_registry(*place)) for place in (*_REGISTRIES, _DATASETS)}
+    yield
+    for place, before in befores.items():
+        new = {name: entry for name, entry in _registry(*place).items() if before.get(name) is not entry}
+        if place == _DATASETS:
             for meta in map(_as_ours, filter(_is_a_plugins, new.values())):
                 datasets[meta.name] = meta
+        else:
+            _REGISTRIES[place].update({name: entry for name, entry in new.items() if not _is_its_own(entry)})
 
 
 def _registry(module: str, name: str) -> dict[Any, Any]:
