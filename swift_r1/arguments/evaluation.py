@@ -107,11 +107,7 @@ class EvalArguments(
         return self.model.rstrip("/").removesuffix("/v1")
 
     def tasks(self) -> list[Task]:
-        """What `--benchmarks` names, in its order.
-
-        Raises:
-            UsageError: every value that cannot be read, one a line.
-        """
+        """What `--benchmarks` names, in its order; raises as `read_tasks`."""
         defaults = {
             "num_generations": self.n,
             "temperature": float(self.temperature),

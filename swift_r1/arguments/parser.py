@@ -50,11 +50,8 @@ class Command:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The arguments that `to_dict` wrote; the API key comes from the environment variable SWIFT_API_KEY.
-
-        Raises:
-            TypeError: a key that is no flag (the file is of another version).
-        """
+        """The arguments that `to_dict` wrote, and the API key of the environment; TypeError for a key that is no flag
+        (the file is of another version)."""
         unknown = sorted(set(values) - set(flag_specs(cls)))
         if unknown:
             raise TypeError(f"not flags of swift {cls.command}: {', '.join(unknown)}")
@@ -83,15 +80,9 @@ class _Reading:
 
 
 def parse_arguments(cls: type[A], argv: Sequence[str], environ: Mapping[str, str] | None = None) -> A:
-    """The arguments of a command, checked and resolved.
+    """The arguments of a command from the words after its name, checked and resolved.
 
-    Args:
-        cls: the argument class of the command.
-        argv: the words after the command's name.
-        environ: the process environment (default: `os.environ`), for the world size and keys.
-
-    Raises:
-        UsageError: with every fault found, one line each.
+    `environ` (default: `os.environ`) has the world size and keys. Raises UsageError with every fault found.
     """
     environ = os.environ if environ is None else environ
     reading = _Reading(cls)

@@ -51,15 +51,9 @@ class Plan:
 
 
 def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) -> Plan:
-    """The plan of resolved arguments.
+    """The plan of resolved arguments; `dataset_size` is None where prompts are streamed (`--max_steps` is set).
 
-    Args:
-        args: as `parse_arguments` returns them.
-        world_size: processes that train.
-        dataset_size: prompts in the training data, at least 1; None where they are streamed (`--max_steps` is set).
-
-    Raises:
-        ValueError: the dataset is empty, or a round does not divide into whole groups.
+    Raises ValueError where the dataset is empty, or a round does not divide into whole groups.
     """
     if dataset_size is not None and dataset_size < 1:
         raise ValueError("the dataset is empty")

@@ -62,11 +62,7 @@ class RlhfFlags(
         return self.steps_per_generation or (self.num_mini_batches or 1) * self.gradient_accumulation_steps
 
     def eval_tasks(self) -> list[Task]:
-        """What `--eval_datasets` names, in its order; a reward of None is the run's own.
-
-        Raises:
-            UsageError: every value that cannot be read, one a line.
-        """
+        """What `--eval_datasets` names, in its order; a reward of None is the run's own. Raises as `read_tasks`."""
         temperature = self.temperature if self.eval_temperature is None else self.eval_temperature
         defaults = {
             "num_generations": self.num_generations_eval or self.num_generations,

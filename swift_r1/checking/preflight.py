@@ -36,16 +36,10 @@ _START_S = 30.0  # for that process to start and load the plugins, which this on
 def check_inputs(
     args: RlhfArguments, world: World, environ: Mapping[str, str], known_faults: Sequence[str]
 ) -> LoadedData:
-    """Loads plugins and data, and checks names, columns, model and DeepSpeed file.
+    """Loads plugins and data, and checks names, columns, model and DeepSpeed file; returns the rows, prepared for the
+    trainer. `known_faults` were found elsewhere.
 
-    Args:
-        known_faults: found elsewhere, to be reported with the others.
-
-    Returns:
-        the rows, prepared for the trainer.
-
-    Raises:
-        UsageError: every fault that could be found, one a line. Faults of plugins come alone: names depend on them.
+    Raises UsageError with every fault that could be found. Faults of plugins come alone: names depend on them.
     """
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)

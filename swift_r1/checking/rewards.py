@@ -122,8 +122,7 @@ def try_rewards(
         golds: a right completion for each row, or None for all.
         prefix: what the model's turn begins with, which rewards see too.
 
-    Raises:
-        UsageError: a reward cannot be built in a worker process.
+    Raises UsageError where a reward cannot be built in a worker process.
     """
     groups = [ordinary(gold) for gold in golds]
     batch = made_up_batch(rows, groups, args.max_completion_length, prefix)

@@ -39,11 +39,7 @@ HELP = (_USAGE, EvalArguments, _EXAMPLES)
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs the command; does not come back where an evaluation starts.
-
-    Raises:
-        UsageError: bad flags, model folder, or folders to compare.
-    """
+    """Does not come back where an evaluation starts. UsageError: bad flags, model folder, or folders to compare."""
     args = parse_arguments(EvalArguments, words)
     if args.compare:
         return _compare(args)

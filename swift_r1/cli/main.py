@@ -94,11 +94,7 @@ def _rlhf_type(words: Sequence[str]) -> str | None:
 
 
 def to_ms_swift(command: str, words: Sequence[str], rlhf_type: str | None) -> NoReturn:
-    """Replaces this process by ms-swift's command.
-
-    Raises:
-        UsageError: ms-swift is not installed.
-    """
+    """Replaces this process by ms-swift's command; UsageError where that is not installed."""
     from swift_r1.launch.environment import replace_process
     from swift_r1.plugins.ms_swift import is_installed
 

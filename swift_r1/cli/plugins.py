@@ -13,11 +13,7 @@ _FLAG = "--external_plugins"
 
 
 def run(words: Sequence[str]) -> int:
-    """Prints one line for each reward, dataset, scheduler and environment.
-
-    Raises:
-        UsageError: an unknown flag, or a plugin file that does not load.
-    """
+    """One line for each; UsageError for an unknown flag, or a plugin file that does not load."""
     # The flag of the other commands may stand before the files.
     files = [file for word in words if (file := word.removeprefix(f"{_FLAG}=")) != _FLAG]
     flags = [file for file in files if file.startswith("-")]

@@ -102,11 +102,8 @@ def run(words: Sequence[str]) -> int:
 
 def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: bool) -> tuple[RlhfArguments, str | None]:
     """Starts the engines beside the ranks and waits for them; returns the arguments with their addresses, and the
-    leases' token. Where the user did not ask for them, a run whose engines do not start goes on without.
-
-    Raises:
-        RunFailed, ServerUnreachable: they were asked for, and do not start.
-    """
+    leases' token. Where the user did not ask for them, a run whose engines do not start goes on without; else
+    that raises RunFailed or ServerUnreachable."""
     ranks, gpu = world.nproc_per_node, has_gpu(os.environ)
     started, supervisor = start_engines(args, ranks, folder, os.environ, usable_cpus(), gpu)
 
@@ -160,11 +157,7 @@ def wait_for_servers(
 
 def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:
     """`--estimate true`: prints what a rank will need, next to what the machine has, and what would save most; loads
-    nothing. Returns the exit code.
-
-    Raises:
-        UsageError: the model's config cannot be read.
-    """
+    nothing. Returns the exit code. UsageError where the model's config cannot be read."""
     from rich.console import Console
     from rich.table import Table
 

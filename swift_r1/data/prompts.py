@@ -95,8 +95,7 @@ class PromptEncoder:
         max_length: longest prompt in tokens.
         truncation: of longer prompts: `delete` leaves them out, `left` cuts off their beginning.
 
-    Raises:
-        UsageError: there is no chat template, or `--prompt_template` is none.
+    Raises UsageError where there is no chat template, or `--prompt_template` is none.
     """
 
     def __init__(
@@ -169,12 +168,8 @@ class PromptEncoder:
 
     def fitting(self, rows: Sequence[Row], what: str = "training") -> Sequence[Row]:
         """The rows whose prompts are at most `max_length` tokens, or are cut to it; what is left out or cut is logged.
-
-        Only rows that are long in bytes are tokenised here, so a million short rows cost little.
-
-        Raises:
-            UsageError: no row is left.
-        """
+        UsageError where no row is left. Only rows that are long in bytes are tokenised, so a million short ones
+        cost little."""
         if self._max_length is None or not len(rows):
             return rows
         sizes = rows.sizes() if isinstance(rows, Rows) else ((content_bytes(row), len(row["messages"])) for row in rows)

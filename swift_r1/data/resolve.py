@@ -29,10 +29,7 @@ def open_sources(
     values: Sequence[str], labels: set[str] | None = None, use_hf: bool | None = None, streaming: bool = False
 ) -> list[Source]:
     """Resolves `--dataset` values; opens nothing yet. `labels` are those in use already; new ones are added.
-
-    Raises:
-        UsageError: all faults of all values, one a line.
-    """
+    Raises UsageError with all faults of all values."""
     taken = set() if labels is None else labels
     sources = for_each(values, lambda value: _open(_spec(value), use_hf))
     return [replace(source, label=_unique(source.name, taken), streaming=streaming) for source in sources]

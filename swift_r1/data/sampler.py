@@ -60,11 +60,7 @@ class PromptSampler:
         return {"drawn": self._drawn, "num_rows": self.num_rows, "shuffle": self.shuffle, "seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a saved position. `prompts_per_round` may differ from the saved run's.
-
-        Raises:
-            UsageError: the state is of other data, another seed or another order.
-        """
+        """Goes to a saved position; UsageError where it is one in other data, another seed or another order."""
         own = self.state_dict()
         differing = [key for key in ("num_rows", "shuffle", "seed") if state[key] != own[key]]
         if differing:
@@ -101,11 +97,8 @@ class RowStream:
     fits: Callable[[Row], bool]
 
     def __iter__(self) -> Iterator[Row]:
-        """Rows without an end; those of a later epoch have its number in their `prompt_id`.
-
-        Raises:
-            UsageError: a source cannot be read, or no row is left; with `strict`, a row is broken.
-        """
+        """Rows without an end; those of a later epoch have its number in their `prompt_id`. UsageError where a source
+        cannot be read, or no row is left; with `strict`, where a row is broken."""
         for epoch in count():
             rows: Iterator[Row] = (row for source in self.sources for row in self._once(source, log=epoch == 0))
             if self.flags.dataset_shuffle:

@@ -122,11 +122,8 @@ class Source:
         return self.loader is not None and len(self.subsets) < 2 and "count" in _keywords(self.loader)
 
     def rows(self, split: Split, count: int | None, seed: int) -> Iterator[RawRow]:
-        """The raw rows of a split; `count` and `seed` matter only to a loader that samples itself.
-
-        Raises:
-            UsageError: the file or hub cannot be read, or the loader raises.
-        """
+        """The raw rows of a split; `count` and `seed` matter only to a loader that samples itself. Raises UsageError
+        where the file or hub cannot be read, or the loader raises."""
         if self.loader is not None:
             yield from self._loaded({"split": split, "count": count, "seed": seed})
         elif self.place is not None:
@@ -161,11 +158,7 @@ class Source:
 
     def identity(self, split: Split, count: int | None, seed: int) -> str | None:
         """A hash of the raw rows; None for a loader that may give different rows each time (one that never does has
-        an attribute `cacheable` that is true).
-
-        Raises:
-            UsageError: the file or hub cannot be read.
-        """
+        an attribute `cacheable` that is true). Raises as `rows`."""
         if self.loader is not None:
             if not getattr(self.loader, "cacheable", False):
                 return None

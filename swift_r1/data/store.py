@@ -107,10 +107,8 @@ def write_store(
 ) -> RowStore:
     """Writes a store; a complete one of that name is returned instead, or replaced. What is not finished is removed.
 
-    `check` is called with the number of rows and what was left out before the store gets its name.
-
-    Raises:
-        OSError: nothing can be written.
+    `check` is called with the number of rows and what was left out before the store gets its name. Raises OSError where
+    nothing can be written.
     """
     import pyarrow as pa
 

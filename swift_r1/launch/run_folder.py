@@ -58,10 +58,7 @@ def newest_version(base: Path) -> tuple[int, Path | None]:
 
 def make_run_folder(args: RlhfArguments, world: World) -> Path:
     """Makes and returns the run's folder (absolute): `vN-YYYYmmdd-HHMMSS` in `--output_dir`, or that itself.
-
-    Raises:
-        UsageError: the folder cannot be made.
-    """
+    UsageError where it cannot be made."""
     base = Path(str(args.output_dir)).absolute()
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -123,11 +120,8 @@ def without_secrets(words: Sequence[str]) -> list[str]:
 def find_checkpoint(args: RlhfArguments) -> tuple[Path | None, Path | None]:
     """Folder and checkpoint that `--resume_from_checkpoint` names; a line on stderr says so. Hashes every file of it.
 
-    Returns:
-        None for the folder: the run makes a new one; None for the checkpoint: it starts from the beginning.
-
-    Raises:
-        UsageError: the checkpoint is missing, broken, without state, or of a run outside `--output_dir`.
+    Without a folder the run makes a new one; without a checkpoint it starts from the beginning. UsageError where the
+    checkpoint is missing, broken, without state, or of a run outside `--output_dir`.
     """
     if args.resume_from_checkpoint is None:
         return None, None
@@ -161,10 +155,7 @@ def find_checkpoint(args: RlhfArguments) -> tuple[Path | None, Path | None]:
 
 def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: Path) -> None:
     """Refuses to go on with another run's flags, processes or data; with `--resume_force true` only says what differs.
-
-    Raises:
-        UsageError: with the differences, one a line.
-    """
+    Raises UsageError with the differences."""
     from swift_r1.training.checkpoint.state import RunState
 
     state = RunState.read(checkpoint)

@@ -59,10 +59,8 @@ def load_plugins(paths: Sequence[str]) -> list[LoadedPlugin]:
     """Runs each plugin file once in this process, in order.
 
     The folder of a plugin goes to the end of `sys.path`, so it can import its neighbours but none of
-    them can replace a library (a `math.py` beside it, say).
-
-    Raises:
-        UsageError: one line for each file that is missing or fails, with the plugin's file and line.
+    them can replace a library (a `math.py` beside it, say). Raises UsageError with one line for each
+    file that is missing or fails, and the plugin's line.
     """
 
     def load_once(text: str) -> LoadedPlugin:
