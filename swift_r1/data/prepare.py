@@ -14,16 +14,15 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from swift_r1.data.fingerprint import fingerprint
 from swift_r1.data.rows import Drops, content_bytes, prompt_key, results
-from swift_r1.data.sources import Source, Split, Task
+from swift_r1.data.sources import DataFlags, Source, Split, Task
 from swift_r1.data.store import (
     RUN_ONLY,
     Block,
@@ -42,53 +41,9 @@ _BAR_AFTER_S = 1.0
 _LINE_EVERY_S = 10.0
 
 
-class DataFlags(Protocol):
-    """The flags that name the rows and say how they are prepared."""
-
-    @property
-    def dataset(self) -> Sequence[str]: ...
-    @property
-    def val_dataset(self) -> Sequence[str]: ...
-    @property
-    def split_dataset_ratio(self) -> float: ...
-    @property
-    def use_hf(self) -> bool | None: ...
-    @property
-    def columns(self) -> Mapping[str, str]: ...
-    @property
-    def strict(self) -> bool: ...
-    @property
-    def dataset_num_proc(self) -> int: ...
-    @property
-    def load_from_cache_file(self) -> bool: ...
-    @property
-    def streaming(self) -> bool: ...
-    @property
-    def shuffle_buffer_size(self) -> int: ...
-    @property
-    def dataset_shuffle(self) -> bool: ...
-    @property
-    def data_seed(self) -> int | None: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def eval_steps(self) -> int | None: ...
-    @property
-    def eval_on_start(self) -> bool: ...
-    @property
-    def eval_limit(self) -> int | None: ...
-    @property
-    def eval_datasets(self) -> Sequence[str]: ...
-
-
-def seed_of(flags: DataFlags) -> int:
-    """The seed of the data: `--data_seed`, else `--seed`."""
-    return flags.seed if flags.data_seed is None else flags.data_seed
-
-
 def request_key(source: Source, split: Split, count: int | None, flags: DataFlags) -> str:
     """What tells one preparation of a run from the others, without looking at the data."""
-    return json.dumps([source.spec.raw, source.label, split, count, seed_of(flags), dict(flags.columns)])
+    return json.dumps([source.spec.raw, source.label, split, count, flags.seed, dict(flags.columns)])
 
 
 def prepared_rows(
@@ -136,7 +91,7 @@ def prepared_rows(
 
 def _key(source: Source, split: Split, count: int | None, flags: DataFlags) -> str | None:
     """Under what prepared rows are kept; None where the content of the source or its code cannot be determined."""
-    identity = source.identity(split, count, seed_of(flags))
+    identity = source.identity(split, count, flags.seed)
     code = fingerprint([source.preprocess, dict(source.of_subset)])
     if identity is None or code is None:
         return None
@@ -146,7 +101,7 @@ def _key(source: Source, split: Split, count: int | None, flags: DataFlags) -> s
 
 def _made(source: Source, split: Split, count: int | None, flags: DataFlags, path: Path) -> RowStore:
     started = time.perf_counter()
-    tasks = source.tasks(split, count, seed_of(flags), _CHUNK)
+    tasks = source.tasks(split, count, flags.seed, _CHUNK)
     processes = flags.dataset_num_proc
     if processes > 1 and not may_fork():
         _logger.info("dataset %s: this process has threads, so it prepares the rows alone", source.name)

@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from swift_r1.data.prepare import DataFlags, seed_of
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.rows import Drops, preprocessed
-from swift_r1.data.sources import Source
+from swift_r1.data.sources import DataFlags, Source
 from swift_r1.errors import UsageError
 
 _logger = logging.getLogger("swift_r1.data")
@@ -102,7 +101,7 @@ class RowStream:
         for epoch in count():
             rows: Iterator[Row] = (row for source in self.sources for row in self._once(source, log=epoch == 0))
             if self.flags.dataset_shuffle:
-                rows = shuffled(rows, self.first, self.flags.shuffle_buffer_size, f"{seed_of(self.flags)}:{epoch}")
+                rows = shuffled(rows, self.first, self.flags.shuffle_buffer_size, f"{self.flags.seed}:{epoch}")
             found = 0
             for found, row in enumerate(rows, start=1):  # noqa: B007
                 yield row if epoch == 0 else {**row, "prompt_id": f"{row['prompt_id']}@{epoch}"}
@@ -117,7 +116,7 @@ class RowStream:
         too_long = found = shown = 0
         for turn in count():
             before = found
-            raws = source.rows("train", wanted if source.samples_itself else None, seed_of(self.flags))
+            raws = source.rows("train", wanted if source.samples_itself else None, self.flags.seed)
             for row in preprocessed(source, raws, self.flags.columns, drops, self.flags.strict):
                 if log and turn == 0:
                     for example in drops.examples[shown:]:

@@ -4,7 +4,7 @@ loader, a file, a folder or a hub."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,28 @@ from swift_r1.data.registry import Loader
 from swift_r1.errors import UsageError, describe
 
 Split = Literal["train", "eval"]
+
+
+@dataclass(frozen=True)
+class DataFlags:
+    """The flags that name the rows and say how they are prepared. `seed` is `--data_seed`, else `--seed`."""
+
+    dataset: Sequence[str]
+    val_dataset: Sequence[str] = ()
+    split_dataset_ratio: float = 0.0
+    use_hf: bool | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = False
+    dataset_num_proc: int = 1
+    load_from_cache_file: bool = True
+    streaming: bool = False
+    shuffle_buffer_size: int = 1000
+    dataset_shuffle: bool = True
+    seed: int = 42
+    eval_steps: int | None = None
+    eval_on_start: bool = False
+    eval_limit: int | None = None
+    eval_datasets: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
