@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
+from types import MethodType
 from typing import Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
@@ -135,16 +136,10 @@ def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
 
 def required_columns(reward: Any) -> frozenset[str]:
     """The columns a reward asks for by name: parameters of its call without a default, except `completions`."""
-    call = reward.__call__ if inspect.isclass(reward) else reward
-    parameters = list(inspect.signature(call).parameters.values())
-    if inspect.isclass(reward):
-        parameters = parameters[1:]  # self
+    call = MethodType(reward.__call__, reward) if inspect.isclass(reward) else reward
+    parameters = list(inspect.signature(call).parameters.values())[1:]
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return frozenset(
-        parameter.name
-        for parameter in parameters[1:]
-        if parameter.kind in named and parameter.default is inspect.Parameter.empty
-    )
+    return frozenset(one.name for one in parameters if one.kind in named and one.default is one.empty)
 
 
 def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:

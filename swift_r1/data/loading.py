@@ -123,7 +123,8 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
         for source in open_sources(flags.val_dataset, labels, flags.use_hf):
             wanted = source.spec.sample or (limit if source.samples_itself else None)
             held_out += validation.collect(source, "eval", wanted)
-        shared = len(set(held_out.keys()).intersection(chain.from_iterable(rows.keys() for rows in training)))
+        trained = chain.from_iterable(rows.column("key") for rows in training)
+        shared = len(set(held_out.column("key")).intersection(trained))
         if shared:
             _logger.warning("%d prompts of --val_dataset are in the training rows too", shared)
     elif flags.split_dataset_ratio:
@@ -241,7 +242,7 @@ def _take_out(rows: Rows, count: int, seed: int) -> tuple[Rows, Rows]:
 
     Rows with the same messages always end up on the same side, so no prompt is in both.
     """
-    keys = list(rows.keys())
+    keys = list(rows.column("key"))
     first: dict[int, int] = {}
     for place, key in enumerate(keys):
         first.setdefault(key, place)

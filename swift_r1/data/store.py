@@ -222,14 +222,9 @@ class Rows(Sequence[Row]):
             for part, piece, end in zip(self.parts, pieces, self._ends, strict=False)
         )
 
-    def keys(self) -> Iterator[int]:
-        """For each row, 64 bits of a hash of its messages: those of equal prompts are equal."""
-        return chain.from_iterable(part.column("key").to_pylist() for part in self.parts)
-
-    def sizes(self) -> Iterator[tuple[int, int]]:
-        """For each row, the bytes of its messages' contents, and how many messages there are."""
-        columns = ((part.column("size").to_pylist(), part.column("turns").to_pylist()) for part in self.parts)
-        return chain.from_iterable(zip(sizes, turns, strict=True) for sizes, turns in columns)
+    def column(self, name: str) -> Iterator[Any]:
+        """A column of the stores (`_schema`), for each row."""
+        return chain.from_iterable(part.column(name).to_pylist() for part in self.parts)
 
     def columns(self) -> frozenset[str]:
         """The columns that every row has."""

@@ -24,6 +24,7 @@ from swift_r1.rewards.graders.bounded import (
     power,
     real,
     root,
+    subtract,
 )
 
 MAX_LENGTH = 400  # characters
@@ -104,8 +105,7 @@ class Reader:
     def _terms(self) -> Value:
         value = self._product()
         while self._next in ("+", "-"):
-            sign = 1 if self._take() == "+" else -1
-            value = add(value, self._product(), sign)
+            value = (add if self._take() == "+" else subtract)(value, self._product())
         return value
 
     def _product(self) -> Value:
