@@ -123,7 +123,6 @@ class EvalArguments(
         return read_tasks("--benchmarks", [limited(value, self.eval_limit) for value in self.benchmarks], defaults)
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
-        """What is wrong with the values taken together."""
         if self.compare:
             yield from self._comparison_faults(given)
             return
@@ -162,8 +161,11 @@ class EvalArguments(
             yield no_effect(found, f"with {why}")
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
-        """Defaults that depend on other flags, filled in."""
-        name = self.base_url.split("://")[-1].replace("/", "_") if self.is_url else _folder_name(self.model)
+        if self.is_url:
+            name = self.base_url.split("://")[-1].replace("/", "_")
+        else:  # the last part; of a checkpoint its run's too
+            parts = PurePosixPath(self.model.rstrip("/")).parts
+            name = "-".join(parts[-2:] if parts and parts[-1].startswith("checkpoint-") else parts[-1:]) or "model"
         return replace(
             self.with_key(environ),
             system=system_message(self.system),
@@ -172,13 +174,5 @@ class EvalArguments(
         )
 
     def with_key(self, environ: Mapping[str, str]) -> Self:
-        """The same arguments with the key of the server or endpoint."""
         key = (self.api_key or environ.get(API_KEY_VARIABLE) or None) if self.is_url else None
         return replace(self, api_key=key)
-
-
-def _folder_name(model: str) -> str:
-    """The last part; of a checkpoint its run's too."""
-    parts = PurePosixPath(model.rstrip("/")).parts
-    wanted = parts[-2:] if parts and parts[-1].startswith("checkpoint-") else parts[-1:]
-    return "-".join(wanted) or "model"

@@ -44,7 +44,6 @@ class MergeArguments(Command):
     )
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
-        """Defaults that depend on other flags, filled in."""
         adapters = self.adapters.rstrip("/")
         return replace(self, adapters=adapters, output_dir=self.output_dir or f"{adapters}-merged")
 

@@ -59,7 +59,11 @@ def _open(spec: DatasetSpec, use_hf: bool | None) -> Source:
     if meta is None:
         if spec.is_file:
             raise UsageError(f"--dataset {spec.raw}: file not found: {spec.name}{_similar_files(spec.name)}")
-        raise UsageError(_unknown(spec))
+        known = [*datasets, *(name for name in builtin_datasets if name not in datasets)]
+        near = difflib.get_close_matches(spec.name, known, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        text = f"unknown dataset {spec.raw}: no such file, and not registered{hint} Registered: {', '.join(known)}"
+        raise UsageError(text)
     if spec.hub is not None:
         return _hub_source(spec, meta, _place(spec, meta, use_hf))
     if meta.loader is not None:
@@ -169,13 +173,6 @@ def _unique(name: str, taken: set[str]) -> str:
         label = f"{name}-{number}"
     taken.add(label)
     return label
-
-
-def _unknown(spec: DatasetSpec) -> str:
-    known = [*datasets, *(name for name in builtin_datasets if name not in datasets)]
-    near = difflib.get_close_matches(spec.name, known, n=3)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    return f"unknown dataset {spec.raw}: no such file, and not registered{hint} Registered: {', '.join(known)}"
 
 
 def _similar_files(name: str) -> str:

@@ -129,9 +129,6 @@ class Source:
     held_out_split: tuple[str, ...] = ()
     streaming: bool = False
 
-    def preprocess_of(self, row: RawRow) -> Preprocess:
-        return self.preprocess if row.subset is None else self.of_subset.get(row.subset, self.preprocess)
-
     @property
     def has_held_out(self) -> bool:
         if self.loader is not None:

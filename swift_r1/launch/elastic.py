@@ -153,7 +153,10 @@ def _run_node(
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    _quiet_torch()
+    for name in list(logging.root.manager.loggerDict):
+        # The launcher's own warnings repeat what our one line and the worker's message say.
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     single = world.nnodes == 1
     config = LaunchConfig(
         min_nodes=world.nnodes,
@@ -221,13 +224,6 @@ def first_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int, str]:
     if ended_by in (signal.SIGINT, signal.SIGTERM):
         return rank, 128 + ended_by, ended_by.name
     return rank, EXIT_RUN_FAILED, _KILLED if ended_by is signal.SIGKILL else f"killed by {ended_by.name}"
-
-
-def _quiet_torch() -> None:
-    """The launcher's own warnings repeat what our one line and the worker's message say."""
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _limit_ending(soon: float, patience: float) -> None:

@@ -160,7 +160,12 @@ def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: 
 
     state = RunState.read(checkpoint)
     saved = state.fingerprint
-    differences = changed_flags(saved.args, args.to_dict())
+    specs = flag_specs(RlhfArguments)
+    differences = [
+        f"--{name} {_shown(saved.args.get(name))} became {_shown(value)}"
+        for name, value in args.to_dict().items()
+        if not specs[name].info.may_change and saved.args.get(name) != value
+    ]
     if saved.world_size != world.size:
         differences.append(f"{saved.world_size} processes became {world.size}")
     in_training = bool(differences)
@@ -179,13 +184,6 @@ def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: 
         )
     for line in differences:
         say(f"--resume_force true: {line}")
-
-
-def changed_flags(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One line per flag that has another value, except those that may change (`FlagInfo.may_change`)."""
-    specs = flag_specs(RlhfArguments)
-    names = [name for name in now if not specs[name].info.may_change and saved.get(name) != now[name]]
-    return [f"--{name} {_shown(saved.get(name))} became {_shown(now[name])}" for name in names]
 
 
 def dataset_hash(rows: Sequence[Mapping[str, Any]]) -> str:
