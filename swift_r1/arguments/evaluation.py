@@ -124,7 +124,10 @@ class EvalArguments(
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         if self.compare:
-            yield from self._comparison_faults(given)
+            if len(self.compare) != 2:
+                yield f"--compare takes two folders, not {len(self.compare)}"
+            if unread := sorted(given - {"compare", "seed", "output_dir"}):
+                yield f"--compare reads finished evaluations: leave out {', '.join(f'--{one}' for one in unread)}"
             return
         if not self.model:
             yield "--model is missing: a folder, a checkpoint, a Hugging Face id or a URL"
@@ -134,19 +137,12 @@ class EvalArguments(
         try:
             tasks = self.tasks()
         except UsageError as error:
-            yield from (fault for fault in error.faults)
+            yield from error.faults
         else:
             for task in tasks:
                 if task.reward is None:
                     yield f"--benchmarks {task.name}: it is not a benchmark, so say who judges it: --reward_func math"
         yield from self._unread(given)
-
-    def _comparison_faults(self, given: frozenset[str]) -> Iterator[str]:
-        if len(self.compare) != 2:
-            yield f"--compare takes two folders, not {len(self.compare)}"
-        unread = sorted(given - {"compare", "seed", "output_dir"})
-        if unread:
-            yield f"--compare reads finished evaluations: leave out {', '.join(f'--{one}' for one in unread)}"
 
     def _unread(self, given: frozenset[str]) -> Iterator[str]:
         """Flags that have no effect with this model and engine."""

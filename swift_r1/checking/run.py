@@ -19,7 +19,7 @@ from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Source
-from swift_r1.errors import UsageError, describe
+from swift_r1.errors import UsageError, describe, one_line
 from swift_r1.plugins import LoadedPlugin, load_plugins
 
 if TYPE_CHECKING:
@@ -158,9 +158,7 @@ def _tokenizer(model: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(model, local_files_only=is_local(model))
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"--model {model}: its tokenizer cannot be loaded: {' '.join(str(error).split())[:200]}"
-        ) from error
+        raise UsageError(f"--model {model}: its tokenizer cannot be loaded: {one_line(error, 200)}") from error
 
 
 def _golds(args: CheckArguments, plugins: Sequence[LoadedPlugin], rows: Sequence[Row]) -> list[str | None]:

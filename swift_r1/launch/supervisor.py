@@ -85,7 +85,7 @@ def main() -> int:
     engines = [EngineProcess(**one) for one in order["engines"]]
     for one in (signal.SIGINT, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     try:
         fault = watch(order["run"], engines)
         if fault:
@@ -147,10 +147,6 @@ def _end_strays(engines: Sequence[EngineProcess]) -> None:
                         if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
                             process.kill()
                 child.wait(1)
-
-
-def _leave(_signal: int, _frame: object) -> None:
-    raise SystemExit(0)
 
 
 if __name__ == "__main__":
