@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
 from typing import Any
 
@@ -116,11 +117,9 @@ def _load(text: str, path: Path) -> LoadedPlugin:
 
 def _failure(text: str, path: Path, error: BaseException) -> str:
     """One line, with the line of the plugin that was running last (none for a missing first line)."""
-    line, traceback = None, error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename == str(path):
-            line = traceback.tb_lineno
-        traceback = traceback.tb_next
+    line = None
+    for frame, number in walk_tb(error.__traceback__):
+        line = number if frame.f_code.co_filename == str(path) else line
     if isinstance(error, SyntaxError) and error.filename == str(path):
         line = error.lineno
     place = f"{text}:{line}" if line else text
