@@ -6,20 +6,15 @@ import hashlib
 import importlib.util
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import walk_tb
 from types import ModuleType
-from typing import Any
 
-from swift_r1.data.registry import datasets
 from swift_r1.errors import SwiftError, UsageError, for_each
 from swift_r1.plugins.compat import import_names_for
-from swift_r1.plugins.ms_swift import adopting
-from swift_r1.plugins.protocol import prms, rm_plugins
-from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
-from swift_r1.rewards import orms
+from swift_r1.plugins.ms_swift import REGISTRIES, adopting
 
 _logger = logging.getLogger("swift_r1.plugins")
 
@@ -45,15 +40,6 @@ class LoadedPlugin:
 
 
 _LOADED: dict[Path, LoadedPlugin] = {}
-_REGISTRIES: Mapping[str, Mapping[str, Any]] = {
-    "reward": orms,
-    "dataset": datasets,
-    "scheduler": multi_turns,
-    "environment": envs,
-    "process reward": prms,
-    "reward model": rm_plugins,
-    "context manager": context_managers,
-}
 
 
 def load_plugins(paths: Sequence[str]) -> list[LoadedPlugin]:
@@ -86,7 +72,7 @@ def _load(text: str, path: Path) -> LoadedPlugin:
         sys.path.append(folder)
     # The name depends on the path alone, so that worker processes find classes pickled by reference.
     name = f"swift_r1_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    before = {kind: dict(entries) for kind, entries in _REGISTRIES.items()}
+    before = {kind: dict(entries) for kind, (entries, *_) in REGISTRIES.items()}
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # the suffix is .py
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -98,7 +84,7 @@ def _load(text: str, path: Path) -> LoadedPlugin:
         raise UsageError(_failure(text, path, error)) from error
     changed = {
         kind: tuple(key for key, value in entries.items() if before[kind].get(key) is not value)
-        for kind, entries in _REGISTRIES.items()
+        for kind, (entries, *_) in REGISTRIES.items()
     }
     for kind, names in changed.items():
         for key in names:

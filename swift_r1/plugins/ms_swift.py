@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
@@ -20,16 +20,16 @@ _MODULES = (
     *("swift.infer_engine", "swift.infer_engine.protocol", "swift.template", "swift.utils"),
 )
 """Where version 4 has what version 3 has under other modules."""
-_REGISTRIES: Mapping[tuple[str, str], dict[str, Callable[..., Any]]] = {
-    ("swift.rewards.orm", "orms"): orms,
-    ("swift.rewards.prm", "prms"): prms,
-    ("swift.rewards.rm_plugin", "rm_plugins"): rm_plugins,
-    ("swift.rollout.multi_turn", "multi_turns"): multi_turns,
-    ("swift.rollout.gym_env", "envs"): envs,
-    ("swift.rollout.gym_env", "context_managers"): context_managers,
+REGISTRIES: Mapping[str, tuple[dict[str, Any], str, str]] = {
+    "reward": (orms, "swift.rewards.orm", "orms"),
+    "dataset": (datasets, "swift.dataset", "DATASET_MAPPING"),
+    "scheduler": (multi_turns, "swift.rollout.multi_turn", "multi_turns"),
+    "environment": (envs, "swift.rollout.gym_env", "envs"),
+    "process reward": (prms, "swift.rewards.prm", "prms"),
+    "reward model": (rm_plugins, "swift.rewards.rm_plugin", "rm_plugins"),
+    "context manager": (context_managers, "swift.rollout.gym_env", "context_managers"),
 }
-"""Its registries, by the module that makes them and their name there, and ours."""
-_DATASETS = ("swift.dataset", "DATASET_MAPPING")
+"""What plugins register, and where: our registry, and the module of ms-swift that makes its own, and its name there."""
 
 
 @cache
@@ -55,15 +55,14 @@ def adopting() -> Iterator[None]:
     Nothing of ms-swift is imported for this: what no plugin imported, no plugin registered in. Importing it takes
     many seconds.
     """
-    befores = {place: dict(_registry(*place)) for place in (*_REGISTRIES, _DATASETS)}
+    befores = {kind: dict(_registry(module, name)) for kind, (_, module, name) in REGISTRIES.items()}
     yield
-    for place, before in befores.items():
-        new = {name: entry for name, entry in _registry(*place).items() if before.get(name) is not entry}
-        if place == _DATASETS:
-            for meta in map(_as_ours, filter(_is_a_plugins, new.values())):
-                datasets[meta.name] = meta
+    for kind, (ours, module, name) in REGISTRIES.items():
+        new = {key: entry for key, entry in _registry(module, name).items() if befores[kind].get(key) is not entry}
+        if kind == "dataset":
+            ours.update((meta.name, meta) for meta in map(_as_ours, filter(_is_a_plugins, new.values())))
         else:
-            _REGISTRIES[place].update({name: entry for name, entry in new.items() if not _is_its_own(entry)})
+            ours.update({key: entry for key, entry in new.items() if not _is_its_own(entry)})
 
 
 def _registry(module: str, name: str) -> dict[Any, Any]:
