@@ -57,7 +57,7 @@ def check_inputs(
     except UsageError as error:
         faults += error.faults
     if data is not None:
-        faults += column_faults(args, columns_of(data))
+        faults += column_faults(args, columns_of(data.train, data.eval))
     faults += eval_dataset_faults(args)
     if data is not None and not faults:
         faults += quick_faults(args, data.train[0])

@@ -12,7 +12,7 @@ from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.preflight import column_faults, reward_name_faults, scheduler_name_faults
 from swift_r1.checking.rewards import RewardReport, try_rewards
-from swift_r1.data.loading import LoadedData, columns_of
+from swift_r1.data.loading import columns_of
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.registry import register_dataset_info
@@ -107,7 +107,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
         ]
         rows = rows if args.dataset else [_MADE_UP_ROW]
         if rows and names:
-            report.faults += column_faults(args, columns_of(LoadedData(rows, [])))
+            report.faults += column_faults(args, columns_of(rows))
             golds = _golds(args, report.plugins, rows)
             prefix = encoder.response_prefix if encoder is not None else args.response_prefix
             if not report.faults:

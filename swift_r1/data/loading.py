@@ -216,11 +216,11 @@ def load_dataset(
     return data.train, data.eval
 
 
-def columns_of(data: LoadedData) -> frozenset[str]:
+def columns_of(*parts: Sequence[Row]) -> frozenset[str]:
     """The columns that every row has, so that a reward can rely on them; `messages` and our own are among them."""
     sets = [
         rows.columns() if isinstance(rows, Rows) else frozenset.intersection(*map(frozenset, rows))
-        for rows in (data.train, data.eval)
+        for rows in parts
         if len(rows)
     ]
     return frozenset.intersection(*sets) if sets else frozenset()
