@@ -20,8 +20,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+
+from swift_r1.data.sources import DataFlags
 
 
 @contextmanager
@@ -31,26 +31,8 @@ def measured(what: str) -> Iterator[None]:
     print(f"{what:<60} {time.perf_counter() - started:7.2f} s", flush=True)
 
 
-def flags(dataset: str, processes: int, **others: Any) -> SimpleNamespace:
-    given = {
-        "dataset": [dataset],
-        "val_dataset": [],
-        "split_dataset_ratio": 0.0,
-        "columns": {},
-        "seed": 42,
-        "data_seed": 42,
-        "eval_steps": None,
-        "eval_on_start": False,
-        "eval_limit": 64,
-        "dataset_num_proc": processes,
-        "load_from_cache_file": True,
-        "dataset_shuffle": True,
-        "shuffle_buffer_size": 1000,
-        "use_hf": None,
-        "strict": False,
-        "streaming": False,
-    }
-    return SimpleNamespace(**(given | others))
+def flags(dataset: str, processes: int, streaming: bool = False) -> DataFlags:
+    return DataFlags([dataset], dataset_num_proc=processes, streaming=streaming)
 
 
 def main() -> None:

@@ -24,11 +24,9 @@ def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator
     yield from reward_flag_faults(args, given)
     yield from rollout_faults(args, given)
     yield from round_faults(args, world)
-    yield from training_faults(args, given)
-    yield from process_faults(args, given, world)
+    yield from training_faults(args, given, world)
     yield from evaluation_faults(args)
     yield from data_faults(args)
-    yield from ending_faults(args)
 
 
 def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
@@ -98,9 +96,14 @@ def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
 
 def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Where completions come from, how they are sampled, and how far ahead."""
-    if args.colocates:
-        yield from _colocate_faults(args)
-    elif args.use_vllm:
+    if args.colocates and args.async_generate and args.max_staleness:
+        yield (
+            "--async_generate true gains nothing with --vllm_mode colocate, where engine and trainer share a device: "
+            "use --vllm_mode server, or leave it out"
+        )
+    if args.colocates and args.weight_transport == "nccl":
+        yield "--weight_transport nccl needs a GPU each for trainer and engine: with --vllm_mode colocate use auto"
+    if args.use_vllm and not args.colocates:
         yield from _server_faults(args)
     if args.offload_optimizer and args.optim.startswith("paged"):
         yield (
@@ -122,16 +125,6 @@ def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
             "--async_generate true takes the ratio to the engine's log-probs, those of a part of the distribution with "
             "--top_p or --top_k: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0"
         )
-
-
-def _colocate_faults(args: RlhfFlags) -> Iterator[str]:
-    if args.async_generate and args.max_staleness:
-        yield (
-            "--async_generate true gains nothing with --vllm_mode colocate, where engine and trainer share a device: "
-            "use --vllm_mode server, or leave it out"
-        )
-    if args.weight_transport == "nccl":
-        yield "--weight_transport nccl needs a GPU each for trainer and engine: with --vllm_mode colocate use auto"
 
 
 def _server_faults(args: RlhfFlags) -> Iterator[str]:
@@ -187,8 +180,8 @@ def _near_multiples(value: int, divisor: int) -> str:
     return f"use {below} or {below + divisor}" if below else f"use {below + divisor}"
 
 
-def training_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
-    """What is trained, and the learning-rate schedule."""
+def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
+    """What is trained, the learning-rate schedule, and the processes."""
     if args.train_type != "full" and not args.target_modules:
         yield "--target_modules names no module to adapt: all-linear means every linear one"
     if args.max_steps == 0:
@@ -211,10 +204,6 @@ def training_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
                 )
     if kind == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(kwargs):
         yield f"--lr_scheduler_type {kind} needs the minimum: --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}'"
-
-
-def process_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
-    """DeepSpeed and the number of processes."""
     if args.colocates and world.nnodes > 1:
         yield "--vllm_mode colocate is for one machine: use `swift rollout` servers (--vllm_mode server) with several"
     if world.size == 1 and "shutdown_timeout" in given:
@@ -248,15 +237,11 @@ def evaluation_faults(args: RlhfFlags) -> Iterator[str]:
 
 
 def data_faults(args: RlhfFlags) -> Iterator[str]:
-    """Data flags that go together."""
+    """Data, trackers, and what a run promises."""
     if args.streaming and args.max_steps <= 0:
         yield "--streaming true needs --max_steps: the length of streamed data is not known"
     if args.streaming and args.split_dataset_ratio:
         yield "--streaming true cannot split rows off: give --val_dataset"
-
-
-def ending_faults(args: RlhfFlags) -> Iterator[str]:
-    """What a run promises and shows, and how it ends early."""
     if "none" in args.report_to and len(args.report_to) > 1:
         yield "--report_to none cannot be combined with other trackers"
     if args.deterministic and args.use_vllm:

@@ -40,7 +40,7 @@ class Task:
     benchmark: str | None = flag(None, "whose columns a file has, where it is named by `benchmark=file`")
     reward: str | None = flag(None, "the reward function; None for the run's own")
     limit: int | None = flag(None, "the first so many questions; None for all", at_least=1)
-    num_generations: int = flag(1, "completions a question", at_least=1)
+    num_generations: int = flag(1, "completions per question", at_least=1)
     temperature: float = flag(1.0, "sampling temperature", at_least=0)
     top_p: float = flag(1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1)
     max_completion_length: int = flag(512, "longest completion in tokens", at_least=1)
@@ -72,7 +72,7 @@ def read_tasks(flag: str, values: Sequence[str], defaults: Mapping[str, Any]) ->
             `instruction` of None is the benchmark's own.
 
     Raises:
-        UsageError: every value that cannot be read, one a line.
+        UsageError: every value that cannot be read, one per line.
     """
     tasks: list[Task] = []
     faults: list[str] = []

@@ -107,11 +107,7 @@ class EvalArguments(
         return self.model.rstrip("/").removesuffix("/v1")
 
     def tasks(self) -> list[Task]:
-        """What `--benchmarks` names, in its order.
-
-        Raises:
-            UsageError: every value that cannot be read, one a line.
-        """
+        """What `--benchmarks` names, in its order; raises as `read_tasks`."""
         defaults = {
             "num_generations": self.n,
             "temperature": float(self.temperature),
@@ -127,9 +123,11 @@ class EvalArguments(
         return read_tasks("--benchmarks", [limited(value, self.eval_limit) for value in self.benchmarks], defaults)
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
-        """What is wrong with the values taken together."""
         if self.compare:
-            yield from self._comparison_faults(given)
+            if len(self.compare) != 2:
+                yield f"--compare takes two folders, not {len(self.compare)}"
+            if unread := sorted(given - {"compare", "seed", "output_dir"}):
+                yield f"--compare reads finished evaluations: leave out {', '.join(f'--{one}' for one in unread)}"
             return
         if not self.model:
             yield "--model is missing: a folder, a checkpoint, a Hugging Face id or a URL"
@@ -139,19 +137,12 @@ class EvalArguments(
         try:
             tasks = self.tasks()
         except UsageError as error:
-            yield from (fault for fault in error.faults)
+            yield from error.faults
         else:
             for task in tasks:
                 if task.reward is None:
                     yield f"--benchmarks {task.name}: it is not a benchmark, so say who judges it: --reward_func math"
         yield from self._unread(given)
-
-    def _comparison_faults(self, given: frozenset[str]) -> Iterator[str]:
-        if len(self.compare) != 2:
-            yield f"--compare takes two folders, not {len(self.compare)}"
-        unread = sorted(given - {"compare", "seed", "output_dir"})
-        if unread:
-            yield f"--compare reads finished evaluations: leave out {', '.join(f'--{one}' for one in unread)}"
 
     def _unread(self, given: frozenset[str]) -> Iterator[str]:
         """Flags that have no effect with this model and engine."""
@@ -166,8 +157,11 @@ class EvalArguments(
             yield no_effect(found, f"with {why}")
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
-        """Defaults that depend on other flags, filled in."""
-        name = self.base_url.split("://")[-1].replace("/", "_") if self.is_url else _folder_name(self.model)
+        if self.is_url:
+            name = self.base_url.split("://")[-1].replace("/", "_")
+        else:  # the last part; of a checkpoint its run's too
+            parts = PurePosixPath(self.model.rstrip("/")).parts
+            name = "-".join(parts[-2:] if parts and parts[-1].startswith("checkpoint-") else parts[-1:]) or "model"
         return replace(
             self.with_key(environ),
             system=system_message(self.system),
@@ -176,13 +170,5 @@ class EvalArguments(
         )
 
     def with_key(self, environ: Mapping[str, str]) -> Self:
-        """The same arguments with the key of the server or endpoint."""
         key = (self.api_key or environ.get(API_KEY_VARIABLE) or None) if self.is_url else None
         return replace(self, api_key=key)
-
-
-def _folder_name(model: str) -> str:
-    """The last part; of a checkpoint its run's too."""
-    parts = PurePosixPath(model.rstrip("/")).parts
-    wanted = parts[-2:] if parts and parts[-1].startswith("checkpoint-") else parts[-1:]
-    return "-".join(wanted) or "model"

@@ -177,11 +177,8 @@ def _kind(hint: Any) -> tuple[type, bool]:
 
 
 def from_words(spec: FlagSpec, words: Sequence[str]) -> Any:
-    """The value of the words that follow a flag on the command line.
-
-    Raises:
-        ValueError: wrong number of words, wrong type, a value out of range or not among the choices.
-    """
+    """The value of the words that follow a flag on the command line; ValueError where they are too many or too few, of
+    another type, out of range or not among the choices."""
     if spec.kind is bool and not words:
         return True
     if not words:

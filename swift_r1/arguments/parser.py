@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
@@ -50,11 +50,8 @@ class Command:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The arguments that `to_dict` wrote; the API key comes from the environment variable SWIFT_API_KEY.
-
-        Raises:
-            TypeError: a key that is no flag (the file is of another version).
-        """
+        """The arguments that `to_dict` wrote, and the API key of the environment; TypeError for a key that is no flag
+        (the file is of another version)."""
         unknown = sorted(set(values) - set(flag_specs(cls)))
         if unknown:
             raise TypeError(f"not flags of swift {cls.command}: {', '.join(unknown)}")
@@ -83,22 +80,17 @@ class _Reading:
 
 
 def parse_arguments(cls: type[A], argv: Sequence[str], environ: Mapping[str, str] | None = None) -> A:
-    """The arguments of a command, checked and resolved.
+    """The arguments of a command from the words after its name, checked and resolved.
 
-    Args:
-        cls: the argument class of the command.
-        argv: the words after the command's name.
-        environ: the process environment (default: `os.environ`), for the world size and keys.
-
-    Raises:
-        UsageError: with every fault found, one line each.
+    `environ` (default: `os.environ`) has the world size and keys. Raises UsageError with every fault found.
     """
     environ = os.environ if environ is None else environ
     reading = _Reading(cls)
     has_config = bool(argv) and not is_flag(argv[0]) and argv[0].lower().endswith(CONFIG_SUFFIXES)
-    _read_words(argv[has_config:], reading)
+    _read(_flags_with_values(argv[has_config:], reading.faults), from_words, reading)
     if has_config:
-        _read_config(argv[0], reading)
+        entries = _load_config(argv[0], reading.faults).items()
+        _read(((str(key), value) for key, value in entries), from_config, reading, argv[0])
     for spec in flag_specs(cls).values():
         if spec.info.required and spec.name not in reading.values and spec.name not in reading.faulty:
             reading.faults.append(f"--{spec.name} is missing: {spec.info.help}")
@@ -121,20 +113,27 @@ def is_flag(word: str) -> bool:
     return _FLAG.match(word) is not None
 
 
-def _read_words(words: Sequence[str], reading: _Reading) -> None:
+def _read(
+    entries: Iterable[tuple[str, Any]], convert: Callable[[FlagSpec, Any], Any], reading: _Reading, path: str = ""
+) -> None:
+    """Adds flags with their values: the words after each, or, with `path`, what a config file has for those that the
+    command line does not set."""
     known = spellings(reading.cls)
     seen: dict[str, str] = {}
-    for written, values in _flags_with_values(words, reading.faults):
+    on_command_line = reading.values.keys() | reading.faulty
+    for written, value in entries:
         spelling = written.lstrip("-").replace("-", "_")
-        spec = known.get(spelling) if written.startswith("--") else None
+        spec = known.get(spelling) if path or written.startswith("--") else None
+        before, dashes = (f"{path}: ", "") if path else ("", "--")
         if spec is None:
-            reading.faults.append(unknown_flag(reading.cls, written))
+            reading.faults.append(before + unknown_flag(reading.cls, spelling if path else written))
         elif spec.name in seen:
-            also = "" if seen[spec.name] == spelling else f", once as --{seen[spec.name]}"
-            reading.faults.append(f"--{spelling} is given twice{also}: keep one")
+            also = "" if seen[spec.name] == spelling else f", once as {dashes}{seen[spec.name]}"
+            reading.faults.append(f"{before}{dashes}{spelling} is given twice{also}: keep one")
         else:
             seen[spec.name] = spelling
-            reading.convert(spec, values, from_words, f"--{spelling}")
+            if spec.name not in on_command_line:
+                reading.convert(spec, value, convert, f"{before}{dashes}{spelling}")
 
 
 def _flags_with_values(words: Sequence[str], faults: list[str]) -> list[tuple[str, list[str]]]:
@@ -149,24 +148,6 @@ def _flags_with_values(words: Sequence[str], faults: list[str]) -> list[tuple[st
         else:
             faults.append(f"{word!r} stands before any flag: only a config file ({', '.join(CONFIG_SUFFIXES)}) may")
     return result
-
-
-def _read_config(path: str, reading: _Reading) -> None:
-    """Adds the entries of a config file that the command line does not set."""
-    known = spellings(reading.cls)
-    seen: dict[str, str] = {}
-    on_command_line = reading.values.keys() | reading.faulty
-    for key, value in _load_config(path, reading.faults).items():
-        spelling = str(key).lstrip("-").replace("-", "_")
-        spec = known.get(spelling)
-        if spec is None:
-            reading.faults.append(f"{path}: {unknown_flag(reading.cls, spelling)}")
-        elif spec.name in seen:
-            reading.faults.append(f"{path}: {spelling} is given twice, once as {seen[spec.name]}: keep one")
-        else:
-            seen[spec.name] = spelling
-            if spec.name not in on_command_line:
-                reading.convert(spec, value, from_config, f"{path}: {spelling}")
 
 
 def _load_config(path: str, faults: list[str]) -> dict[Any, Any]:

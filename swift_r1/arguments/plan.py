@@ -51,15 +51,9 @@ class Plan:
 
 
 def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) -> Plan:
-    """The plan of resolved arguments.
+    """The plan of resolved arguments; `dataset_size` is None where prompts are streamed (`--max_steps` is set).
 
-    Args:
-        args: as `parse_arguments` returns them.
-        world_size: processes that train.
-        dataset_size: prompts in the training data, at least 1; None where they are streamed (`--max_steps` is set).
-
-    Raises:
-        ValueError: the dataset is empty, or a round does not divide into whole groups.
+    Raises ValueError where the dataset is empty, or a round does not divide into whole groups.
     """
     if dataset_size is not None and dataset_size < 1:
         raise ValueError("the dataset is empty")
@@ -77,6 +71,12 @@ def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) ->
         assert dataset_size is not None  # --streaming needs --max_steps
         rounds = max(1, math.ceil(dataset_size * args.num_train_epochs / prompts))
         total_steps = rounds * steps_per_round
+    if args.lr_scheduler_type == "constant":
+        warmup_steps = 0
+    elif args.warmup_steps is None:
+        warmup_steps = math.ceil(total_steps * args.warmup_ratio)
+    else:
+        warmup_steps = min(args.warmup_steps, total_steps)
     bound = args.max_tokens_per_micro_batch
     if bound is None and args.max_length:
         bound = args.per_device_train_batch_size * (args.max_length + args.max_completion_length)
@@ -90,20 +90,11 @@ def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) ->
         optimizer_steps_per_round=steps_per_round,
         rounds=rounds,
         total_steps=total_steps,
-        warmup_steps=_warmup_steps(args, total_steps),
+        warmup_steps=warmup_steps,
         epochs=None if dataset_size is None else rounds * prompts / dataset_size,
         max_tokens_per_round=completions * args.max_completion_length,
         max_tokens_per_micro_batch=bound,
     )
-
-
-def _warmup_steps(args: RlhfArguments, total_steps: int) -> int:
-    """Optimizer steps of warm-up: `--warmup_steps`, or the ratio rounded up; none for a constant schedule."""
-    if args.lr_scheduler_type == "constant":
-        return 0
-    if args.warmup_steps is None:
-        return math.ceil(total_steps * args.warmup_ratio)
-    return min(args.warmup_steps, total_steps)
 
 
 def rollouts_from(args: RlhfArguments) -> str:

@@ -25,7 +25,6 @@ class RlhfArguments(RlhfFlags):
     """Every flag of `swift rlhf`, flat: the attribute has the flag's name."""
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
-        """What is wrong with the values taken together."""
         yield from scope_faults(self, given)
         yield from checks.all_faults(self, given, world)
 
@@ -70,7 +69,6 @@ class RlhfArguments(RlhfFlags):
         )
 
     def with_key(self, environ: Mapping[str, str]) -> Self:
-        """The same arguments with the server's API key, where there is one."""
         key = (self.api_key or environ.get(API_KEY_VARIABLE) or None) if self.use_vllm else None
         return replace(self, api_key=key)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from swift_r1.arguments.algorithm import AlgorithmArguments, PPOArguments
@@ -13,6 +13,7 @@ from swift_r1.arguments.parser import Command
 from swift_r1.arguments.reward import BuiltinRewardArguments, RewardArguments
 from swift_r1.arguments.rollout import GenerationArguments, MultiTurnArguments
 from swift_r1.arguments.training import ModelArguments, TrainingArguments
+from swift_r1.data.sources import DataFlags
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +62,13 @@ class RlhfFlags(
         """`--steps_per_generation`, where `--generation_batch_size` does not say it."""
         return self.steps_per_generation or (self.num_mini_batches or 1) * self.gradient_accumulation_steps
 
-    def eval_tasks(self) -> list[Task]:
-        """What `--eval_datasets` names, in its order; a reward of None is the run's own.
+    @property
+    def data_flags(self) -> DataFlags:
+        own = {one.name: getattr(self, one.name) for one in fields(DataFlags)}
+        return DataFlags(**own | {"seed": self.seed if self.data_seed is None else self.data_seed})
 
-        Raises:
-            UsageError: every value that cannot be read, one a line.
-        """
+    def eval_tasks(self) -> list[Task]:
+        """What `--eval_datasets` names, in its order; a reward of None is the run's own. Raises as `read_tasks`."""
         temperature = self.temperature if self.eval_temperature is None else self.eval_temperature
         defaults = {
             "num_generations": self.num_generations_eval or self.num_generations,

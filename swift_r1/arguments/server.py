@@ -98,7 +98,6 @@ class RolloutArguments(EngineArguments, ServerArguments, Command):
     command: ClassVar[str] = "rollout"
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
-        """What is wrong with the values taken together."""
         yield from scope_faults(self, given)
         if not self.model and not self.adapters:
             yield "--model is missing: folder of the model, or its Hugging Face id"
@@ -117,10 +116,8 @@ class RolloutArguments(EngineArguments, ServerArguments, Command):
             yield "--served_model_name is empty"
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
-        """Defaults that depend on other flags, filled in."""
         name = self.served_model_name or self.adapters or self.model
         return replace(self.with_key(environ), served_model_name=name)
 
     def with_key(self, environ: Mapping[str, str]) -> Self:
-        """The same arguments with the key that clients must show."""
         return replace(self, api_key=self.api_key or environ.get(API_KEY_VARIABLE) or None)

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
+from types import MethodType
 from typing import Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
@@ -36,16 +37,10 @@ _START_S = 30.0  # for that process to start and load the plugins, which this on
 def check_inputs(
     args: RlhfArguments, world: World, environ: Mapping[str, str], known_faults: Sequence[str]
 ) -> LoadedData:
-    """Loads plugins and data, and checks names, columns, model and DeepSpeed file.
+    """Loads plugins and data, and checks names, columns, model and DeepSpeed file; returns the rows, prepared for the
+    trainer. `known_faults` were found elsewhere.
 
-    Args:
-        known_faults: found elsewhere, to be reported with the others.
-
-    Returns:
-        the rows, prepared for the trainer.
-
-    Raises:
-        UsageError: every fault that could be found, one a line. Faults of plugins come alone: names depend on them.
+    Raises UsageError with every fault that could be found. Faults of plugins come alone: names depend on them.
     """
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
@@ -58,11 +53,11 @@ def check_inputs(
     data: LoadedData | None = None
     try:
         open_sources([*args.dataset, *args.val_dataset], use_hf=args.use_hf)
-        data = load_rows(args, keep=True)
+        data = load_rows(args.data_flags, keep=True)
     except UsageError as error:
         faults += error.faults
     if data is not None:
-        faults += column_faults(args, columns_of(data))
+        faults += column_faults(args, columns_of(data.train, data.eval))
     faults += eval_dataset_faults(args)
     if data is not None and not faults:
         faults += quick_faults(args, data.train[0])
@@ -141,16 +136,10 @@ def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
 
 def required_columns(reward: Any) -> frozenset[str]:
     """The columns a reward asks for by name: parameters of its call without a default, except `completions`."""
-    call = reward.__call__ if inspect.isclass(reward) else reward
-    parameters = list(inspect.signature(call).parameters.values())
-    if inspect.isclass(reward):
-        parameters = parameters[1:]  # self
+    call = MethodType(reward.__call__, reward) if inspect.isclass(reward) else reward
+    parameters = list(inspect.signature(call).parameters.values())[1:]
     named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return frozenset(
-        parameter.name
-        for parameter in parameters[1:]
-        if parameter.kind in named and parameter.default is inspect.Parameter.empty
-    )
+    return frozenset(one.name for one in parameters if one.kind in named and one.default is one.empty)
 
 
 def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:

@@ -20,7 +20,9 @@ RIGHT, WRONG = "right", "wrong"
 _NO_IDEA = "<think>I do not know, so I guess.</think>\n<answer>wrong</answer>"
 _LONG = "<think>" + "and then I try the next one, which is 7 " * 500
 _GARBAGE = "\x00\ufffd\u202e</answer><answer>\\boxed{ {}%s {0} \n\n\u0661\u0662 \U0001f642 \u221a\u222b <|im_end|>"
+# What makes a careless reward hang or break: one group, whose first completion is harmless.
 _HOSTILE = {
+    WRONG: _NO_IDEA,
     "9**9**9": "<think></think>\n<answer>9**9**9</answer>",
     "brackets": "<think></think>\n<answer>" + "(" * 100_000 + "</answer>",
 }
@@ -36,28 +38,10 @@ class MadeUpInfos(dict[str, Any]):
         return 0
 
 
-@dataclass(frozen=True, slots=True)
-class MadeUp:
-    """A completion of a known kind (`right`, `wrong`, `empty`, `long`, `garbage`, or what is hostile in it)."""
-
-    kind: str
-    text: str
-
-
-def ordinary(gold: str | None) -> list[MadeUp]:
+def ordinary(gold: str | None) -> dict[str, str]:
     """What a model may well say: one group. `gold` is a right completion, where one is known."""
-    return [
-        *([] if gold is None else [MadeUp(RIGHT, gold)]),
-        MadeUp(WRONG, _NO_IDEA if gold is None else made_wrong(gold)),
-        MadeUp("empty", ""),
-        MadeUp("long", _LONG),
-        MadeUp("garbage", _GARBAGE),
-    ]
-
-
-def hostile() -> list[MadeUp]:
-    """What makes a careless reward hang or break: one group, whose first completion is harmless."""
-    return [MadeUp(WRONG, _NO_IDEA), *(MadeUp(kind, text) for kind, text in _HOSTILE.items())]
+    some = {"empty": "", "long": _LONG, "garbage": _GARBAGE}
+    return {WRONG: _NO_IDEA, **some} if gold is None else {RIGHT: gold, WRONG: made_wrong(gold), **some}
 
 
 def made_wrong(gold: str) -> str:
@@ -75,17 +59,17 @@ def made_wrong(gold: str) -> str:
 
 
 def made_up_batch(
-    rows: Sequence[Mapping[str, Any]], groups: Sequence[Sequence[MadeUp]], longest: int, prefix: str = ""
+    rows: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, str]], longest: int, prefix: str = ""
 ) -> RewardBatch:
     """The call that a training step would make: group `g` answers row `g`, and every column is there.
 
     Args:
         rows: preprocessed rows, one per group.
-        groups: of equal sizes.
+        groups: of equal sizes, the text of each kind of completion (`right`, `wrong`, `empty`, ...).
         longest: `--max_completion_length`; token ids are made up, one per byte, and cut there.
         prefix: what the model's turn begins with; a text that begins with it already stays as it is.
     """
-    pairs = [(row, one.text) for row, group in zip(rows, groups, strict=True) for one in group]
+    pairs = [(row, text) for row, group in zip(rows, groups, strict=True) for text in group.values()]
     begins = prefix.strip()
     pairs = [(row, text if text.lstrip().startswith(begins) else prefix + text) for row, text in pairs]
     names = sorted({name for row in rows for name in row} - RESERVED - {"messages"})
@@ -140,16 +124,15 @@ def try_rewards(
         golds: a right completion for each row, or None for all.
         prefix: what the model's turn begins with, which rewards see too.
 
-    Raises:
-        UsageError: a reward cannot be built in a worker process.
+    Raises UsageError where a reward cannot be built in a worker process.
     """
     groups = [ordinary(gold) for gold in golds]
     batch = made_up_batch(rows, groups, args.max_completion_length, prefix)
     load = partial(load_plugins, args.external_plugins)
     with RewardPool(args, names, load) as pool:
         first, second = pool.score(batch), pool.score(batch)
-    danger = [hostile()]
-    dangerous = made_up_batch(rows[:1], danger, args.max_completion_length, prefix)
+    dangerous = made_up_batch(rows[:1], [_HOSTILE], args.max_completion_length, prefix)
+    kinds = [kind for group in groups for kind in group]
     reports = []
     for column, again in zip(first, second, strict=True):
         seconds = column.seconds / len(groups)
@@ -157,45 +140,37 @@ def try_rewards(
         limited = replace(args, reward_timeout=limit, reward_num_workers=1)
         with RewardPool(limited, [column.name], load) as pool:
             (hurt,) = pool.score(dangerous)
-        reports.append(_report(column, again, groups, hurt, danger))
+        reports.append(_report(column, again, hurt, kinds, 1000 * seconds))
     return reports
 
 
 def _report(
-    column: RewardColumn,
-    again: RewardColumn,
-    groups: Sequence[Sequence[MadeUp]],
-    hurt: RewardColumn,
-    danger: Sequence[Sequence[MadeUp]],
+    column: RewardColumn, again: RewardColumn, hurt: RewardColumn, kinds: Sequence[str], milliseconds: float
 ) -> RewardReport:
-    values = _by_kind(column, groups)
-    problems = [f"{kind}: {cause}" for kind, cause in _causes(column, groups).items()]
+    values = _by_kind(column, kinds)
+    problems = [f"{kind}: {cause}" for kind, cause in _causes(column, kinds).items()]
     broken = bool(problems)
     if all(value is None for value in column.values):
         problems.append("no opinion on any completion")
     if any(_differ(one, other) for one, other in zip(column.values, again.values, strict=True)):
         problems.append("not deterministic: the same completions got other values the second time")
-    causes = _causes(hurt, danger)
+    causes = _causes(hurt, list(_HOSTILE))
     if _EVERY not in causes:  # else said above already
         problems += [f"{kind} (hostile): {cause}" for kind, cause in causes.items() if kind != WRONG]
     tells = _tells_right(values)
     if tells is False:
         problems.append("does not give a right answer more than a wrong one")
-    values |= {kind: found for kind, found in _by_kind(hurt, danger).items() if kind not in values}
-    milliseconds = 1000 * column.seconds / len(groups)
+    values |= {kind: found for kind, found in _by_kind(hurt, list(_HOSTILE)).items() if kind not in values}
     return RewardReport(column.name, not broken, tuple(problems), values, milliseconds, tells)
 
 
-def _by_kind(column: RewardColumn, groups: Sequence[Sequence[MadeUp]]) -> dict[str, tuple[float | None, ...]]:
-    found: dict[str, list[float | None]] = {}
-    for one, value in zip((one for group in groups for one in group), column.values, strict=True):
-        found.setdefault(one.kind, []).append(value)
-    return {kind: tuple(some) for kind, some in found.items()}
+def _by_kind(column: RewardColumn, kinds: Sequence[str]) -> dict[str, tuple[float | None, ...]]:
+    pairs = list(zip(kinds, column.values, strict=True))
+    return {kind: tuple(value for one, value in pairs if one == kind) for kind in kinds}
 
 
-def _causes(column: RewardColumn, groups: Sequence[Sequence[MadeUp]]) -> dict[str, str]:
+def _causes(column: RewardColumn, kinds: Sequence[str]) -> dict[str, str]:
     """The first cause of each kind that has an invalid value; one line where all of them have the same."""
-    kinds = [one.kind for group in groups for one in group]
     causes: dict[str, str] = {}
     for bad in column.invalid:
         causes.setdefault(kinds[bad.index], bad.cause)

@@ -12,14 +12,14 @@ from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.preflight import column_faults, reward_name_faults, scheduler_name_faults
 from swift_r1.checking.rewards import RewardReport, try_rewards
-from swift_r1.data.loading import LoadedData, columns_of
+from swift_r1.data.loading import columns_of
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sources import Source
-from swift_r1.errors import UsageError, describe
+from swift_r1.errors import UsageError, describe, one_line
 from swift_r1.plugins import LoadedPlugin, load_plugins
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ def run_checks(args: CheckArguments) -> CheckReport:
         ]
         rows = rows if args.dataset else [_MADE_UP_ROW]
         if rows and names:
-            report.faults += column_faults(args, columns_of(LoadedData(rows, [])))
+            report.faults += column_faults(args, columns_of(rows))
             golds = _golds(args, report.plugins, rows)
             prefix = encoder.response_prefix if encoder is not None else args.response_prefix
             if not report.faults:
@@ -158,9 +158,7 @@ def _tokenizer(model: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(model, local_files_only=is_local(model))
     except (OSError, ValueError) as error:
-        raise UsageError(
-            f"--model {model}: its tokenizer cannot be loaded: {' '.join(str(error).split())[:200]}"
-        ) from error
+        raise UsageError(f"--model {model}: its tokenizer cannot be loaded: {one_line(error, 200)}") from error
 
 
 def _golds(args: CheckArguments, plugins: Sequence[LoadedPlugin], rows: Sequence[Row]) -> list[str | None]:

@@ -45,7 +45,7 @@ class Finding:
         return f"{self.state:<8} {self.name}: {self.text}" + (f"; {self.advice}" if self.advice else "")
 
 
-def _judged(name: str, good: bool, text: str, advice: str) -> Finding:
+def _found(name: str, good: bool, text: str, advice: str) -> Finding:
     return Finding(name, "ok", text) if good else Finding(name, "warning", text, advice)
 
 
@@ -108,20 +108,20 @@ def processors() -> Finding:
 def shared_memory(free: int) -> Finding:
     """For data loader workers, and processes of one machine that talk to each other."""
     text = f"{free / _GIB:.1f} GiB free in /dev/shm"
-    return _judged("shared memory", free >= _GIB, text, "in a container give it more: --shm-size=8g")
+    return _found("shared memory", free >= _GIB, text, "in a container give it more: --shm-size=8g")
 
 
 def open_files(limit: int) -> Finding:
     unlimited = limit == resource.RLIM_INFINITY
     text = f"at most {'unlimited' if unlimited else limit}"
-    return _judged("open files", unlimited or limit >= 4096, text, "raise it: ulimit -n 65536")
+    return _found("open files", unlimited or limit >= 4096, text, "raise it: ulimit -n 65536")
 
 
 def disk(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     text = f"{free / _GIB:.0f} GiB free in {folder}"
     advice = "a checkpoint takes 14 bytes per parameter: --save_total_limit keeps few"
-    return _judged("disk", free >= 10 * _GIB, text, advice)
+    return _found("disk", free >= 10 * _GIB, text, advice)
 
 
 def port(number: int) -> Finding:

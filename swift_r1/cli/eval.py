@@ -39,32 +39,21 @@ HELP = (_USAGE, EvalArguments, _EXAMPLES)
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs the command; does not come back where an evaluation starts.
-
-    Raises:
-        UsageError: bad flags, model folder, or folders to compare.
-    """
+    """Does not come back where an evaluation starts. UsageError: bad flags, model folder, or folders to compare."""
     args = parse_arguments(EvalArguments, words)
     if args.compare:
         return _compare(args)
-    if faults := _model_faults(args):
-        raise UsageError(*faults)
+    if not args.is_url:
+        base = adapters_base(args.model)
+        where = "" if base is None else f"--model {args.model} holds adapters of {base}: "
+        if faults := model_faults(base or args.model, os.environ):
+            raise UsageError(*(f"{where}{fault}" for fault in faults))
     world, _ = World.from_environment({})
     offline, gpu = not args.is_url and is_local(args.model), has_gpu(os.environ)
     added = trainer_environment(os.environ, world, offline=offline, cpus=usable_cpus(), gpu=gpu)
     environ = new_environment(os.environ, added, args.api_key) | {ADDED_VARIABLE: " ".join(added)}
     content = {"args": args.to_dict(), "command": ["swift", "eval", *without_secrets(words)]}
     replace_process(EVAL_MODULE, (file_in_memory("swift-eval-args", content),), environ)
-
-
-def _model_faults(args: EvalArguments) -> list[str]:
-    """What is wrong with the model, [] where it can be loaded."""
-    if args.is_url:
-        return []
-    base = adapters_base(args.model)
-    if base is None:
-        return model_faults(args.model, os.environ)
-    return [f"--model {args.model} holds adapters of {base}: {fault}" for fault in model_faults(base, os.environ)]
 
 
 def _compare(args: EvalArguments) -> int:

@@ -37,7 +37,8 @@ def command_help(usage: str, cls: type | None = None, examples: str = "", only: 
 
 def _flag_lines(spec: FlagSpec) -> str:
     names = " | ".join(f"--{name}" for name in (spec.name, *spec.info.aliases))
-    left = f"  {names} {_value_name(spec)}"
+    value = {bool: "true|false", int: "N", float: "X", dict: "JSON"}.get(spec.kind, "TEXT")
+    left = f"  {names} {value}{' ...' if spec.is_list else ''}"
     text = spec.info.help
     if spec.info.choices and not spec.info.required:
         text += f"; one of {', '.join(map(str, spec.info.choices))}"
@@ -50,11 +51,6 @@ def _flag_lines(spec: FlagSpec) -> str:
     if len(left) < _NAME_WIDTH:
         return left.ljust(_NAME_WIDTH) + f"\n{indent}".join(lines)
     return "\n".join([left, *(indent + line for line in lines)])
-
-
-def _value_name(spec: FlagSpec) -> str:
-    name = {bool: "true|false", int: "N", float: "X", dict: "JSON"}.get(spec.kind, "TEXT")
-    return f"{name} ..." if spec.is_list else name
 
 
 def shown(value: object) -> str:

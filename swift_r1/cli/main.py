@@ -12,7 +12,6 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, distribution
 from types import FrameType
 from typing import NoReturn
 
@@ -33,7 +32,7 @@ _HELP_FLAGS = ("-h", "--help", "help")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The `swift` command. Returns its exit code; errors of the user are printed as one line a fault."""
+    """The `swift` command. Returns its exit code; errors of the user are printed as one line per fault."""
     words = list(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
     if not words or words[0] in _HELP_FLAGS:
@@ -95,18 +94,11 @@ def _rlhf_type(words: Sequence[str]) -> str | None:
 
 
 def to_ms_swift(command: str, words: Sequence[str], rlhf_type: str | None) -> NoReturn:
-    """Replaces this process by ms-swift's command.
-
-    Raises:
-        UsageError: ms-swift is not installed (another package of that module name does not count).
-    """
+    """Replaces this process by ms-swift's command; UsageError where that is not installed."""
     from swift_r1.launch.environment import replace_process
+    from swift_r1.plugins.ms_swift import is_installed
 
-    try:
-        files = distribution("ms-swift").files or []
-    except PackageNotFoundError:
-        files = []
-    if not any(str(file) == "swift/cli/main.py" for file in files):
+    if not is_installed():
         asked = command if rlhf_type is None else f"rlhf --rlhf_type {rlhf_type}"
         raise UsageError(
             f"`swift {asked}` is done by ms-swift, which is not installed: pip install 'swift-r1[ms-swift]'"

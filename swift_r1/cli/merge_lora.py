@@ -44,7 +44,6 @@ class MergeArguments(Command):
     )
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
-        """Defaults that depend on other flags, filled in."""
         adapters = self.adapters.rstrip("/")
         return replace(self, adapters=adapters, output_dir=self.output_dir or f"{adapters}-merged")
 
@@ -75,11 +74,8 @@ def run(words: Sequence[str]) -> int:
 
 
 def base_model(adapters: Path, model: str | None) -> str:
-    """The model under the adapters: `model`, else the one that they name.
-
-    Raises:
-        UsageError: the folder holds no adapters, they do not name their model, or it cannot be loaded.
-    """
+    """The model under the adapters: `model`, else the one that they name; UsageError where the folder holds no
+    adapters, they do not name their model, or it cannot be loaded."""
     if not (adapters / CONFIG).is_file() or not (adapters / WEIGHTS).is_file():
         raise UsageError(
             f"--adapters {adapters} holds no adapters ({CONFIG} and {WEIGHTS}): give a checkpoint of --train_type lora "
@@ -100,10 +96,8 @@ def base_model(adapters: Path, model: str | None) -> str:
 def merged_folder(adapters: Path, base: str, environ: Mapping[str, str]) -> Path:
     """A new temporary folder with the merged model, for this process or the one that replaces it, which removes it.
 
-    Folders whose process has died are removed first.
-
-    Raises:
-        UsageError: the adapters are not of this model, or there is no room for it.
+    Folders whose process has died are removed first. UsageError where the adapters are not of this model, or there is
+    no room for it.
     """
     from swift_r1.models.merging import merge
     from swift_r1.runtime.libraries import quiet_libraries

@@ -13,11 +13,7 @@ _FLAG = "--external_plugins"
 
 
 def run(words: Sequence[str]) -> int:
-    """Prints one line for each reward, dataset, scheduler and environment.
-
-    Raises:
-        UsageError: an unknown flag, or a plugin file that does not load.
-    """
+    """One line for each; UsageError for an unknown flag, or a plugin file that does not load."""
     # The flag of the other commands may stand before the files.
     files = [file for word in words if (file := word.removeprefix(f"{_FLAG}=")) != _FLAG]
     flags = [file for file in files if file.startswith("-")]
@@ -31,21 +27,23 @@ def run(words: Sequence[str]) -> int:
     from swift_r1.rewards import orms
 
     load_plugins(files)
-    _print("Rewards (--reward_funcs):", {name: summary(entry) for name, entry in orms.items()})
     known = builtin_datasets | datasets
-    _print("Datasets (--dataset):", {name: meta.help or ", ".join(meta.tags) for name, meta in known.items()})
-    _print("Schedulers (--multi_turn_scheduler):", {name: summary(entry) for name, entry in multi_turns.items()})
-    _print("Environments (--gym_env):", {name: summary(entry) for name, entry in envs.items()})
-    _print("Context managers (--context_manager):", {name: summary(entry) for name, entry in context_managers.items()})
+    for title, lines in (
+        ("Rewards (--reward_funcs):", _summaries(orms)),
+        ("Datasets (--dataset):", {name: meta.help or ", ".join(meta.tags) for name, meta in known.items()}),
+        ("Schedulers (--multi_turn_scheduler):", _summaries(multi_turns)),
+        ("Environments (--gym_env):", _summaries(envs)),
+        ("Context managers (--context_manager):", _summaries(context_managers)),
+    ):
+        if lines:
+            print(title)
+        for name, text in sorted(lines.items()):
+            print(f"  {name:<24} {text}".rstrip())
     return EXIT_OK
 
 
-def _print(title: str, lines: Mapping[str, str]) -> None:
-    if not lines:
-        return
-    print(title)
-    for name, text in sorted(lines.items()):
-        print(f"  {name:<24} {text}".rstrip())
+def _summaries(registry: Mapping[str, Any]) -> dict[str, str]:
+    return {name: summary(entry) for name, entry in registry.items()}
 
 
 def summary(entry: Any) -> str:

@@ -102,16 +102,20 @@ def run(words: Sequence[str]) -> int:
 
 def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: bool) -> tuple[RlhfArguments, str | None]:
     """Starts the engines beside the ranks and waits for them; returns the arguments with their addresses, and the
-    leases' token. Where the user did not ask for them, a run whose engines do not start goes on without.
+    leases' token. Where the user did not ask for them, a run whose engines do not start goes on without; else
+    that raises RunFailed or ServerUnreachable."""
+    ranks, gpu = world.nproc_per_node, has_gpu(os.environ)
+    started, supervisor = start_engines(args, ranks, folder, os.environ, usable_cpus(), gpu)
 
-    Raises:
-        RunFailed, ServerUnreachable: they were asked for, and do not start.
-    """
-    engines = start_engines(args, world.nproc_per_node, folder, os.environ, usable_cpus(), has_gpu(os.environ))
+    def check() -> None:
+        if supervisor.poll() is not None:
+            raise RunFailed("--vllm_mode colocate: the engine beside the trainer could not be started (see above)")
+
     try:
-        return engines.args, wait_for_servers(engines.args, folder, engines.check)
+        return started, wait_for_servers(started, folder, check)
     except (RunFailed, ServerUnreachable) as error:
-        engines.end()
+        supervisor.terminate()
+        supervisor.wait()
         if not by_default:
             raise
         say(f"{error}; completions come from the trainer's own process instead (--use_vllm false)")
@@ -153,11 +157,7 @@ def wait_for_servers(
 
 def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:
     """`--estimate true`: prints what a rank will need, next to what the machine has, and what would save most; loads
-    nothing. Returns the exit code.
-
-    Raises:
-        UsageError: the model's config cannot be read.
-    """
+    nothing. Returns the exit code. UsageError where the model's config cannot be read."""
     from rich.console import Console
     from rich.table import Table
 

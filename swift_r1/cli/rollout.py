@@ -46,7 +46,10 @@ def run(words: Sequence[str]) -> int:
     """
     args = parse_arguments(RolloutArguments, words)
     adapters = Path(args.adapters).expanduser() if args.adapters else None
-    faults = [*_host_faults(args), *_tls_faults(args)]
+    faults = _tls_faults(args)
+    if args.host not in LOOPBACK and not args.api_key:
+        advice = f"give --api_key (or {API_KEY_VARIABLE}), or keep to 127.0.0.1"
+        faults.insert(0, f"--host {args.host} lets other machines in: {advice}")
     try:
         base = args.model if adapters is None else base_model(adapters, args.model or None)
         faults += [] if adapters is not None else model_faults(base, os.environ)
@@ -91,12 +94,6 @@ def check_port(host: str, port: int) -> None:
                 f"port {port} of {host} is taken: another server listens there; give another --port"
             ) from error
         raise UsageError(f"cannot listen on {host} port {port}: {error.strerror}") from error
-
-
-def _host_faults(args: RolloutArguments) -> list[str]:
-    if args.host in LOOPBACK or args.api_key:
-        return []
-    return [f"--host {args.host} lets other machines in: give --api_key (or {API_KEY_VARIABLE}), or keep to 127.0.0.1"]
 
 
 def _tls_faults(args: RolloutArguments) -> list[str]:

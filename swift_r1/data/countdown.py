@@ -62,8 +62,7 @@ def countdown_problem(
 ) -> CountdownProblem:
     """Problem number `index` of a split. Two indices can give the same problem, most of all in a small space.
 
-    Raises:
-        ValueError: the spec has no such problem, as far as a million attempts can tell.
+    Raises ValueError where the spec has no such problem, as far as a million attempts can tell.
     """
     rng = random.Random(f"{seed}:{split}:{index}")
     lowest, highest = spec.targets
@@ -86,8 +85,7 @@ def countdown_problems(
 ) -> Iterator[CountdownProblem]:
     """`count` problems in order of their index; those of the held-out split are all different.
 
-    Raises:
-        ValueError: the spec has fewer than `count` held-out problems, as far as many attempts can tell.
+    Raises ValueError where the spec has fewer than `count` of those, as far as many attempts can tell.
     """
     seen: set[tuple[tuple[int, ...], int]] = set()
     index = made = 0

@@ -45,11 +45,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def split_rows(place: Place, subset: str, split: str, *, streaming: bool) -> Iterator[dict[str, Any]]:
-    """The rows of one split.
-
-    Raises:
-        UsageError: it cannot be loaded; the message names the cache that was searched, and how to give a local file.
-    """
+    """The rows of one split; UsageError, which names the cache that was searched, where it cannot be loaded."""
     data = load_split(place, subset, split, streaming=streaming)
     try:
         yield from data

@@ -8,15 +8,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from swift_r1.data.prepare import DataFlags, prepared_rows, request_key, require_rows, seed_of
+from swift_r1.data.prepare import prepared_rows, request_key, require_rows
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
 from swift_r1.data.sampler import RowStream
-from swift_r1.data.sources import Source, Split
+from swift_r1.data.sources import DataFlags, Source, Split
 from swift_r1.data.store import Part, Rows
 from swift_r1.errors import UsageError
 
@@ -81,7 +80,7 @@ class _Collector:
         last = np.arange(rest)
         if self._flags.dataset_shuffle and rest:
             if self._state is None:
-                self._state = np.random.RandomState(seed_of(self._flags) % 2**32)
+                self._state = np.random.RandomState(self._flags.seed % 2**32)
             for _ in range(self._skipped):
                 self._state.randint(0, 2**31 - 1)
             self._skipped = 0
@@ -89,7 +88,7 @@ class _Collector:
         return np.concatenate([np.arange(turns * count), turns * count + last])
 
 
-def load_rows(args: DataFlags, prepared: Mapping[str, str] | None = None, *, keep: bool = False) -> LoadedData:
+def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, keep: bool = False) -> LoadedData:
     """All rows that the data flags name, and those held out where the run evaluates.
 
     The held-out rows are those of `--val_dataset`; else the share `--split_dataset_ratio` of each dataset; else,
@@ -104,35 +103,36 @@ def load_rows(args: DataFlags, prepared: Mapping[str, str] | None = None, *, kee
         UsageError: unknown dataset, unreadable file, a `--columns` name that no dataset has, a column with a reserved
             name, no row left.
     """
-    seed, held_out = seed_of(args), Rows()
-    collector, validation = _Collector(args, prepared, keep), _Collector(args, prepared, keep)
-    evaluates = args.eval_steps is not None or args.eval_on_start
-    limit = sys.maxsize if args.eval_limit is None else args.eval_limit
-    if args.streaming:
-        train: Sequence[Row] = first_rows(args)
+    seed, held_out = flags.seed, Rows()
+    collector, validation = _Collector(flags, prepared, keep), _Collector(flags, prepared, keep)
+    evaluates = flags.eval_steps is not None or flags.eval_on_start
+    limit = sys.maxsize if flags.eval_limit is None else flags.eval_limit
+    if flags.streaming:
+        train: Sequence[Row] = first_rows(flags)
         if evaluates:
-            held_out = _held_out_of_stream(args, validation, limit)
+            held_out = _held_out_of_stream(flags, validation, limit)
         return LoadedData(train, held_out, validation.broken, validation.prepared)
-    if args.val_dataset and args.split_dataset_ratio:
+    if flags.val_dataset and flags.split_dataset_ratio:
         raise UsageError("--val_dataset and --split_dataset_ratio both name held-out rows: give one")
     labels: set[str] = set()
-    sources = open_sources(args.dataset, labels, args.use_hf)
+    sources = open_sources(flags.dataset, labels, flags.use_hf)
     if not prepared:
-        _check_column_names(sources, args)
+        _check_column_names(sources, flags)
     training = [collector.collect(source, "train", source.spec.sample) for source in sources]
-    if args.val_dataset and evaluates:
-        for source in open_sources(args.val_dataset, labels, args.use_hf):
+    if flags.val_dataset and evaluates:
+        for source in open_sources(flags.val_dataset, labels, flags.use_hf):
             wanted = source.spec.sample or (limit if source.samples_itself else None)
             held_out += validation.collect(source, "eval", wanted)
-        shared = len(set(held_out.keys()).intersection(chain.from_iterable(rows.keys() for rows in training)))
+        trained = chain.from_iterable(rows.column("key") for rows in training)
+        shared = len(set(held_out.column("key")).intersection(trained))
         if shared:
             _logger.warning("%d prompts of --val_dataset are in the training rows too", shared)
-    elif args.split_dataset_ratio:
+    elif flags.split_dataset_ratio:
         for number, rows in enumerate(training):
-            share = max(1, int(args.split_dataset_ratio * len(rows)))
+            share = max(1, int(flags.split_dataset_ratio * len(rows)))
             training[number], out = _take_out(rows, min(share, len(rows) - 1), seed)
             held_out += out
-    elif evaluates and not args.eval_datasets:
+    elif evaluates and not flags.eval_datasets:
         for number, (source, quota) in enumerate(zip(sources, _shares(limit, len(sources)), strict=True)):
             if quota and source.has_held_out:
                 held_out += validation.collect(source, "eval", quota, repeat=False)
@@ -151,38 +151,38 @@ def load_rows(args: DataFlags, prepared: Mapping[str, str] | None = None, *, kee
     return LoadedData(train, held_out, broken, collector.prepared | validation.prepared)
 
 
-def _held_out_of_stream(args: DataFlags, validation: _Collector, limit: int) -> Rows:
+def _held_out_of_stream(flags: DataFlags, validation: _Collector, limit: int) -> Rows:
     held_out = Rows()
-    sources = open_sources(args.val_dataset or args.dataset, use_hf=args.use_hf)
+    sources = open_sources(flags.val_dataset or flags.dataset, use_hf=flags.use_hf)
     for source, quota in zip(sources, _shares(limit, len(sources)), strict=True):
-        if not args.val_dataset and not source.has_held_out:
+        if not flags.val_dataset and not source.has_held_out:
             raise UsageError(
                 f"--streaming true takes no held-out rows out of the training rows: give --val_dataset "
                 f"({source.name} has no held-out split)"
             )
-        wanted = source.spec.sample if args.val_dataset else None
+        wanted = source.spec.sample if flags.val_dataset else None
         held_out += validation.collect(source, "eval", wanted or quota, repeat=False)
     return held_out
 
 
-def first_rows(args: DataFlags, count: int = 4) -> list[Row]:
+def first_rows(flags: DataFlags, count: int = 4) -> list[Row]:
     """The first good training rows of every dataset, for checks before any model loads. Reads no more than needed, and
     raises as `load_rows`."""
-    sources = open_sources(args.dataset, use_hf=args.use_hf, streaming=True)
-    _check_column_names(sources, args)
+    sources = open_sources(flags.dataset, use_hf=flags.use_hf, streaming=True)
+    _check_column_names(sources, flags)
     found: list[Row] = []
     for source in sources:
         drops = Drops()
-        raws = source.rows("train", count if source.samples_itself else None, seed_of(args))
-        rows = list(islice(preprocessed(source, raws, args.columns, drops, args.strict), count))
+        raws = source.rows("train", count if source.samples_itself else None, flags.seed)
+        rows = list(islice(preprocessed(source, raws, flags.columns, drops, flags.strict), count))
         require_rows(source, len(rows), drops)
         found += rows
     return found
 
 
-def stream_of(args: DataFlags, first: int, fits: Callable[[Row], bool]) -> RowStream:
+def stream_of(flags: DataFlags, first: int, fits: Callable[[Row], bool]) -> RowStream:
     """The training rows of `--streaming true`; `first` of them are there before more are read."""
-    return RowStream(open_sources(args.dataset, use_hf=args.use_hf, streaming=True), args, first, fits)
+    return RowStream(open_sources(flags.dataset, use_hf=flags.use_hf, streaming=True), flags, first, fits)
 
 
 def load_dataset(
@@ -201,43 +201,38 @@ def load_dataset(
 
     Without `shuffle`, `#N` takes the first rows. Rows stay in the order of the data. Raises as `load_rows`.
     """
-    flags = SimpleNamespace(
-        dataset=[datasets] if isinstance(datasets, str) else list(datasets),
-        val_dataset=[],
+    flags = DataFlags(
+        dataset=[datasets] if isinstance(datasets, str) else datasets,
         split_dataset_ratio=split_dataset_ratio,
+        use_hf=use_hf,
         columns=columns or {},
-        data_seed=seed,
-        eval_steps=None,
-        eval_on_start=False,
-        eval_limit=None,
+        strict=strict,
         dataset_num_proc=num_proc,
         load_from_cache_file=load_from_cache_file,
         dataset_shuffle=shuffle,
-        streaming=False,
-        use_hf=use_hf,
-        strict=strict,
+        seed=seed,
     )
-    data = load_rows(cast(DataFlags, flags))
+    data = load_rows(flags)
     return data.train, data.eval
 
 
-def columns_of(data: LoadedData) -> frozenset[str]:
+def columns_of(*parts: Sequence[Row]) -> frozenset[str]:
     """The columns that every row has, so that a reward can rely on them; `messages` and our own are among them."""
     sets = [
         rows.columns() if isinstance(rows, Rows) else frozenset.intersection(*map(frozenset, rows))
-        for rows in (data.train, data.eval)
+        for rows in parts
         if len(rows)
     ]
     return frozenset.intersection(*sets) if sets else frozenset()
 
 
-def _check_column_names(sources: Sequence[Source], args: DataFlags) -> None:
+def _check_column_names(sources: Sequence[Source], flags: DataFlags) -> None:
     """Every column that `--columns` renames is in the first rows of some dataset."""
-    if not args.columns:
+    if not flags.columns:
         return
-    firsts = (raw for source in sources for raw in islice(source.rows("train", _LOOKED_AT, seed_of(args)), _LOOKED_AT))
+    firsts = (raw for source in sources for raw in islice(source.rows("train", _LOOKED_AT, flags.seed), _LOOKED_AT))
     there = sorted({name for raw in firsts for name in raw.row})
-    missing = [name for name in args.columns if name.lower() not in {known.lower() for known in there}]
+    missing = [name for name in flags.columns if name.lower() not in {known.lower() for known in there}]
     if missing:
         raise UsageError(f"--columns: no dataset has a column {missing[0]}; there are {', '.join(there)}")
 
@@ -247,7 +242,7 @@ def _take_out(rows: Rows, count: int, seed: int) -> tuple[Rows, Rows]:
 
     Rows with the same messages always end up on the same side, so no prompt is in both.
     """
-    keys = list(rows.keys())
+    keys = list(rows.column("key"))
     first: dict[int, int] = {}
     for place, key in enumerate(keys):
         first.setdefault(key, place)

@@ -14,25 +14,23 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from pathlib import Path
-from typing import Protocol
 
 from swift_r1.data.fingerprint import fingerprint
 from swift_r1.data.rows import Drops, content_bytes, prompt_key, results
-from swift_r1.data.sources import Source, Split, Task
+from swift_r1.data.sources import DataFlags, Source, Split, Task
 from swift_r1.data.store import (
     RUN_ONLY,
     Block,
     RowStore,
-    RowStoreWriter,
     block_of,
     cache_folder,
-    remove_old,
     whole_store,
+    write_store,
 )
 from swift_r1.errors import UsageError
 from swift_r1.runtime.processes import end_with_parent
@@ -43,53 +41,9 @@ _BAR_AFTER_S = 1.0
 _LINE_EVERY_S = 10.0
 
 
-class DataFlags(Protocol):
-    """The flags that name the rows and say how they are prepared."""
-
-    @property
-    def dataset(self) -> Sequence[str]: ...
-    @property
-    def val_dataset(self) -> Sequence[str]: ...
-    @property
-    def split_dataset_ratio(self) -> float: ...
-    @property
-    def use_hf(self) -> bool | None: ...
-    @property
-    def columns(self) -> Mapping[str, str]: ...
-    @property
-    def strict(self) -> bool: ...
-    @property
-    def dataset_num_proc(self) -> int: ...
-    @property
-    def load_from_cache_file(self) -> bool: ...
-    @property
-    def streaming(self) -> bool: ...
-    @property
-    def shuffle_buffer_size(self) -> int: ...
-    @property
-    def dataset_shuffle(self) -> bool: ...
-    @property
-    def data_seed(self) -> int | None: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def eval_steps(self) -> int | None: ...
-    @property
-    def eval_on_start(self) -> bool: ...
-    @property
-    def eval_limit(self) -> int | None: ...
-    @property
-    def eval_datasets(self) -> Sequence[str]: ...
-
-
-def seed_of(flags: DataFlags) -> int:
-    """The seed of the data: `--data_seed`, else `--seed`."""
-    return flags.seed if flags.data_seed is None else flags.data_seed
-
-
 def request_key(source: Source, split: Split, count: int | None, flags: DataFlags) -> str:
     """What tells one preparation of a run from the others, without looking at the data."""
-    return json.dumps([source.spec.raw, source.label, split, count, seed_of(flags), dict(flags.columns)])
+    return json.dumps([source.spec.raw, source.label, split, count, flags.seed, dict(flags.columns)])
 
 
 def prepared_rows(
@@ -137,7 +91,7 @@ def prepared_rows(
 
 def _key(source: Source, split: Split, count: int | None, flags: DataFlags) -> str | None:
     """Under what prepared rows are kept; None where the content of the source or its code cannot be determined."""
-    identity = source.identity(split, count, seed_of(flags))
+    identity = source.identity(split, count, flags.seed)
     code = fingerprint([source.preprocess, dict(source.of_subset)])
     if identity is None or code is None:
         return None
@@ -146,26 +100,26 @@ def _key(source: Source, split: Split, count: int | None, flags: DataFlags) -> s
 
 
 def _made(source: Source, split: Split, count: int | None, flags: DataFlags, path: Path) -> RowStore:
-    with RowStoreWriter(path.parent) as writer:
-        started = time.perf_counter()
-        remove_old(path.parent)
-        tasks = source.tasks(split, count, seed_of(flags), _CHUNK)
-        processes = flags.dataset_num_proc
-        if processes > 1 and not may_fork():
-            _logger.info("dataset %s: this process has threads, so it prepares the rows alone", source.name)
-            processes = 1
-        if processes > 1:
-            blocks = _parallel(source, tasks, flags, processes)
-        else:
-            blocks = (_block_of(source, task, flags) for task in tasks)
-        for block in _with_progress(blocks, f"preparing {source.name}", count):
-            writer.add(block)
-        require_rows(source, writer.count, writer.drops)
+    started = time.perf_counter()
+    tasks = source.tasks(split, count, flags.seed, _CHUNK)
+    processes = flags.dataset_num_proc
+    if processes > 1 and not may_fork():
+        _logger.info("dataset %s: this process has threads, so it prepares the rows alone", source.name)
+        processes = 1
+    if processes > 1:
+        blocks = _parallel(source, tasks, flags, processes)
+    else:
+        blocks = (_block_of(source, task, flags) for task in tasks)
+
+    def check(rows: int, drops: Drops) -> None:
+        require_rows(source, rows, drops)
         seconds = time.perf_counter() - started
         if seconds > 2:
-            _logger.info("dataset %s: %s rows prepared in %.0f s", source.name, f"{writer.count:,}", seconds)
-        _report(source, writer.drops)
-        return writer.finish(path, replace=not flags.load_from_cache_file)
+            _logger.info("dataset %s: %s rows prepared in %.0f s", source.name, f"{rows:,}", seconds)
+        _report(source, drops)
+
+    shown = _with_progress(blocks, f"preparing {source.name}", count)
+    return write_store(path, shown, check, replace=not flags.load_from_cache_file)
 
 
 def may_fork() -> bool:
@@ -195,33 +149,18 @@ def _report(source: Source, drops: Drops) -> None:
 
 def _with_progress(blocks: Iterable[Block], what: str, total: int | None) -> Iterator[Block]:
     """The blocks. A bar on standard error counts raw rows; where that is no terminal, a log line now and then."""
-    started = logged = time.monotonic()
-    done = 0
-    with contextlib.ExitStack() as stack:
-        show: Callable[[int], None] | None = None
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # its thread would outlive the bar, and a process with threads does not fork
+    logged, done = time.monotonic(), 0
+    with tqdm(desc=what, total=total, unit=" rows", delay=_BAR_AFTER_S, leave=False, disable=None) as bar:
         for block in blocks:
             yield block
             done += block.drops.seen
-            now = time.monotonic()
-            if sys.stderr.isatty():
-                if show is None and now - started > _BAR_AFTER_S:
-                    show = stack.enter_context(_bar(what, total))
-                if show is not None:
-                    show(done)
-            elif now - logged > _LINE_EVERY_S:
-                logged = now
+            bar.update(block.drops.seen)
+            if bar.disable and time.monotonic() - logged > _LINE_EVERY_S:
+                logged = time.monotonic()
                 _logger.info("%s: %s%s rows", what, f"{done:,}", f" of {total:,}" if total else "")
-
-
-@contextlib.contextmanager
-def _bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total)
-        yield lambda done: bar.update(task, completed=done)
 
 
 _job: tuple[Source, DataFlags] | None = None  # of a worker process

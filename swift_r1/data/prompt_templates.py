@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from swift_r1.errors import UsageError
 
@@ -119,10 +119,8 @@ def prompt_template(value: str) -> str:
     return text
 
 
-class Renderer(Protocol):
-    """The chat template: messages to text, on request with the start of the model's next turn."""
-
-    def __call__(self, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool) -> str: ...
+Renderer = Callable[[Sequence[Mapping[str, str]], bool], str]
+"""The chat template: messages to text, on request with the start of the model's next turn."""
 
 
 def rendered(tokenizer: Any, messages: Sequence[Mapping[str, str]], add_generation_prompt: bool, **given: Any) -> str:

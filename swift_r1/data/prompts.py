@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -95,8 +95,7 @@ class PromptEncoder:
         max_length: longest prompt in tokens.
         truncation: of longer prompts: `delete` leaves them out, `left` cuts off their beginning.
 
-    Raises:
-        UsageError: there is no chat template, or `--prompt_template` is none.
+    Raises UsageError where there is no chat template, or `--prompt_template` is none.
     """
 
     def __init__(
@@ -169,33 +168,28 @@ class PromptEncoder:
 
     def fitting(self, rows: Sequence[Row], what: str = "training") -> Sequence[Row]:
         """The rows whose prompts are at most `max_length` tokens, or are cut to it; what is left out or cut is logged.
-
-        Only rows that are long in bytes are tokenised here, so a million short rows cost little.
-
-        Raises:
-            UsageError: no row is left.
-        """
+        UsageError where no row is left. Only rows that are long in bytes are tokenised, so a million short ones
+        cost little."""
         if self._max_length is None or not len(rows):
             return rows
-        sizes = rows.sizes() if isinstance(rows, Rows) else ((content_bytes(row), len(row["messages"])) for row in rows)
+        sizes: Iterable[tuple[int, int]] = ((content_bytes(row), len(row["messages"])) for row in rows)
+        if isinstance(rows, Rows):  # without reading them
+            sizes = zip(rows.column("size"), rows.column("turns"), strict=True)
         unsure = [
             place for place, (size, turns) in enumerate(sizes) if size + (turns + 1) * self._overhead > self._max_length
         ]
         too_long = {place for place in unsure if self._is_too_long(rows[place])}
         if not too_long:
             return rows
-        if self.truncation != "delete":
-            _logger.warning(
-                "%d of %d %s prompts cut to their last --max_length %d tokens",
-                *(len(too_long), len(rows), what, self._max_length),
-            )
-            return rows
-        if len(too_long) == len(rows):
+        leaves_out = self.truncation == "delete"
+        if leaves_out and len(too_long) == len(rows):
             raise UsageError(f"all {len(rows)} {what} prompts are longer than --max_length {self._max_length} tokens")
+        done = "left out: longer than" if leaves_out else "cut to their last"
         _logger.warning(
-            "%d of %d %s prompts left out: longer than --max_length %d tokens",
-            *(len(too_long), len(rows), what, self._max_length),
+            "%d of %d %s prompts %s --max_length %d tokens", len(too_long), len(rows), what, done, self._max_length
         )
+        if not leaves_out:
+            return rows
         kept = [place for place in range(len(rows)) if place not in too_long]
         return rows.chosen(kept) if isinstance(rows, Rows) else [rows[place] for place in kept]
 

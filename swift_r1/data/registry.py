@@ -107,10 +107,8 @@ _origins: dict[str, str] = {}  # shown name -> file:line that registered it
 def register_dataset(meta: DatasetMeta, *, exist_ok: bool = False, origin: str | None = None) -> None:
     """Makes a dataset known to `--dataset`. The line that registered it may do so again (a plugin loaded twice).
 
-    `origin` is that line (default: the caller's).
-
-    Raises:
-        UsageError: the meta has no name, id or path, or another place registered one of its names before.
+    `origin` is that line (default: the caller's). Raises UsageError where the meta has no name, id or path, or another
+    place registered one of its names before.
     """
     if not meta.names:
         raise UsageError("register_dataset: the DatasetMeta has no dataset_name, ms_dataset_id, hf_dataset_id or path")
@@ -159,10 +157,7 @@ def register_dataset_info(paths: str | Sequence[str]) -> None:
 
     A file is a list of objects. Their keys are fields of `DatasetMeta`, and `columns` (renames) and `messages`
     (settings of `MessagesPreprocessor`), which a subset may have too. A relative `dataset_path` is relative to the
-    file. The same file may be given again.
-
-    Raises:
-        UsageError: every fault of every file, one a line.
+    file. The same file may be given again. Raises UsageError with every fault of every file.
     """
     faults: list[str] = []
     for path in [paths] if isinstance(paths, str) else paths:

@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, count
 from pathlib import Path
 
 from swift_r1.data import builtin as _builtin  # noqa: F401  its import registers
@@ -29,10 +30,7 @@ def open_sources(
     values: Sequence[str], labels: set[str] | None = None, use_hf: bool | None = None, streaming: bool = False
 ) -> list[Source]:
     """Resolves `--dataset` values; opens nothing yet. `labels` are those in use already; new ones are added.
-
-    Raises:
-        UsageError: all faults of all values, one a line.
-    """
+    Raises UsageError with all faults of all values."""
     taken = set() if labels is None else labels
     sources = for_each(values, lambda value: _open(_spec(value), use_hf))
     return [replace(source, label=_unique(source.name, taken), streaming=streaming) for source in sources]
@@ -42,9 +40,9 @@ def _spec(value: str) -> DatasetSpec:
     """The parsed value; a path that exists is one, whatever characters it has in it."""
     if os.path.exists(value):
         return DatasetSpec(value, value)
-    head, _, count = value.rpartition("#")
-    if head and count.isdigit() and int(count) and os.path.exists(head):
-        return DatasetSpec(value, head, (), int(count))
+    head, _, rows = value.rpartition("#")
+    if head and rows.isdigit() and int(rows) and os.path.exists(head):
+        return DatasetSpec(value, head, (), int(rows))
     spec = parse_dataset(value)
     home = str(Path(spec.name).expanduser())
     return replace(spec, name=home) if os.path.exists(home) else spec
@@ -61,8 +59,16 @@ def _open(spec: DatasetSpec, use_hf: bool | None) -> Source:
         return _hub_source(spec, about, Place(spec.name, spec.hub or default_hub(use_hf)))
     if meta is None:
         if spec.is_file:
-            raise UsageError(f"--dataset {spec.raw}: file not found: {spec.name}{_similar_files(spec.name)}")
-        raise UsageError(_unknown(spec))
+            path = Path(spec.name)
+            there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
+            near = difflib.get_close_matches(path.name, there, n=1)
+            hint = f"; did you mean {path.parent / near[0]}?" if near else ""
+            raise UsageError(f"--dataset {spec.raw}: file not found: {spec.name}{hint}")
+        known = [*datasets, *(name for name in builtin_datasets if name not in datasets)]
+        near = difflib.get_close_matches(spec.name, known, n=3)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        text = f"unknown dataset {spec.raw}: no such file, and not registered{hint} Registered: {', '.join(known)}"
+        raise UsageError(text)
     if spec.hub is not None:
         return _hub_source(spec, meta, _place(spec, meta, use_hf))
     if meta.loader is not None:
@@ -73,7 +79,10 @@ def _open(spec: DatasetSpec, use_hf: bool | None) -> Source:
         if not os.path.exists(meta.dataset_path):
             raise UsageError(f"--dataset {spec.raw}: file not found: {meta.dataset_path} (its dataset_path)")
         return _local(spec, meta, meta.dataset_path)
-    if "train" in (files := _data_files(meta)):
+    folder = os.environ.get(DATA_FOLDER)
+    paths = {split: Path(folder, name) for split, name in meta.files.items()} if folder else {}
+    files: dict[Split, str] = {split: str(path) for split, path in paths.items() if path.is_file()}
+    if "train" in files:
         return Source(spec, meta.name, meta.preprocess_func, files=files)
     if meta.load_function is not None:
         raise UsageError(
@@ -133,15 +142,6 @@ def _own(subsets: Sequence[SubsetDataset]) -> dict[str, Preprocess]:
     return {one.subset: one.preprocess_func for one in subsets if one.preprocess_func is not None}
 
 
-def _data_files(meta: DatasetMeta) -> dict[Split, str]:
-    """The dataset's files that are in the folder SWIFT_R1_DATA, by split."""
-    folder = os.environ.get(DATA_FOLDER)
-    if not folder:
-        return {}
-    paths = {split: Path(folder, name) for split, name in meta.files.items()}
-    return {split: str(path) for split, path in paths.items() if path.is_file()}
-
-
 def _subsets(spec: DatasetSpec, meta: DatasetMeta, on_hub: bool = False) -> tuple[SubsetDataset, ...]:
     """The subsets that the value names. A hub may have subsets that are not registered.
 
@@ -166,23 +166,7 @@ def _subsets(spec: DatasetSpec, meta: DatasetMeta, on_hub: bool = False) -> tupl
 
 
 def _unique(name: str, taken: set[str]) -> str:
-    label, number = name, 1
-    while label in taken:
-        number += 1
-        label = f"{name}-{number}"
+    labels = chain([name], (f"{name}-{number}" for number in count(2)))
+    label = next(label for label in labels if label not in taken)
     taken.add(label)
     return label
-
-
-def _unknown(spec: DatasetSpec) -> str:
-    known = [*datasets, *(name for name in builtin_datasets if name not in datasets)]
-    near = difflib.get_close_matches(spec.name, known, n=3)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
-    return f"unknown dataset {spec.raw}: no such file, and not registered{hint} Registered: {', '.join(known)}"
-
-
-def _similar_files(name: str) -> str:
-    path = Path(name)
-    there = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(path.name, there, n=1)
-    return f"; did you mean {path.parent / near[0]}?" if near else ""

@@ -40,11 +40,6 @@ class Drops:
     filtered: int = 0
     examples: list[str] = field(default_factory=list)
 
-    def add_broken(self, where: str, cause: str) -> None:
-        self.broken += 1
-        if len(self.examples) < _SHOWN:
-            self.examples.append(f"{where}: {cause}")
-
     def merge(self, other: Drops) -> None:
         self.seen += other.seen
         self.broken += other.broken
@@ -79,7 +74,7 @@ def results(
         if fault is None:
             renamed = _renamed(raw, columns)
             try:
-                rows = _as_list(preprocess_row(source.preprocess_of(raw), renamed))
+                rows = _as_list(preprocess_row(source.of_subset.get(raw.subset or "", source.preprocess), renamed))
                 for row in rows:
                     _refuse_unread(row)
                     row["messages"] = _prompt_messages(row)
@@ -93,7 +88,7 @@ def results(
         if fault is not None:
             if strict:
                 raise UsageError(f"--strict true: dataset {source.name}: {raw.where}: {fault}")
-            drops.add_broken(raw.where, fault)
+            drops.merge(Drops(broken=1, examples=[f"{raw.where}: {fault}"]))
             continue
         drops.filtered += not rows
         for number, (row, line) in enumerate(zip(rows, lines, strict=True)):

@@ -9,17 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from swift_r1.data.prepare import DataFlags, seed_of
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.rows import Drops, preprocessed
-from swift_r1.data.sources import Source
+from swift_r1.data.sources import DataFlags, Source
 from swift_r1.errors import UsageError
 
 _logger = logging.getLogger("swift_r1.data")
@@ -29,8 +27,7 @@ class PromptSampler:
     """An endless, deterministic sequence of rounds of row indices.
 
     Epochs follow each other without a gap: every row comes once per epoch, each epoch in a new permutation made from
-    (seed, epoch) alone, and a round at an epoch's end takes its last prompts from the next epoch. `len(sampler)` is
-    the number of rounds of one epoch (rounded up).
+    (seed, epoch) alone, and a round at an epoch's end takes its last prompts from the next epoch.
 
     Args:
         num_rows: rows of the training set, > 0.
@@ -50,9 +47,6 @@ class PromptSampler:
         self._order: list[int] = []
         self._order_epoch = -1
 
-    def __len__(self) -> int:
-        return self.rounds(1)
-
     def __iter__(self) -> Iterator[list[int]]:
         return self
 
@@ -60,20 +54,12 @@ class PromptSampler:
         """The row indices of the next round, `prompts_per_round` of them."""
         return [self._draw() for _ in range(self.prompts_per_round)]
 
-    def rounds(self, epochs: float) -> int:
-        """Rounds that `epochs` epochs take, rounded up, at least one."""
-        return max(1, math.ceil(epochs * self.num_rows / self.prompts_per_round - 1e-9))
-
     def state_dict(self) -> dict[str, Any]:
         """The position and what it is a position in: a few numbers, whatever the size of the data."""
         return {"drawn": self._drawn, "num_rows": self.num_rows, "shuffle": self.shuffle, "seed": self.seed}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes to a saved position. `prompts_per_round` may differ from the saved run's.
-
-        Raises:
-            UsageError: the state is of other data, another seed or another order.
-        """
+        """Goes to a saved position; UsageError where it is one in other data, another seed or another order."""
         own = self.state_dict()
         differing = [key for key in ("num_rows", "shuffle", "seed") if state[key] != own[key]]
         if differing:
@@ -110,15 +96,12 @@ class RowStream:
     fits: Callable[[Row], bool]
 
     def __iter__(self) -> Iterator[Row]:
-        """Rows without an end; those of a later epoch have its number in their `prompt_id`.
-
-        Raises:
-            UsageError: a source cannot be read, or no row is left; with `strict`, a row is broken.
-        """
+        """Rows without an end; those of a later epoch have its number in their `prompt_id`. UsageError where a source
+        cannot be read, or no row is left; with `strict`, where a row is broken."""
         for epoch in count():
             rows: Iterator[Row] = (row for source in self.sources for row in self._once(source, log=epoch == 0))
             if self.flags.dataset_shuffle:
-                rows = shuffled(rows, self.first, self.flags.shuffle_buffer_size, f"{seed_of(self.flags)}:{epoch}")
+                rows = shuffled(rows, self.first, self.flags.shuffle_buffer_size, f"{self.flags.seed}:{epoch}")
             found = 0
             for found, row in enumerate(rows, start=1):  # noqa: B007
                 yield row if epoch == 0 else {**row, "prompt_id": f"{row['prompt_id']}@{epoch}"}
@@ -133,7 +116,7 @@ class RowStream:
         too_long = found = shown = 0
         for turn in count():
             before = found
-            raws = source.rows("train", wanted if source.samples_itself else None, seed_of(self.flags))
+            raws = source.rows("train", wanted if source.samples_itself else None, self.flags.seed)
             for row in preprocessed(source, raws, self.flags.columns, drops, self.flags.strict):
                 if log and turn == 0:
                     for example in drops.examples[shown:]:

@@ -4,7 +4,7 @@ loader, a file, a folder or a hub."""
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -18,6 +18,28 @@ from swift_r1.data.registry import Loader
 from swift_r1.errors import UsageError, describe
 
 Split = Literal["train", "eval"]
+
+
+@dataclass(frozen=True)
+class DataFlags:
+    """The flags that name the rows and say how they are prepared. `seed` is `--data_seed`, else `--seed`."""
+
+    dataset: Sequence[str]
+    val_dataset: Sequence[str] = ()
+    split_dataset_ratio: float = 0.0
+    use_hf: bool | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = False
+    dataset_num_proc: int = 1
+    load_from_cache_file: bool = True
+    streaming: bool = False
+    shuffle_buffer_size: int = 1000
+    dataset_shuffle: bool = True
+    seed: int = 42
+    eval_steps: int | None = None
+    eval_on_start: bool = False
+    eval_limit: int | None = None
+    eval_datasets: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +129,6 @@ class Source:
     held_out_split: tuple[str, ...] = ()
     streaming: bool = False
 
-    def preprocess_of(self, row: RawRow) -> Preprocess:
-        return self.preprocess if row.subset is None else self.of_subset.get(row.subset, self.preprocess)
-
     @property
     def has_held_out(self) -> bool:
         if self.loader is not None:
@@ -122,11 +141,8 @@ class Source:
         return self.loader is not None and len(self.subsets) < 2 and "count" in _keywords(self.loader)
 
     def rows(self, split: Split, count: int | None, seed: int) -> Iterator[RawRow]:
-        """The raw rows of a split; `count` and `seed` matter only to a loader that samples itself.
-
-        Raises:
-            UsageError: the file or hub cannot be read, or the loader raises.
-        """
+        """The raw rows of a split; `count` and `seed` matter only to a loader that samples itself. Raises UsageError
+        where the file or hub cannot be read, or the loader raises."""
         if self.loader is not None:
             yield from self._loaded({"split": split, "count": count, "seed": seed})
         elif self.place is not None:
@@ -161,11 +177,7 @@ class Source:
 
     def identity(self, split: Split, count: int | None, seed: int) -> str | None:
         """A hash of the raw rows; None for a loader that may give different rows each time (one that never does has
-        an attribute `cacheable` that is true).
-
-        Raises:
-            UsageError: the file or hub cannot be read.
-        """
+        an attribute `cacheable` that is true). Raises as `rows`."""
         if self.loader is not None:
             if not getattr(self.loader, "cacheable", False):
                 return None

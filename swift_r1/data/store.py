@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate, chain
 from pathlib import Path
@@ -102,45 +102,37 @@ def whole_store(path: Path) -> RowStore | None:
         return None
 
 
-class RowStoreWriter:
-    """Writes a store; `finish` gives it its name. A context manager: what is not finished is removed."""
+def write_store(
+    path: Path, blocks: Iterable[Block], check: Callable[[int, Drops], None], *, replace: bool = False
+) -> RowStore:
+    """Writes a store; a complete one of that name is returned instead, or replaced. What is not finished is removed.
 
-    def __init__(self, folder: Path) -> None:
-        """Raises OSError where nothing can be written."""
-        import pyarrow as pa
+    `check` is called with the number of rows and what was left out before the store gets its name. Raises OSError where
+    nothing can be written.
+    """
+    import pyarrow as pa
 
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(prefix=_MAKING, dir=folder)
-        os.close(descriptor)
-        self._path = Path(name)
-        self._stream = pa.ipc.new_stream(name, _schema())
-        self._hash = hashlib.blake2b(digest_size=16)
-        self.count = 0
-        self.drops = Drops()
-
-    def __enter__(self) -> RowStoreWriter:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self._path.unlink(missing_ok=True)
-        self._stream.close()
-
-    def add(self, block: Block) -> None:
-        """Appends rows."""
-        self._stream.write_batch(block.rows)
-        self._hash.update(b"".join(block.rows["row"].to_pylist()))
-        self.count += block.rows.num_rows
-        self.drops.merge(block.drops)
-
-    def finish(self, path: Path, *, replace: bool = False) -> RowStore:
-        """Gives the store its name. A complete one of that name is returned instead, or replaced."""
-        header = {"drops": asdict(self.drops), "digest": self._hash.hexdigest()}
-        self._stream.write_batch(block_of([], self.drops).rows, custom_metadata={"header": json.dumps(header)})
-        self._stream.close()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, name = tempfile.mkstemp(prefix=_MAKING, dir=path.parent)
+    os.close(descriptor)
+    digest, count, drops = hashlib.blake2b(digest_size=16), 0, Drops()
+    try:
+        remove_old(path.parent)
+        with pa.ipc.new_stream(name, _schema()) as stream:
+            for rows, dropped in blocks:
+                stream.write_batch(rows)
+                digest.update(b"".join(rows["row"].to_pylist()))
+                count += rows.num_rows
+                drops.merge(dropped)
+            check(count, drops)
+            header = {"drops": asdict(drops), "digest": digest.hexdigest()}
+            stream.write_batch(block_of([], drops).rows, custom_metadata={"header": json.dumps(header)})
         if not replace and (there := whole_store(path)):
             return there
-        os.replace(self._path, path)  # who has the old one open can still read it
+        os.replace(name, path)  # who has the old one open can still read it
         return RowStore(path)
+    finally:
+        Path(name).unlink(missing_ok=True)
 
 
 def cache_folder() -> Path:
@@ -230,14 +222,9 @@ class Rows(Sequence[Row]):
             for part, piece, end in zip(self.parts, pieces, self._ends, strict=False)
         )
 
-    def keys(self) -> Iterator[int]:
-        """For each row, 64 bits of a hash of its messages: those of equal prompts are equal."""
-        return chain.from_iterable(part.column("key").to_pylist() for part in self.parts)
-
-    def sizes(self) -> Iterator[tuple[int, int]]:
-        """For each row, the bytes of its messages' contents, and how many messages there are."""
-        columns = ((part.column("size").to_pylist(), part.column("turns").to_pylist()) for part in self.parts)
-        return chain.from_iterable(zip(sizes, turns, strict=True) for sizes, turns in columns)
+    def column(self, name: str) -> Iterator[Any]:
+        """A column of the stores (`_schema`), for each row."""
+        return chain.from_iterable(part.column(name).to_pylist() for part in self.parts)
 
     def columns(self) -> frozenset[str]:
         """The columns that every row has."""

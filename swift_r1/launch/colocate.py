@@ -15,7 +15,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.plan import Plan
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
-from swift_r1.errors import RunFailed, UsageError
+from swift_r1.errors import UsageError
 from swift_r1.launch.environment import cpu_binding
 
 SUPERVISOR_MODULE = "swift_r1.launch.supervisor"
@@ -95,28 +95,15 @@ def check_device(args: RlhfArguments, gpu: bool) -> None:
         raise UsageError(no_effect(unused, f"without a GPU: leave {'it' if len(unused) == 1 else 'them'} out"))
 
 
-@dataclass(frozen=True)
-class StartedEngines:
-    """The arguments with the engines' addresses and key, and the process that supervises them."""
-
-    args: RlhfArguments
-    supervisor: subprocess.Popen[bytes]
-
-    def check(self) -> None:
-        """Raises RunFailed where the supervisor has given up; it has said why."""
-        if self.supervisor.poll() is not None:
-            raise RunFailed("--vllm_mode colocate: the engine beside the trainer could not be started (see above)")
-
-    def end(self) -> None:
-        """Ends the supervisor, which ends the engines."""
-        self.supervisor.terminate()
-        self.supervisor.wait()
-
-
 def start_engines(
     args: RlhfArguments, ranks: int, folder: Path, environ: Mapping[str, str], cpus: Sequence[int], gpu: bool
-) -> StartedEngines:
-    """Starts an engine for each of `ranks` processes, without waiting for them; their logs go to the run's `folder`."""
+) -> tuple[RlhfArguments, subprocess.Popen[bytes]]:
+    """Starts an engine for each of `ranks` processes, without waiting for them; their logs go to the run's `folder`.
+
+    Returns:
+        The arguments with the engines' addresses and key, and the process that supervises them: it ends them when it
+        is terminated, and ends, having said why, where one does not start.
+    """
     key = secrets.token_hex(16)
     ports = free_ports(ranks)
     urls = [f"http://127.0.0.1:{port}" for port in ports]
@@ -139,7 +126,7 @@ def start_engines(
     assert supervisor.stdin is not None
     supervisor.stdin.write(json.dumps(order).encode())
     supervisor.stdin.close()
-    return StartedEngines(replace(args, vllm_server_base_url=urls, api_key=key), supervisor)
+    return replace(args, vllm_server_base_url=urls, api_key=key), supervisor
 
 
 def engine_flags(args: RlhfArguments, port: int, gpu: bool) -> list[str]:

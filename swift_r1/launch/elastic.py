@@ -107,7 +107,14 @@ def run_workers(
         PortTaken, RunFailed: the nodes cannot meet.
     """
     _limit_ending(min(_ENDING_SECONDS, ddp_timeout / 2), shutdown_timeout)
-    finished = _Finished(summary)
+    before = _state(summary)
+
+    def finished() -> int | None:
+        """The run's exit code, as rank 0 has written it meanwhile."""
+        if summary is None or _state(summary) in (None, before):
+            return None
+        return int(json.loads(summary.read_text(encoding="utf-8"))["exit_code"])
+
     # The supervisor of engines beside the ranks was started before; it ends once this process has ended.
     kill_workers = partial(_kill_children, spared=_children())
     if world.nnodes == 1:
@@ -129,28 +136,16 @@ def _tell(cause: Cause, world: World, memory_advice: Callable[[], str] | None) -
     return cause.code
 
 
-class _Finished:
-    """Whether rank 0 has written `summary` since this object was made."""
-
-    def __init__(self, summary: Path | None) -> None:
-        self._summary = summary
-        self._before = self._state()
-
-    def exit_code(self) -> int | None:
-        """The run's, as the summary has it; None where there is none."""
-        if self._summary is None or self._state() in (None, self._before):
-            return None
-        return int(json.loads(self._summary.read_text(encoding="utf-8"))["exit_code"])
-
-    def _state(self) -> tuple[int, int] | None:
-        if self._summary is None or not self._summary.exists():
-            return None
-        found = self._summary.stat()
-        return found.st_ino, found.st_mtime_ns
+def _state(file: Path | None) -> tuple[int, int] | None:
+    """What changes when a file is written again; None where there is none."""
+    if file is None or not file.exists():
+        return None
+    found = file.stat()
+    return found.st_ino, found.st_mtime_ns
 
 
 def _run_node(
-    world: World, command: Sequence[str], kill_workers: Callable[[], None], finished: _Finished
+    world: World, command: Sequence[str], kill_workers: Callable[[], None], finished: Callable[[], int | None]
 ) -> int | Cause:
     """Runs this node's workers to their end: an exit code, or why they failed."""
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
@@ -158,7 +153,10 @@ def _run_node(
     from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    _quiet_torch()
+    for name in list(logging.root.manager.loggerDict):
+        # The launcher's own warnings repeat what our one line and the worker's message say.
+        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
     single = world.nnodes == 1
     config = LaunchConfig(
         min_nodes=world.nnodes,
@@ -180,7 +178,7 @@ def _run_node(
         first = world.node_rank * world.nproc_per_node
         failures = {rank - first: failure for rank, failure in error.failures.items()}
         local, code, text = first_cause(failures)
-        ended = finished.exit_code() if all(one.exitcode < 0 for one in failures.values()) else None
+        ended = finished() if all(one.exitcode < 0 for one in failures.values()) else None
         if ended is not None:
             say(f"rank {first + local} was {text} after the run was done, which does not fail it")
             return ended
@@ -226,13 +224,6 @@ def first_cause(failures: Mapping[int, ProcessFailure]) -> tuple[int, int, str]:
     if ended_by in (signal.SIGINT, signal.SIGTERM):
         return rank, 128 + ended_by, ended_by.name
     return rank, EXIT_RUN_FAILED, _KILLED if ended_by is signal.SIGKILL else f"killed by {ended_by.name}"
-
-
-def _quiet_torch() -> None:
-    """The launcher's own warnings repeat what our one line and the worker's message say."""
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith(("torch.distributed.elastic", "torch.distributed.launcher")):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _limit_ending(soon: float, patience: float) -> None:

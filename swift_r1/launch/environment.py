@@ -161,7 +161,7 @@ def server_environment(
 
 
 def cpu_binding(cpus: Sequence[int], engines: int) -> str:
-    """CPUs in vLLM's syntax: ranges joined by commas, one part an engine joined by `|` (`0-3|4-7`)."""
+    """CPUs in vLLM's syntax: ranges joined by commas, one part per engine, joined by `|` (`0-3|4-7`)."""
     share = max(1, len(cpus) // engines)
     parts = [cpus[index * share : (index + 1) * share] or cpus for index in range(engines)]
     return "|".join(_ranges(part) for part in parts)

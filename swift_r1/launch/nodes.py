@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -106,7 +107,12 @@ class Nodes:
                 first = self._await_first(own)
             except (RuntimeError, ValueError):
                 first = own  # node 0 is gone, and with it the store
-        self._say_goodbye()
+        self._tell(self._own, f"read/{self.world.node_rank}", "1")
+        if not self.world.node_rank:
+            others = [f"read/{node}" for node in range(1, self.world.nnodes)]
+            deadline = time.monotonic() + _ANSWER_SECONDS
+            while time.monotonic() < deadline and not self._own.check(others):
+                time.sleep(0.1)
         return first
 
     def _await_first(self, own: Cause) -> Cause:
@@ -115,15 +121,6 @@ class Nodes:
             cause, consequence = self._first(self._own)
             if cause is not None or time.monotonic() >= deadline:
                 return cause or consequence or own
-            time.sleep(0.1)
-
-    def _say_goodbye(self) -> None:
-        self._tell(self._own, f"read/{self.world.node_rank}", "1")
-        if self.world.node_rank:
-            return
-        others = [f"read/{node}" for node in range(1, self.world.nnodes)]
-        deadline = time.monotonic() + _ANSWER_SECONDS
-        while time.monotonic() < deadline and not self._own.check(others):
             time.sleep(0.1)
 
     def _talk(self) -> None:
@@ -177,10 +174,8 @@ class Nodes:
         )
 
     def _tell(self, store: Store, key: str, value: str) -> None:
-        try:
+        with suppress(RuntimeError):  # node 0 has ended
             store.set(key, value)
-        except RuntimeError:
-            return  # node 0 has ended
 
     def _connect(self, meeting_s: float) -> Store:
         import torch.distributed as dist

@@ -58,10 +58,7 @@ def newest_version(base: Path) -> tuple[int, Path | None]:
 
 def make_run_folder(args: RlhfArguments, world: World) -> Path:
     """Makes and returns the run's folder (absolute): `vN-YYYYmmdd-HHMMSS` in `--output_dir`, or that itself.
-
-    Raises:
-        UsageError: the folder cannot be made.
-    """
+    UsageError where it cannot be made."""
     base = Path(str(args.output_dir)).absolute()
     try:
         base.mkdir(parents=True, exist_ok=True)
@@ -123,11 +120,8 @@ def without_secrets(words: Sequence[str]) -> list[str]:
 def find_checkpoint(args: RlhfArguments) -> tuple[Path | None, Path | None]:
     """Folder and checkpoint that `--resume_from_checkpoint` names; a line on stderr says so. Hashes every file of it.
 
-    Returns:
-        None for the folder: the run makes a new one; None for the checkpoint: it starts from the beginning.
-
-    Raises:
-        UsageError: the checkpoint is missing, broken, without state, or of a run outside `--output_dir`.
+    Without a folder the run makes a new one; without a checkpoint it starts from the beginning. UsageError where the
+    checkpoint is missing, broken, without state, or of a run outside `--output_dir`.
     """
     if args.resume_from_checkpoint is None:
         return None, None
@@ -161,15 +155,17 @@ def find_checkpoint(args: RlhfArguments) -> tuple[Path | None, Path | None]:
 
 def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: Path) -> None:
     """Refuses to go on with another run's flags, processes or data; with `--resume_force true` only says what differs.
-
-    Raises:
-        UsageError: with the differences, one a line.
-    """
+    Raises UsageError with the differences."""
     from swift_r1.training.checkpoint.state import RunState
 
     state = RunState.read(checkpoint)
     saved = state.fingerprint
-    differences = changed_flags(saved.args, args.to_dict())
+    specs = flag_specs(RlhfArguments)
+    differences = [
+        f"--{name} {_shown(saved.args.get(name))} became {_shown(value)}"
+        for name, value in args.to_dict().items()
+        if not specs[name].info.may_change and saved.args.get(name) != value
+    ]
     if saved.world_size != world.size:
         differences.append(f"{saved.world_size} processes became {world.size}")
     in_training = bool(differences)
@@ -188,13 +184,6 @@ def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: 
         )
     for line in differences:
         say(f"--resume_force true: {line}")
-
-
-def changed_flags(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One line per flag that has another value, except those that may change (`FlagInfo.may_change`)."""
-    specs = flag_specs(RlhfArguments)
-    names = [name for name in now if not specs[name].info.may_change and saved.get(name) != now[name]]
-    return [f"--{name} {_shown(saved.get(name))} became {_shown(now[name])}" for name in names]
 
 
 def dataset_hash(rows: Sequence[Mapping[str, Any]]) -> str:

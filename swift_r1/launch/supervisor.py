@@ -2,7 +2,7 @@
 
 It reads one JSON object from its standard input: `{"run": process id, "engines": [...]}`, the latter with the fields
 `words`, `environ`, `log` and `url`. It starts each engine, restarts one that ends by itself, and ends them all with
-whatever they have started as soon as the run's process has ended, even by SIGKILL: a pidfd tells. If the supervisor
+whatever they have started as soon as the run's process, its parent, has ended, even by SIGKILL. If the supervisor
 itself is killed, the kernel sends each engine SIGTERM.
 """
 
@@ -12,7 +12,6 @@ import contextlib
 import json
 import logging
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -30,7 +29,7 @@ from swift_r1.runtime.processes import adopt_orphans, end_with_parent, last_line
 logger = logging.getLogger("swift_r1.launch.supervisor")
 
 MOST_RESTARTS = 5  # of one engine in a row, each before it was ready
-_LOOK_S = 1.0
+_LOOK_S = 0.3
 _END_S = 10.0  # for engines to end by SIGTERM, then for what was killed to be gone
 
 
@@ -49,7 +48,6 @@ class EngineProcess:
     log: str
     url: str
     process: subprocess.Popen[bytes] | None = None
-    pidfd: int = -1
     ready: bool = False
     restarts: int = 0
     ever_ready: bool = False
@@ -65,7 +63,6 @@ class EngineProcess:
                 start_new_session=True,  # a terminal's Ctrl-C is for the trainer
                 preexec_fn=partial(end_with_parent, signal.SIGTERM),  # this process has no threads
             )
-        self.pidfd = os.pidfd_open(self.process.pid)
         self.ready = False
 
     def look(self) -> None:
@@ -80,13 +77,6 @@ class EngineProcess:
         if self.ready:
             self.ever_ready, self.restarts = True, 0
 
-    def ended(self) -> int:
-        """Collects it after its end, and returns its exit code."""
-        assert self.process is not None
-        os.close(self.pidfd)
-        self.pidfd = -1
-        return self.process.wait()
-
 
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="swift rlhf: %(message)s")
@@ -95,17 +85,9 @@ def main() -> int:
     engines = [EngineProcess(**one) for one in order["engines"]]
     for one in (signal.SIGINT, signal.SIGHUP):
         signal.signal(one, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(0))
     try:
-        run = os.pidfd_open(order["run"])
-    except ProcessLookupError:
-        return 0
-    if os.getppid() != order["run"]:  # another process has that number now
-        return 0
-    try:
-        for engine in engines:
-            engine.start()
-        fault = watch(run, engines)
+        fault = watch(order["run"], engines)
         if fault:
             logger.error("%s", fault)
         return 1 if fault else 0
@@ -114,29 +96,23 @@ def main() -> int:
 
 
 def watch(run: int, engines: Sequence[EngineProcess]) -> str | None:
-    """Watches the engines until the run, a pidfd, has ended; restarts one that ends. Returns why one does not start, or
-    ends again and again."""
-    with selectors.DefaultSelector() as selector:
-        selector.register(run, selectors.EVENT_READ)
+    """Starts the engines and watches them until the run, this process's parent, has ended; restarts one that ends.
+    Returns why one does not start, or ends again and again."""
+    while os.getppid() == run:
         for engine in engines:
-            selector.register(engine.pidfd, selectors.EVENT_READ, engine)
-        while True:
-            for key, _ in selector.select(_LOOK_S):
-                if key.fd == run:
-                    return None
-                engine = key.data
-                selector.unregister(key.fd)
-                code = engine.ended()
+            code = None if engine.process is None else engine.process.poll()
+            if code is not None:
                 _end_strays(engines)
                 engine.restarts += 1
                 if not engine.ever_ready or engine.restarts > MOST_RESTARTS:
                     cause = f"{last_line(Path(engine.log))} ({engine.log})"
                     return f"the engine beside the trainer ended with {code}: {cause}"
                 logger.warning("the engine beside the trainer ended with %d (its log: %s): restarted", code, engine.log)
+            if engine.process is None or code is not None:
                 engine.start()
-                selector.register(engine.pidfd, selectors.EVENT_READ, engine)
-            for engine in engines:
-                engine.look()
+            engine.look()
+        time.sleep(_LOOK_S)
+    return None
 
 
 def end(engines: Sequence[EngineProcess]) -> None:
@@ -170,11 +146,7 @@ def _end_strays(engines: Sequence[EngineProcess]) -> None:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         if "multiprocessing.resource_tracker" not in " ".join(process.cmdline()):
                             process.kill()
-                child.wait(_LOOK_S)
-
-
-def _leave(_signal: int, _frame: object) -> None:
-    raise SystemExit(0)
+                child.wait(1)
 
 
 if __name__ == "__main__":

@@ -36,11 +36,8 @@ _folders: set[Path] = set()  # of plugin files
 
 @contextmanager
 def import_names_for(plugin: Path) -> Iterator[None]:
-    """Serves `swift.*` to the plugin's code from now on; the block is for loading it.
-
-    Raises:
-        UsageError: another package named swift is imported in this process already, so its names are taken.
-    """
+    """Serves `swift.*` to the plugin's code from now on; the block is for loading it. UsageError where another package
+    named swift is imported in this process already, so its names are taken."""
     present = sys.modules.get("swift")
     if present is not None and not isinstance(present, _Names) and not is_installed():
         raise UsageError(

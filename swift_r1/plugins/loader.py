@@ -6,19 +6,15 @@ import hashlib
 import importlib.util
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import walk_tb
 from types import ModuleType
-from typing import Any
 
-from swift_r1.data.registry import datasets
 from swift_r1.errors import SwiftError, UsageError, for_each
 from swift_r1.plugins.compat import import_names_for
-from swift_r1.plugins.ms_swift import Registries
-from swift_r1.plugins.protocol import prms, rm_plugins
-from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
-from swift_r1.rewards import orms
+from swift_r1.plugins.ms_swift import REGISTRIES, adopting
 
 _logger = logging.getLogger("swift_r1.plugins")
 
@@ -44,25 +40,14 @@ class LoadedPlugin:
 
 
 _LOADED: dict[Path, LoadedPlugin] = {}
-_REGISTRIES: Mapping[str, Mapping[str, Any]] = {
-    "reward": orms,
-    "dataset": datasets,
-    "scheduler": multi_turns,
-    "environment": envs,
-    "process reward": prms,
-    "reward model": rm_plugins,
-    "context manager": context_managers,
-}
 
 
 def load_plugins(paths: Sequence[str]) -> list[LoadedPlugin]:
     """Runs each plugin file once in this process, in order.
 
     The folder of a plugin goes to the end of `sys.path`, so it can import its neighbours but none of
-    them can replace a library (a `math.py` beside it, say).
-
-    Raises:
-        UsageError: one line for each file that is missing or fails, with the plugin's file and line.
+    them can replace a library (a `math.py` beside it, say). Raises UsageError with one line for each
+    file that is missing or fails, and the plugin's line.
     """
 
     def load_once(text: str) -> LoadedPlugin:
@@ -87,20 +72,19 @@ def _load(text: str, path: Path) -> LoadedPlugin:
         sys.path.append(folder)
     # The name depends on the path alone, so that worker processes find classes pickled by reference.
     name = f"swift_r1_plugin_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    before, theirs = {kind: dict(entries) for kind, entries in _REGISTRIES.items()}, Registries()
+    before = {kind: dict(entries) for kind, (entries, *_) in REGISTRIES.items()}
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None  # the suffix is .py
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
     try:
-        with import_names_for(path):
+        with import_names_for(path), adopting():
             spec.loader.exec_module(module)
-            theirs.adopt()
     except (Exception, SystemExit) as error:
         del sys.modules[name]
         raise UsageError(_failure(text, path, error)) from error
     changed = {
         kind: tuple(key for key, value in entries.items() if before[kind].get(key) is not value)
-        for kind, entries in _REGISTRIES.items()
+        for kind, (entries, *_) in REGISTRIES.items()
     }
     for kind, names in changed.items():
         for key in names:
@@ -119,11 +103,9 @@ def _load(text: str, path: Path) -> LoadedPlugin:
 
 def _failure(text: str, path: Path, error: BaseException) -> str:
     """One line, with the line of the plugin that was running last (none for a missing first line)."""
-    line, traceback = None, error.__traceback__
-    while traceback is not None:
-        if traceback.tb_frame.f_code.co_filename == str(path):
-            line = traceback.tb_lineno
-        traceback = traceback.tb_next
+    line = None
+    for frame, number in walk_tb(error.__traceback__):
+        line = number if frame.f_code.co_filename == str(path) else line
     if isinstance(error, SyntaxError) and error.filename == str(path):
         line = error.lineno
     place = f"{text}:{line}" if line else text

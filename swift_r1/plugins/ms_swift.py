@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
@@ -19,16 +20,16 @@ _MODULES = (
     *("swift.infer_engine", "swift.infer_engine.protocol", "swift.template", "swift.utils"),
 )
 """Where version 4 has what version 3 has under other modules."""
-_REGISTRIES: Mapping[tuple[str, str], dict[str, Callable[..., Any]]] = {
-    ("swift.rewards.orm", "orms"): orms,
-    ("swift.rewards.prm", "prms"): prms,
-    ("swift.rewards.rm_plugin", "rm_plugins"): rm_plugins,
-    ("swift.rollout.multi_turn", "multi_turns"): multi_turns,
-    ("swift.rollout.gym_env", "envs"): envs,
-    ("swift.rollout.gym_env", "context_managers"): context_managers,
+REGISTRIES: Mapping[str, tuple[dict[str, Any], str, str]] = {
+    "reward": (orms, "swift.rewards.orm", "orms"),
+    "dataset": (datasets, "swift.dataset", "DATASET_MAPPING"),
+    "scheduler": (multi_turns, "swift.rollout.multi_turn", "multi_turns"),
+    "environment": (envs, "swift.rollout.gym_env", "envs"),
+    "process reward": (prms, "swift.rewards.prm", "prms"),
+    "reward model": (rm_plugins, "swift.rewards.rm_plugin", "rm_plugins"),
+    "context manager": (context_managers, "swift.rollout.gym_env", "context_managers"),
 }
-"""Its registries, by the module that makes them and their name there, and ours."""
-_DATASETS = ("swift.dataset", "DATASET_MAPPING")
+"""What plugins register, and where: our registry, and the module of ms-swift that makes its own, and its name there."""
 
 
 @cache
@@ -47,25 +48,21 @@ def its_own(name: str) -> Any:
     return next((one for one in found if one is not None), None)
 
 
-class Registries:
-    """Its registries as they were before a plugin ran; `adopt` takes over what came since.
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Registers here what a plugin, run in the block, registers there. What came with ms-swift's import is left out.
 
     Nothing of ms-swift is imported for this: what no plugin imported, no plugin registered in. Importing it takes
     many seconds.
     """
-
-    def __init__(self) -> None:
-        self._before = {place: dict(_registry(*place)) for place in (*_REGISTRIES, _DATASETS)}
-
-    def adopt(self) -> None:
-        """Registers here what is new there. What came with its import is left out."""
-        for place, before in self._before.items():
-            new = {name: entry for name, entry in _registry(*place).items() if before.get(name) is not entry}
-            if place != _DATASETS:
-                _REGISTRIES[place].update({name: entry for name, entry in new.items() if not _is_its_own(entry)})
-                continue
-            for meta in map(_as_ours, filter(_is_a_plugins, new.values())):
-                datasets[meta.name] = meta
+    befores = {kind: dict(_registry(module, name)) for kind, (_, module, name) in REGISTRIES.items()}
+    yield
+    for kind, (ours, module, name) in REGISTRIES.items():
+        new = {key: entry for key, entry in _registry(module, name).items() if befores[kind].get(key) is not entry}
+        if kind == "dataset":
+            ours.update((meta.name, meta) for meta in map(_as_ours, filter(_is_a_plugins, new.values())))
+        else:
+            ours.update({key: entry for key, entry in new.items() if not _is_its_own(entry)})
 
 
 def _registry(module: str, name: str) -> dict[Any, Any]:

@@ -123,7 +123,7 @@ def _open_data(context: Context) -> _Data:
     args, start, saved, cleanup = context.args, context.start, context.saved, context.cleanup
     load_plugins(args.external_plugins)
     register_dataset_info(args.custom_dataset_info)
-    data = load_rows(args, start.prepared)
+    data = load_rows(args.data_flags, start.prepared)
     encoder = PromptEncoder(context.tokenizer, Wording.of(args), args.max_length, args.truncation_strategy)
     rows = data.train if args.streaming else encoder.fitting(data.train)
     held_out = [prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))]
@@ -133,7 +133,7 @@ def _open_data(context: Context) -> _Data:
     if saved is not None and saved.fingerprint.dataset == start.dataset:  # other data begins at its beginning
         number, digest = saved.prompts_taken, saved.prompts_digest
     if args.streaming:
-        stream = stream_of(args, size, encoder.fits)
+        stream = stream_of(args.data_flags, size, encoder.fits)
         prompts: Prompts = StreamedPrompts(stream, encoder, number, digest, size, args.dataloader_num_workers)
     else:
         sampler = PromptSampler(len(rows), size, args.dataset_shuffle, int(args.data_seed or 0))

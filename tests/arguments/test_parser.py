@@ -207,7 +207,7 @@ def test_ms_swifts_words_for_values(tmp_path: Path) -> None:
 def test_defaults_that_depend_on_others() -> None:
     args = parse("--gradient_accumulation_steps", "2", "--seed", "7", "--temperature", "0.8")
     assert (args.steps_per_generation, args.generation_batch_size) == (2, 16)
-    assert args.data_seed == 7
+    assert args.data_seed == args.data_flags.seed == 7
     assert args.eval_temperature == 0.8
     assert args.reward_weights == [1.0]
     assert args.output_dir == "output/m"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,19 +12,16 @@ from swift_r1.data.loading import load_rows
 from swift_r1.data.preprocessors import preprocess_row
 from swift_r1.data.registry import builtin_datasets
 from swift_r1.data.resolve import DATA_FOLDER
+from swift_r1.data.sources import DataFlags
 from swift_r1.rewards.graders import grade_gsm8k, grade_math
 
 REPO = Path(__file__).parents[2]
 DATA = Path(os.environ.get("SWIFT_R1_DATA", REPO / ".." / "shared" / "data"))
 
 
-def arguments(**given: Any) -> SimpleNamespace:
+def arguments(**given: Any) -> DataFlags:
     """The data flags with their defaults, except those that are given."""
-    rows = {"val_dataset": [], "split_dataset_ratio": 0.0, "columns": {}, "data_seed": None, "seed": 42, "use_hf": None}
-    ways = {"strict": False, "dataset_num_proc": 1, "load_from_cache_file": True, "dataset_shuffle": True}
-    streams = {"streaming": False, "shuffle_buffer_size": 1000}
-    evals = {"eval_limit": 64, "eval_steps": None, "eval_on_start": False, "eval_datasets": []}
-    return SimpleNamespace(**{**rows, **ways, **streams, **evals, **given})
+    return DataFlags(**{"eval_limit": 64, **given})
 
 
 SIZES = {

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from swift_r1.data import DatasetMeta, ResponsePreprocessor, register_dataset
 from swift_r1.data import registry as registry_module
 from swift_r1.data.fingerprint import fingerprint
 from swift_r1.data.loading import load_dataset, load_rows
-from swift_r1.data.store import RowStore, RowStoreWriter, cache_folder, remove_old
+from swift_r1.data.store import Block, RowStore, cache_folder, remove_old, write_store
 from swift_r1.errors import UsageError
 from tests.data.test_builtin import arguments
 
@@ -291,8 +292,12 @@ def test_where_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_unfinished_store_leaves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(KeyboardInterrupt), RowStoreWriter(tmp_path / "stores"):
+    def blocks() -> Iterator[Block]:
         raise KeyboardInterrupt
+        yield
+
+    with pytest.raises(KeyboardInterrupt):
+        write_store(tmp_path / "stores" / "a", blocks(), lambda _rows, _drops: None)
     assert not list((tmp_path / "stores").iterdir())
 
 

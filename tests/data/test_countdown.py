@@ -66,13 +66,13 @@ def test_the_plugin_end_to_end() -> None:
     assert data == again
     assert data.train != other.train
     assert [row["nums"] for row in data.eval] == [row["nums"] for row in other.eval], "held-out rows ignore the seed"
-    assert columns_of(data) == {"nums", "target", "messages", "dataset", "prompt_id"}
+    assert columns_of(data.train, data.eval) == {"nums", "target", "messages", "dataset", "prompt_id"}
     row = data.train[0]
     (message,) = row["messages"]
     assert str(row["nums"]) in message["content"] and f"equals {row['target']}." in message["content"]
     assert {row["prompt_id"] for row in data.train}.isdisjoint(row["prompt_id"] for row in data.eval)
 
-    (reward,) = build_rewards(["external_countdown"], columns_of(data))
+    (reward,) = build_rewards(["external_countdown"], columns_of(data.train, data.eval))
     problems = list(countdown_problems(50))
     completions = [f"<answer>{problem.solution} = {problem.target}</answer>" for problem in problems]
     columns = {"nums": [list(p.nums) for p in problems], "target": [p.target for p in problems]}

@@ -58,12 +58,3 @@ def test_state_of_other_data_is_refused() -> None:
     state = PromptSampler(10, 4, seed=5).state_dict()
     with pytest.raises(UsageError, match="num_rows 10 became 11, seed 5 became 6"):
         PromptSampler(11, 4, seed=6).load_state_dict(state)
-
-
-@pytest.mark.parametrize(
-    ("rows", "prompts", "epochs", "rounds"),
-    [(10, 4, 1, 3), (12, 4, 1, 3), (10, 4, 2, 5), (3, 8, 1, 1), (10, 1, 0.5, 5)],
-)
-def test_rounds(rows: int, prompts: int, epochs: float, rounds: int) -> None:
-    assert PromptSampler(rows, prompts).rounds(epochs) == rounds
-    assert len(PromptSampler(rows, prompts)) == PromptSampler(rows, prompts).rounds(1)

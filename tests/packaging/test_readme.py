@@ -25,7 +25,7 @@ from swift_r1.rewards import orms
 flags = "--rlhf_type grpo --model . --per_device_train_batch_size 8 --dataset sums#20 --reward_funcs last_number"
 args = parse_arguments(RlhfArguments, [*flags.split(), "--external_plugins", sys.argv[1]])
 load_plugins(args.external_plugins)
-rows = load_rows(args).train
+rows = load_rows(args.data_flags).train
 assert len(rows) == 20, len(rows)
 solutions = [row["solution"] for row in rows]
 a, b = map(int, rows[0]["messages"][-1]["content"].split("?")[0].removeprefix("What is ").split(" + "))

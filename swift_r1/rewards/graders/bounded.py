@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
 
@@ -46,19 +48,11 @@ def bounded(value: Value) -> Value:
     return value
 
 
-def add(a: Value, b: Value, sign: int = 1) -> Value:
-    a, b = _alike(a, b)
-    return bounded(a + sign * b)
+def _bounded(operation: Callable[[Value, Value], Value]) -> Callable[[Value, Value], Value]:
+    return lambda a, b: bounded(operation(*_alike(a, b)))
 
 
-def multiply(a: Value, b: Value) -> Value:
-    a, b = _alike(a, b)
-    return bounded(a * b)
-
-
-def divide(a: Value, b: Value) -> Value:
-    a, b = _alike(a, b)
-    return bounded(a / b)
+add, subtract, multiply, divide = map(_bounded, (operator.add, operator.sub, operator.mul, operator.truediv))
 
 
 def power(base: Value, exponent: Value) -> Value:

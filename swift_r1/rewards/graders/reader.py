@@ -24,6 +24,7 @@ from swift_r1.rewards.graders.bounded import (
     power,
     real,
     root,
+    subtract,
 )
 
 MAX_LENGTH = 400  # characters
@@ -100,8 +101,7 @@ class Reader:
     def _terms(self) -> Value:
         value = self._product()
         while self._next in ("+", "-"):
-            sign = 1 if self._take() == "+" else -1
-            value = add(value, self._product(), sign)
+            value = (add if self._take() == "+" else subtract)(value, self._product())
         return value
 
     def _product(self) -> Value:
@@ -209,7 +209,9 @@ class Reader:
     def _letter(self, token: str) -> Value:
         name = token
         if self._next == "_":
-            name += self._subscript()
+            self._take()
+            first = self._take()
+            name += "_" + ("".join(iter(self._take, "}")) if first == "{" else first)
         if name == "e":
             return +mp.e
         if name == "i":
@@ -219,12 +221,10 @@ class Reader:
             name += "".join(self._tokens[self._at : self._at + 3])
             self._at += 3
         self.variables = True
-        return _variable(name, self._point)
-
-    def _subscript(self) -> str:
-        self._expect("_")
-        first = self._take()
-        return "_" + ("".join(iter(self._take, "}")) if first == "{" else first)
+        # A rational that depends on the name alone: no two names are likely to be related by a simple law.
+        seed = zlib.crc32(f"{self._point}:{name}".encode())
+        value: Fraction = Fraction(1009 + seed % 8009, 997 + (seed >> 16) % 3001) * 10 ** (self._point // 8)
+        return -value if self._point > 1 and seed >> 9 & 1 else value
 
     def _function(self, token: str) -> Value:
         function = _FUNCTIONS[token]
@@ -284,10 +284,3 @@ class Reader:
         if token == "\\text" and self._tokens[self._at + 2 : self._at + 3] == ["}"]:  # \text{e}
             return self._argument()
         raise Unreadable(f"unexpected {token!r}")
-
-
-def _variable(name: str, point: int) -> Fraction:
-    """A fixed rational that depends on the name alone: no two names are likely to be related by a simple law."""
-    seed = zlib.crc32(f"{point}:{name}".encode())
-    value: Fraction = Fraction(1009 + seed % 8009, 997 + (seed >> 16) % 3001) * 10 ** (point // 8)
-    return -value if point > 1 and seed >> 9 & 1 else value
