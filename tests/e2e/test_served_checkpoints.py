@@ -18,6 +18,7 @@ from swift_r1.cli.merge_lora import merged_folder
 from swift_r1.errors import UsageError
 from swift_r1.models.loading import load_model
 from swift_r1.models.lora import LoraSettings
+from tests.conftest import free_port
 
 
 def save_adapters(model: Path, folder: Path) -> Path:
@@ -49,7 +50,7 @@ def room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def fault(capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    assert main(["rollout", *words]) == 2
+    assert main(["rollout", "--port", str(free_port()), *words]) == 2
     (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("swift rollout: ")]
     return line
 
@@ -71,7 +72,7 @@ def test_what_cannot_be_served(
     line = fault(capsys, "--adapters", str(deep), "--model", str(tiny_model))
     assert line.endswith("it has no model.layers.2.mlp.down_proj")
     assert "leave one out" in fault(capsys, "--adapters", str(adapters), "--vllm_enable_lora", "true")
-    assert "--model is missing" in fault(capsys, "--port", "8000")
+    assert "--model is missing" in fault(capsys)
     assert list(room.iterdir()) == []
 
 
