@@ -188,6 +188,15 @@ def wait_until_gone(processes: Iterable[psutil.Process], within_s: float = 5.0) 
         time.sleep(0.05)
 
 
+def until(what: Callable[[], Any], within_s: float = 60.0) -> Any:
+    """The first true answer of `what`."""
+    end = time.monotonic() + within_s
+    while not (found := what()):
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.02)
+    return found
+
+
 def free_port() -> int:
     """A port below the range that the system hands out itself, so that none is taken before the server binds it.
 

@@ -16,8 +16,12 @@ from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import SwiftError
 from swift_r1.inference.routes import create_app
 from swift_r1.inference.service import Lifecycle
+from swift_r1.models.loading import load_model
+from swift_r1.models.weights import Weight
 from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.pool.session import Expected, ServerSession
+from swift_r1.training.backends.local import LocalBackend
+from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.buckets import Tensors, parts_of
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
@@ -121,3 +125,33 @@ def serve_engine() -> Iterator[Callable[..., str]]:
     yield serve
     for stop in stops:
         stop()
+
+
+class OneWeightABucket(LocalBackend):
+    """Sends each weight alone, and calls `at_bucket` with its number before."""
+
+    at_bucket: Callable[[int], None] = staticmethod(lambda _number: None)
+
+    def weight_buckets(
+        self, weights: Sequence[Weight], to: int = 0, on_host: bool = True
+    ) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        for number, weight in enumerate(weights):
+            self.at_bucket(number)
+            yield [(weight.name, weight.value().clone())]
+
+
+@pytest.fixture
+def backend(tiny_model: Path) -> OneWeightABucket:
+    """Far from the folder's weights, so that a server which was not brought up to date would show."""
+    backend = OneWeightABucket(
+        load_model(tiny_model, "float32", False), OptimizerConfig(1e-3, 0.0, 0.9, 0.99, 1e-8, 1.0)
+    )
+    learn(backend, 0.3)
+    return backend
+
+
+@torch.no_grad()
+def learn(backend: LocalBackend, by: float) -> None:
+    generator = torch.Generator().manual_seed(5)
+    for weight in backend.model.parameters():
+        weight.add_(by * torch.randn(weight.shape, generator=generator))

@@ -12,36 +12,26 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
 from swift_r1.models.loading import load_model
-from swift_r1.models.weights import Weight
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import ignore_output
 from swift_r1.sampling.pool.session import Expected
 from swift_r1.sampling.remote import ServerRollouts
-from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire import client as client_module
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, tokenizer_hash
-from tests.rollout.conftest import pool_of
+from tests.rollout.conftest import OneWeightABucket, pool_of
 
 PHASES = ("begin", "bucket", "commit", "generation", "idle")
 WAIT_S = 300
 _CALLS = {"begin": "begin", "file": "bucket", "bucket": "bucket", "commit": "commit"}
-
-
-class OneWeightABucket(LocalBackend):
-    def weight_buckets(
-        self, weights: Sequence[Weight], to: int = 0, on_host: bool = True
-    ) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        for weight in weights:
-            yield [(weight.name, weight.value().clone())]
 
 
 class Pauses:

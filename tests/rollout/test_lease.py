@@ -19,6 +19,7 @@ from swift_r1.wire import client as client_module
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import ServerRefused
 from tests import forks
+from tests.conftest import until
 
 WAIT_S = 60
 
@@ -39,13 +40,6 @@ class NoEngine:
 def client(serve_engine: Callable[..., str]) -> Iterator[RolloutClient]:
     with RolloutClient(serve_engine(NoEngine(), {"w": (2,)})) as client:
         yield client
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def refusal_of(writer: WeightWriter) -> ServerRefused | None:

@@ -9,7 +9,7 @@ import shutil
 import signal
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +17,18 @@ import pytest
 import torch
 
 from swift_r1.errors import RunFailed, ServerUnreachable
-from swift_r1.models.loading import load_model
-from swift_r1.models.weights import Weight
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import ignore_output
 from swift_r1.sampling.pool import session
 from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.pool.session import Expected
 from swift_r1.sampling.remote import ServerRollouts
-from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams, ServerRefused, tokenizer_hash
-from tests.rollout.conftest import pool_of, push_weights
+from tests.rollout.conftest import OneWeightABucket, pool_of, push_weights
 
 BACK_WITHIN_S = 240
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
-
-
-class OneWeightABucket(LocalBackend):
-    """Sends each weight alone, and calls `at_bucket` with its number before."""
-
-    at_bucket: Callable[[int], None] = staticmethod(lambda _number: None)
-
-    def weight_buckets(
-        self, weights: Sequence[Weight], to: int = 0, on_host: bool = True
-    ) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        for number, weight in enumerate(weights):
-            self.at_bucket(number)
-            yield [(weight.name, weight.value().clone())]
 
 
 class OnWaiting(logging.Handler):
@@ -68,17 +51,6 @@ def on_waiting() -> Iterator[OnWaiting]:
     logger.addHandler(handler)
     yield handler
     logger.removeHandler(handler)
-
-
-@pytest.fixture
-def backend(tiny_model: Path) -> OneWeightABucket:
-    """Far from the folder's weights, so that a fresh server which was not brought up to date would show."""
-    model = load_model(tiny_model, "float32", False)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.add_(0.3 * torch.randn(weight.shape, generator=generator))
-    return OneWeightABucket(model, OptimizerConfig(1e-3, 0.0, 0.9, 0.99, 1e-8, 1.0))
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import importlib.util
 import logging
 import os
 import signal
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -18,8 +17,6 @@ import torch
 
 from swift_r1.cli.rlhf import wait_for_servers
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
-from swift_r1.models.loading import load_model
-from swift_r1.models.weights import Weight
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import ignore_output
 from swift_r1.sampling.pool.health import Health
@@ -27,46 +24,15 @@ from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.pool.session import Expected, why_not_alike
 from swift_r1.sampling.remote import TOLERANCE, ServerRollouts
 from swift_r1.sampling.staleness import ServedVersions
-from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import expected_weights
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, tokenizer_hash
-from tests.rollout.conftest import pool_of
+from tests.conftest import until
+from tests.rollout.conftest import OneWeightABucket, learn, pool_of
 
 BACK_WITHIN_S = 240
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
 TINY = Path(__file__).resolve().parents[1] / "tiny_server.py"
-
-
-class OneWeightABucket(LocalBackend):
-    """Sends each weight alone, and calls `at_bucket` with its number before."""
-
-    at_bucket: Callable[[int], None] = staticmethod(lambda _number: None)
-
-    def weight_buckets(
-        self, weights: Sequence[Weight], to: int = 0, on_host: bool = True
-    ) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        for number, weight in enumerate(weights):
-            self.at_bucket(number)
-            yield [(weight.name, weight.value().clone())]
-
-
-@pytest.fixture
-def backend(tiny_model: Path) -> OneWeightABucket:
-    """Far from the folder's weights, so that a server which was not brought up to date would show."""
-    backend = OneWeightABucket(
-        load_model(tiny_model, "float32", False), OptimizerConfig(1e-3, 0.0, 0.9, 0.99, 1e-8, 1.0)
-    )
-    learn(backend, 0.3)
-    return backend
-
-
-@torch.no_grad()
-def learn(backend: LocalBackend, by: float) -> None:
-    generator = torch.Generator().manual_seed(5)
-    for weight in backend.model.parameters():
-        weight.add_(by * torch.randn(weight.shape, generator=generator))
 
 
 @pytest.fixture
@@ -138,13 +104,6 @@ def generated(rollouts: ServerRollouts, at_first: Callable[[], None] = lambda: N
     return [(c.token_ids, c.weight_version) for output in outputs for c in output.completions]
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + BACK_WITHIN_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def of(rollouts: ServerRollouts) -> ServerPool:
     assert rollouts.pool is not None
     return rollouts.pool
@@ -168,14 +127,14 @@ def test_one_is_killed_the_other_does_its_work_and_it_comes_back(
     version, alone = rollouts.weight_version, generated(rollouts)
     assert [number for _, number in alone] == [version] * len(alone) != undisturbed
     two[1].start()
-    until(lambda: rollouts.take_metrics()["rollout/servers"] == 2)
+    until(lambda: rollouts.take_metrics()["rollout/servers"] == 2, BACK_WITHIN_S)
     assert f"{two[1].url} is back with weight version {version}: 2 of 2 servers" in caplog.text
     # It alone: the same weights, the same seeds, the same completions.
     two[0].kill()
     assert generated(rollouts) == alone
     assert rollouts.take_metrics()["rollout/servers"] == 1
     two[0].start()
-    until(lambda: rollouts.take_metrics()["rollout/servers"] == 2)
+    until(lambda: rollouts.take_metrics()["rollout/servers"] == 2, BACK_WITHIN_S)
 
 
 def test_killed_in_an_update_and_in_an_idle_moment(connect: Any, two: list[Any], backend: OneWeightABucket) -> None:
@@ -188,14 +147,14 @@ def test_killed_in_an_update_and_in_an_idle_moment(connect: Any, two: list[Any],
     version = rollouts.weight_version
     assert generated(rollouts) == [(tokens, version) for tokens in before]
     two[0].start()
-    until(lambda: len(of(rollouts).health.ready) == 2)
+    until(lambda: len(of(rollouts).health.ready) == 2, BACK_WITHIN_S)
     # Killed and back with nobody looking: no connection breaks, only the version of its answers tells.
     two[1].kill()
     two[1].start()
     two[1].wait()
     assert generated(rollouts) == [(tokens, version) for tokens in before]
     assert rollouts.take_metrics()["rollout/refused"] >= 1
-    until(lambda: len(of(rollouts).health.ready) == 2)
+    until(lambda: len(of(rollouts).health.ready) == 2, BACK_WITHIN_S)
 
 
 @pytest.mark.long
@@ -211,13 +170,13 @@ def test_a_server_that_stands_still_gives_its_work_to_the_other(connect: Any, tw
         assert len(of(rollouts).health.ready) == 1
     finally:
         os.kill(two[0].pid, signal.SIGCONT)
-    until(lambda: len(of(rollouts).health.ready) == 2)
+    until(lambda: len(of(rollouts).health.ready) == 2, BACK_WITHIN_S)
     version = rollouts.weight_version
     assert generated(rollouts, at_first=lambda: os.kill(two[1].pid, signal.SIGSTOP)) == [
         (tokens, version) for tokens, _ in undisturbed
     ]
     os.kill(two[1].pid, signal.SIGCONT)
-    until(lambda: len(of(rollouts).health.ready) == 2)
+    until(lambda: len(of(rollouts).health.ready) == 2, BACK_WITHIN_S)
 
 
 def test_one_server_by_two_names_is_refused(tiny_server: Any) -> None:
@@ -234,7 +193,7 @@ def test_all_are_dead_and_one_is_dead_for_longer_than_the_deadline(
     rollouts.publish_weights()
     two[0].kill()
     assert len(generated(rollouts, tokens=8)) == 24
-    until(lambda: "going on with 1 of 2 servers" in caplog.text)
+    until(lambda: "going on with 1 of 2 servers" in caplog.text, BACK_WITHIN_S)
     assert len(generated(rollouts, tokens=8)) == 24
     two[1].kill()
     with pytest.raises(ServerUnreachable, match=r"no rollout server came back within 1 s \(http.*http.*\)"):
@@ -414,7 +373,7 @@ def test_a_server_that_dies_of_every_request_is_given_up(
     rollouts = connect([serve_engine(engine, expected) for engine in engines])
     rollouts.publish_weights()
     sessions = of(rollouts).sessions
-    until(lambda: bool(generated(rollouts, tokens=1)) and sessions[0].failed is not None)
+    until(lambda: bool(generated(rollouts, tokens=1)) and sessions[0].failed is not None, BACK_WITHIN_S)
     assert "is given up: " in caplog.text and [one.ready for one in sessions] == [False, True]
 
 
@@ -431,7 +390,7 @@ def test_a_server_whose_restoring_breaks_is_given_up(caplog: pytest.LogCaptureFi
     snapshot: Any = SimpleNamespace(writing=False, whole=True, version=1)
     health = Health([session], snapshot, ServedVersions(), timeout_s=60.0)
     health.lose(session, session.epoch)
-    until(lambda: session.failed is not None)
+    until(lambda: session.failed is not None, BACK_WITHIN_S)
     assert "on purpose" in str(session.failed) and "Traceback" in caplog.text
     with pytest.raises(SwiftError):
         health.check_any()

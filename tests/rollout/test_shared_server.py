@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from swift_r1.sampling.pool.pool import ServerPool
 from swift_r1.sampling.pool.session import Expected
 from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest, SamplingParams
+from tests.conftest import until
 from tests.rollout.conftest import pool_of
 
 WAIT_S = 30
@@ -140,13 +140,6 @@ def expect(error: type[Exception], work: Callable[[], Any]) -> threading.Thread:
             work()
 
     return in_thread(run)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + WAIT_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def test_clients_with_endless_generations_do_not_hold_up_five_updates(

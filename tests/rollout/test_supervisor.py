@@ -9,13 +9,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from tests.conftest import free_port, until
 
 REPO = Path(__file__).resolve().parents[2]
 WAIT_S = 60
@@ -49,14 +50,6 @@ supervisor.stdin.close()
 print(supervisor.pid, flush=True)
 os.execvp("sleep", ["sleep", "1000"])
 """
-
-
-def until(what: Callable[[], Any]) -> Any:
-    end = time.monotonic() + WAIT_S
-    while not (found := what()):
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.05)
-    return found
 
 
 def gone(pid: int) -> bool:
@@ -109,7 +102,6 @@ def keep(tmp_path: Path) -> Iterator[Callable[..., Kept]]:
     made: list[Kept] = []
 
     def start(**more: Any) -> Kept:
-        from tests.conftest import free_port
 
         made.append(Kept(tmp_path, free_port(), **more))
         return made[-1]
