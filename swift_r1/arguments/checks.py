@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from swift_r1.arguments.fields import no_effect
 from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.world import World
 from swift_r1.errors import UsageError
@@ -206,13 +207,10 @@ def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Ite
         yield f"--lr_scheduler_type {kind} needs the minimum: --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}'"
     if args.colocates and world.nnodes > 1:
         yield "--vllm_mode colocate is for one machine: use `swift rollout` servers (--vllm_mode server) with several"
-    if world.size == 1 and "shutdown_timeout" in given:
-        yield "--shutdown_timeout has no effect on one process: leave it out"
-    if world.size > 1 and not args.distributed:
-        yield (
-            f"{world.size} processes (NPROC_PER_NODE={world.nproc_per_node}, NNODES={world.nnodes}) need "
-            "--deepspeed, for example --deepspeed zero2; without it training takes one process"
-        )
+    if world.size == 1:
+        alone = ["shutdown_timeout"] if args.distributed else ["shutdown_timeout", "ddp_timeout", "ddp_backend"]
+        if unused := [name for name in alone if name in given]:
+            yield no_effect(unused, "on one process: leave it out")
 
 
 def evaluation_faults(args: RlhfFlags) -> Iterator[str]:

@@ -108,6 +108,13 @@ def rollouts_from(args: RlhfArguments) -> str:
     return "this process (transformers, the trainer's own weights)"
 
 
+def backend_of(args: RlhfArguments, world_size: int) -> str:
+    """What trains, in words."""
+    if args.deepspeed:
+        return args.deepspeed
+    return "plain torch" if world_size == 1 else "plain torch, a whole model each (DDP); --deepspeed zero3 shards it"
+
+
 def evaluation_of(args: RlhfArguments) -> str:
     """What is evaluated and when, in words."""
     sets = [
@@ -135,7 +142,7 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         "rollouts": rollouts_from(args),
         "rewards": ", ".join(f"{n} x {w:g}" for n, w in zip(args.reward_funcs, args.reward_weights or [], strict=True)),
         "data": f"{', '.join(args.dataset)}: {size}",
-        "processes": f"{plan.world_size} ({args.deepspeed or 'plain torch'})",
+        "processes": f"{plan.world_size} ({backend_of(args, plan.world_size)})",
         "a round": f"{plan.prompts_per_round} prompts x {plan.num_generations} completions"
         f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens{per_turn}",
         "an optimizer step": f"{args.per_device_train_batch_size} completions x {plan.world_size} processes"

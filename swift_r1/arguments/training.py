@@ -58,7 +58,6 @@ _FROZEN = Scope(
     "where nothing is frozen",
     unless_off=True,
 )
-_RANKS = Scope(lambda args: args.distributed, "without --deepspeed: leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,15 +172,20 @@ class TrainingArguments:
     )
     deepspeed: str | None = flag(
         None,
-        "zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, a JSON file or JSON (default: plain torch)",
+        "zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, a JSON file or JSON (default: plain torch, which in "
+        "several processes is DDP)",
         check=_deepspeed,
     )
     ddp_timeout: int = free(
         600,
         "seconds of a rank's silence after which those that wait for it end the run",
-        _RANKS,
         at_least=1,
         ms_swift="18000000",
+    )
+    ddp_backend: str | None = flag(
+        None,
+        "what exchanges gradients and weights between ranks (default: nccl between GPUs, else gloo)",
+        choices=("nccl", "gloo"),
     )
     shutdown_timeout: int = free(
         0,
@@ -192,5 +196,5 @@ class TrainingArguments:
 
     @property
     def distributed(self) -> bool:
-        """Whether the backend trains on several processes."""
+        """Whether the backend makes a group of ranks even of one process."""
         return self.deepspeed is not None

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
+from swift_r1.errors import UsageError
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # `dist.Store`, which torch does not export to mypy
 
@@ -218,13 +220,22 @@ class Ranks:
             dist.destroy_process_group()
 
 
-def join_ranks(timeout_s: float, distributed: bool, heard: Callable[[str], None] = lambda _doing: None) -> Ranks:
+def join_ranks(
+    timeout_s: float,
+    distributed: bool,
+    heard: Callable[[str], None] = lambda _doing: None,
+    *,
+    backend: str | None = None,
+) -> Ranks:
     """Joins the process group that the launcher's environment describes (RANK, WORLD_SIZE, LOCAL_RANK, ...).
 
     Args:
         timeout_s: how long any rank waits for a silent one (`--ddp_timeout`).
         distributed: join a group even if this is its only process (DeepSpeed needs one).
         heard: see `Presence`.
+        backend: what exchanges gradients and weights, `nccl` or `gloo`; None: nccl between GPUs, else gloo.
+
+    Raises UsageError: nccl without a GPU.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.cuda.is_available():
@@ -232,17 +243,19 @@ def join_ranks(timeout_s: float, distributed: bool, heard: Callable[[str], None]
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-    if not distributed:
+    if backend == "nccl" and device.type == "cpu":
+        raise UsageError("--ddp_backend nccl needs GPUs, and torch finds none: leave it out, or --ddp_backend gloo")
+    if not distributed and int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Ranks(0, 1, device, None)
     timeout = timedelta(seconds=timeout_s)
     # DeepSpeed makes groups without a time limit: they get torch's default.
     distributed_c10d.default_pg_timeout = timeout
-    backend = "nccl" if device.type == "cuda" else "gloo"
     store: Store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not exported to mypy
     rank, world_size = 0, 1
     if "MASTER_ADDR" in os.environ:
         store, rank, world_size = next(rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
+    backend = backend or ("nccl" if device.type == "cuda" else "gloo")
     dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
     # A connection of its own: heartbeats of a thread must not wait for other questions to the store.
     own = dist.PrefixStore("presence", store.clone())  # type: ignore[attr-defined]  # as above

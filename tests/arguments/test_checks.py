@@ -81,7 +81,8 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--lr_scheduler_type cosine_with_min_lr", ["needs the minimum"]),
         ("--lr_scheduler_type polynomial --learning_rate 1e-7", ["is not above the end", "lr_end"]),
         (["--lr_scheduler_kwargs", '{"power": 2}'], ["cosine does not take 'power'"]),
-        ("--ddp_timeout 60", ["no effect without --deepspeed"]),
+        ("--ddp_timeout 60 --ddp_backend gloo", ["--ddp_timeout, --ddp_backend have no effect on one process"]),
+        ("--ddp_backend mpi", ["must be one of nccl, gloo, not 'mpi'"]),
         ("--shutdown_timeout 60", ["--shutdown_timeout has no effect on one process"]),
         ("--lora_rank 4", ["--lora_rank has no effect with --train_type full: use lora"]),
         ("--quant_bits 4", ["--quant_bits has no effect with --train_type full: use lora"]),
@@ -323,11 +324,9 @@ def test_a_micro_batch_holds_at_least_one_completion() -> None:
     assert not faults(f"{lengths} --max_tokens_per_micro_batch 150")
 
 
-def test_several_processes_need_deepspeed() -> None:
-    (found,) = faults("", TWO)
-    assert "NPROC_PER_NODE=2" in found
-    assert "--deepspeed zero2" in found
-    assert faults("--deepspeed zero3", TWO) == ()
+@pytest.mark.parametrize("backend", ["", "--deepspeed zero3"])
+def test_several_processes_take_any_backend(backend: str) -> None:
+    assert faults(f"{backend} --ddp_timeout 60 --ddp_backend gloo", TWO) == ()
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ class Case:
     """One run.
 
     Attributes:
-        backend: `local`, or what `--deepspeed` takes.
+        backend: `local`, `ddp`, or what `--deepspeed` takes.
         cuts: of each step, see `step_on`.
         loss: fields of LossConfig, and overlong_filter.
         mix_after: the step after which the reference moves to the policy.
@@ -171,6 +171,10 @@ def open_critic_backend(case, ranks):
         from swift_r1.training.backends.local import LocalBackend
 
         return LocalBackend(load(), optimizer, wrap=Critic)
+    if case.backend == "ddp":
+        from swift_r1.training.backends.ddp import DdpBackend
+
+        return DdpBackend(load(), optimizer, ranks, Critic)
     from swift_r1.training.backends.deepspeed import DeepSpeedBackend
 
     dtype, config = getattr(torch, case.dtype), read_config(case.backend)
@@ -196,6 +200,11 @@ def open_backend(case, ranks):
         from swift_r1.training.backends.local import LocalBackend
 
         return LocalBackend(load(), optimizer)
+    if case.backend == "ddp":
+        from swift_r1.training.backends import ddp
+
+        ddp.BUCKET_NUMBERS = 10_000  # several buckets
+        return ddp.DdpBackend(load(), optimizer, ranks)
     from deepspeed.accelerator import get_accelerator
 
     from swift_r1.training.backends.deepspeed import DeepSpeedBackend
