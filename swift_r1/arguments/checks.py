@@ -208,6 +208,11 @@ def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Ite
         yield "--vllm_mode colocate is for one machine: use `swift rollout` servers (--vllm_mode server) with several"
     if world.size == 1 and "shutdown_timeout" in given:
         yield "--shutdown_timeout has no effect on one process: leave it out"
+    if world.size % (spread := args.sequence_parallel_size):
+        yield (
+            f"--sequence_parallel_size {spread} does not divide the number of processes, {world.size}: set "
+            f"NPROC_PER_NODE to a multiple of {spread}"
+        )
     if world.size > 1 and not args.distributed:
         yield (
             f"{world.size} processes (NPROC_PER_NODE={world.nproc_per_node}, NNODES={world.nnodes}) need "

@@ -52,7 +52,7 @@ _NAMES = """
     new_special_tokens num_beams num_infer_workers num_labels off_policy_sequence_mask_delta optim_args
     optim_target_modules optimizer packing_length packing_num_proc padding_free padding_side port problem_type
     push_to_hub ref_adapters ref_model ref_model_revision ref_model_type remove_unused_columns repetition_penalty
-    resume_only_model rope_scaling rpo_alpha save_strategy sequence_parallel sequence_parallel_size
+    resume_only_model rope_scaling rpo_alpha save_strategy sequence_parallel
     served_model_name sft_alpha simpo_gamma ssl_certfile ssl_keyfile stopping_strategy stream
     structured_outputs_regex swanlab_exp_name swanlab_lark_secret swanlab_lark_webhook_url swanlab_mode
     swanlab_project swanlab_token swanlab_workspace target_parameters target_regex task_type teacher_adapters

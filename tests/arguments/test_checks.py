@@ -330,6 +330,12 @@ def test_several_processes_need_deepspeed() -> None:
     assert faults("--deepspeed zero3", TWO) == ()
 
 
+def test_rows_are_spread_over_whole_groups_of_processes() -> None:
+    assert faults("--deepspeed zero2 --sequence_parallel_size 2", TWO) == ()
+    (found,) = faults("--deepspeed zero2 --sequence_parallel_size 3", TWO)
+    assert "--sequence_parallel_size 3 does not divide the number of processes, 2" in found
+
+
 @pytest.mark.parametrize(
     ("environ", "part"),
     [
