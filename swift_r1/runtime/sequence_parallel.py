@@ -36,14 +36,14 @@ class SequenceGroup:
 
     def to_heads(self, states: Tensor, tokens: int) -> Tensor:
         """`[own tokens, H, D]` -> `[tokens, H / N, D]` (collective). Backward is `to_tokens` of the gradient."""
-        rows = states.unflatten(1, (self.size, -1)).transpose(0, 1).flatten(0, 1)
+        rows = torch.unflatten(states, 1, (self.size, -1)).transpose(0, 1).flatten(0, 1)
         return self._exchange(rows, [len(states)] * self.size, self.parts(tokens))
 
     def to_tokens(self, states: Tensor) -> Tensor:
         """`[tokens, H / N, D]` -> `[own tokens, H, D]` (collective). Backward is `to_heads` of the gradient."""
         parts = self.parts(len(states))
         rows = self._exchange(states, parts, [parts[self.rank]] * self.size)
-        return rows.unflatten(0, (self.size, -1)).transpose(0, 1).flatten(1, 2)
+        return torch.unflatten(rows, 0, (self.size, -1)).transpose(0, 1).flatten(1, 2)
 
     def together(self, values: Tensor, mine: Tensor) -> Tensor:
         """All ranks' values `[K, *]`, of which `values` are those of `mine` (bool `[K]`), on each rank (collective).
@@ -58,7 +58,7 @@ class SequenceGroup:
 
 def join_sequence_group(size: int, timeout: timedelta) -> SequenceGroup:
     """This rank's group of `size`, which divides the number of ranks. Collective."""
-    group, _ = dist.new_subgroups(size, timeout=timeout)
+    group, _ = dist.new_subgroups(size, timeout=timeout)  # type: ignore[no-untyped-call]  # torch has no types here
     return SequenceGroup(dist.get_rank() % size, size, group)
 
 
