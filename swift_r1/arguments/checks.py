@@ -211,6 +211,11 @@ def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Ite
         alone = ["shutdown_timeout"] if args.distributed else ["shutdown_timeout", "ddp_timeout", "ddp_backend"]
         if unused := [name for name in alone if name in given]:
             yield no_effect(unused, "on one process: leave it out")
+    if world.size % (spread := args.sequence_parallel_size):
+        yield (
+            f"--sequence_parallel_size {spread} does not divide the number of processes, {world.size}: set "
+            f"NPROC_PER_NODE to a multiple of {spread}"
+        )
 
 
 def evaluation_faults(args: RlhfFlags) -> Iterator[str]:

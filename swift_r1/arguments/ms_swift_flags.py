@@ -57,7 +57,7 @@ _TABLE = {
         mcore_model mcore_adapter use_distributed_optimizer overlap_grad_reduce overlap_param_gather
         recompute_granularity recompute_method recompute_num_layers train_iters micro_batch_size
         global_batch_size megatron_extra_kwargs offload_bridge load_safetensors=true
-        decoder_first_pipeline_num_layers parallelism_config accelerator_config
+        decoder_first_pipeline_num_layers parallelism_config accelerator_config sequence_parallel=false
     """,
     "generation is done by vLLM, or in the trainer's process (--use_vllm false): leave it out": """
         infer_backend=vllm sglang_context_length sglang_disable_cuda_graph sglang_disable_custom_all_reduce
@@ -159,7 +159,7 @@ _PENDING = """
     optim_target_modules optimizer packing_length packing_num_proc packing_strategy padding_side
     preserve_thinking project push_to_hub ref_adapters ref_model ref_model_revision ref_model_type
     remove_unused_columns repetition_penalty response_length resume_only_model rope_scaling save_strategy
-    sequence_parallel sequence_parallel_size stopping_strategy stream structured_outputs_regex
+    stopping_strategy stream structured_outputs_regex
     swanlab_email_language swanlab_exp_name swanlab_lark_secret swanlab_lark_webhook_url swanlab_mode
     swanlab_notification_method swanlab_project swanlab_receiver_email swanlab_secret swanlab_sender_email
     swanlab_smtp_port swanlab_smtp_server swanlab_token swanlab_webhook_url swanlab_workspace target_parameters

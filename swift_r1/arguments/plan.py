@@ -142,7 +142,8 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         "rollouts": rollouts_from(args),
         "rewards": ", ".join(f"{n} x {w:g}" for n, w in zip(args.reward_funcs, args.reward_weights or [], strict=True)),
         "data": f"{', '.join(args.dataset)}: {size}",
-        "processes": f"{plan.world_size} ({backend_of(args, plan.world_size)})",
+        "processes": f"{plan.world_size} ({backend_of(args, plan.world_size)})"
+        + (f", each row spread over {args.sequence_parallel_size}" if args.sequence_parallel_size > 1 else ""),
         "a round": f"{plan.prompts_per_round} prompts x {plan.num_generations} completions"
         f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens{per_turn}",
         "an optimizer step": f"{args.per_device_train_batch_size} completions x {plan.world_size} processes"

@@ -139,6 +139,12 @@ class TrainingArguments:
         "saves a quarter of the tokens and the model has full attention by SDPA",
         choices=("auto", "true", "false"),
     )
+    sequence_parallel_size: int = flag(
+        1,
+        "ranks that share each row, with a part of its tokens each (Ulysses): for completions too long for one; rows "
+        "are packed then. It must divide the processes and the attention heads",
+        at_least=1,
+    )
     packing: bool = flag(
         False,
         "one row per micro-batch, without padding, where prompts are not shared (which packs too)",

@@ -61,9 +61,9 @@ def check_inputs(
     faults += eval_dataset_faults(args)
     if data is not None and not faults:
         faults += quick_faults(args, data.train[0])
-    faults += model_faults(args.model, environ)
+    faults += model_faults(args.model, environ, spread=args.sequence_parallel_size)
     if args.critic_model is not None and args.critic_model != args.model:
-        faults += model_faults(args.critic_model, environ, "--critic_model")
+        faults += model_faults(args.critic_model, environ, "--critic_model", args.sequence_parallel_size)
     if faults or data is None:
         raise UsageError(*faults)
     return data

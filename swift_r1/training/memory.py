@@ -134,16 +134,17 @@ def estimate(
 
 
 def _tokens(args: RlhfArguments, prompt: int) -> tuple[int, int]:
-    """Tokens of the largest micro-batch, and how many of them are predicted."""
+    """Tokens that a rank computes of the largest micro-batch, and how many of them are predicted."""
     size, group = args.per_device_train_batch_size, args.num_generations
     row = prompt + args.max_completion_length
     budget = args.max_tokens_per_micro_batch or size * row
-    step = size * args.gradient_accumulation_steps
+    spread = args.sequence_parallel_size
+    step = size * args.gradient_accumulation_steps * spread
     apart = step * row
     shared = step * args.max_completion_length + math.ceil(step / group) * prompt
     shares = args.share_prompt == "true" or (args.share_prompt == "auto" and shared <= (1 - LEAST_SAVING) * apart)
     whole = shared if shares else apart
-    tokens = min(budget, whole)
+    tokens = math.ceil(min(budget, whole) / spread)
     return tokens, round(tokens * step * args.max_completion_length / whole)
 
 

@@ -75,7 +75,13 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         )
     with ExitStack() as cleanup, ExitStack() as start_up:
         watchdog = Watchdog(args.step_timeout, int(os.environ.get("RANK", "0")))
-        ranks = join_ranks(args.ddp_timeout, args.distributed, watchdog.progress, backend=args.ddp_backend)
+        ranks = join_ranks(
+            args.ddp_timeout,
+            args.distributed,
+            watchdog.progress,
+            backend=args.ddp_backend,
+            sequence_parallel_size=args.sequence_parallel_size,
+        )
         cleanup.callback(ranks.close)
         cleanup.enter_context(watchdog)
         # Data, models, servers and trackers: every rank waits for the slowest at each of them.

@@ -329,6 +329,12 @@ def test_several_processes_take_any_backend(backend: str) -> None:
     assert faults(f"{backend} --ddp_timeout 60 --ddp_backend gloo", TWO) == ()
 
 
+def test_rows_are_spread_over_whole_groups_of_processes() -> None:
+    assert faults("--deepspeed zero2 --sequence_parallel_size 2", TWO) == ()
+    (found,) = faults("--deepspeed zero2 --sequence_parallel_size 3", TWO)
+    assert "--sequence_parallel_size 3 does not divide the number of processes, 2" in found
+
+
 @pytest.mark.parametrize(
     ("environ", "part"),
     [
