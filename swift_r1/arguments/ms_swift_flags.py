@@ -116,6 +116,21 @@ _TABLE = {
     "prompts are tokenised in order, by processes that stay": """
         dataloader_in_order=true dataloader_multiprocessing_context=fork
     """,
+    "the loss never holds logits here, which is what these kernels are for (docs/performance.md): leave it out": """
+        use_liger_kernel=false liger_kernel_config use_cce=false
+    """,
+    "what is not kept for the backward pass is always recomputed without reentrant autograd: leave it out": """
+        gradient_checkpointing_kwargs={"use_reentrant":false}
+    """,
+    "rows are padded on the right, where no token sees the padding, or packed: leave it out": """
+        padding_side=right
+    """,
+    "each process has a GPU of its own: --deepspeed zero3 spreads a model over them; --use_cpu true uses none": """
+        device_map max_memory
+    """,
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True keeps the memory of a GPU in one piece: leave it out": """
+        torch_empty_cache_steps
+    """,
     "the trainer's forward is not compiled: leave it out": """
         torch_compile=false torch_compile_backend torch_compile_mode
     """,
@@ -137,36 +152,36 @@ _TABLE = {
 }
 
 _PENDING = """
-    evaluation_strategy no_cuda push_to_hub_model_id push_to_hub_organization push_to_hub_token
-    adapters add_non_thinking_prefix agent_template attn_impl average_tokens_across_devices bf16
+    evaluation_strategy push_to_hub_model_id push_to_hub_organization push_to_hub_token
+    adapters add_non_thinking_prefix agent_template average_tokens_across_devices bf16
     bnb_4bit_compute_dtype bnb_4bit_quant_storage cached_dataset cached_val_dataset callbacks check_model
     create_checkpoint_symlink custom_register_path data_parallel_size dataloader_drop_last
     dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers
-    ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph deepspeed_autotp_size device_map
+    ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph deepspeed_autotp_size
     disable_auto_column_mapping disable_gradient_checkpointing disable_ignore_empty_think download_mode
     ds3_gather_for_generation early_stop_interval eval_dataset eval_dataset_args eval_datasets_args eval_delay
     eval_generation_config eval_strategy eval_use_evalscope extra_eval_args fp16 freeze_llm fsdp fsdp_config
-    full_determinism gc_collect_after_offload gradient_checkpointing_kwargs group_by_length hqq_axis
+    gc_collect_after_offload group_by_length hqq_axis
     hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_args_error
     include_num_input_tokens_seen init_strategy init_weights interleave_prob lazy_tokenize length_column_name
-    liger_kernel_config load_args load_best_model_at_end load_data_args local_repo_path
+    load_args load_best_model_at_end load_data_args local_repo_path
     local_rollout_forward_batch_size log_entropy log_interval log_rollout_offpolicy_metrics logging_dir
     logging_first_step logging_nan_inf_filter logging_strategy logprobs lora_bias lora_dropout lora_dtype
     lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale lora_ga_stable_gamma
-    lorap_lr_ratio loss_scale max_epochs max_logprobs max_memory max_new_tokens min_p model_author model_kwargs
+    lorap_lr_ratio loss_scale max_epochs max_logprobs max_new_tokens min_p model_author model_kwargs
     model_name model_revision model_type modules_to_save move_model_batches multi_turn_func neftune_noise_alpha
     new_special_tokens num_beams num_infer_workers num_sample_generations off_policy_sequence_mask_delta optim_args
-    optim_target_modules optimizer packing_length packing_num_proc packing_strategy padding_side
+    optim_target_modules optimizer packing_length packing_num_proc packing_strategy
     preserve_thinking project push_to_hub ref_adapters ref_model ref_model_revision ref_model_type
     remove_unused_columns repetition_penalty response_length resume_only_model rope_scaling save_strategy
     stopping_strategy stream structured_outputs_regex
     swanlab_email_language swanlab_exp_name swanlab_lark_secret swanlab_lark_webhook_url swanlab_mode
     swanlab_notification_method swanlab_project swanlab_receiver_email swanlab_secret swanlab_sender_email
     swanlab_smtp_port swanlab_smtp_server swanlab_token swanlab_webhook_url swanlab_workspace target_parameters
-    target_regex task_type template template_backend temporary_dir tensor_parallel_size tf32 top_logprobs
-    torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id train_dataloader_shuffle
-    train_sampling_strategy trainable_parameters_regex tuner_backend unsloth use_cce use_chat_template use_cpu
-    use_dora use_liger_kernel use_muon use_rslora use_swift_lora val_dataset_shuffle verbose vllm_device
+    target_regex task_type template template_backend temporary_dir tensor_parallel_size top_logprobs
+    trackio_bucket_id trackio_space_id trackio_static_space_id train_dataloader_shuffle
+    train_sampling_strategy trainable_parameters_regex tuner_backend unsloth use_chat_template
+    use_dora use_muon use_rslora use_swift_lora val_dataset_shuffle verbose vllm_device
     vllm_disable_cascade_attn vllm_disable_custom_all_reduce vllm_kv_cache_dtype vllm_max_num_seqs
     vllm_mode_colocate vllm_pipeline_parallel_size vllm_quantization vllm_reasoning_parser vllm_server_group_port
     vllm_server_pass_dataset vllm_speculative_config vllm_use_async_engine wandb_log_unique_prompts wandb_project

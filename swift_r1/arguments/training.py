@@ -93,6 +93,16 @@ class ModelArguments:
     )
     trainable_parameters: list[str] = flag([], "beginnings of names that are trained all the same", _FULL, _FROZEN)
     gradient_checkpointing: bool = flag(True, "recompute activations in the backward pass: less memory, ~30 % slower")
+    attn_impl: str | None = free(
+        None,
+        "who computes attention (default: the config's, else SDPA); only SDPA shares prompts and spreads rows over "
+        "ranks; flash and flex attention need a GPU: on a CPU it is SDPA",
+        choices=("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"),
+        synonyms={"flash_attn": "flash_attention_2"},
+    )
+    tf32: bool = flag(
+        False, "float32 matrix products in TF32, with 10 bits of mantissa: faster", gpu_only=True, ms_swift="PyTorch's"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,6 +180,7 @@ class TrainingArguments:
         False,
         "the same bits in every run, also in one that was killed and resumed: deterministic kernels, request ids from "
         "--seed (docs/checkpoints.md)",
+        aliases=("full_determinism",),
     )
     max_runtime: str | None = free(
         None,

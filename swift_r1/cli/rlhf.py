@@ -16,7 +16,7 @@ from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import is_local
 from swift_r1.errors import EXIT_OK, RunFailed, ServerUnreachable, UsageError
-from swift_r1.launch.colocate import check_device, chosen, compiled, start_engines
+from swift_r1.launch.colocate import attention_of, check_device, chosen, compiled, start_engines
 from swift_r1.launch.environment import has_gpu, launch_training, new_environment, trainer_environment, usable_cpus
 from swift_r1.launch.run_folder import (
     check_same_run,
@@ -58,6 +58,7 @@ def run(words: Sequence[str]) -> int:
     if args.estimate:
         return print_estimate(args, world, gpu)
     check_device(args, gpu)
+    args, about_attention = attention_of(args, gpu)
     from swift_r1.checking.preflight import check_inputs
 
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
@@ -66,7 +67,7 @@ def run(words: Sequence[str]) -> int:
     plan = make_plan(args, world.size, None if args.streaming else len(data.train))
     args, about_vllm = chosen(args, plan, world, gpu)
     args, about_compiling = compiled(args, plan, gpu)
-    for line in (*args.about_always_so, about_vllm, about_compiling):
+    for line in (*args.about_always_so, about_attention, about_vllm, about_compiling):
         if line is not None and is_first_node:
             say(line)
     folder, checkpoint = find_checkpoint(args)

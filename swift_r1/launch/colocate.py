@@ -95,6 +95,27 @@ def check_device(args: RlhfArguments, gpu: bool) -> None:
         raise UsageError(no_effect(unused, f"without a GPU: leave {'it' if len(unused) == 1 else 'them'} out"))
 
 
+_FLASH = {
+    "flash_attention_2": ("flash_attn", "pip install flash-attn --no-build-isolation"),
+    "flash_attention_3": ("flash_attn_interface", "build it in the folder hopper of flash-attention's sources"),
+}
+
+
+def attention_of(args: RlhfArguments, gpu: bool) -> tuple[RlhfArguments, str | None]:
+    """The arguments with the `attn_impl` that this machine can do, and the line about another one than was asked for.
+    Raises UsageError: it needs a package."""
+    name = args.attn_impl
+    if name in (None, "sdpa", "eager"):
+        return args, None
+    if gpu and args.sequence_parallel_size == 1:
+        package, install = _FLASH.get(name, ("torch", ""))
+        if find_spec(package) is None:
+            raise UsageError(f"--attn_impl {name} needs the package {package}: {install}")
+        return args, None
+    why = "rows that are spread over ranks need it" if gpu else "there is no GPU"
+    return replace(args, attn_impl="sdpa"), f"--attn_impl {name}: attention is PyTorch's SDPA here, since {why}"
+
+
 def start_engines(
     args: RlhfArguments, ranks: int, folder: Path, environ: Mapping[str, str], cpus: Sequence[int], gpu: bool
 ) -> tuple[RlhfArguments, subprocess.Popen[bytes]]:

@@ -64,6 +64,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         torch.use_deterministic_algorithms(True)
         # Nothing here reads memory that was not written.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # missing in torch's stub
+    torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
     if args.max_runtime is not None:
         stop.limit(seconds_of(args.max_runtime) - (time.time() - start.time))
     saved = RunState.read(start.checkpoint) if start.checkpoint else None

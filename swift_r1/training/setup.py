@@ -89,6 +89,7 @@ def open_policy(context: Context) -> Backend:
             lora,
             quantization=quantization,
             freezing=freezing,
+            attention=args.attn_impl,
         )
 
     seed_everything(args.seed)
@@ -118,7 +119,7 @@ def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
     check_critic_tokens(path, context.tokenizer)
 
     def load() -> PreTrainedModel:
-        return load_critic(path, args.torch_dtype, args.gradient_checkpointing)
+        return load_critic(path, args.torch_dtype, args.gradient_checkpointing, args.attn_impl)
 
     backend = open_backend(args, path, load, rate, ranks, Critic)
     if ranks.is_rank0:

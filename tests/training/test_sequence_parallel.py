@@ -59,6 +59,11 @@ def test_families(step, tmp_path, family):
     assert_same(step(model, 2, "1000p", sequence=2), step(model))
 
 
+def test_four_ranks_of_a_row_with_copies_of_two_key_heads(step, tmp_path):
+    model = save_family(tmp_path / "model", "qwen3", num_attention_heads=4, num_key_value_heads=2)
+    assert_same(step(model, 4, "60s", sequence=4), step(model))
+
+
 @pytest.mark.parametrize(("backend", "case"), [("zero2", {}), ("zero3", {"train": "lora"}), ("zero3", {"ppo": PPO})])
 def test_zero_equals_one_process(jobs, tiny_model, backend, case):
     """Three updates of all weights; the critic's too."""
