@@ -56,14 +56,13 @@ _NAMES = """
     served_model_name sft_alpha simpo_gamma ssl_certfile ssl_keyfile stopping_strategy stream
     structured_outputs_regex swanlab_exp_name swanlab_lark_secret swanlab_lark_webhook_url swanlab_mode
     swanlab_project swanlab_token swanlab_workspace target_parameters target_regex task_type teacher_adapters
-    teacher_deepspeed teacher_model template template_backend temporary_dir tensor_parallel_size tf32 top_logprobs
+    teacher_deepspeed teacher_model template template_backend temporary_dir tf32 top_logprobs
     torch_empty_cache_steps train_dataloader_shuffle trainable_parameters_regex tuner_backend undesirable_weight
     unsloth use_cce use_chat_template use_cpu use_dora use_galore use_liger_kernel use_muon use_rslora
-    use_swift_lora val_dataset_shuffle verbose vllm_data_parallel_size vllm_device vllm_disable_cascade_attn
-    vllm_disable_custom_all_reduce vllm_enable_lora vllm_enable_prefix_caching vllm_kv_cache_dtype
-    vllm_max_lora_rank vllm_max_num_seqs vllm_mode_colocate vllm_pipeline_parallel_size vllm_quantization
-    vllm_reasoning_parser vllm_server_group_port vllm_server_pass_dataset vllm_speculative_config
-    vllm_tensor_parallel_size vllm_use_async_engine wandb_log_unique_prompts wandb_project zero_hpz_partition_size
+    use_swift_lora val_dataset_shuffle verbose vllm_data_parallel_size vllm_device vllm_mode_colocate
+    vllm_pipeline_parallel_size vllm_quantization
+    vllm_reasoning_parser vllm_server_group_port vllm_server_pass_dataset
+    vllm_use_async_engine wandb_log_unique_prompts wandb_project zero_hpz_partition_size
 """
 
 MS_SWIFT_GRPO_FLAGS: frozenset[str] = frozenset(_NAMES.split())
