@@ -80,6 +80,7 @@ class Nodes:
 
     def __enter__(self) -> Nodes:
         self._own, self._watching = self._connect(), self._connect()
+        self._tell(self._own, f"beat/{self.world.node_rank}", "0")  # who goes before the first beat is missed too
         # Meeting may have taken minutes.
         self._heard = dict.fromkeys(self._heard, time.monotonic())
         for thread in self._threads:
