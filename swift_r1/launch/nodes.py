@@ -8,6 +8,7 @@ notice that a peer is gone only when they wait for it, and do not know why.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -244,6 +245,7 @@ def launching(world: World, ddp_timeout: float) -> Iterator[Nodes]:
         say(cause.line(several=True))
         leave(cause.code)
 
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else torch warns of every address that has no name
     nodes = Nodes(world, ddp_timeout, end)
     with nodes:
         try:
