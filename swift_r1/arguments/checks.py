@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from swift_r1.arguments.engine import engine_kwargs_faults
 from swift_r1.arguments.fields import no_effect
 from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.world import World
@@ -24,6 +25,10 @@ def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator
     yield from algorithm_faults(args, given)
     yield from reward_flag_faults(args, given)
     yield from rollout_faults(args, given)
+    if args.colocates:
+        yield from _colocate_faults(args, world)
+    elif args.use_vllm:
+        yield from _server_faults(args)
     yield from round_faults(args, world)
     yield from training_faults(args, given, world)
     yield from evaluation_faults(args)
@@ -97,20 +102,13 @@ def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
 
 def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Where completions come from, how they are sampled, and how far ahead."""
-    if args.colocates and args.async_generate and args.max_staleness:
-        yield (
-            "--async_generate true gains nothing with --vllm_mode colocate, where engine and trainer share a device: "
-            "use --vllm_mode server, or leave it out"
-        )
-    if args.colocates and args.weight_transport == "nccl":
-        yield "--weight_transport nccl needs a GPU each for trainer and engine: with --vllm_mode colocate use auto"
-    if args.use_vllm and not args.colocates:
-        yield from _server_faults(args)
     if args.offload_optimizer and args.optim.startswith("paged"):
         yield (
             f"--offload_optimizer true with --optim {args.optim}, whose moments move between GPU and host by "
             "themselves: leave one out"
         )
+    if args.sleep_level and args.async_generate and args.max_staleness:
+        yield "--sleep_level with --async_generate true: the engine generates while the trainer trains; leave one out"
     if args.top_k == 0:
         yield "--top_k 0 leaves no token to sample: -1 is off"
     mode = args.rollout_importance_sampling_mode
@@ -126,6 +124,27 @@ def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
             "--async_generate true takes the ratio to the engine's log-probs, those of a part of the distribution with "
             "--top_p or --top_k: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0"
         )
+
+
+def _colocate_faults(args: RlhfFlags, world: World) -> Iterator[str]:
+    """The engines beside the ranks."""
+    if args.async_generate and args.max_staleness:
+        yield (
+            "--async_generate true gains nothing with --vllm_mode colocate, where engine and trainer share a device: "
+            "use --vllm_mode server, or leave it out"
+        )
+    if args.weight_transport == "nccl":
+        yield "--weight_transport nccl needs a GPU each for trainer and engine: with --vllm_mode colocate use auto"
+    if args.weight_transport == "shm" and world.nnodes > 1:
+        yield "--weight_transport shm does not reach the engines of other nodes: use auto"
+    if world.nproc_per_node % (size := args.vllm_tensor_parallel_size):
+        yield (
+            f"--vllm_tensor_parallel_size {size} does not divide the {world.nproc_per_node} processes of a machine "
+            "(NPROC_PER_NODE): with --vllm_mode colocate each engine has the devices of so many of them"
+        )
+    if args.vllm_enable_lora and args.sleep_level > 1:
+        yield "--sleep_level 2 discards what --vllm_enable_lora true puts adapters over: use --sleep_level 1"
+    yield from engine_kwargs_faults(type(args), args.vllm_engine_kwargs)
 
 
 def _server_faults(args: RlhfFlags) -> Iterator[str]:
@@ -205,8 +224,6 @@ def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Ite
                 )
     if kind == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(kwargs):
         yield f"--lr_scheduler_type {kind} needs the minimum: --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}'"
-    if args.colocates and world.nnodes > 1:
-        yield "--vllm_mode colocate is for one machine: use `swift rollout` servers (--vllm_mode server) with several"
     if world.size == 1:
         alone = ["shutdown_timeout"] if args.distributed else ["shutdown_timeout", "ddp_timeout", "ddp_backend"]
         if unused := [name for name in alone if name in given]:

@@ -208,6 +208,16 @@ def from_config(spec: FlagSpec, value: Any) -> Any:
     return _item(spec, _as_word(spec, value))
 
 
+def as_words(values: Mapping[str, Any]) -> list[str]:
+    """The command line that gives flags these values; None and {} leave a flag out."""
+    return [
+        word
+        for name, value in values.items()
+        if value not in (None, {})
+        for word in (f"--{name}", json.dumps(value) if isinstance(value, bool | dict) else str(value))
+    ]
+
+
 def _as_word(spec: FlagSpec, value: Any) -> str:
     if isinstance(value, bool) and str(value).lower() in spec.info.synonyms:
         return str(value).lower()

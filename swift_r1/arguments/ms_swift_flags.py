@@ -2,7 +2,8 @@
 
 A flag of ms-swift has one of three meanings: it acts (it is a field of an argument class), it is always so here, or it
 is refused with a reason and a way. The table below has the last two: under each reason the flags, and behind `=` the
-values that are so here, which are accepted. At other values, and without any, the flag is refused with the reason.
+values that are so here, which are accepted (`*`: any). At other values, and without any, the flag is refused with the
+reason.
 """
 
 from __future__ import annotations
@@ -110,8 +111,50 @@ _TABLE = {
         use_flash_ckpt=false enable_jit_checkpoint=false restore_callback_states_from_checkpoint=false
         max_shard_size=5GB
     """,
-    "weights always go in flat buckets": """
-        enable_flattened_weight_sync=true
+    "weights always go to engines in flat buckets of 64 MiB or of one weight, whatever the number of layers": """
+        enable_flattened_weight_sync=true move_model_batches=*
+    """,
+    "the server's engine always works on requests as they come": """
+        vllm_use_async_engine=true
+    """,
+    "everything goes through the server's one port": """
+        vllm_server_group_port=*
+    """,
+    "ZeRO-3 always gathers whole weights to generate with": """
+        ds3_gather_for_generation=true
+    """,
+    "what --offload_model and --offload_optimizer free is always given back at once": """
+        gc_collect_after_offload=true
+    """,
+    "an engine is always on the devices of its ranks; CUDA_VISIBLE_DEVICES says which those are": """
+        vllm_device=auto
+    """,
+    "a model is spread over devices by --vllm_tensor_parallel_size": """
+        vllm_pipeline_parallel_size=1
+    """,
+    "beside a trainer is one engine for --vllm_tensor_parallel_size ranks; copies of it are for `swift rollout`": """
+        vllm_data_parallel_size=1 data_parallel_size=1
+    """,
+    "an answer has at most 20 of the likeliest tokens beside each of its own": """
+        max_logprobs=20
+    """,
+    "what a model is, is always read from its own files": """
+        model_type=*
+    """,
+    "a model's newest files are read: give a folder with those of another revision": """
+        model_revision=main|master
+    """,
+    "prompts are written with the chat template of the model's tokenizer, or with --prompt_template": """
+        template
+    """,
+    "weights come from the trainer as it has them, 16 or 32 bits each: leave it out": """
+        vllm_quantization
+    """,
+    "rewards get completions as they were written, thoughts included (ms-swift refuses it too): leave it out": """
+        vllm_reasoning_parser
+    """,
+    "--vllm_mode says where vLLM runs: colocate, or server for `swift rollout`": """
+        vllm_mode_colocate num_infer_workers
     """,
     "prompts are tokenised in order, by processes that stay": """
         dataloader_in_order=true dataloader_multiprocessing_context=fork
@@ -152,40 +195,34 @@ _TABLE = {
 }
 
 _PENDING = """
-    evaluation_strategy push_to_hub_model_id push_to_hub_organization push_to_hub_token
-    adapters add_non_thinking_prefix agent_template average_tokens_across_devices bf16
-    bnb_4bit_compute_dtype bnb_4bit_quant_storage cached_dataset cached_val_dataset callbacks check_model
-    create_checkpoint_symlink custom_register_path data_parallel_size dataloader_drop_last
-    dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers
-    ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph deepspeed_autotp_size
-    disable_auto_column_mapping disable_gradient_checkpointing disable_ignore_empty_think download_mode
-    ds3_gather_for_generation early_stop_interval eval_dataset eval_dataset_args eval_datasets_args eval_delay
-    eval_generation_config eval_strategy eval_use_evalscope extra_eval_args fp16 freeze_llm fsdp fsdp_config
-    gc_collect_after_offload group_by_length hqq_axis
-    hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_args_error
-    include_num_input_tokens_seen init_strategy init_weights interleave_prob lazy_tokenize length_column_name
-    load_args load_best_model_at_end load_data_args local_repo_path
-    local_rollout_forward_batch_size log_entropy log_interval log_rollout_offpolicy_metrics logging_dir
-    logging_first_step logging_nan_inf_filter logging_strategy logprobs lora_bias lora_dropout lora_dtype
-    lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale lora_ga_stable_gamma
-    lorap_lr_ratio loss_scale max_epochs max_logprobs max_new_tokens min_p model_author model_kwargs
-    model_name model_revision model_type modules_to_save move_model_batches multi_turn_func neftune_noise_alpha
-    new_special_tokens num_beams num_infer_workers num_sample_generations off_policy_sequence_mask_delta optim_args
-    optim_target_modules optimizer packing_length packing_num_proc packing_strategy
-    preserve_thinking project push_to_hub ref_adapters ref_model ref_model_revision ref_model_type
-    remove_unused_columns repetition_penalty response_length resume_only_model rope_scaling save_strategy
-    stopping_strategy stream structured_outputs_regex
-    swanlab_email_language swanlab_exp_name swanlab_lark_secret swanlab_lark_webhook_url swanlab_mode
-    swanlab_notification_method swanlab_project swanlab_receiver_email swanlab_secret swanlab_sender_email
-    swanlab_smtp_port swanlab_smtp_server swanlab_token swanlab_webhook_url swanlab_workspace target_parameters
-    target_regex task_type template template_backend temporary_dir tensor_parallel_size top_logprobs
-    trackio_bucket_id trackio_space_id trackio_static_space_id train_dataloader_shuffle
-    train_sampling_strategy trainable_parameters_regex tuner_backend unsloth use_chat_template
-    use_dora use_muon use_rslora use_swift_lora val_dataset_shuffle verbose vllm_device
-    vllm_disable_cascade_attn vllm_disable_custom_all_reduce vllm_kv_cache_dtype vllm_max_num_seqs
-    vllm_mode_colocate vllm_pipeline_parallel_size vllm_quantization vllm_reasoning_parser vllm_server_group_port
-    vllm_server_pass_dataset vllm_speculative_config vllm_use_async_engine wandb_log_unique_prompts wandb_project
-    zero_hpz_partition_size
+    adapters add_non_thinking_prefix agent_template average_tokens_across_devices bf16 bnb_4bit_compute_dtype
+    bnb_4bit_quant_storage cached_dataset cached_val_dataset callbacks check_model create_checkpoint_symlink
+    custom_register_path dataloader_drop_last dataloader_persistent_workers dataloader_pin_memory
+    dataloader_prefetch_factor ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters
+    ddp_static_graph deepspeed_autotp_size disable_auto_column_mapping disable_gradient_checkpointing
+    disable_ignore_empty_think download_mode early_stop_interval eval_dataset eval_dataset_args
+    eval_datasets_args eval_delay eval_generation_config eval_strategy eval_use_evalscope evaluation_strategy
+    extra_eval_args fp16 freeze_llm fsdp fsdp_config group_by_length hqq_axis hub_always_push hub_model_id
+    hub_private_repo hub_revision hub_strategy hub_token ignore_args_error include_num_input_tokens_seen
+    init_strategy init_weights interleave_prob lazy_tokenize length_column_name load_args
+    load_best_model_at_end load_data_args local_repo_path local_rollout_forward_batch_size log_entropy
+    log_interval log_rollout_offpolicy_metrics logging_dir logging_first_step logging_nan_inf_filter
+    logging_strategy logprobs lora_bias lora_dropout lora_dtype lora_ga_batch_size lora_ga_direction
+    lora_ga_iters lora_ga_max_length lora_ga_scale lora_ga_stable_gamma lorap_lr_ratio loss_scale max_epochs
+    max_new_tokens min_p model_author model_kwargs model_name modules_to_save multi_turn_func
+    neftune_noise_alpha new_special_tokens num_beams num_sample_generations off_policy_sequence_mask_delta
+    optim_args optim_target_modules optimizer packing_length packing_num_proc packing_strategy
+    preserve_thinking project push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token
+    ref_adapters ref_model ref_model_revision ref_model_type remove_unused_columns repetition_penalty
+    response_length resume_only_model rope_scaling save_strategy stopping_strategy stream
+    structured_outputs_regex swanlab_email_language swanlab_exp_name swanlab_lark_secret
+    swanlab_lark_webhook_url swanlab_mode swanlab_notification_method swanlab_project swanlab_receiver_email
+    swanlab_secret swanlab_sender_email swanlab_smtp_port swanlab_smtp_server swanlab_token
+    swanlab_webhook_url swanlab_workspace target_parameters target_regex task_type template_backend
+    temporary_dir top_logprobs trackio_bucket_id trackio_space_id trackio_static_space_id
+    train_dataloader_shuffle train_sampling_strategy trainable_parameters_regex tuner_backend unsloth
+    use_chat_template use_dora use_muon use_rslora use_swift_lora val_dataset_shuffle verbose
+    vllm_server_pass_dataset wandb_log_unique_prompts wandb_project zero_hpz_partition_size
 """
 """Names without a meaning yet: refused as not done in this version."""
 
@@ -204,7 +241,7 @@ class Meaning:
 
     def accepts(self, words: Sequence[str]) -> bool:
         """Whether the value is the one that is so here. No words are `true`, as for every switch."""
-        return _plain(" ".join(words) or "true") in map(_plain, self.so)
+        return "*" in self.so or _plain(" ".join(words) or "true") in map(_plain, self.so)
 
     def fault(self, shown: str, words: Sequence[str]) -> str:
         """The line about a value that is not accepted of the flag `shown`."""

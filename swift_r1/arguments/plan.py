@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from swift_r1.arguments.engine import changed_flags
 from swift_r1.arguments.rlhf import RlhfArguments
 
 if TYPE_CHECKING:
@@ -101,7 +102,8 @@ def rollouts_from(args: RlhfArguments) -> str:
     """Where completions come from, in words."""
     if args.colocates:
         sleeps = f", which sleeps between rounds (--sleep_level {args.sleep_level})" if args.sleep_level else ""
-        return f"vLLM beside each rank (--vllm_mode colocate){sleeps}"
+        shared = f", one engine for {size} ranks" if (size := args.vllm_tensor_parallel_size) > 1 else ""
+        return f"vLLM beside each rank (--vllm_mode colocate){shared}{sleeps}"
     if args.use_vllm:
         urls = args.rollout_base_urls
         return f"vLLM server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
@@ -154,6 +156,8 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         "in all": f"{plan.rounds:,} rounds, {plan.total_steps:,} optimizer steps,"
         f" {plan.warmup_steps:,} of them warm-up",
     }
+    if args.colocates and (changed := changed_flags(args) | args.vllm_engine_kwargs):
+        rows["engine"] = ", ".join(f"{name.removeprefix('vllm_')} {value}" for name, value in changed.items())
     if is_ppo:
         alone = f"; alone for {args.critic_warmup_steps} steps" if args.critic_warmup_steps else ""
         rows["critic"] = f"{args.critic_model}, all weights, learning rate {args.critic_learning_rate:g}{alone}"

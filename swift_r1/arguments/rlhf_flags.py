@@ -44,6 +44,10 @@ class RlhfFlags(
         return 1e-5 if self.train_type == "full" else 1e-4
 
     @property
+    def takes_adapters(self) -> bool:
+        return self.train_type != "full"
+
+    @property
     def wants_reference(self) -> bool:
         """Whether there is a KL, and so a reference policy."""
         return (self.kl_coef if self.rlhf_type == "ppo" else self.beta) > 0

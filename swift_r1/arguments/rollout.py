@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from swift_r1.arguments.engine import EngineFlags
 from swift_r1.arguments.fields import Scope, check_stop_word, check_url, flag, free
 
 GYM_SCHEDULER = "gym_scheduler"
@@ -15,16 +16,7 @@ _OWN_ADDRESS = Scope(
     lambda args: not args.colocates,
     "with --vllm_mode colocate, whose engines have addresses and a key already: use --vllm_mode server",
 )
-_SHARED = Scope(
-    lambda args: args.colocates,
-    "without --use_vllm true --vllm_mode colocate: an engine on a device of its own need not sleep",
-    unless_off=True,
-)
-_SLEEPS = Scope(
-    lambda args: args.sleep_level > 0,
-    "without --sleep_level 1 or 2 (and --vllm_mode colocate, on a GPU): an engine that never sleeps needs no room",
-    unless_off=True,
-)
+_AN_ENGINE = Scope(lambda args: args.use_vllm, "without --use_vllm true", unless_off=True)
 _ASYNC = Scope(lambda args: args.async_generate, "without --async_generate true")
 _GYM = Scope(lambda args: args.use_gym_env, "without --use_gym_env true")
 _TURNS = Scope(
@@ -34,7 +26,7 @@ _TURNS = Scope(
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerationArguments:
+class GenerationArguments(EngineFlags):
     """Rollouts."""
 
     use_vllm: bool | None = flag(
@@ -57,7 +49,6 @@ class GenerationArguments:
         _COLOCATED,
         at_least=2,
     )
-    vllm_enforce_eager: bool | None = free(None, "colocate: as for `swift rollout`", _COLOCATED)
     vllm_gpu_memory_utilization: float | None = free(
         None,
         "colocate, on a GPU: the engine's share (default: 0.3)",
@@ -69,18 +60,21 @@ class GenerationArguments:
     )
     sleep_level: int = free(
         0,
-        "colocate, on a GPU: what the engine frees between rounds: 0 nothing, 1 its memory, with its weights kept in "
-        "host memory, 2 with its weights discarded",
-        _SHARED,
+        "on a GPU: what the engine frees between rounds: 0 nothing, 1 its memory, with its weights kept in host "
+        "memory, 2 with its weights discarded; a `swift rollout` sleeps if vLLM's enable_sleep_mode is on there",
+        _AN_ENGINE,
         at_least=0,
         at_most=2,
         gpu_only=True,
     )
     offload_model: bool = free(
-        False, "with --sleep_level: trained models and reference are in host memory meanwhile", _SLEEPS, gpu_only=True
+        False,
+        "on a GPU: trained models and reference are in host memory while the engine generates",
+        _AN_ENGINE,
+        gpu_only=True,
     )
     offload_optimizer: bool = free(
-        False, "with --sleep_level: float32 weights, gradients and moments are too", _SLEEPS, gpu_only=True
+        False, "on a GPU: float32 weights, gradients and moments are too", _AN_ENGINE, gpu_only=True
     )
     vllm_engine_kwargs: dict[str, Any] = free({}, "colocate: other arguments of vLLM's engine", _COLOCATED)
     vllm_server_host: list[str] = free([], "address of each `swift rollout` server", _VLLM, _OWN_ADDRESS)
@@ -143,6 +137,10 @@ class GenerationArguments:
     def colocates(self) -> bool:
         """Whether engines are this run's own; the launcher then fills in `vllm_server_base_url`."""
         return bool(self.use_vllm) and self.vllm_mode == "colocate"
+
+    @property
+    def starts_engine(self) -> bool:
+        return self.colocates
 
     @property
     def rollout_base_urls(self) -> tuple[str, ...]:

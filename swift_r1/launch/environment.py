@@ -125,15 +125,20 @@ def trainer_environment(
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
-def interface_to(host: str) -> str | None:
-    """Name of the network interface that reaches `host`; None where that cannot be told. Sends nothing."""
+def own_address(host: str) -> str | None:
+    """This machine's address on the way to `host`; None where that cannot be told. Sends nothing."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
-            own = str(probe.getsockname()[0]).partition("%")[0]
+            return str(probe.getsockname()[0]).partition("%")[0]
     except OSError:
         return None
+
+
+def interface_to(host: str) -> str | None:
+    """Name of the network interface that reaches `host`; None where that cannot be told."""
+    own = own_address(host)
     for name, addresses in psutil.net_if_addrs().items():
         if own in (item.address.partition("%")[0] for item in addresses):
             return str(name)

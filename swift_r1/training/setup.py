@@ -172,7 +172,7 @@ def open_writers(context: Context) -> list[WeightWriter]:
     """The leases on the rollout servers' weights, from now to the end of the run. On rank 0, before a model is
     loaded: another trainer may hold one. The launcher has taken them already, and saved their token.
 
-    With `--sleep_level`, engines beside the trainer give their memory back for the loading.
+    With `--sleep_level`, engines that can give their memory back for the loading.
     """
     args, cleanup = context.args, context.cleanup
     writers = []
@@ -184,7 +184,8 @@ def open_writers(context: Context) -> list[WeightWriter]:
         writers[-1].hold(args.vllm_server_timeout)
     for writer in writers if args.sleep_level else ():
         try:
-            writer.sleep(args.sleep_level)
+            if writer.client.info().can_sleep:
+                writer.sleep(args.sleep_level)
         except (ServerUnreachable, ServerRefused) as error:  # as a lost server, it is brought back by the first push
             logger.warning("the engine stays awake while the model is loaded: %s", error)
     return writers
@@ -212,8 +213,14 @@ def open_rollouts(
         sessions = [ServerSession(writer, expected, timeout, transport) for writer in writers]
         pool = ServerPool(sessions, timeout, transport, compare)
         context.cleanup.callback(pool.close)
-        limits = [torch.tensor([pool.first.max_lora_rank or 0, pool.first.own_base])]
-    max_rank, own_base = ranks.broadcast(limits)[0].tolist()
+        limits = [torch.tensor([pool.first.max_lora_rank or 0, pool.first.own_base, pool.first.can_sleep])]
+        if args.sleep_level and not pool.first.can_sleep:
+            logger.info(
+                "--sleep_level %d has no effect on a server that cannot sleep: it can on a GPU, started with "
+                """--vllm_engine_kwargs '{"enable_sleep_mode": true}'""",
+                args.sleep_level,
+            )
+    max_rank, own_base, can_sleep = ranks.broadcast(limits)[0].tolist()
     adapter, lora = None, lora_of(args)
     # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy.
     if lora is not None and max_rank and quantization_of(args) is None:
@@ -230,7 +237,7 @@ def open_rollouts(
         adapter = adapter_config(backend.model, lora)
         if ranks.is_rank0:
             logger.info("adapters alone go to the rollout server, which takes them up to rank %d", max_rank)
-    return ServerRollouts(pool, backend, ranks, args.weight_check_steps, adapter)
+    return ServerRollouts(pool, backend, ranks, args.weight_check_steps, adapter, bool(can_sleep))
 
 
 def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None) -> MakeTurns:

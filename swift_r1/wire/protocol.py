@@ -125,6 +125,7 @@ class ServerInfo(Wire):
     max_lora_rank: int | None  # None where adapters alone are not accepted
     own_base: bool  # False once whole weights were pushed: an adapter would be applied to those
     nccl_workers: int  # processes that take weights over NCCL, 0 without a GPU
+    can_sleep: bool = False
     asleep: int = 0  # sleep level of the engine
 
 

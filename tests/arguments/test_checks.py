@@ -35,14 +35,17 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--use_vllm true --vllm_server_host h --async_generate true --max_staleness -1", ["max_staleness"]),
         ("--use_vllm true --vllm_server_base_url h:1", ["must begin with http://"]),
         ("--use_vllm true --vllm_server_base_url http://h --vllm_server_port 1", ["not both"]),
-        ("--sleep_level 1", ["--sleep_level has no effect without --use_vllm true --vllm_mode colocate"]),
-        ("--use_vllm true --vllm_server_host h --sleep_level 2", ["an engine on a device of its own need not sleep"]),
-        ("--use_vllm true --vllm_mode colocate --sleep_level 3", ["--sleep_level must be at most 2"]),
-        ("--offload_model true", ["--offload_model has no effect without --sleep_level 1 or 2"]),
+        ("--sleep_level 1", ["--sleep_level has no effect without --use_vllm true"]),
         (
-            "--use_vllm true --vllm_mode colocate --offload_optimizer true",
-            ["--offload_optimizer has no effect without --sleep_level 1 or 2"],
+            "--use_vllm true --vllm_server_host h --sleep_level 2 --async_generate true",
+            ["--sleep_level with --async_generate true: the engine generates while the trainer trains"],
         ),
+        (
+            "--use_vllm true --vllm_server_host h --vllm_tensor_parallel_size 2",
+            ["--vllm_tensor_parallel_size has no effect without --vllm_mode colocate: give it to `swift rollout`"],
+        ),
+        ("--use_vllm true --vllm_mode colocate --sleep_level 3", ["--sleep_level must be at most 2"]),
+        ("--offload_model true", ["--offload_model has no effect without --use_vllm true"]),
         (
             "--use_vllm true --vllm_mode colocate --sleep_level 1 --offload_optimizer true --optim paged_adamw_8bit",
             ["whose moments move between GPU and host by themselves"],

@@ -57,7 +57,7 @@ def test_a_long_run_of_a_real_model_gets_an_engine(model: Path) -> None:
     [
         ({"max_steps": 2}, "at most 32,768 tokens are to be generated"),
         ({"gpu": True}, "on a GPU"),
-        ({"nnodes": 2}, "for one machine"),
+        ({"nnodes": 2}, "on several nodes only --use_vllm true starts"),
         ({"deterministic": "true"}, "--deterministic true"),
         ({"train_type": "qlora"}, "4-bit weights"),
         ({"model": "Qwen/Qwen2.5-3B-Instruct"}, "not a local folder"),
