@@ -10,12 +10,14 @@ from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_me
 
 _STORED = Scope(lambda args: not args.streaming, "with --streaming true: rows are prepared as they come")
 _STREAMED = Scope(lambda args: args.streaming, "without --streaming true")
+_PASSES = Scope(lambda args: not args.streaming, "with --streaming true, whose passes are not counted")
+_WORKERS = Scope(lambda args: args.dataloader_num_workers > 0, "without --dataloader_num_workers")
 _SHUFFLED = Scope(lambda args: args.dataset_shuffle or not args.streaming, "with --dataset_shuffle false")
 _LIMITED = Scope(
     lambda args: args.max_length is not None or args.truncation_strategy == "delete", "without --max_length"
 )
 EVALUATED = Scope(
-    lambda args: args.eval_steps is not None or args.eval_on_start,
+    lambda args: args.evaluates,
     "without --eval_steps (or --eval_on_start true)",
     unless_off=True,
 )
@@ -72,3 +74,9 @@ class DataArguments:
         ms_swift="left",
     )
     dataloader_num_workers: int = free(0, "processes that tokenise prompts in advance", at_least=0, ms_swift="1")
+    dataloader_prefetch_factor: int = free(2, "rounds of prompts that each of them prepares", _WORKERS, at_least=1)
+    dataloader_drop_last: bool = flag(
+        False,
+        "leave out the prompts at the end of a pass that fill no round; else the next pass fills it",
+        _PASSES,
+    )

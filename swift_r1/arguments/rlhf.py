@@ -64,6 +64,8 @@ class RlhfArguments(RlhfFlags):
             eval_max_completion_length=self.eval_max_completion_length or self.max_completion_length,
             eval_datasets=[limited(value, self.eval_limit) for value in self.eval_datasets],
             eval_limit=self.eval_limit or DEFAULT_EVAL_LIMIT,
+            eval_strategy=self.evaluation,
+            eval_steps=(self.eval_steps or self.save_steps) if self.evaluation == "steps" else None,
             output_dir=self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}",
             report_to=[name for name in self.report_to if name != "none"],
         )

@@ -119,6 +119,9 @@ class TrainingArguments:
     warmup_steps: int | None = flag(None, "steps in which the rate rises, instead", _WARMS_UP, at_least=0)
     num_train_epochs: float = flag(1.0, "passes over the prompts", more_than=0, ms_swift="3")
     max_steps: int = flag(-1, "optimizer steps; -1: from --num_train_epochs", at_least=-1)
+    max_epochs: int | None = flag(
+        None, "most passes over the prompts, where --max_steps or --num_train_epochs would come to more", at_least=1
+    )
     per_device_train_batch_size: int = flag(
         1, "completions per micro-batch and process; shorter ones share it (--max_tokens_per_micro_batch)", at_least=1
     )

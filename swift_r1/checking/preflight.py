@@ -87,7 +87,7 @@ def eval_dataset_faults(args: RlhfArguments) -> list[str]:
     """What is wrong with the data of `--eval_datasets`, and with the rewards that judge it."""
     from swift_r1.evaluation.questions import load_questions, unfit_rewards
 
-    if args.eval_steps is None and not args.eval_on_start:
+    if not args.evaluates:
         return []
     faults: list[str] = []
     for task in args.eval_tasks():

@@ -105,11 +105,10 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
     """
     seed, held_out = flags.seed, Rows()
     collector, validation = _Collector(flags, prepared, keep), _Collector(flags, prepared, keep)
-    evaluates = flags.eval_steps is not None or flags.eval_on_start
     limit = sys.maxsize if flags.eval_limit is None else flags.eval_limit
     if flags.streaming:
         train: Sequence[Row] = first_rows(flags)
-        if evaluates:
+        if flags.evaluates:
             held_out = _held_out_of_stream(flags, validation, limit)
         return LoadedData(train, held_out, validation.broken, validation.prepared)
     if flags.val_dataset and flags.split_dataset_ratio:
@@ -119,7 +118,7 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
     if not prepared:
         _check_column_names(sources, flags)
     training = [collector.collect(source, "train", source.spec.sample) for source in sources]
-    if flags.val_dataset and evaluates:
+    if flags.val_dataset and flags.evaluates:
         for source in open_sources(flags.val_dataset, labels, flags.use_hf):
             wanted = source.spec.sample or (limit if source.samples_itself else None)
             held_out += validation.collect(source, "eval", wanted)
@@ -132,7 +131,7 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
             share = max(1, int(flags.split_dataset_ratio * len(rows)))
             training[number], out = _take_out(rows, min(share, len(rows) - 1), seed)
             held_out += out
-    elif evaluates and not flags.eval_datasets:
+    elif flags.evaluates and not flags.eval_datasets:
         for number, (source, quota) in enumerate(zip(sources, _shares(limit, len(sources)), strict=True)):
             if quota and source.has_held_out:
                 held_out += validation.collect(source, "eval", quota, repeat=False)

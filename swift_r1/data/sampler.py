@@ -34,11 +34,15 @@ class PromptSampler:
         prompts_per_round: prompts per round over all ranks, > 0.
         shuffle: False gives the rows in file order every epoch.
         seed: of the permutations.
+        drop_last: an epoch ends with its last whole round; the rows that are left out are others each time.
     """
 
-    def __init__(self, num_rows: int, prompts_per_round: int, shuffle: bool = True, seed: int = 42) -> None:
+    def __init__(
+        self, num_rows: int, prompts_per_round: int, shuffle: bool = True, seed: int = 42, drop_last: bool = False
+    ) -> None:
         if num_rows <= 0 or prompts_per_round <= 0:
             raise ValueError(f"a sampler needs rows and prompts, got {num_rows} and {prompts_per_round}")
+        self.rows_per_epoch = num_rows - num_rows % prompts_per_round if drop_last else num_rows
         self.num_rows = num_rows
         self.prompts_per_round = prompts_per_round
         self.shuffle = shuffle
@@ -68,7 +72,7 @@ class PromptSampler:
         self._drawn = int(state["drawn"])
 
     def _draw(self) -> int:
-        epoch, position = divmod(self._drawn, self.num_rows)
+        epoch, position = divmod(self._drawn, self.rows_per_epoch)
         if epoch != self._order_epoch:
             self._order = list(range(self.num_rows))
             if self.shuffle:

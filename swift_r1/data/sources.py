@@ -36,8 +36,7 @@ class DataFlags:
     shuffle_buffer_size: int = 1000
     dataset_shuffle: bool = True
     seed: int = 42
-    eval_steps: int | None = None
-    eval_on_start: bool = False
+    evaluates: bool = False
     eval_limit: int | None = None
     eval_datasets: Sequence[str] = ()
 

@@ -369,12 +369,25 @@ def test_durations(text: str, seconds: float) -> None:
         ("--metric_for_best_model accuracy --eval_steps 3", "must be a multiple of --eval_steps 3"),
         ("--metric_for_best_model loss --eval_steps 5", "it must be one of accuracy, reward, rewards/"),
         ("--greater_is_better false", "--greater_is_better has no effect without --metric_for_best_model"),
+        (
+            "--metric_for_best_model reward --save_strategy epoch --eval_steps 5",
+            "needs --eval_strategy epoch",
+        ),
+        ("--metric_for_best_model reward --save_strategy no", "with --save_strategy no there is one"),
+        ("--save_strategy epoch --save_steps 5", "--save_steps has no effect with --save_strategy epoch"),
+        ("--eval_strategy no --eval_steps 5", "--eval_steps has no effect with --eval_strategy no"),
+        ("--eval_strategy no --eval_limit 5", "--eval_limit has no effect without --eval_steps"),
+        ("--save_strategy epoch --streaming true --max_steps 5", "--save_strategy epoch with --streaming true"),
+        ("--max_epochs 2 --streaming true --max_steps 5", "--max_epochs with --streaming true"),
+        ("--dataloader_prefetch_factor 3", "--dataloader_prefetch_factor has no effect without --dataloader_num_"),
     ],
 )
 def test_the_best_checkpoint_needs_its_metric(words: str, part: str) -> None:
     (found,) = faults(words)
     assert part in found
     assert faults("--metric_for_best_model reward --eval_steps 250 --greater_is_better false") == ()
+    assert faults("--metric_for_best_model reward --eval_strategy steps --save_strategy steps") == ()
+    assert faults("--metric_for_best_model reward --eval_strategy epoch --save_strategy epoch") == ()
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,10 @@ def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):
         recorder.finish({"steps": 5})
     lines = read_json_lines(tmp_path / "logging.jsonl")
     assert [(line["step"], line.get("loss")) for line in lines] == [(2, 1.5), (4, 3.5), (5, 5.0), (5, None)]
+    with RunRecorder(tmp_path, RunConsole(3, Console(file=text)), [], 2, False, first_step=True) as recorder:
+        for step in range(1, 4):
+            recorder.step(step, {"loss": float(step)}, last=step == 3)
+    assert [line["step"] for line in read_json_lines(tmp_path / "logging.jsonl")][len(lines) :] == [1, 2, 3]
     assert len((tmp_path / "completions.jsonl").read_text().splitlines()) == 1
     assert json.loads((tmp_path / "summary.json").read_text()) == {"steps": 5}
     assert {path.name for path in (tmp_path / "images").iterdir()} >= {"reward.png", "loss.png", "eval.png"}
