@@ -28,11 +28,13 @@ class Scope:
         holds: whether these arguments read the flag.
         otherwise: ends the message "--flag has no effect ..."; `{name}` stands for the value of another flag.
         unless_off: a flag that is given as its default None, false, 0 or empty is no fault.
+        said: given elsewhere it is no fault; a line at the start of the run says that it has no effect.
     """
 
     holds: Callable[[Any], bool]
     otherwise: str
     unless_off: bool = False
+    said: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,7 @@ def flag_specs(cls: type[Any]) -> Mapping[str, FlagSpec]:
                 one.name, *_kind(hints[one.name]), getattr(defaults, one.name), groups[one.name], one.metadata[_KEY]
             )
             for one in dataclasses.fields(cls)
+            if _KEY in one.metadata
         }
     return _specs[cls]
 
@@ -132,17 +135,21 @@ def no_effect(names: Sequence[str], otherwise: str) -> str:
 
 def scope_faults(args: Any, given: frozenset[str]) -> Iterator[str]:
     """The flags that were given outside their scope, or beside one that they stand for."""
+    for name, spec in flag_specs(type(args)).items():
+        stands = name in given and getattr(args, name) not in (None, [])
+        for other in given.intersection(spec.info.instead_of) if stands else ():
+            yield f"give either --{name} or --{other}, not both"
+    yield from unread_flags(args, given, said=False)
+
+
+def unread_flags(args: Any, given: frozenset[str], *, said: bool) -> Iterator[str]:
+    """A line about the flags that were given outside each scope that is `said`, or is not."""
     unused: dict[Scope, list[str]] = {}
     for name, spec in flag_specs(type(args)).items():
-        if name not in given:
-            continue
-        value = getattr(args, name)
-        off = not value and value == spec.default
-        for scope in spec.info.scopes:
-            if not (scope.unless_off and off) and not scope.holds(args):
+        off = not getattr(args, name) and getattr(args, name) == spec.default
+        for scope in spec.info.scopes if name in given else ():
+            if scope.said == said and not (scope.unless_off and off) and not scope.holds(args):
                 unused.setdefault(scope, []).append(name)
-        for other in given.intersection(spec.info.instead_of) if value not in (None, []) else ():
-            yield f"give either --{name} or --{other}, not both"
     for scope, names in unused.items():
         yield no_effect(names, scope.otherwise.format_map(vars(args)))
 

@@ -55,6 +55,7 @@ class OutputArguments:
         "evaluations: every --eval_steps, at the end of each pass over the prompts, or no (default: steps where "
         "--eval_steps is given, else no)",
         choices=STRATEGIES,
+        aliases=("evaluation_strategy",),
         ms_swift="as --save_strategy",
     )
     eval_steps: int | None = free(

@@ -99,8 +99,8 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--deepspeed zero4", ["zero0, zero1", "not 'zero4'"]),
         (["--deepspeed", "{bad"], ["JSON that is not valid"]),
         (
-            "--eval_limit 3 --per_device_eval_batch_size 4",
-            ["--per_device_eval_batch_size, --eval_limit have no effect"],
+            "--eval_limit 3 --eval_top_p 0.5",
+            ["--eval_limit, --eval_top_p have no effect"],
         ),
         ("--eval_steps 1 --val_dataset v --split_dataset_ratio 0.1", ["not both"]),
         ("--streaming true", ["--streaming true needs --max_steps"]),
@@ -360,6 +360,27 @@ def test_the_reward_api_and_its_url_go_together() -> None:
 def test_durations(text: str, seconds: float) -> None:
     assert seconds_of(text) == seconds
     assert faults(f"--max_runtime {text}") == ()
+
+
+def test_a_batch_of_evaluations_without_one_is_said_and_no_fault() -> None:
+    base = [
+        *[
+            "--rlhf_type",
+            "grpo",
+            "--model",
+            "m",
+            "--dataset",
+            "d",
+            "--reward_funcs",
+            "a",
+            "--per_device_train_batch_size",
+            "8",
+        ]
+    ]
+    given = [*base, "--per_device_eval_batch_size", "4"]
+    lines = parse_arguments(RlhfArguments, given, {}).about_flags
+    assert list(lines) == ["--per_device_eval_batch_size has no effect without --eval_steps (or --eval_on_start true)"]
+    assert not list(parse_arguments(RlhfArguments, [*given, "--eval_steps", "5"], {}).about_flags)
 
 
 @pytest.mark.parametrize(
