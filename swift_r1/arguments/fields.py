@@ -53,7 +53,7 @@ class FlagInfo:
         ms_swift: ms-swift's default where it differs from ours, as text for the help.
         instead_of: flags that say the same in another way; only one of them may be given.
         check: raises ValueError or UsageError for a value (of a list, for an item) that cannot be.
-        secret: never written to a file or shown.
+        secret: the variable in which its value goes to other processes; it is never written to a file or shown.
         synonyms: ms-swift's words for some of the choices.
         elsewhere: ms-swift's words for what other flags do here, and how that is written.
         objects: items of the list may be JSON objects; in a config file they are written as such.
@@ -73,7 +73,7 @@ class FlagInfo:
     ms_swift: str | None = None
     instead_of: tuple[str, ...] = ()
     check: Callable[[Any], object] | None = None
-    secret: bool = False
+    secret: str | None = None
     objects: bool = False
     synonyms: Mapping[str, str] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
@@ -97,7 +97,7 @@ def flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
     about = FlagInfo(help=help + (f"; instead of {others}" if others else ""), scopes=scopes, **info)
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=default.copy, metadata={_KEY: about})
-    return dataclasses.field(default=default, metadata={_KEY: about}, repr=not about.secret)
+    return dataclasses.field(default=default, metadata={_KEY: about}, repr=about.secret is None)
 
 
 def free(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:

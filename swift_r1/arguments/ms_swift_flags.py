@@ -158,6 +158,10 @@ _TABLE = {
     "answers in the data are for rewards, and no part of the prompt": """
         add_non_thinking_prefix=true|false disable_ignore_empty_think=false
     """,
+    "nobody is told when a run ends: `swift rlhf ...; notify $?` does it, the exit code says how it ended": """
+        swanlab_notification_method swanlab_webhook_url swanlab_secret swanlab_sender_email swanlab_receiver_email
+        swanlab_smtp_server swanlab_smtp_port swanlab_email_language swanlab_lark_webhook_url swanlab_lark_secret
+    """,
     "--report_to has the trackers: tensorboard, wandb, swanlab": """
         project trackio_bucket_id trackio_space_id trackio_static_space_id
     """,
@@ -212,22 +216,19 @@ _PENDING = """
     freeze_llm fsdp fsdp_config full_determinism gc_collect_after_offload gradient_checkpointing_kwargs hqq_axis
     hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token init_strategy init_weights
     interleave_prob liger_kernel_config local_repo_path local_rollout_forward_batch_size log_entropy
-    log_rollout_offpolicy_metrics logging_dir logprobs lora_bias lora_dropout lora_dtype lora_ga_batch_size
-    lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale lora_ga_stable_gamma lorap_lr_ratio loss_scale
-    max_logprobs max_memory max_new_tokens min_p model_author model_kwargs model_name model_revision model_type
-    modules_to_save move_model_batches multi_turn_func neftune_noise_alpha new_special_tokens num_beams
-    num_sample_generations off_policy_sequence_mask_delta optim_args optim_target_modules optimizer padding_side
-    preserve_thinking push_to_hub ref_adapters ref_model ref_model_revision ref_model_type repetition_penalty
-    response_length resume_only_model rope_scaling sequence_parallel sequence_parallel_size stopping_strategy
-    structured_outputs_regex swanlab_email_language swanlab_exp_name swanlab_lark_secret swanlab_lark_webhook_url
-    swanlab_mode swanlab_notification_method swanlab_project swanlab_receiver_email swanlab_secret
-    swanlab_sender_email swanlab_smtp_port swanlab_smtp_server swanlab_token swanlab_webhook_url swanlab_workspace
-    target_parameters target_regex task_type template tensor_parallel_size tf32 top_logprobs torch_empty_cache_steps
-    trainable_parameters_regex tuner_backend unsloth use_cce use_chat_template use_cpu use_dora use_liger_kernel
-    use_muon use_rslora use_swift_lora vllm_device vllm_disable_cascade_attn vllm_disable_custom_all_reduce
-    vllm_kv_cache_dtype vllm_max_num_seqs vllm_mode_colocate vllm_pipeline_parallel_size vllm_quantization
-    vllm_reasoning_parser vllm_server_group_port vllm_server_pass_dataset vllm_speculative_config
-    vllm_use_async_engine wandb_log_unique_prompts wandb_project zero_hpz_partition_size
+    log_rollout_offpolicy_metrics logprobs lora_bias lora_dropout lora_dtype lora_ga_batch_size lora_ga_direction
+    lora_ga_iters lora_ga_max_length lora_ga_scale lora_ga_stable_gamma lorap_lr_ratio loss_scale max_logprobs
+    max_memory max_new_tokens min_p model_author model_kwargs model_name model_revision model_type modules_to_save
+    move_model_batches multi_turn_func neftune_noise_alpha new_special_tokens num_beams num_sample_generations
+    off_policy_sequence_mask_delta optim_args optim_target_modules optimizer padding_side preserve_thinking
+    push_to_hub ref_adapters ref_model ref_model_revision ref_model_type repetition_penalty response_length
+    resume_only_model rope_scaling sequence_parallel sequence_parallel_size stopping_strategy
+    structured_outputs_regex target_parameters target_regex task_type template tensor_parallel_size tf32
+    top_logprobs torch_empty_cache_steps trainable_parameters_regex tuner_backend unsloth use_cce use_chat_template
+    use_cpu use_dora use_liger_kernel use_muon use_rslora use_swift_lora vllm_device vllm_disable_cascade_attn
+    vllm_disable_custom_all_reduce vllm_kv_cache_dtype vllm_max_num_seqs vllm_mode_colocate
+    vllm_pipeline_parallel_size vllm_quantization vllm_reasoning_parser vllm_server_group_port
+    vllm_server_pass_dataset vllm_speculative_config vllm_use_async_engine zero_hpz_partition_size
 """
 """Names without a meaning yet: refused as not done in this version."""
 

@@ -1,4 +1,4 @@
-"""Flags of what a run writes, shows and evaluates."""
+"""Flags of what a run writes and evaluates."""
 
 from __future__ import annotations
 
@@ -13,11 +13,6 @@ _STEPS = Scope(lambda args: args.evaluation == "steps", "without --eval_steps")
 _EVAL_STEPS = Scope(lambda args: args.evaluation == "steps", "with --eval_strategy {eval_strategy}")
 _SAVE_STEPS = Scope(lambda args: args.save_strategy == "steps", "with --save_strategy {save_strategy}")
 STRATEGIES = ("no", "steps", "epoch")
-_TRACKED = Scope(
-    lambda args: bool({"wandb", "swanlab"} & set(args.report_to)),
-    "without --report_to wandb or swanlab",
-    unless_off=True,
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +82,6 @@ class OutputArguments:
     eval_max_completion_length: int | None = free(
         None, "longest completion in evaluation (default: --max_completion_length)", EVALUATED, at_least=1
     )
-    log_completions: bool = free(False, "show completions and send them to the trackers")
-    report_to: list[str] = free(["tensorboard"], "trackers", choices=("none", "tensorboard", "wandb", "swanlab"))
-    run_name: str | None = free(None, "name of the run in the trackers (default: the run folder's)", _TRACKED)
 
     @property
     def evaluation(self) -> str:

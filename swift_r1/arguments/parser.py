@@ -50,7 +50,7 @@ class Command:
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """The same arguments with every default that depends on others filled in."""
-        return self.with_key(environ)
+        return self.with_secrets(environ)
 
     @property
     def about_flags(self) -> Iterator[str]:
@@ -59,9 +59,19 @@ class Command:
             yield f"always so here: {', '.join(self.always_so)}"
         yield from self.unread
 
-    def with_key(self, environ: Mapping[str, str]) -> Self:
-        """The same arguments with the API key of the environment, where one is needed and not given."""
-        return self
+    def with_secrets(self, environ: Mapping[str, str]) -> Self:
+        """The same arguments with the environment's secrets, where they are needed and not given."""
+        variables = {name: spec.info.secret for name, spec in flag_specs(type(self)).items() if spec.info.secret}
+        found = {name: getattr(self, name) or environ.get(variable) or None for name, variable in variables.items()}
+        return replace(self, **found)
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """The values of its secrets by the variables in which they go to other processes."""
+        specs = flag_specs(type(self)).items()
+        return {
+            spec.info.secret: getattr(self, name) for name, spec in specs if spec.info.secret and getattr(self, name)
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """All flags as JSON-able values, without secrets, which travel in the environment."""
@@ -70,12 +80,12 @@ class Command:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The arguments that `to_dict` wrote, and the API key of the environment; TypeError for a key that is no flag
+        """The arguments that `to_dict` wrote, and the secrets of the environment; TypeError for a key that is no flag
         (the file is of another version)."""
         unknown = sorted(set(values) - set(flag_specs(cls)))
         if unknown:
             raise TypeError(f"not flags of swift {cls.command}: {', '.join(unknown)}")
-        return cls(**values).with_key(os.environ)
+        return cls(**values).with_secrets(os.environ)
 
 
 A = TypeVar("A", bound=Command)

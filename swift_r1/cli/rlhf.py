@@ -92,7 +92,7 @@ def run(words: Sequence[str]) -> int:
         gpu=gpu,
         deterministic=args.deterministic,
     )
-    environ = new_environment(os.environ, added, args.api_key)
+    environ = new_environment(os.environ, added, args.secrets)
     if is_first_node:
         from rich.console import Console
 

@@ -71,7 +71,7 @@ def run(words: Sequence[str]) -> int:
         engines=args.vllm_tensor_parallel_size * args.vllm_data_parallel_size,
     )
     # The key is not in the file, but in the environment.
-    environ = new_environment(os.environ, added, args.api_key)
+    environ = new_environment(os.environ, added, args.secrets)
     content = {"args": args.to_dict() | {"merged": adapters is not None}}
     replace_process(SERVER_MODULE, (file_in_memory("swift-rollout-args", content),), environ)
 

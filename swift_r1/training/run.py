@@ -172,7 +172,7 @@ def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int],
     turns, stopwatch, run_id = make_turns(rollouts, ranks), Stopwatch(), _run_id(args, context.saved)
     recorder: Recorder = Recorder()
     if ranks.is_rank0:
-        reporters = open_reporters(args.report_to, start.run_dir, args.run_name, args.to_dict())
+        reporters = open_reporters(args.tracker_flags, start.run_dir, args.to_dict())
         shown = (args.logging_steps, args.log_completions, args.logging_first_step)
         recorder = context.cleanup.enter_context(
             RunRecorder(start.run_dir, RunConsole(plan.total_steps), reporters, *shown)
