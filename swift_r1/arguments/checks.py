@@ -248,6 +248,13 @@ def data_faults(args: RlhfFlags) -> Iterator[str]:
     for name, strategy in (("save", args.save_strategy), ("eval", args.evaluation)):
         if args.streaming and strategy == "epoch":
             yield f"--{name}_strategy epoch with --streaming true, where passes are not counted: use steps"
+    if (shares := args.interleave_prob) is not None:
+        if len(shares) != len(args.dataset):
+            yield f"--interleave_prob has {len(shares)} values for {len(args.dataset)} data sets: give one each"
+        elif abs(sum(shares) - 1) > 1e-6:
+            yield f"--interleave_prob {' '.join(map(str, shares))} must add up to 1"
+        if not args.dataset_shuffle and not args.streaming:
+            yield "--interleave_prob mixes loaded rows by shuffling them: leave --dataset_shuffle true"
     if args.streaming and args.max_epochs:
         yield "--max_epochs with --streaming true, where passes are not counted: give --max_steps alone"
     if args.streaming and args.split_dataset_ratio:

@@ -12,6 +12,7 @@ _STORED = Scope(lambda args: not args.streaming, "with --streaming true: rows ar
 _STREAMED = Scope(lambda args: args.streaming, "without --streaming true")
 _PASSES = Scope(lambda args: not args.streaming, "with --streaming true, whose passes are not counted")
 _WORKERS = Scope(lambda args: args.dataloader_num_workers > 0, "without --dataloader_num_workers")
+_MIXED = Scope(lambda args: args.interleave_prob is not None, "without --interleave_prob")
 _SHUFFLED = Scope(lambda args: args.dataset_shuffle or not args.streaming, "with --dataset_shuffle false")
 _LIMITED = Scope(
     lambda args: args.max_length is not None or args.truncation_strategy == "delete", "without --max_length"
@@ -48,6 +49,19 @@ class DataArguments:
     val_dataset: list[str] = free([], "held-out prompts for --eval_steps, written like --dataset", EVALUATED)
     split_dataset_ratio: float = flag(
         0.0, "share of --dataset that is held out", EVALUATED, at_least=0, at_most=0.9, instead_of=("val_dataset",)
+    )
+    interleave_prob: list[float] | None = flag(
+        None,
+        "mix the data sets: each next row is from one drawn with these probabilities, one per --dataset (default: all "
+        "rows of all of them)",
+        more_than=0,
+        at_most=1,
+    )
+    stopping_strategy: str = flag(
+        "first_exhausted",
+        "when a mixed pass ends: with the first data set that is used up, or with the last, the others repeated",
+        _MIXED,
+        choices=("first_exhausted", "all_exhausted"),
     )
     use_hf: bool | None = USE_HF
     custom_dataset_info: list[str] = DATASET_INFO

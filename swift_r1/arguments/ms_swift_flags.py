@@ -152,8 +152,8 @@ _TABLE = {
     "--packing true packs the completions of a step, up to --max_tokens_per_micro_batch tokens": """
         packing_length packing_num_proc=1 packing_strategy
     """,
-    "prompts are in the tokenizer's chat template, or that of --prompt_template": """
-        template_backend=jinja
+    "prompts are in the tokenizer's chat template, or that of --prompt_template (no: as they are)": """
+        template_backend=jinja use_chat_template=true
     """,
     "answers in the data are for rewards, and no part of the prompt": """
         add_non_thinking_prefix=true|false disable_ignore_empty_think=false
@@ -210,24 +210,23 @@ _TABLE = {
 
 _PENDING = """
     no_cuda push_to_hub_model_id push_to_hub_organization push_to_hub_token adapters agent_template attn_impl
-    average_tokens_across_devices bf16 bnb_4bit_compute_dtype bnb_4bit_quant_storage custom_register_path
-    data_parallel_size ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters
-    ddp_static_graph deepspeed_autotp_size device_map disable_gradient_checkpointing ds3_gather_for_generation fp16
-    freeze_llm fsdp fsdp_config full_determinism gc_collect_after_offload gradient_checkpointing_kwargs hqq_axis
-    hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token init_strategy init_weights
-    interleave_prob liger_kernel_config local_repo_path local_rollout_forward_batch_size log_entropy
-    log_rollout_offpolicy_metrics logprobs lora_bias lora_dropout lora_dtype lora_ga_batch_size lora_ga_direction
-    lora_ga_iters lora_ga_max_length lora_ga_scale lora_ga_stable_gamma lorap_lr_ratio loss_scale max_logprobs
-    max_memory max_new_tokens min_p model_author model_kwargs model_name model_revision model_type modules_to_save
-    move_model_batches multi_turn_func neftune_noise_alpha new_special_tokens num_beams num_sample_generations
-    off_policy_sequence_mask_delta optim_args optim_target_modules optimizer padding_side preserve_thinking
-    push_to_hub ref_adapters ref_model ref_model_revision ref_model_type repetition_penalty response_length
-    resume_only_model rope_scaling sequence_parallel sequence_parallel_size stopping_strategy
-    structured_outputs_regex target_parameters target_regex task_type template tensor_parallel_size tf32
-    top_logprobs torch_empty_cache_steps trainable_parameters_regex tuner_backend unsloth use_cce use_chat_template
-    use_cpu use_dora use_liger_kernel use_muon use_rslora use_swift_lora vllm_device vllm_disable_cascade_attn
-    vllm_disable_custom_all_reduce vllm_kv_cache_dtype vllm_max_num_seqs vllm_mode_colocate
-    vllm_pipeline_parallel_size vllm_quantization vllm_reasoning_parser vllm_server_group_port
+    average_tokens_across_devices bf16 bnb_4bit_compute_dtype bnb_4bit_quant_storage data_parallel_size ddp_backend
+    ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph deepspeed_autotp_size
+    device_map disable_gradient_checkpointing ds3_gather_for_generation fp16 freeze_llm fsdp fsdp_config
+    full_determinism gc_collect_after_offload gradient_checkpointing_kwargs hqq_axis hub_always_push hub_model_id
+    hub_private_repo hub_revision hub_strategy hub_token init_strategy init_weights liger_kernel_config
+    local_repo_path local_rollout_forward_batch_size log_entropy log_rollout_offpolicy_metrics logprobs lora_bias
+    lora_dropout lora_dtype lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale
+    lora_ga_stable_gamma lorap_lr_ratio loss_scale max_logprobs max_memory max_new_tokens min_p model_author
+    model_kwargs model_name model_revision model_type modules_to_save move_model_batches multi_turn_func
+    neftune_noise_alpha new_special_tokens num_beams num_sample_generations off_policy_sequence_mask_delta
+    optim_args optim_target_modules optimizer padding_side preserve_thinking push_to_hub ref_adapters ref_model
+    ref_model_revision ref_model_type repetition_penalty response_length resume_only_model rope_scaling
+    sequence_parallel sequence_parallel_size structured_outputs_regex target_parameters target_regex task_type
+    template tensor_parallel_size tf32 top_logprobs torch_empty_cache_steps trainable_parameters_regex tuner_backend
+    unsloth use_cce use_cpu use_dora use_liger_kernel use_muon use_rslora use_swift_lora vllm_device
+    vllm_disable_cascade_attn vllm_disable_custom_all_reduce vllm_kv_cache_dtype vllm_max_num_seqs
+    vllm_mode_colocate vllm_pipeline_parallel_size vllm_quantization vllm_reasoning_parser vllm_server_group_port
     vllm_server_pass_dataset vllm_speculative_config vllm_use_async_engine zero_hpz_partition_size
 """
 """Names without a meaning yet: refused as not done in this version."""

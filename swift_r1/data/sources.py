@@ -27,6 +27,8 @@ class DataFlags:
     dataset: Sequence[str]
     val_dataset: Sequence[str] = ()
     split_dataset_ratio: float = 0.0
+    interleave_prob: Sequence[float] | None = None
+    stopping_strategy: str = "first_exhausted"
     use_hf: bool | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False
