@@ -249,7 +249,12 @@ def evaluation_faults(args: RlhfFlags) -> Iterator[str]:
         yield f"--metric_for_best_model {name}: it must be one of {', '.join(known)}"
     if args.eval_unit == "rollout":
         yield "--metric_for_best_model needs --eval_unit step"
-    elif args.eval_steps is None or args.save_steps % args.eval_steps:
+    elif args.save_strategy == "no":
+        yield "--metric_for_best_model compares checkpoints, and with --save_strategy no there is one"
+    elif args.save_strategy == "epoch":
+        if args.evaluation != "epoch":
+            yield "--metric_for_best_model needs --eval_strategy epoch with --save_strategy epoch"
+    elif args.evaluation != "steps" or args.save_steps % (args.eval_steps or args.save_steps):
         yield (
             f"--metric_for_best_model needs an evaluation at every save: --save_steps {args.save_steps} must be a "
             f"multiple of --eval_steps{'' if args.eval_steps is None else f' {args.eval_steps}'}"
@@ -260,6 +265,18 @@ def data_faults(args: RlhfFlags) -> Iterator[str]:
     """Data, trackers, and what a run promises."""
     if args.streaming and args.max_steps <= 0:
         yield "--streaming true needs --max_steps: the length of streamed data is not known"
+    for name, strategy in (("save", args.save_strategy), ("eval", args.evaluation)):
+        if args.streaming and strategy == "epoch":
+            yield f"--{name}_strategy epoch with --streaming true, where passes are not counted: use steps"
+    if (shares := args.interleave_prob) is not None:
+        if len(shares) != len(args.dataset):
+            yield f"--interleave_prob has {len(shares)} values for {len(args.dataset)} data sets: give one each"
+        elif abs(sum(shares) - 1) > 1e-6:
+            yield f"--interleave_prob {' '.join(map(str, shares))} must add up to 1"
+        if not args.dataset_shuffle and not args.streaming:
+            yield "--interleave_prob mixes loaded rows by shuffling them: leave --dataset_shuffle true"
+    if args.streaming and args.max_epochs:
+        yield "--max_epochs with --streaming true, where passes are not counted: give --max_steps alone"
     if args.streaming and args.split_dataset_ratio:
         yield "--streaming true cannot split rows off: give --val_dataset"
     if "none" in args.report_to and len(args.report_to) > 1:

@@ -69,6 +69,7 @@ _TABLE = {
         lmdeploy_vision_batch_size
     """,
     "belongs to `swift infer` and `swift deploy`, which ms-swift does: leave it out": """
+        stream temporary_dir verbose log_interval num_infer_workers
         max_batch_size owned_by reranker_use_activation result_path val_dataset_sample write_batch_size
         merge_lora=false
     """,
@@ -94,6 +95,76 @@ _TABLE = {
     # What is always so
     "a run always trains; it evaluates where --eval_steps or --eval_on_start says so": """
         do_train=true|false do_eval=true|false do_predict=false
+    """,
+    "--metric_for_best_model keeps the best checkpoint, and --create_checkpoint_symlink links it as `best`": """
+        load_best_model_at_end=false
+    """,
+    "logging.jsonl has a line every --logging_steps, in which what is not finite is left out of the means": """
+        logging_strategy=steps logging_nan_inf_filter=true
+    """,
+    "--eval_datasets has benchmarks (docs/evaluation.md), each with its own settings in the JSON form": """
+        eval_use_evalscope=false eval_dataset eval_dataset_args eval_datasets_args extra_eval_args
+    """,
+    "--eval_temperature, --eval_top_p and --eval_max_completion_length say how evaluation samples": """
+        eval_generation_config
+    """,
+    "the first evaluation is after --eval_steps steps, or with --eval_on_start true before the first": """
+        eval_delay=0
+    """,
+    "--max_steps, --max_runtime, Ctrl-C and SIGTERM end a run early, with a checkpoint": """
+        early_stop_interval
+    """,
+    "ms-swift's Trainer is not here: a plugin has rewards, data, turns and environments": """
+        callbacks
+    """,
+    "a flag that is not known is always a fault": """
+        ignore_args_error=false
+    """,
+    "what a flag means does not depend on files of another run: a config file comes first on the command line": """
+        load_args=false load_data_args=false
+    """,
+    "files of --model are read as they are; those of a checkpoint are checked by their hashes": """
+        check_model=false
+    """,
+    "logging.jsonl has tokens_per_second and completions/mean_length": """
+        include_num_input_tokens_seen=false|no
+    """,
+    "reward functions get every column of the data": """
+        remove_unused_columns=false
+    """,
+    "columns are always mapped by their names, and --columns renames them": """
+        disable_auto_column_mapping=false
+    """,
+    "all held-out prompts are evaluated, or --eval_limit of them at random: their order does not matter": """
+        val_dataset_shuffle=false
+    """,
+    "a hub's set is loaded again when it has changed; to force that, delete its folder in the hub's cache": """
+        download_mode=reuse_dataset_if_exists
+    """,
+    "prepared rows are kept and found again (--load_from_cache_file true): give --dataset": """
+        cached_dataset cached_val_dataset
+    """,
+    "prompts are shuffled each pass, whatever their lengths (--dataset_shuffle false: as they are)": """
+        train_dataloader_shuffle=true group_by_length=false train_sampling_strategy=random length_column_name=length
+    """,
+    "prompts are tokenised when they are needed, in advance by --dataloader_num_workers processes": """
+        lazy_tokenize=true
+    """,
+    "--packing true packs the completions of a step, up to --max_tokens_per_micro_batch tokens": """
+        packing_length packing_num_proc=1 packing_strategy
+    """,
+    "prompts are in the tokenizer's chat template, or that of --prompt_template (no: as they are)": """
+        template_backend=jinja use_chat_template=true
+    """,
+    "answers in the data are for rewards, and no part of the prompt": """
+        add_non_thinking_prefix=true|false disable_ignore_empty_think=false
+    """,
+    "nobody is told when a run ends: `swift rlhf ...; notify $?` does it, the exit code says how it ended": """
+        swanlab_notification_method swanlab_webhook_url swanlab_secret swanlab_sender_email swanlab_receiver_email
+        swanlab_smtp_server swanlab_smtp_port swanlab_email_language swanlab_lark_webhook_url swanlab_lark_secret
+    """,
+    "--report_to has the trackers: tensorboard, wandb, swanlab": """
+        project trackio_bucket_id trackio_space_id trackio_static_space_id
     """,
     "the batch is what the flags say: where memory is short, --max_tokens_per_micro_batch cuts a step finer": """
         auto_find_batch_size=false
@@ -156,7 +227,8 @@ _TABLE = {
     "--vllm_mode says where vLLM runs: colocate, or server for `swift rollout`": """
         vllm_mode_colocate num_infer_workers
     """,
-    "prompts are tokenised in order, by processes that stay": """
+    "prompts are tokenised in order, to token ids, by processes that stay": """
+        dataloader_persistent_workers=true dataloader_pin_memory=false
         dataloader_in_order=true dataloader_multiprocessing_context=fork
     """,
     "the loss never holds logits here, which is what these kernels are for (docs/performance.md): leave it out": """
@@ -195,34 +267,19 @@ _TABLE = {
 }
 
 _PENDING = """
-    adapters add_non_thinking_prefix agent_template average_tokens_across_devices bf16 bnb_4bit_compute_dtype
-    bnb_4bit_quant_storage cached_dataset cached_val_dataset callbacks check_model create_checkpoint_symlink
-    custom_register_path dataloader_drop_last dataloader_persistent_workers dataloader_pin_memory
-    dataloader_prefetch_factor ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters
-    ddp_static_graph deepspeed_autotp_size disable_auto_column_mapping disable_gradient_checkpointing
-    disable_ignore_empty_think download_mode early_stop_interval eval_dataset eval_dataset_args
-    eval_datasets_args eval_delay eval_generation_config eval_strategy eval_use_evalscope evaluation_strategy
-    extra_eval_args fp16 freeze_llm fsdp fsdp_config group_by_length hqq_axis hub_always_push hub_model_id
-    hub_private_repo hub_revision hub_strategy hub_token ignore_args_error include_num_input_tokens_seen
-    init_strategy init_weights interleave_prob lazy_tokenize length_column_name load_args
-    load_best_model_at_end load_data_args local_repo_path local_rollout_forward_batch_size log_entropy
-    log_interval log_rollout_offpolicy_metrics logging_dir logging_first_step logging_nan_inf_filter
-    logging_strategy logprobs lora_bias lora_dropout lora_dtype lora_ga_batch_size lora_ga_direction
-    lora_ga_iters lora_ga_max_length lora_ga_scale lora_ga_stable_gamma lorap_lr_ratio loss_scale max_epochs
-    max_new_tokens min_p model_author model_kwargs model_name modules_to_save multi_turn_func
-    neftune_noise_alpha new_special_tokens num_beams num_sample_generations off_policy_sequence_mask_delta
-    optim_args optim_target_modules optimizer packing_length packing_num_proc packing_strategy
-    preserve_thinking project push_to_hub push_to_hub_model_id push_to_hub_organization push_to_hub_token
-    ref_adapters ref_model ref_model_revision ref_model_type remove_unused_columns repetition_penalty
-    response_length resume_only_model rope_scaling save_strategy stopping_strategy stream
-    structured_outputs_regex swanlab_email_language swanlab_exp_name swanlab_lark_secret
-    swanlab_lark_webhook_url swanlab_mode swanlab_notification_method swanlab_project swanlab_receiver_email
-    swanlab_secret swanlab_sender_email swanlab_smtp_port swanlab_smtp_server swanlab_token
-    swanlab_webhook_url swanlab_workspace target_parameters target_regex task_type template_backend
-    temporary_dir top_logprobs trackio_bucket_id trackio_space_id trackio_static_space_id
-    train_dataloader_shuffle train_sampling_strategy trainable_parameters_regex tuner_backend unsloth
-    use_chat_template use_dora use_muon use_rslora use_swift_lora val_dataset_shuffle verbose
-    vllm_server_pass_dataset wandb_log_unique_prompts wandb_project zero_hpz_partition_size
+    adapters agent_template average_tokens_across_devices bf16 bnb_4bit_compute_dtype bnb_4bit_quant_storage
+    ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph deepspeed_autotp_size
+    disable_gradient_checkpointing fp16 freeze_llm fsdp fsdp_config hqq_axis hub_always_push hub_model_id
+    hub_private_repo hub_revision hub_strategy hub_token init_strategy init_weights local_repo_path
+    local_rollout_forward_batch_size log_entropy log_rollout_offpolicy_metrics logprobs lora_bias lora_dropout
+    lora_dtype lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale
+    lora_ga_stable_gamma lorap_lr_ratio loss_scale max_new_tokens min_p model_author model_kwargs model_name
+    modules_to_save multi_turn_func neftune_noise_alpha new_special_tokens num_beams num_sample_generations
+    off_policy_sequence_mask_delta optim_args optim_target_modules optimizer preserve_thinking push_to_hub
+    push_to_hub_model_id push_to_hub_organization push_to_hub_token ref_adapters ref_model ref_model_revision
+    ref_model_type repetition_penalty response_length resume_only_model rope_scaling structured_outputs_regex
+    target_parameters target_regex task_type top_logprobs trainable_parameters_regex tuner_backend unsloth
+    use_dora use_muon use_rslora use_swift_lora vllm_server_pass_dataset zero_hpz_partition_size
 """
 """Names without a meaning yet: refused as not done in this version."""
 

@@ -12,14 +12,17 @@ from swift_r1.arguments.output import OutputArguments
 from swift_r1.arguments.parser import Command
 from swift_r1.arguments.reward import BuiltinRewardArguments, RewardArguments
 from swift_r1.arguments.rollout import GenerationArguments, MultiTurnArguments
+from swift_r1.arguments.sharing import TrackerArguments
 from swift_r1.arguments.training import ModelArguments, TrainingArguments
 from swift_r1.arguments.world import ProcessArguments
 from swift_r1.data.sources import DataFlags
+from swift_r1.tracking.reporters import TrackerFlags
 
 
 @dataclass(frozen=True, kw_only=True)
 class RlhfFlags(
     OutputArguments,
+    TrackerArguments,
     TrainingArguments,
     AlgorithmArguments,
     PPOArguments,
@@ -72,6 +75,10 @@ class RlhfFlags(
     def data_flags(self) -> DataFlags:
         own = {one.name: getattr(self, one.name) for one in fields(DataFlags)}
         return DataFlags(**own | {"seed": self.seed if self.data_seed is None else self.data_seed})
+
+    @property
+    def tracker_flags(self) -> TrackerFlags:
+        return TrackerFlags(**{one.name: getattr(self, one.name) for one in fields(TrackerFlags)})
 
     def eval_tasks(self) -> list[Task]:
         """What `--eval_datasets` names, in its order; a reward of None is the run's own. Raises as `read_tasks`."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from swift_r1.arguments.engine import EngineFlags
 from swift_r1.arguments.fields import Scope, check_stop_word, check_url, flag, free
+from swift_r1.arguments.parser import API_KEY_VARIABLE
 
 GYM_SCHEDULER = "gym_scheduler"
 
@@ -118,7 +119,9 @@ class GenerationArguments(EngineFlags):
         _ASYNC,
         at_least=0,
     )
-    api_key: str | None = free(None, "the server's key (better: in SWIFT_API_KEY)", _VLLM, _OWN_ADDRESS, secret=True)
+    api_key: str | None = free(
+        None, "the server's key (better: in SWIFT_API_KEY)", _VLLM, _OWN_ADDRESS, secret=API_KEY_VARIABLE
+    )
     num_generations: int = flag(8, "completions per prompt: the size of a group; with PPO it may be 1", at_least=1)
     temperature: float = flag(1.0, "sampling temperature", more_than=0, ms_swift="0.9")
     top_p: float = flag(

@@ -25,7 +25,7 @@ class ServerArguments:
     )
     host: str = flag("127.0.0.1", "address to listen on; any except loopback needs --api_key", ms_swift="0.0.0.0")
     port: int = flag(8000, "port to listen on", at_least=1, at_most=65535)
-    api_key: str | None = flag(None, "key that clients must show (better: in SWIFT_API_KEY)", secret=True)
+    api_key: str | None = flag(None, "key that clients must show (better: in SWIFT_API_KEY)", secret=API_KEY_VARIABLE)
     ssl_certfile: str | None = flag(None, "certificate (PEM) for HTTPS, with --ssl_keyfile")
     ssl_keyfile: str | None = flag(None, "the certificate's key (PEM)")
     max_pending_requests: int = flag(4096, "completions running or waiting; beyond that: 503", at_least=1)
@@ -88,7 +88,4 @@ class RolloutArguments(EngineArguments, ServerArguments, Command):
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         name = self.served_model_name or self.adapters or self.model
-        return replace(self.with_key(environ), served_model_name=name)
-
-    def with_key(self, environ: Mapping[str, str]) -> Self:
-        return replace(self, api_key=self.api_key or environ.get(API_KEY_VARIABLE) or None)
+        return replace(self.with_secrets(environ), served_model_name=name)

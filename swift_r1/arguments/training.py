@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from swift_r1.arguments.data import EVALUATED
@@ -58,6 +58,8 @@ _FROZEN = Scope(
     "where nothing is frozen",
     unless_off=True,
 )
+_EVALUATED = replace(EVALUATED, said=True)
+_BATCHES = Scope(lambda args: not args.use_vllm, "with --use_vllm true: the engine batches by itself", said=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +130,14 @@ class TrainingArguments:
     warmup_steps: int | None = flag(None, "steps in which the rate rises, instead", _WARMS_UP, at_least=0)
     num_train_epochs: float = flag(1.0, "passes over the prompts", more_than=0, ms_swift="3")
     max_steps: int = flag(-1, "optimizer steps; -1: from --num_train_epochs", at_least=-1)
+    max_epochs: int | None = flag(
+        None, "most passes over the prompts, where --max_steps or --num_train_epochs would come to more", at_least=1
+    )
     per_device_train_batch_size: int = flag(
         1, "completions per micro-batch and process; shorter ones share it (--max_tokens_per_micro_batch)", at_least=1
     )
     per_device_eval_batch_size: int = free(
-        1, "completions a process generates at once in evaluation", EVALUATED, at_least=1
+        1, "completions a process generates at once in evaluation", _EVALUATED, _BATCHES, at_least=1
     )
     gradient_accumulation_steps: int = flag(
         1, "micro-batches per optimizer step", at_least=1, ms_swift="so that about 16 completions make a step"

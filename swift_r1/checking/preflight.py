@@ -29,6 +29,7 @@ from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
 from swift_r1.rewards import orms, worker
 from swift_r1.rewards.confine import end_strays, end_whole
 from swift_r1.rewards.types import Item, ItemOutcome, RewardBatch
+from swift_r1.tracking.reporters import tracker_faults
 
 _SECONDS = 1.8  # for all rewards in the quick check, from when their process can call them
 _START_S = 30.0  # for that process to start and load the plugins, which this one has loaded already
@@ -47,6 +48,7 @@ def check_inputs(
     faults = [
         *reward_name_faults(args),
         *scheduler_name_faults(args),
+        *tracker_faults(args.report_to),
         *known_faults,
         *deepspeed_faults(args, world),
     ]
@@ -87,7 +89,7 @@ def eval_dataset_faults(args: RlhfArguments) -> list[str]:
     """What is wrong with the data of `--eval_datasets`, and with the rewards that judge it."""
     from swift_r1.evaluation.questions import load_questions, unfit_rewards
 
-    if args.eval_steps is None and not args.eval_on_start:
+    if not args.evaluates:
         return []
     faults: list[str] = []
     for task in args.eval_tasks():

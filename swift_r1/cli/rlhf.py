@@ -63,7 +63,7 @@ def run(words: Sequence[str]) -> int:
     plan = make_plan(args, world.size, None if args.streaming else len(data.train))
     args, about_vllm = chosen(args, plan, world, gpu)
     args, about_compiling = compiled(args, plan, gpu)
-    for line in (*args.about_always_so, about_gpu, about_attention, about_vllm, about_compiling):
+    for line in (*args.about_flags, about_gpu, about_attention, about_vllm, about_compiling):
         if line is not None and is_first_node:
             say(line)
     folder, checkpoint = find_checkpoint(args)
@@ -89,7 +89,7 @@ def run(words: Sequence[str]) -> int:
         gpu=gpu,
         deterministic=args.deterministic,
     )
-    environ = new_environment(os.environ, added, args.api_key)
+    environ = new_environment(os.environ, added, args.secrets)
     if is_first_node:
         from rich.console import Console
 

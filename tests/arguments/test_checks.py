@@ -103,8 +103,8 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--deepspeed zero4", ["zero0, zero1", "not 'zero4'"]),
         (["--deepspeed", "{bad"], ["JSON that is not valid"]),
         (
-            "--eval_limit 3 --per_device_eval_batch_size 4",
-            ["--per_device_eval_batch_size, --eval_limit have no effect"],
+            "--eval_limit 3 --eval_top_p 0.5",
+            ["--eval_limit, --eval_top_p have no effect"],
         ),
         ("--eval_steps 1 --val_dataset v --split_dataset_ratio 0.1", ["not both"]),
         ("--streaming true", ["--streaming true needs --max_steps"]),
@@ -370,6 +370,27 @@ def test_durations(text: str, seconds: float) -> None:
     assert faults(f"--max_runtime {text}") == ()
 
 
+def test_a_batch_of_evaluations_without_one_is_said_and_no_fault() -> None:
+    base = [
+        *[
+            "--rlhf_type",
+            "grpo",
+            "--model",
+            "m",
+            "--dataset",
+            "d",
+            "--reward_funcs",
+            "a",
+            "--per_device_train_batch_size",
+            "8",
+        ]
+    ]
+    given = [*base, "--per_device_eval_batch_size", "4"]
+    lines = parse_arguments(RlhfArguments, given, {}).about_flags
+    assert list(lines) == ["--per_device_eval_batch_size has no effect without --eval_steps (or --eval_on_start true)"]
+    assert not list(parse_arguments(RlhfArguments, [*given, "--eval_steps", "5"], {}).about_flags)
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -377,12 +398,29 @@ def test_durations(text: str, seconds: float) -> None:
         ("--metric_for_best_model accuracy --eval_steps 3", "must be a multiple of --eval_steps 3"),
         ("--metric_for_best_model loss --eval_steps 5", "it must be one of accuracy, reward, rewards/"),
         ("--greater_is_better false", "--greater_is_better has no effect without --metric_for_best_model"),
+        (
+            "--metric_for_best_model reward --save_strategy epoch --eval_steps 5",
+            "needs --eval_strategy epoch",
+        ),
+        ("--metric_for_best_model reward --save_strategy no", "with --save_strategy no there is one"),
+        ("--save_strategy epoch --save_steps 5", "--save_steps has no effect with --save_strategy epoch"),
+        ("--eval_strategy no --eval_steps 5", "--eval_steps has no effect with --eval_strategy no"),
+        ("--eval_strategy no --eval_limit 5", "--eval_limit has no effect without --eval_steps"),
+        ("--save_strategy epoch --streaming true --max_steps 5", "--save_strategy epoch with --streaming true"),
+        ("--interleave_prob 0.5 0.5", "--interleave_prob has 2 values for 1 data sets"),
+        ("--interleave_prob 0.5", "--interleave_prob 0.5 must add up to 1"),
+        ("--interleave_prob 1 --dataset_shuffle false", "mixes loaded rows by shuffling them"),
+        ("--stopping_strategy all_exhausted", "--stopping_strategy has no effect without --interleave_prob"),
+        ("--max_epochs 2 --streaming true --max_steps 5", "--max_epochs with --streaming true"),
+        ("--dataloader_prefetch_factor 3", "--dataloader_prefetch_factor has no effect without --dataloader_num_"),
     ],
 )
 def test_the_best_checkpoint_needs_its_metric(words: str, part: str) -> None:
     (found,) = faults(words)
     assert part in found
     assert faults("--metric_for_best_model reward --eval_steps 250 --greater_is_better false") == ()
+    assert faults("--metric_for_best_model reward --eval_strategy steps --save_strategy steps") == ()
+    assert faults("--metric_for_best_model reward --eval_strategy epoch --save_strategy epoch") == ()
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from swift_r1.models.weights import has_adapters, lora_weights, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import StateBucket
-from swift_r1.training.checkpoint.folder import Draft, remove_old_checkpoints
+from swift_r1.training.checkpoint.folder import Draft, link_checkpoints, remove_old_checkpoints
 from swift_r1.training.checkpoint.state import STATE, RunState, rng_state
 from swift_r1.training.checkpoint.tensors import ModelShards, SavedTensors, write_tensors
 
@@ -52,6 +52,7 @@ class Saver:
     quantization: Quantization | None = None  # of the weights under adapters
     critic: Backend | None = None  # of PPO: its model is saved too, in a folder of its own
     progress: Callable[[str], None] = lambda _doing: None  # is told of each bucket
+    links: bool = False  # `--create_checkpoint_symlink`
 
     def __post_init__(self) -> None:
         self._failures = 0
@@ -172,6 +173,8 @@ class Saver:
             draft.drop()
             return f"{draft.final} cannot be saved: {draft.fault}; earlier checkpoints are untouched"
         remove_old_checkpoints(self.run_dir, self.keep, best_step)
+        if self.links:
+            link_checkpoints(self.run_dir, best_step)
         return None
 
 
