@@ -66,6 +66,7 @@ class RlhfArguments(RlhfFlags):
             eval_limit=self.eval_limit or DEFAULT_EVAL_LIMIT,
             output_dir=self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}",
             report_to=[name for name in self.report_to if name != "none"],
+            **self.given_adapters(given),
         )
 
     def with_key(self, environ: Mapping[str, str]) -> Self:

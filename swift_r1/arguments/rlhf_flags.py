@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
+from swift_r1.arguments.adapters import AdapterArguments
 from swift_r1.arguments.algorithm import AlgorithmArguments, PPOArguments
 from swift_r1.arguments.data import DataArguments
 from swift_r1.arguments.eval_tasks import Task, read_tasks
@@ -12,7 +13,7 @@ from swift_r1.arguments.output import OutputArguments
 from swift_r1.arguments.parser import Command
 from swift_r1.arguments.reward import BuiltinRewardArguments, RewardArguments
 from swift_r1.arguments.rollout import GenerationArguments, MultiTurnArguments
-from swift_r1.arguments.training import ModelArguments, TrainingArguments
+from swift_r1.arguments.training import TrainingArguments
 from swift_r1.data.sources import DataFlags
 
 
@@ -27,7 +28,7 @@ class RlhfFlags(
     DataArguments,
     BuiltinRewardArguments,
     RewardArguments,
-    ModelArguments,
+    AdapterArguments,
     Command,
 ):
     """Every flag of `swift rlhf`, flat: the attribute has the flag's name."""

@@ -77,7 +77,7 @@ def open_policy(context: Context) -> Backend:
     """The policy and its optimizer. Collective. Raises UsageError: the model cannot be loaded, adapted, frozen or
     trained as the flags say."""
     args, ranks = context.args, context.ranks
-    lora, quantization, freezing = lora_of(args), quantization_of(args), freezing_of(args)
+    lora, quantization, freezing = LoraSettings.of(args), quantization_of(args), freezing_of(args)
     if not args.use_vllm:
         check_layers(AutoConfig.from_pretrained(args.model).get_text_config())
 
@@ -157,12 +157,6 @@ def check_critic_tokens(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
         raise UsageError(f"--critic_model {path} has another tokenizer than --model: it would read other words")
 
 
-def lora_of(args: RlhfArguments) -> LoraSettings | None:
-    if args.train_type == "full":
-        return None
-    return LoraSettings(args.lora_rank, args.lora_alpha, tuple(args.target_modules))
-
-
 def quantization_of(args: RlhfArguments) -> Quantization | None:
     return Quantization(args.bnb_4bit_quant_type, args.bnb_4bit_use_double_quant) if args.quant_bits else None
 
@@ -213,9 +207,10 @@ def open_rollouts(
         context.cleanup.callback(pool.close)
         limits = [torch.tensor([pool.first.max_lora_rank or 0, pool.first.own_base])]
     max_rank, own_base = ranks.broadcast(limits)[0].tolist()
-    adapter, lora = None, lora_of(args)
-    # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy.
-    if lora is not None and max_rank and quantization_of(args) is None:
+    adapter, lora = None, LoraSettings.of(args)
+    # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy; and vLLM
+    # knows no magnitudes (DoRA), nor modules beside the adapters.
+    if lora is not None and max_rank and quantization_of(args) is None and lora.low_rank_alone:
         if lora.rank > max_rank:
             raise UsageError(
                 f"--lora_rank {lora.rank} is more than the rollout server takes: start it with --vllm_max_lora_rank "

@@ -35,7 +35,7 @@ from swift_r1.training.backends.base import (
 )
 from swift_r1.training.backends.deepspeed_config import resolved
 from swift_r1.training.backends.optimizer_state import MASTER
-from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups
+from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups, set_learning_rate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -87,7 +87,7 @@ class DeepSpeedBackend(Backend):
         module = self.load_module()
         ranks.barrier()
         self.module, self.model = module.train(), module.model
-        groups = parameter_groups(self.model.parameters(), optimizer.weight_decay)
+        groups = parameter_groups(self.model.named_parameters(), optimizer)
         self.engine, self.optimizer, *_ = deepspeed.initialize(
             model=self.module, optimizer=build_optimizer(groups, optimizer), config=self.resolved
         )
@@ -126,8 +126,7 @@ class DeepSpeedBackend(Backend):
         self.engine.backward(loss * self.ranks.world_size)
 
     def step(self, learning_rate: float) -> float:
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self.optimizer, learning_rate)
         # DeepSpeed itself leaves the update out, on every rank, where the norm is not finite.
         self.engine.step()
         if self._float16 and self.optimizer.overflow:
