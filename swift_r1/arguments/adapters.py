@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.arguments.fields import Scope, flag
-from swift_r1.arguments.training import ModelArguments, is_pattern
+from swift_r1.arguments.training import DTYPES, ModelArguments, is_pattern
 from swift_r1.errors import UsageError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -124,6 +124,12 @@ class AdapterArguments(ModelArguments):
         check=_starts_as_identity,
         synonyms={"true": "true"},
     )
+    lora_dtype: str | None = flag(
+        None,
+        "adapters have float32 masters and compute in --torch_dtype: float32 or that",
+        _ADAPTERS,
+        choices=DTYPES,
+    )
     lorap_lr_ratio: float | None = flag(
         None, "LoRA+: B's learning rate is this many times --learning_rate", _ADAPTERS, more_than=0
     )
@@ -140,12 +146,21 @@ class AdapterArguments(ModelArguments):
     quant_bits: int | None = flag(None, "bits of the weights under the adapters: 4", _ADAPTERS, at_least=4, at_most=4)
     quant_method: str = flag("bnb", "who stores 4-bit weights: bitsandbytes", _QUANTIZED, choices=("bnb",))
     bnb_4bit_quant_type: str = flag("nf4", "the 16 numbers that 4 bits stand for", _QUANTIZED, choices=("nf4", "fp4"))
+    bnb_4bit_compute_dtype: str | None = flag(
+        None, "dtype that 4-bit weights compute in: --torch_dtype", _QUANTIZED, choices=DTYPES
+    )
     bnb_4bit_use_double_quant: bool = flag(True, "store the scales of 4-bit weights in 8 bits", _QUANTIZED)
 
     def adapter_faults(self, given: frozenset[str]) -> Iterator[str]:
         """What the flags say against each other and against the folders."""
         if not self.target_modules:
             yield "--target_modules names no module to adapt: all-linear means every linear one"
+        for name, dtype, others in (
+            ("lora_dtype", self.lora_dtype, ("float32",)),
+            ("bnb_4bit_compute_dtype", self.bnb_4bit_compute_dtype, ()),
+        ):
+            if dtype not in (None, self.dtype, *others):
+                yield f"--{name} {dtype} is not --torch_dtype, in which all of the model computes: leave it out"
         if self.target_regex is not None and "target_modules" in given:
             yield "give either --target_regex or --target_modules, not both"
         for name in ("adapters", "ref_adapters"):
@@ -154,16 +169,22 @@ class AdapterArguments(ModelArguments):
         own = self.given_adapters(given)
         for name in sorted(given & own.keys()):
             if getattr(self, name) != own[name]:
-                yield f"--adapters {self.adapters[0]} has --{name} {_shown(own[name])}: leave it out, or give that"
+                folder, value = self.start_adapters[0], _shown(own[name])
+                yield f"--adapters {folder} has --{name} {value}: leave it out, or give that"
         if self.ref_adapters and adapter_flags("--ref_adapters", self.ref_adapters[0])["modules_to_save"]:
             yield (
                 f"--ref_adapters {self.ref_adapters[0]} has modules_to_save: merge them (swift merge-lora) and give "
                 "the result as --ref_model"
             )
 
+    @property
+    def start_adapters(self) -> list[str]:
+        """`--adapters`, or the checkpoint in their place."""
+        return self.adapters
+
     def given_adapters(self, given: frozenset[str]) -> dict[str, Any]:
         """The flags that `--adapters` decides. A given all-linear stays: loading finds out whether it is so."""
-        own = adapter_flags("--adapters", self.adapters[0]) if self.adapters else {}
+        own = adapter_flags("--adapters", self.start_adapters[0]) if self.start_adapters else {}
         linear = "target_modules" in given and self.target_modules == ["all-linear"]
         return {name: value for name, value in own.items() if not (linear and name.startswith("target_"))}
 

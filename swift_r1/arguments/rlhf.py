@@ -66,7 +66,9 @@ class RlhfArguments(RlhfFlags):
             eval_limit=self.eval_limit or DEFAULT_EVAL_LIMIT,
             output_dir=self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}",
             report_to=[name for name in self.report_to if name != "none"],
+            torch_dtype=self.dtype,
             **self.given_adapters(given),
+            **self.resumed_weights,
         )
 
     def with_key(self, environ: Mapping[str, str]) -> Self:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from swift_r1.arguments.adapters import AdapterArguments
 from swift_r1.arguments.algorithm import AlgorithmArguments, PPOArguments
@@ -14,6 +14,7 @@ from swift_r1.arguments.parser import Command
 from swift_r1.arguments.reward import BuiltinRewardArguments, RewardArguments
 from swift_r1.arguments.rollout import GenerationArguments, MultiTurnArguments
 from swift_r1.arguments.training import TrainingArguments
+from swift_r1.arguments.world import ProcessArguments
 from swift_r1.data.sources import DataFlags
 
 
@@ -29,6 +30,7 @@ class RlhfFlags(
     BuiltinRewardArguments,
     RewardArguments,
     AdapterArguments,
+    ProcessArguments,
     Command,
 ):
     """Every flag of `swift rlhf`, flat: the attribute has the flag's name."""
@@ -46,6 +48,22 @@ class RlhfFlags(
     def wants_reference(self) -> bool:
         """Whether there is a KL, and so a reference policy."""
         return (self.kl_coef if self.rlhf_type == "ppo" else self.beta) > 0
+
+    @property
+    def start_adapters(self) -> list[str]:
+        resumed = [str(self.resume_from_checkpoint)] if self.resume_only_model and self.train_type != "full" else []
+        return self.adapters or resumed
+
+    @property
+    def resumed_weights(self) -> dict[str, Any]:
+        """The flags that `--resume_only_model` stands for."""
+        if not self.resume_only_model:
+            return {}
+        own: dict[str, Any] = {"resume_from_checkpoint": None, "resume_only_model": False}
+        if self.train_type != "full":
+            return own | {"adapters": self.start_adapters}
+        reference = self.ref_model or self.model
+        return own | {"model": self.resume_from_checkpoint, "ref_model": reference if self.wants_reference else None}
 
     @property
     def reward_names(self) -> list[str]:

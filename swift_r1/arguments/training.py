@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +65,9 @@ class ModelArguments:
     torch_dtype: str | None = flag(
         None, "dtype of the model's weights in compute (default: its config's)", choices=DTYPES, aliases=("dtype",)
     )
+    bf16: bool | None = flag(None, "true: --torch_dtype bfloat16, with float32 masters")
+    fp16: bool | None = flag(None, "true: --torch_dtype float16, with float32 masters and a loss scale")
+    model_type: str | None = flag(None, "checked against config.json, which says what the model is: qwen2_5, llama3_1")
     train_type: str = flag(
         "full",
         "which weights are trained: all, adapters, or adapters over 4-bit weights",
@@ -83,6 +87,24 @@ class ModelArguments:
         None, "pattern of names that are trained all the same", _FULL, _FROZEN, check=is_pattern
     )
     gradient_checkpointing: bool = flag(True, "recompute activations in the backward pass: less memory, ~30 % slower")
+
+    @property
+    def dtype(self) -> str | None:
+        """`--torch_dtype`, or what `--bf16` and `--fp16` say; None: as the model's config says."""
+        named = {"bfloat16": self.bf16, "float16": self.fp16}
+        return self.torch_dtype or next((name for name, wanted in named.items() if wanted), None)
+
+    def dtype_faults(self) -> Iterator[str]:
+        """What `--bf16` and `--fp16` say against each other and `--torch_dtype`."""
+        for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+            value = getattr(self, name)
+            if value and self.dtype != dtype:
+                yield (
+                    f"--{name} true is --torch_dtype {dtype} here (masters are float32 all the same), and "
+                    f"{f'--torch_dtype {self.torch_dtype}' if self.torch_dtype else '--bf16 true'} is given: keep one"
+                )
+            if value is False and self.dtype in (None, dtype):
+                yield f"--{name} false says not which dtype it is: give --torch_dtype float32, or another"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +152,9 @@ class TrainingArguments:
         choices=("auto", "true", "false"),
     )
     packing: bool = flag(
-        False, "one row per micro-batch, without padding, where prompts are not shared (which packs too)"
+        False,
+        "one row per micro-batch, without padding, where prompts are not shared (which packs too)",
+        aliases=("padding_free",),
     )
     optim: str = flag(
         "adamw_torch_fused",

@@ -58,6 +58,8 @@ def run(words: Sequence[str]) -> int:
     if faults:
         raise UsageError(*faults)
     check_port(args.host, args.port)
+    for line in args.about_always_so:
+        print(line, file=sys.stderr)
     if adapters is not None:
         print(f"merging {adapters} into {base}", file=sys.stderr)
         args = replace(args, model=str(merged_folder(adapters, base, os.environ)))

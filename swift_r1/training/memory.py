@@ -104,8 +104,9 @@ def estimate(
         "gradients": _gradients(trained, width, ranks, stage),
         "optimizer": _optimizer(args, trained, width, ranks, stage),
     }
-    if args.wants_reference and args.train_type == "full":
-        parts["reference"] = shape.total * width / sharded
+    if args.wants_reference and (args.train_type == "full" or args.ref_model):
+        reference = shape if args.ref_model is None else shape_of(args.ref_model)
+        parts["reference"] = reference.total * width / sharded
     if critic is not None:
         numbers, bytes_each = critic.without_head, _BYTES[args.torch_dtype or critic.dtype]
         parts["critic's weights"] = numbers * bytes_each / sharded

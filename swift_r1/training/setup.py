@@ -115,7 +115,7 @@ def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
     if args.rlhf_type != "ppo":
         return None
     path, rate = str(args.critic_model), float(args.critic_learning_rate or 0.0)
-    check_critic_tokens(path, context.tokenizer)
+    check_tokens(path, "--critic_model", context.tokenizer)
 
     def load() -> PreTrainedModel:
         return load_critic(path, args.torch_dtype, args.gradient_checkpointing)
@@ -147,14 +147,25 @@ def open_reference(context: Context, backend: Backend) -> ReferencePolicy | None
         return None
     if args.offload_ref_model and ranks.is_rank0 and ranks.device.type == "cpu":
         logger.info("--offload_ref_model true does nothing here: without a GPU the reference is in host memory anyway")
-    return backend.reference(args.offload_ref_model and ranks.device.type != "cpu")
+    offload, path, load = args.offload_ref_model and ranks.device.type != "cpu", args.ref_model, None
+    if path is not None:
+        check_tokens(path, "--ref_model", context.tokenizer)
+
+        def load() -> PreTrainedModel:
+            model = load_model(path, args.torch_dtype, gradient_checkpointing=False, flag="--ref_model")
+            if type(model) is not type(backend.model):
+                names = type(model).__name__, type(backend.model).__name__
+                raise UsageError(f"--ref_model {path} is a {names[0]} and the policy a {names[1]}: they must be alike")
+            return model
+
+    return backend.reference(offload, load)
 
 
-def check_critic_tokens(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises UsageError where the critic in `path` reads other tokens than the policy writes."""
-    own = load_tokenizer(path, "--critic_model")
+def check_tokens(path: str, flag: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UsageError where the model in `path` reads other tokens than the policy writes."""
+    own = load_tokenizer(path, flag)
     if tokenizer_hash(own) != tokenizer_hash(tokenizer):
-        raise UsageError(f"--critic_model {path} has another tokenizer than --model: it would read other words")
+        raise UsageError(f"{flag} {path} has another tokenizer than --model: it would read other words")
 
 
 def quantization_of(args: RlhfArguments) -> Quantization | None:

@@ -176,15 +176,15 @@ class DeepSpeedBackend(Backend):
         else:
             deepspeed.utils.safe_set_local_optimizer_state(parameter, part, kind)
 
-    def load_module(self) -> Any:
-        """Under ZeRO-3 transformers gives each rank its part of the weights, unless these are 4-bit, which
-        DeepSpeed partitions afterwards."""
+    def load_module(self, load: Callable[[], PreTrainedModel] | None = None) -> Any:
+        """The policy's, or that of `load`. Under ZeRO-3 transformers gives each rank its part of the weights, unless
+        these are 4-bit, which DeepSpeed partitions afterwards."""
         self.ranks.barrier()
-        if not self.partitioned or self._quantized:
-            return self._wrap(self._load())
+        if not self.partitioned or (self._quantized and load is None):
+            return self._wrap((load or self._load)())
         config = HfDeepSpeedConfig(self.resolved)  # type: ignore[no-untyped-call]  # transformers has no types here
         try:
-            module = self._wrap(self._load())
+            module = self._wrap((load or self._load)())
         finally:
             del config
             unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]  # as above
@@ -207,13 +207,15 @@ class DeepSpeedBackend(Backend):
                     targets[weight.name].copy_(weight.value())
         return self._copy_for_generation
 
-    def reference(self, offload: bool = False) -> ReferencePolicy:
+    def reference(self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None) -> ReferencePolicy:
         """Under ZeRO-3 with `offload` DeepSpeed fetches each layer from the host; else all of them come for a forward
         pass."""
-        if has_adapters(self.model):
+        if load is None and has_adapters(self.model):
             return AdaptersOff(self)
-        module = self.load_module()
+        module = self.load_module(load)
         self.ranks.barrier()
+        if not self.partitioned:
+            module.to(self.device)
         reference = FrozenReference(module, self, offload and not self.partitioned)
         if self.partitioned:
             config = self.resolved

@@ -115,10 +115,11 @@ class LocalBackend(Backend):
     def generation_model(self) -> PreTrainedModel:
         return self.model
 
-    def reference(self, offload: bool = False) -> ReferencePolicy:
-        if has_adapters(self.model):
+    def reference(self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None) -> ReferencePolicy:
+        if load is None and has_adapters(self.model):
             return AdaptersOff(self)
-        return FrozenReference(Policy(copy.deepcopy(self.model)), self, offload)
+        model = copy.deepcopy(self.model) if load is None else load()
+        return FrozenReference(Policy(model).to(self.device), self, offload)
 
 
 def _move_gradient(master: nn.Parameter, parameter: Tensor) -> None:
