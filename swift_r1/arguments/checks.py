@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from swift_r1.arguments.engine import engine_kwargs_faults
 from swift_r1.arguments.fields import no_effect
+from swift_r1.arguments.output import LAST
 from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.world import World
 from swift_r1.errors import UsageError
@@ -202,8 +203,13 @@ def _near_multiples(value: int, divisor: int) -> str:
 
 def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
     """What is trained, the learning-rate schedule, and the processes."""
-    if args.train_type != "full" and not args.target_modules:
-        yield "--target_modules names no module to adapt: all-linear means every linear one"
+    yield from args.dtype_faults()
+    if args.train_type != "full":
+        yield from args.adapter_faults(given)
+    if args.resume_only_model and args.resume_from_checkpoint == LAST:
+        yield "--resume_only_model true begins a new run with a checkpoint's weights: name its folder, not last"
+    if args.ref_model is not None and args.ref_adapters:
+        yield "give either --ref_model or --ref_adapters, not both"
     if args.max_steps == 0:
         yield "--max_steps 0 trains nothing: -1 means as many as --num_train_epochs says"
     if {"warmup_ratio", "warmup_steps"} <= given and args.warmup_steps:

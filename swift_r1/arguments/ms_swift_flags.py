@@ -264,22 +264,61 @@ _TABLE = {
     "each run has a folder of its own: --add_version false and --resume_from_checkpoint go on in an old one": """
         overwrite_output_dir=false
     """,
+    "biases would be trained in the model itself, which is the reference: --train_type full can train them alone": """
+        lora_bias=none
+    """,
+    "adapters are peft's LoRA layers (docs/backends.md): leave it out": """
+        tuner_backend=peft unsloth=false use_swift_lora=false target_parameters
+    """,
+    "LoRA-GA changes the model under the adapters, which is the reference: use --init_weights gaussian": """
+        lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale lora_ga_stable_gamma
+    """,
+    "4-bit weights are bitsandbytes', stored in bytes: leave it out": """
+        bnb_4bit_quant_storage=uint8 hqq_axis
+    """,
+    "--optim says which optimizers there are, and --adam_beta1 and its like are their numbers": """
+        optimizer optim_args optim_target_modules use_muon=false
+    """,
+    "the language model is what is trained: --freeze_parameters and its like freeze parts of it": """
+        freeze_llm=false task_type=causal_lm
+    """,
+    "noise in the embeddings would make the log-probs those of another policy: leave it out": """
+        neftune_noise_alpha=0
+    """,
+    "the loss is over the tokens of all processes, and a step that is not finite is skipped and logged as it is": """
+        average_tokens_across_devices=true logging_nan_inf_filter=false
+    """,
+    "download it first (hf download MODEL --revision REVISION) and give the folder": """
+        model_revision ref_model_revision
+    """,
+    "transformers' own code loads the model, by its config.json: leave it out": """
+        ref_model_type local_repo_path model_kwargs={} init_strategy
+    """,
+    "prompts are made by the model's own chat template: leave it out, or save another with its tokenizer": """
+        template
+    """,
+    "trainer and engines read it from the model's config.json: write it there": """
+        rope_scaling
+    """,
+    "the engines need them too: save a model with them (resize_token_embeddings) and give its folder": """
+        new_special_tokens
+    """,
+    "only the dataset swift/self-cognition reads it, which is not done here: leave it out": """
+        model_author model_name
+    """,
+    "log-probs before training always run without it: --gradient_checkpointing is for the training itself": """
+        disable_gradient_checkpointing=true
+    """,
 }
 
 _PENDING = """
-    adapters agent_template average_tokens_across_devices bf16 bnb_4bit_compute_dtype bnb_4bit_quant_storage
-    ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph deepspeed_autotp_size
-    disable_gradient_checkpointing fp16 freeze_llm fsdp fsdp_config hqq_axis hub_always_push hub_model_id
-    hub_private_repo hub_revision hub_strategy hub_token init_strategy init_weights local_repo_path
-    local_rollout_forward_batch_size log_entropy log_rollout_offpolicy_metrics logprobs lora_bias lora_dropout
-    lora_dtype lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale
-    lora_ga_stable_gamma lorap_lr_ratio loss_scale max_new_tokens min_p model_author model_kwargs model_name
-    modules_to_save multi_turn_func neftune_noise_alpha new_special_tokens num_beams num_sample_generations
-    off_policy_sequence_mask_delta optim_args optim_target_modules optimizer preserve_thinking push_to_hub
-    push_to_hub_model_id push_to_hub_organization push_to_hub_token ref_adapters ref_model ref_model_revision
-    ref_model_type repetition_penalty response_length resume_only_model rope_scaling structured_outputs_regex
-    target_parameters target_regex task_type top_logprobs trainable_parameters_regex tuner_backend unsloth
-    use_dora use_muon use_rslora use_swift_lora vllm_server_pass_dataset zero_hpz_partition_size
+    agent_template ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph
+    deepspeed_autotp_size fsdp fsdp_config hub_always_push hub_model_id hub_private_repo hub_revision
+    hub_strategy hub_token local_rollout_forward_batch_size log_entropy log_rollout_offpolicy_metrics logprobs
+    loss_scale max_new_tokens min_p multi_turn_func num_beams num_sample_generations
+    off_policy_sequence_mask_delta preserve_thinking push_to_hub push_to_hub_model_id push_to_hub_organization
+    push_to_hub_token repetition_penalty response_length structured_outputs_regex top_logprobs
+    vllm_server_pass_dataset zero_hpz_partition_size
 """
 """Names without a meaning yet: refused as not done in this version."""
 

@@ -68,6 +68,9 @@ class RlhfArguments(RlhfFlags):
             eval_steps=(self.eval_steps or self.save_steps) if self.evaluation == "steps" else None,
             output_dir=self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}",
             report_to=chosen_trackers(self.report_to),
+            torch_dtype=self.dtype,
+            **self.given_adapters(given),
+            **self.resumed_weights,
         )
 
     def with_secrets(self, environ: Mapping[str, str]) -> Self:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +25,7 @@ def seconds_of(duration: str) -> float:
     return seconds
 
 
-def _pattern(text: str) -> None:
+def is_pattern(text: str) -> None:
     try:
         re.compile(text)
     except re.error as error:
@@ -42,12 +43,7 @@ def _deepspeed(value: str) -> None:
         raise ValueError(f"must be one of {', '.join(DEEPSPEED_NAMES)}, a .json file or JSON, not {text!r}")
 
 
-_ADAPTERS = Scope(lambda args: args.train_type != "full", "with --train_type {train_type}: use lora")
 _FULL = Scope(lambda args: args.train_type == "full", "with --train_type {train_type}: use full")
-_QUANTIZED = Scope(
-    lambda args: args.train_type == "qlora" or (args.train_type == "lora" and args.quant_bits is not None),
-    "with --train_type {train_type}: use qlora",
-)
 _ADAM = Scope(lambda args: args.optim != "sgd", "with --optim sgd")
 _WARMS_UP = Scope(
     lambda args: args.lr_scheduler_type != "constant" or not (args.warmup_ratio or args.warmup_steps),
@@ -70,6 +66,9 @@ class ModelArguments:
     torch_dtype: str | None = flag(
         None, "dtype of the model's weights in compute (default: its config's)", choices=DTYPES, aliases=("dtype",)
     )
+    bf16: bool | None = flag(None, "true: --torch_dtype bfloat16, with float32 masters")
+    fp16: bool | None = flag(None, "true: --torch_dtype float16, with float32 masters and a loss scale")
+    model_type: str | None = flag(None, "checked against config.json, which says what the model is: qwen2_5, llama3_1")
     train_type: str = flag(
         "full",
         "which weights are trained: all, adapters, or adapters over 4-bit weights",
@@ -77,23 +76,17 @@ class ModelArguments:
         aliases=("tuner_type",),
         ms_swift="lora",
     )
-    lora_rank: int = flag(8, "rank of the adapters of --train_type lora and qlora", _ADAPTERS, at_least=1)
-    lora_alpha: int = flag(32, "the adapters' product is scaled by --lora_alpha / --lora_rank", _ADAPTERS, at_least=1)
-    target_modules: list[str] = flag(
-        ["all-linear"], "modules that get adapters; all-linear: every linear one except the output head", _ADAPTERS
-    )
-    quant_bits: int | None = flag(None, "bits of the weights under the adapters: 4", _ADAPTERS, at_least=4, at_most=4)
-    quant_method: str = flag("bnb", "who stores 4-bit weights: bitsandbytes", _QUANTIZED, choices=("bnb",))
-    bnb_4bit_quant_type: str = flag("nf4", "the 16 numbers that 4 bits stand for", _QUANTIZED, choices=("nf4", "fp4"))
-    bnb_4bit_use_double_quant: bool = flag(True, "store the scales of 4-bit weights in 8 bits", _QUANTIZED)
     freeze_parameters: list[str] = flag([], "beginnings of the names of weights that stay frozen", _FULL)
     freeze_parameters_regex: str | None = flag(
-        None, "pattern of the names of weights that stay frozen", _FULL, check=_pattern
+        None, "pattern of the names of weights that stay frozen", _FULL, check=is_pattern
     )
     freeze_parameters_ratio: float = flag(
         0.0, "share of the model, from its first weight on, that stays frozen", _FULL, at_least=0, less_than=1
     )
     trainable_parameters: list[str] = flag([], "beginnings of names that are trained all the same", _FULL, _FROZEN)
+    trainable_parameters_regex: str | None = flag(
+        None, "pattern of names that are trained all the same", _FULL, _FROZEN, check=is_pattern
+    )
     gradient_checkpointing: bool = flag(True, "recompute activations in the backward pass: less memory, ~30 % slower")
     attn_impl: str | None = free(
         None,
@@ -105,6 +98,24 @@ class ModelArguments:
     tf32: bool = flag(
         False, "float32 matrix products in TF32, with 10 bits of mantissa: faster", gpu_only=True, ms_swift="PyTorch's"
     )
+
+    @property
+    def dtype(self) -> str | None:
+        """`--torch_dtype`, or what `--bf16` and `--fp16` say; None: as the model's config says."""
+        named = {"bfloat16": self.bf16, "float16": self.fp16}
+        return self.torch_dtype or next((name for name, wanted in named.items() if wanted), None)
+
+    def dtype_faults(self) -> Iterator[str]:
+        """What `--bf16` and `--fp16` say against each other and `--torch_dtype`."""
+        for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+            value = getattr(self, name)
+            if value and self.dtype != dtype:
+                yield (
+                    f"--{name} true is --torch_dtype {dtype} here (masters are float32 all the same), and "
+                    f"{f'--torch_dtype {self.torch_dtype}' if self.torch_dtype else '--bf16 true'} is given: keep one"
+                )
+            if value is False and self.dtype in (None, dtype):
+                yield f"--{name} false says not which dtype it is: give --torch_dtype float32, or another"
 
 
 @dataclass(frozen=True, kw_only=True)

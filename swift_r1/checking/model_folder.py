@@ -39,6 +39,19 @@ def config_dtype(model: str) -> str:
     return str(config.get("dtype") or config.get("torch_dtype") or "float32")
 
 
+def family_faults(model: str, family: str | None) -> list[str]:
+    """What is wrong with `--model_type`, ms-swift's word for a family (`qwen2_5`), for a model folder: it must begin as
+    the config's (`qwen2`) does. One that cannot be read yet is left to the loader."""
+    own = _config(Path(model).expanduser()).get("model_type")
+    if family is None or own is None or _letters(family).startswith(_letters(own)):
+        return []
+    return [f"--model_type {family}: --model {model} is a {own} by its config.json, which decides: leave it out"]
+
+
+def _letters(word: str) -> str:
+    return "".join(filter(str.isalnum, word.lower()))
+
+
 def _config(folder: Path) -> dict[str, Any]:
     """Of a model; empty where it cannot be read."""
     try:

@@ -17,7 +17,7 @@ from typing import Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
-from swift_r1.checking.model_folder import config_dtype, model_faults
+from swift_r1.checking.model_folder import config_dtype, family_faults, model_faults
 from swift_r1.checking.rewards import made_up_batch, ordinary
 from swift_r1.data.loading import LoadedData, columns_of, load_rows
 from swift_r1.data.registry import register_dataset_info
@@ -66,6 +66,9 @@ def check_inputs(
     faults += model_faults(args.model, environ, spread=args.sequence_parallel_size)
     if args.critic_model is not None and args.critic_model != args.model:
         faults += model_faults(args.critic_model, environ, "--critic_model", args.sequence_parallel_size)
+    if args.ref_model is not None and args.ref_model != args.model:
+        faults += model_faults(args.ref_model, environ, "--ref_model")
+    faults += family_faults(args.model, args.model_type)
     if faults or data is None:
         raise UsageError(*faults)
     return data

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.arguments.fields import flag_specs, spellings
+from swift_r1.arguments.output import LAST
 from swift_r1.arguments.parser import Command
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
@@ -22,7 +23,6 @@ from swift_r1.runtime.libraries import package_versions
 from swift_r1.runtime.processes import run_folder_held, say
 
 _VERSION = re.compile(r"v(\d+)-\d{8}-\d{6}$")
-LAST = "last"
 _SIGNS_OF_A_RUN = ("args.json", "logging.jsonl", "completions.jsonl", "checkpoint-*")
 
 

@@ -57,11 +57,12 @@ def load_model(
     quantization: Quantization | None = None,
     freezing: Freezing | None = None,
     attention: str | None = None,
+    flag: str = "--model",
 ) -> PreTrainedModel:
-    """The causal LM in `path`, in `dtype` (None: as its config says), with `lora`'s adapters over weights of
-    `quantization`, or with the weights of `freezing` frozen; `attention` is transformers' name of one (None: the
-    config's). Raises UsageError: if transformers cannot load it, or it has none of the modules to adapt or weights to
-    freeze."""
+    """The causal LM in `path` (which `flag` names), in `dtype` (None: as its config says), with `lora`'s adapters over
+    weights of `quantization`, or with the weights of `freezing` frozen; `attention` is transformers' name of one (None:
+    the config's). Raises UsageError: if transformers cannot load it, or it has none of the modules to adapt or weights
+    to freeze."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     more: dict[str, Any] = {"attn_implementation": attention}
@@ -71,7 +72,7 @@ def load_model(
             more["quantization_config"] = quantization.config(compute or torch.float32)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **more)
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"cannot load --model {path}: {one_line(error)}") from error
+        raise UsageError(f"cannot load {flag} {path}: {one_line(error)}") from error
     if quantization is not None:
         for module in model.modules():
             # On a CPU bitsandbytes would repack the weights for good when the model generates.

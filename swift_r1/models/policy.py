@@ -110,20 +110,26 @@ class Critic(nn.Module):
 
 
 class LogprobHead(nn.Module):
-    """Holds the output head's own parameters, so that ZeRO-3 gathers them around this module's forward."""
+    """Holds the output head's own parameters, so that ZeRO-3 gathers them around this module's forward; where it is
+    trained beside adapters (`--modules_to_save`) also those of the model as it was loaded."""
 
     weight: nn.Parameter
 
     def __init__(self, output_embeddings: Any, config: Any) -> None:
         super().__init__()
-        self.weight = output_embeddings.weight
-        self.bias = getattr(output_embeddings, "bias", None)
+        self.weight, self.bias = output_embeddings.weight, getattr(output_embeddings, "bias", None)
+        self._switch = [output_embeddings]  # in a list: not a module of this one
+        if (loaded := getattr(output_embeddings, "original_module", None)) is not None:
+            self.loaded_weight, self.loaded_bias = loaded.weight, getattr(loaded, "bias", None)
         # By transformers' names; `check_logprobs` finds out where an architecture does something else.
         scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
         self.form = LogitForm(scale, getattr(config, "final_logit_softcapping", None))
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
-        return selective_logprobs(hidden, self.weight, targets, bias=self.bias, form=self.form, temperature=temperature)
+        weight, bias = self.weight, self.bias
+        if getattr(self._switch[0], "disable_adapters", False):
+            weight, bias = self.loaded_weight, self.loaded_bias
+        return selective_logprobs(hidden, weight, targets, bias=bias, form=self.form, temperature=temperature)
 
 
 class ValueHead(nn.Module):

@@ -20,6 +20,7 @@ import torch
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.models.logprobs import LOGITS_BYTES
+from swift_r1.models.lora import LoraSettings
 from swift_r1.models.shape import ModelShape, shape_of
 from swift_r1.models.weights import freezing_of, frozen_names
 from swift_r1.training.backends.deepspeed_config import offloads, read_config
@@ -103,8 +104,9 @@ def estimate(
         "gradients": _gradients(trained, width, ranks, stage),
         "optimizer": _optimizer(args, trained, width, ranks, stage),
     }
-    if args.wants_reference and args.train_type == "full":
-        parts["reference"] = shape.total * width / sharded
+    if args.wants_reference and (args.train_type == "full" or args.ref_model):
+        reference = shape if args.ref_model is None else shape_of(args.ref_model)
+        parts["reference"] = reference.total * width / sharded
     if critic is not None:
         numbers, bytes_each = critic.without_head, _BYTES[args.torch_dtype or critic.dtype]
         parts["critic's weights"] = numbers * bytes_each / sharded
@@ -150,8 +152,8 @@ def _tokens(args: RlhfArguments, prompt: int) -> tuple[int, int]:
 
 def trained_numbers(args: RlhfArguments, shape: ModelShape) -> tuple[int, int]:
     """How many numbers get a gradient, and how many of them are in adapters."""
-    if args.train_type != "full":
-        adapters = shape.adapters(args.lora_rank, args.target_modules)
+    if (lora := LoraSettings.of(args)) is not None:
+        adapters = shape.adapters(lora)
         return adapters, adapters
     freezing = freezing_of(args)
     if freezing is None:

@@ -143,11 +143,13 @@ class Lease(Wire):
 
 
 class AdapterConfig(Wire):
-    """A LoRA adapter: `W + alpha / rank * B A` for the weight `W` of each module that ends in a target module."""
+    """A LoRA adapter: `W + alpha / rank * B A` for the weight `W` of each module that ends in a target module; with
+    `rslora` the square root of the rank divides."""
 
     rank: int = Field(ge=1, le=4096)
     alpha: float = Field(gt=0)
     target_modules: tuple[str, ...] = Field(min_length=1, max_length=4096)
+    rslora: bool = False
 
 
 class UpdateBegin(Wire):

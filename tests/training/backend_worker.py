@@ -115,7 +115,8 @@ class Case:
         cuts: of each step, see `step_on`.
         loss: fields of LossConfig, and overlong_filter.
         mix_after: the step after which the reference moves to the policy.
-        train: full, lora or qlora, with a prefix to freeze behind a colon (`full:model.embed`).
+        train: full, lora or qlora, with a prefix to freeze behind a colon (`full:model.embed`), or with flags of the
+            adapters as JSON (`lora:{"dora": true}`).
         reload_after: the step after which the training state goes through `training_state` into a new backend.
         away: between two steps all that can leaves the device, and nothing is left of it there.
         ppo: flags of PPO, for steps of it in place of GRPO's.
@@ -203,7 +204,9 @@ class Summed(LocalBackend):
 
 
 def open_backend(case, ranks):
-    kind, _, frozen = case.train.partition(":")
+    kind, _, more = case.train.partition(":")
+    settings = json.loads(more) if more and kind != "full" else {}
+    ratio = settings.pop("lorap_lr_ratio", None)
 
     def load():
         torch.manual_seed(0)
@@ -211,12 +214,12 @@ def open_backend(case, ranks):
             case.model,
             case.dtype,
             case.checkpointing,
-            None if kind == "full" else LoraSettings(4, 16, ("all-linear",)),
+            None if kind == "full" else LoraSettings(4, 16, ("all-linear",), **settings),
             quantization=Quantization() if kind == "qlora" else None,
-            freezing=Freezing((frozen,)) if frozen else None,
+            freezing=Freezing((more,)) if more and kind == "full" else None,
         )
 
-    optimizer = OptimizerConfig(case.rate, 0.1, 0.9, 0.95, 1e-8, 1.0, case.optim)
+    optimizer = OptimizerConfig(case.rate, 0.1, 0.9, 0.95, 1e-8, 1.0, case.optim, ratio)
     if case.backend == "local":
         return LocalBackend(load(), optimizer)
     if case.backend == "ddp":
