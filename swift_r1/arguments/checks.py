@@ -9,6 +9,7 @@ from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.world import World
 from swift_r1.errors import UsageError
 
+NO_REWARD = "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
 _SCHEDULER_KWARGS = {
     "cosine": {"num_cycles"},
     "cosine_with_min_lr": {"num_cycles", "min_lr", "min_lr_rate"},
@@ -62,8 +63,8 @@ def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
 
 def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Names and weights of the reward functions, and what some of them need."""
-    if not args.reward_funcs and not args.use_gym_env and args.command == "rlhf":
-        yield "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
+    if not args.reward_names and not args.asks_servers and args.command == "rlhf":
+        yield NO_REWARD
     if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_names):
         yield (
             f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_names)} reward functions: "

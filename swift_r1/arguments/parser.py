@@ -79,10 +79,13 @@ class _Reading:
             self.faulty.add(spec.name)
 
 
-def parse_arguments(cls: type[A], argv: Sequence[str], environ: Mapping[str, str] | None = None) -> A:
+def parse_arguments(
+    cls: type[A], argv: Sequence[str], environ: Mapping[str, str] | None = None, told: Mapping[str, Any] | None = None
+) -> A:
     """The arguments of a command from the words after its name, checked and resolved.
 
-    `environ` (default: `os.environ`) has the world size and keys. Raises UsageError with every fault found.
+    `environ` (default: `os.environ`) has the world size and keys; `told` are values that count as given, from where
+    they were checked already. Raises UsageError with every fault found.
     """
     environ = os.environ if environ is None else environ
     reading = _Reading(cls)
@@ -97,6 +100,7 @@ def parse_arguments(cls: type[A], argv: Sequence[str], environ: Mapping[str, str
             reading.faulty.add(spec.name)
     world, world_faults = World.from_environment(environ)
     reading.faults += world_faults
+    reading.values |= told or {}
     arguments = cls(**reading.values)
     given = frozenset(reading.values)
     # A fault that names a faulty flag may be its consequence.

@@ -26,9 +26,9 @@ _SLEEPS = Scope(
     unless_off=True,
 )
 _ASYNC = Scope(lambda args: args.async_generate, "without --async_generate true")
-_GYM = Scope(lambda args: args.use_gym_env, "without --use_gym_env true")
+_GYM = Scope(lambda args: args.plays_gym, "without --use_gym_env true")
 _TURNS = Scope(
-    lambda args: args.multi_turn_scheduler is not None or args.use_gym_env,
+    lambda args: args.scheduler_name is not None,
     "without --multi_turn_scheduler or --use_gym_env true",
 )
 
@@ -145,6 +145,11 @@ class GenerationArguments:
         return bool(self.use_vllm) and self.vllm_mode == "colocate"
 
     @property
+    def asks_servers(self) -> bool:
+        """Whether completions come from servers that others have started, and that may say how turns go."""
+        return bool(self.use_vllm) and self.vllm_mode == "server"
+
+    @property
     def rollout_base_urls(self) -> tuple[str, ...]:
         """URLs of the rollout servers without a slash at the end; none where the trainer generates itself."""
         if not self.use_vllm or (self.colocates and not self.vllm_server_base_url):
@@ -158,19 +163,39 @@ class GenerationArguments:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiTurnArguments:
+class TurnArguments:
     """Several turns."""
 
     multi_turn_scheduler: str | None = flag(
         None, "name of the scheduler, registered in multi_turns, that drives completions"
     )
     max_turns: int | None = flag(None, "most turns of a completion (default: no limit)", _TURNS, at_least=1)
+    use_gym_env: bool | None = flag(
+        None,
+        "play episodes of an environment; their total is one more reward, gym_reward (default: where --gym_env is "
+        "given)",
+    )
+    gym_env: str | None = flag(None, "name of the environment (default: the column env_config says)", _GYM)
+    context_manager: str | None = flag(None, "name of a context manager for the environment's episodes", _GYM)
+
+    @property
+    def plays_gym(self) -> bool:
+        """`--use_gym_env` with its default."""
+        return self.gym_env is not None if self.use_gym_env is None else self.use_gym_env
+
+    @property
+    def scheduler_name(self) -> str | None:
+        """The scheduler's name; that of environments where only one of those is named."""
+        return self.multi_turn_scheduler or (GYM_SCHEDULER if self.plays_gym else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTurnArguments(TurnArguments):
+    """Several turns."""
+
     completion_length_limit_scope: str = flag(
         "per_round", "whether --max_completion_length is per turn or in all", _TURNS, choices=("per_round", "total")
     )
     multi_turn_timeout: float = free(
         60.0, "seconds for schedulers and environments between two turns", _TURNS, more_than=0
     )
-    use_gym_env: bool = flag(False, "play episodes of an environment; their total is one more reward, gym_reward")
-    gym_env: str | None = flag(None, "name of the environment (default: the column env_config says)", _GYM)
-    context_manager: str | None = flag(None, "name of a context manager for the environment's episodes", _GYM)

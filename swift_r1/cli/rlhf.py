@@ -10,9 +10,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
+from swift_r1.arguments.checks import NO_REWARD
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.plan import make_plan, plan_table
 from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.arguments.told import with_told
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import is_local
 from swift_r1.errors import EXIT_OK, RunFailed, ServerUnreachable, UsageError
@@ -60,6 +62,10 @@ def run(words: Sequence[str]) -> int:
 
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
     data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
+    if args.asks_servers and is_first_node:
+        own, args = args, with_servers_turns(words, args, world)
+        if args != own:
+            data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
     data_hash = dataset_hash(data.train)
     plan = make_plan(args, world.size, None if args.streaming else len(data.train))
     args, about_vllm = chosen(args, plan, world, gpu)
@@ -120,6 +126,28 @@ def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: boo
             raise
         say(f"{error}; completions come from the trainer's own process instead (--use_vllm false)")
         return replace(args, use_vllm=False, vllm_mode="server", vllm_enforce_eager=None), None
+
+
+def with_servers_turns(words: Sequence[str], args: RlhfArguments, world: World) -> RlhfArguments:
+    """Waits for the first rollout server; returns the arguments with what it was told of several turns, and says so.
+
+    Raises:
+        ServerUnreachable: it is not ready within `--vllm_server_timeout` seconds.
+        UsageError: it wants another API key; its flags do not go with these; or nothing gives a reward.
+    """
+    from swift_r1.wire.client import RolloutClient
+
+    url = args.rollout_base_urls[0]
+    with RolloutClient(url, api_key=args.api_key) as client:
+        turns = client.wait_until_ready(args.vllm_server_timeout, report=say).turns
+    found, news = with_told(words, args, turns, url)
+    if not found.reward_funcs:
+        raise UsageError(f"{NO_REWARD} (the rollout server {url} plays no environment either: --use_gym_env)")
+    if news and world.nnodes > 1:
+        raise UsageError(f"with several nodes give the trainer what the rollout server {url} was told: {news}")
+    if news:
+        say(f"the rollout server {url} was told {news}: this trainer takes that, and runs the turns itself")
+    return found
 
 
 def wait_for_servers(

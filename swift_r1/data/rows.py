@@ -18,7 +18,7 @@ from swift_r1.errors import UsageError, describe
 # What rewards get beside the dataset's columns; a column of such a name would be overwritten silently.
 RESERVED = frozenset(
     ("completions", "dataset", "finish_reason", "is_truncated", "prompt_id", "request_id", "response_token_ids")
-) | {"rollout_infos", "trainer_state"}
+) | {"rollout_infos", "trainer_state", "trajectory_inputs"}
 _ROLES = ("system", "user", "assistant", "tool")
 _CALL_ROLES = ("tool_call", "tool_response", "function_call", "function", "observation")  # ms-swift's, ShareGPT's
 # What ms-swift puts into the prompt, and no prompt here has.

@@ -240,7 +240,7 @@ def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None
             generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
         )
     name, stage = args.multi_turn_scheduler, None
-    gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.use_gym_env else {}
+    gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.plays_gym else {}
 
     def make_scheduler(engine: TurnEngine) -> RolloutScheduler:
         made: RolloutScheduler = multi_turns[name](

@@ -108,6 +108,19 @@ class RolloutResponse(Wire):
     outputs: tuple[RolloutOutput, ...]
 
 
+class Turns(Wire):
+    """What `swift rollout` was told of several turns, under its flags' names. The trainer runs them."""
+
+    multi_turn_scheduler: str | None = None
+    max_turns: int | None = None
+    use_gym_env: bool | None = None
+    gym_env: str | None = None
+    context_manager: str | None = None
+    external_plugins: tuple[str, ...] = ()  # absolute paths
+    enable_thinking: bool | None = None
+    max_length: int | None = None
+
+
 class ServerInfo(Wire):
     """Answer of `GET /info`: enough for a trainer to know that this is the right server."""
 
@@ -126,6 +139,7 @@ class ServerInfo(Wire):
     own_base: bool  # False once whole weights were pushed: an adapter would be applied to those
     nccl_workers: int  # processes that take weights over NCCL, 0 without a GPU
     asleep: int = 0  # sleep level of the engine
+    turns: Turns = Turns()
 
 
 class LeaseRequest(Wire):

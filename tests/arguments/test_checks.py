@@ -381,7 +381,8 @@ def test_the_best_checkpoint_needs_its_metric(words: str, part: str) -> None:
     ("words", "part"),
     [
         ("--max_turns 3", "--max_turns has no effect without --multi_turn_scheduler or --use_gym_env true"),
-        ("--gym_env a --context_manager b", "--gym_env, --context_manager have no effect without --use_gym_env true"),
+        ("--context_manager b", "--context_manager has no effect without --use_gym_env true"),
+        ("--use_gym_env false --gym_env a", "--gym_env has no effect without --use_gym_env true"),
         ("--use_gym_env true --reward_weights 1 2", "--reward_weights has 2 values for 3 reward functions"),
     ],
 )
@@ -390,6 +391,7 @@ def test_flags_of_several_turns(words: str, part: str) -> None:
     assert part in found
     assert faults("--multi_turn_scheduler a --max_turns 3 --completion_length_limit_scope total") == ()
     assert faults("--use_gym_env true --gym_env a --reward_weights 1 2 3") == ()
+    assert faults("--gym_env a --reward_weights 1 2 3") == ()  # an environment that is named is played
 
 
 @pytest.mark.parametrize(
