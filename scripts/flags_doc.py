@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import FlagSpec, flag_specs
+from swift_r1.arguments.ms_swift_flags import MEANINGS
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.cli.help import shown
 from swift_r1.cli.merge_lora import MergeArguments
@@ -19,6 +21,12 @@ INTRODUCTION = """# Flags
 Made by `python scripts/flags_doc.py` from the flags' own descriptions; a test keeps it current. Names and meaning are
 ms-swift's. Brackets hold the default, and ms-swift's where it differs. Lists are written `--flag a b`, booleans
 `--flag true`. A YAML file of flags may come first; the command line wins over it.
+"""
+
+_OTHERS = """## The other flags of ms-swift
+
+The flags above act. Those that follow do not exist here, and each is either always so (it is accepted at the values
+shown, one line at the start lists it, and another value is refused) or refused, with the reason in front.
 """
 
 
@@ -33,7 +41,18 @@ def page() -> str:
     parts += ["## `swift merge-lora`\n", *map(_entry, flag_specs(MergeArguments).values()), ""]
     parts.append("## `swift check`\n\nThe flags of `swift rlhf`, none of them required, and:\n")
     parts += [_entry(spec) for spec in flag_specs(CheckArguments).values() if spec.group == "Check"]
+    parts += ["", _OTHERS, *_others()]
     return "\n".join([*parts, ""])
+
+
+def _others() -> Iterator[str]:
+    """The flags of ms-swift that are no fields, under the reason that they share."""
+    for reason, members in groupby(MEANINGS.items(), key=lambda item: item[1].reason):
+        flags = list(members)
+        so = [f"`--{name} {'`, `'.join(one.so)}`" for name, one in flags if one.so]
+        refused = [f"`--{name}`" for name, one in flags if not one.so]
+        lists = [f"always {', '.join(so)}"] * bool(so) + [f"refused: {', '.join(refused)}"] * bool(refused)
+        yield _filled(f"- {'; '.join(lists)} ({reason})")
 
 
 def _entry(spec: FlagSpec) -> str:
@@ -45,7 +64,10 @@ def _entry(spec: FlagSpec) -> str:
         notes.append(f"ms-swift: {spec.info.ms_swift}")
     text = spec.info.help + (f"; one of {', '.join(map(str, spec.info.choices))}" if spec.info.choices else "")
     bracket = f" [{'; '.join(notes)}]" if notes else ""
-    line = f"- {names}{bracket}: {text}"
+    return _filled(f"- {names}{bracket}: {text}")
+
+
+def _filled(line: str) -> str:
     return textwrap.fill(line, 120, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 

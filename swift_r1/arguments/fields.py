@@ -115,6 +115,7 @@ def flag_specs(cls: type[Any]) -> Mapping[str, FlagSpec]:
                 one.name, *_kind(hints[one.name]), getattr(defaults, one.name), groups[one.name], one.metadata[_KEY]
             )
             for one in dataclasses.fields(cls)
+            if _KEY in one.metadata
         }
     return _specs[cls]
 

@@ -7,6 +7,7 @@ and one config file (YAML or JSON) first; flags win over it. A flag given twice 
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,8 +16,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from swift_r1.arguments.fields import FlagSpec, flag_specs, from_config, from_words, scope_faults, spellings
-from swift_r1.arguments.ms_swift_flags import MS_SWIFT_GRPO_FLAGS, REFUSED_FLAGS
-from swift_r1.arguments.world import World
+from swift_r1.arguments.ms_swift_flags import MEANINGS, Meaning
+from swift_r1.arguments.world import ProcessArguments, World
 from swift_r1.errors import UsageError
 
 _FLAG = re.compile(r"--?[A-Za-z][\w-]*(=.*)?$", re.DOTALL)
@@ -30,6 +31,8 @@ class Command:
     """The arguments of a command: a dataclass of flags that all have defaults."""
 
     command: ClassVar[str]
+    always_so: tuple[str, ...] = ()
+    """Flags of ms-swift that were given, as written, with the value that is always so here."""
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         """What is wrong with the values taken together; `given` names the flags the user set."""
@@ -39,14 +42,20 @@ class Command:
         """The same arguments with every default that depends on others filled in."""
         return self.with_key(environ)
 
+    @property
+    def about_always_so(self) -> Iterator[str]:
+        """The line that lists them, where there are any."""
+        if self.always_so:
+            yield f"always so here: {', '.join(self.always_so)}"
+
     def with_key(self, environ: Mapping[str, str]) -> Self:
         """The same arguments with the API key of the environment, where one is needed and not given."""
         return self
 
     def to_dict(self) -> dict[str, Any]:
         """All flags as JSON-able values, without secrets, which travel in the environment."""
-        specs = flag_specs(type(self))
-        return {name: None if specs[name].info.secret else value for name, value in asdict(self).items()}
+        values = asdict(self)
+        return {name: None if spec.info.secret else values[name] for name, spec in flag_specs(type(self)).items()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -63,10 +72,12 @@ A = TypeVar("A", bound=Command)
 
 @dataclass
 class _Reading:
-    """Values and faults collected while reading. `faulty` are the flags that have a fault."""
+    """Values and faults collected while reading. `faulty` are the flags that have a fault; `always_so` those of
+    ms-swift that were given with the value they always have here."""
 
     cls: type[Command]
     values: dict[str, Any] = field(default_factory=dict)
+    always_so: list[str] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
     faulty: set[str] = field(default_factory=set)
 
@@ -77,6 +88,16 @@ class _Reading:
         except (ValueError, UsageError) as error:
             self.faults += error.faults if isinstance(error, UsageError) else [f"{name} {error}"]
             self.faulty.add(spec.name)
+
+    def check(self, meaning: Meaning, value: Any, name: str) -> None:
+        """Notes the value of a flag that has no field as always so here, or its fault. None leaves it out."""
+        if value is None:
+            return
+        words = value if isinstance(value, list) else [value if isinstance(value, str) else json.dumps(value)]
+        if meaning.accepts(words):
+            self.always_so.append(" ".join((name, *words)))
+        else:
+            self.faults.append(meaning.fault(name, words))
 
 
 def parse_arguments(
@@ -98,10 +119,12 @@ def parse_arguments(
         if spec.info.required and spec.name not in reading.values and spec.name not in reading.faulty:
             reading.faults.append(f"--{spec.name} is missing: {spec.info.help}")
             reading.faulty.add(spec.name)
+    reading.values |= told or {}
+    arguments = cls(**reading.values, always_so=tuple(reading.always_so))
+    if isinstance(arguments, ProcessArguments):
+        environ = {**environ, **arguments.process_variables}
     world, world_faults = World.from_environment(environ)
     reading.faults += world_faults
-    reading.values |= told or {}
-    arguments = cls(**reading.values)
     given = frozenset(reading.values)
     # A fault that names a faulty flag may be its consequence.
     for text in arguments.faults(given, world):
@@ -129,15 +152,20 @@ def _read(
         spelling = written.lstrip("-").replace("-", "_")
         spec = known.get(spelling) if path or written.startswith("--") else None
         before, dashes = (f"{path}: ", "") if path else ("", "--")
-        if spec is None:
+        meaning = MEANINGS.get(spelling) if path or written.startswith("--") else None
+        if spec is None and meaning is None:
             reading.faults.append(before + unknown_flag(reading.cls, spelling if path else written))
-        elif spec.name in seen:
-            also = "" if seen[spec.name] == spelling else f", once as {dashes}{seen[spec.name]}"
-            reading.faults.append(f"{before}{dashes}{spelling} is given twice{also}: keep one")
-        else:
-            seen[spec.name] = spelling
-            if spec.name not in on_command_line:
-                reading.convert(spec, value, convert, f"{before}{dashes}{spelling}")
+            continue
+        name, shown = spelling if spec is None else spec.name, f"{before}{dashes}{spelling}"
+        if name in seen:
+            also = "" if seen[name] == spelling else f", once as {dashes}{seen[name]}"
+            reading.faults.append(f"{shown} is given twice{also}: keep one")
+            continue
+        seen[name] = spelling
+        if meaning is not None and spec is None:
+            reading.check(meaning, value, shown)
+        elif spec is not None and name not in on_command_line:
+            reading.convert(spec, value, convert, shown)
 
 
 def _flags_with_values(words: Sequence[str], faults: list[str]) -> list[tuple[str, list[str]]]:
@@ -174,18 +202,14 @@ def _load_config(path: str, faults: list[str]) -> dict[Any, Any]:
 
 
 def unknown_flag(cls: type[Command], written: str) -> str:
-    """One line about a flag that is not ours: refused by name, ms-swift's, or a typo."""
+    """One line about a flag that is not ours and has no meaning here: another command's, or a typo."""
     name = written.lstrip("-").replace("-", "_")
     shown = written if written.startswith("-") else f"--{name}"
-    if name in REFUSED_FLAGS:
-        return f"{shown}: {REFUSED_FLAGS[name]}"
     names = sorted(spellings(cls))
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
-    others = {known for command in Command.__subclasses__() for known in spellings(command)}
-    if name in MS_SWIFT_GRPO_FLAGS | others and name not in names:
-        hint = f"; the nearest it has is --{near[0]}" if near else ""
-        flag = "another command's flag" if name in others else "an ms-swift flag"
-        return f"{shown} is {flag} that `swift {cls.command}` does not have in this version: leave it out{hint}"
+    owners = [one.command for one in Command.__subclasses__() if name in spellings(one)]
+    if owners and name not in names:
+        return f"{shown} is a flag of `swift {owners[0]}`, not of `swift {cls.command}`: leave it out"
     if near:
         return f"unknown flag {shown}: did you mean --{near[0]}?"
     return f"unknown flag {shown}: `swift {cls.command} --help` lists the flags"

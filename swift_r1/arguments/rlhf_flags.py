@@ -13,6 +13,7 @@ from swift_r1.arguments.parser import Command
 from swift_r1.arguments.reward import BuiltinRewardArguments, RewardArguments
 from swift_r1.arguments.rollout import GenerationArguments, MultiTurnArguments
 from swift_r1.arguments.training import ModelArguments, TrainingArguments
+from swift_r1.arguments.world import ProcessArguments
 from swift_r1.data.sources import DataFlags
 
 
@@ -28,6 +29,7 @@ class RlhfFlags(
     BuiltinRewardArguments,
     RewardArguments,
     ModelArguments,
+    ProcessArguments,
     Command,
 ):
     """Every flag of `swift rlhf`, flat: the attribute has the flag's name."""

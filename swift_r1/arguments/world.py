@@ -1,9 +1,11 @@
-"""How many processes train, and where: read from the environment that ms-swift and torchrun use."""
+"""How many processes train, and where: from the variables that ms-swift and torchrun use, or flags of their names."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from swift_r1.arguments.fields import free
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,11 @@ class World:
     def from_environment(cls, environ: Mapping[str, str]) -> tuple[World, tuple[str, ...]]:
         """The world that the environment describes, and its faults (one line each)."""
         faults: list[str] = []
+        if "TORCHELASTIC_RUN_ID" in environ:
+            faults.append(
+                "swift rlhf starts its processes itself: call it once per machine, without torchrun, with torchrun's "
+                "--nproc_per_node, --nnodes, --node_rank, --master_addr and --master_port behind it"
+            )
 
         def number(name: str, default: int, least: int) -> int:
             text = environ.get(name, "").strip()
@@ -46,3 +53,20 @@ class World:
         if world.node_rank >= world.nnodes:
             faults.append(f"NODE_RANK={world.node_rank} but NNODES={world.nnodes}: ranks count from 0")
         return world, tuple(faults)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProcessArguments:
+    """Processes."""
+
+    nproc_per_node: int | None = free(None, "processes on this machine (default: NPROC_PER_NODE, else 1)", at_least=1)
+    nnodes: int | None = free(None, "machines (default: NNODES, else 1)", at_least=1)
+    node_rank: int | None = free(None, "number of this machine, from 0 (default: NODE_RANK, else 0)", at_least=0)
+    master_addr: str | None = free(None, "address of machine 0 (default: MASTER_ADDR)")
+    master_port: int | None = free(None, "port of machine 0 (default: MASTER_PORT)", at_least=1, at_most=65535)
+
+    @property
+    def process_variables(self) -> dict[str, str]:
+        """The variables that the flags stand for, for all processes of the run."""
+        values = {one.name: getattr(self, one.name) for one in fields(ProcessArguments)}
+        return {name.upper(): str(value) for name, value in values.items() if value is not None}

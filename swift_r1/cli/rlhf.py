@@ -34,7 +34,8 @@ _USAGE = """swift rlhf [config.yaml] --rlhf_type grpo|ppo --model M --dataset D 
 
 Trains a model with GRPO, or with PPO and a critic. A config file (YAML) comes first; flags win over it. Booleans are
 written `--flag true`.
-NPROC_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment say how many processes train."""
+NPROC_PER_NODE, NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT in the environment, or flags of these names, say how
+many processes train."""
 _EXAMPLES = """
 swift rlhf --rlhf_type grpo --model models/smollm2-135m --external_plugins plugins/countdown.py \\
   --dataset 'countdown#1000' --reward_funcs external_countdown format --per_device_train_batch_size 8
@@ -53,6 +54,7 @@ def run(words: Sequence[str]) -> int:
         ServerUnreachable: no rollout server within `--vllm_server_timeout`.
     """
     args = parse_arguments(RlhfArguments, words)
+    os.environ.update(args.process_variables)
     world, _ = World.from_environment(os.environ)
     gpu, is_first_node = has_gpu(os.environ), world.node_rank == 0
     if args.estimate:
@@ -70,7 +72,7 @@ def run(words: Sequence[str]) -> int:
     plan = make_plan(args, world.size, None if args.streaming else len(data.train))
     args, about_vllm = chosen(args, plan, world, gpu)
     args, about_compiling = compiled(args, plan, gpu)
-    for line in (about_vllm, about_compiling):
+    for line in (*args.about_always_so, about_vllm, about_compiling):
         if line is not None and is_first_node:
             say(line)
     folder, checkpoint = find_checkpoint(args)

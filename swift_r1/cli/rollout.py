@@ -61,6 +61,8 @@ def run(words: Sequence[str]) -> int:
     if faults:
         raise UsageError(*faults)
     check_port(args.host, args.port)
+    for line in args.about_always_so:
+        print(line, file=sys.stderr)
     if args.told:
         say(f"{named(args.told)}: the trainer is told (GET /info), and runs the turns", "rollout")
     if adapters is not None:

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments, parse_arguments
-from swift_r1.arguments.fields import flag_specs
-from swift_r1.arguments.ms_swift_flags import MS_SWIFT_GRPO_FLAGS
+from swift_r1.arguments.fields import flag_specs, spellings
+from swift_r1.arguments.ms_swift_flags import MEANINGS
 from swift_r1.arguments.parser import unknown_flag
 from swift_r1.errors import UsageError
 
@@ -66,15 +66,17 @@ def test_all_faults_come_together_one_a_line() -> None:
         "1",
         "--reward_model",
         "x",
-        "--lora_dropout",
-        "0.1",
+        "--use_galore",
+        "true",
         "--beta",
         "-1",
     )
     assert found == (
         "unknown flag --lerning_rate: did you mean --learning_rate?",
-        "--reward_model: reward models are not done here: write a reward function (--external_plugins, --reward_funcs)",
-        "--lora_dropout is an ms-swift flag that `swift rlhf` does not have in this version: leave it out",
+        "--reward_model: reward models are not done in this version: write a reward function (--external_plugins, "
+        "--reward_funcs)",
+        "--use_galore must be false, not 'true': GaLore is not done here: --train_type lora or --optim adamw_8bit save "
+        "memory too",
         "--beta must be at least 0, not -1.0",
     )
 
@@ -98,7 +100,7 @@ def test_all_faults_come_together_one_a_line() -> None:
         (["--seed", "1", "2"], "--seed takes one value but got 2"),
         (["--dtype", "float32", "--torch_dtype", "float16"], "--torch_dtype is given twice, once as --dtype: keep one"),
         (["--num_generations", "1"], "--num_generations must be at least 2, not 1"),
-        (["--freeze_vit", "true"], "--freeze_vit: vision and audio are not done here"),
+        (["--max_pixels", "9"], "--max_pixels: vision and audio are not done here"),
         (["--vllm_mode", "remote"], "--vllm_mode must be one of server, colocate, not 'remote'"),
         (["--zzz"], "unknown flag --zzz: `swift rlhf --help` lists the flags"),
     ],
@@ -226,10 +228,51 @@ def test_the_scale_of_rewards_follows_the_estimator_unless_given(estimator: str,
     assert parse(*gdpo).scale_rewards == "batch"
 
 
-def test_no_flag_of_ours_is_called_foreign() -> None:
-    assert not MS_SWIFT_GRPO_FLAGS & set(flag_specs(RlhfArguments))
-    assert "--lora_rank is another command's flag" in unknown_flag(RolloutArguments, "--lora_rank")
-    assert "--ref_model is an ms-swift flag" in unknown_flag(RolloutArguments, "--ref_model")
+def test_every_flag_of_ms_swift_has_one_meaning_and_none_is_a_typo() -> None:
+    named = (Path(__file__).parent / "ms_swift_flags.txt").read_text().split()
+    ours = {name for cls in (RlhfArguments, RolloutArguments) for name in spellings(cls)}
+    assert len(named) > 500
+    assert [name for name in named if name not in ours | MEANINGS.keys()] == []
+    assert sorted(MEANINGS.keys() & spellings(RlhfArguments).keys() & spellings(RolloutArguments).keys()) == []
+    assert [
+        name for name, meaning in MEANINGS.items() if not all(meaning.accepts([value]) for value in meaning.so)
+    ] == []
+
+
+def test_a_flag_that_is_always_so_is_accepted_at_that_value_and_listed(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("safe_serialization: true\nmax_pixels:\nlabel_smoothing: 0.0\n")
+    args = parse_arguments(RlhfArguments, [str(config), *BASE, "--use-galore", "False", "--do_train"], {})
+    assert args.always_so == (
+        "--use_galore False",
+        "--do_train",
+        f"{config}: safe_serialization true",
+        f"{config}: label_smoothing 0.0",
+    )
+    assert list(args.about_always_so) == [f"always so here: {', '.join(args.always_so)}"]
+    assert "always_so" not in args.to_dict() and not list(parse().about_always_so)
+    assert faults("--use_galore", "--do_predict", "yes", "--use_galore", "false") == (
+        "--use_galore must be false, not 'true': " + MEANINGS["use_galore"].reason,
+        "--do_predict must be false, not 'yes': " + MEANINGS["do_predict"].reason,
+        "--use_galore is given twice: keep one",
+    )
+
+
+def test_torchruns_flags_stand_for_its_variables() -> None:
+    args = parse_arguments(
+        RlhfArguments, [*BASE, "--nproc_per_node=2", "--deepspeed", "zero2"], {"NPROC_PER_NODE": "4"}
+    )
+    assert args.process_variables == {"NPROC_PER_NODE": "2"} and args.generation_batch_size == 16
+    assert faults("--nnodes", "2", "--deepspeed", "zero2") == (
+        "NNODES > 1 needs MASTER_ADDR (and MASTER_PORT): the address of node 0",
+    )
+    with pytest.raises(UsageError, match="without torchrun, with torchrun's --nproc_per_node"):
+        parse_arguments(RlhfArguments, BASE, {"TORCHELASTIC_RUN_ID": "none"})
+
+
+def test_a_flag_of_another_command_is_said_to_be_its() -> None:
+    said = "--lora_rank is a flag of `swift rlhf`, not of `swift rollout`: leave it out"
+    assert unknown_flag(RolloutArguments, "--lora_rank") == said
 
 
 def test_every_flag_has_help_and_a_default_among_its_choices() -> None:

@@ -198,7 +198,7 @@ def test_rollout_with_a_port_that_is_taken(model: Path, tmp_path: Path) -> None:
             "--vllm_max_lora_rank must be one of 8, 16,",
         ),
         (["--model", "{model}", "--port", "0"], "--port must be at least 1, not 0"),
-        (["--model", "{model}", "--vllm_use_async_engine", "true"], "--vllm_use_async_engine is an ms-swift flag"),
+        (["--model", "{model}", "--infer_backend", "sglang"], "--infer_backend must be vllm, not 'sglang': generation"),
         (["--model", "{model}", "--vllm_engine_kwargs", '{"max_model_len": 9}'], "--vllm_engine_kwargs holds 'max_mod"),
         (
             ["--model", "{model}", "--vllm_engine_kwargs", '{"quantization": "fp8"}'],
