@@ -141,7 +141,7 @@ _TABLE = {
 
 _PENDING = """
     evaluation_strategy no_cuda push_to_hub_model_id push_to_hub_organization push_to_hub_token
-    adapters add_non_thinking_prefix agent_template attn_impl average_tokens_across_devices bf16
+    adapters add_non_thinking_prefix attn_impl average_tokens_across_devices bf16
     bnb_4bit_compute_dtype bnb_4bit_quant_storage cached_dataset cached_val_dataset callbacks check_model
     create_checkpoint_symlink custom_register_path data_parallel_size dataloader_drop_last
     dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers
@@ -156,7 +156,7 @@ _PENDING = """
     local_rollout_forward_batch_size log_entropy log_interval log_rollout_offpolicy_metrics logging_dir
     logging_first_step logging_nan_inf_filter logging_strategy logprobs lora_bias lora_dropout lora_dtype
     lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale lora_ga_stable_gamma
-    lorap_lr_ratio loss_scale max_epochs max_logprobs max_memory max_new_tokens min_p model_author model_kwargs
+    lorap_lr_ratio max_epochs max_logprobs max_memory max_new_tokens min_p model_author model_kwargs
     model_name model_revision model_type modules_to_save move_model_batches multi_turn_func neftune_noise_alpha
     new_special_tokens num_beams num_infer_workers num_sample_generations off_policy_sequence_mask_delta optim_args
     optim_target_modules optimizer packing_length packing_num_proc packing_strategy padding_side

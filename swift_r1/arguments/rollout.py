@@ -193,6 +193,19 @@ class TurnArguments:
 class MultiTurnArguments(TurnArguments):
     """Several turns."""
 
+    loss_scale: str = flag(
+        "default",
+        "of several turns, which are trained: default all that the policy wrote, last_round those of its last message",
+        choices=("default", "last_round"),
+        elsewhere={
+            "all": "default (prompts are never trained)",
+            **dict.fromkeys(
+                ("react", "hermes", "qwen", "agentflan", "alpha_umi"),
+                "default (weights by pattern are for supervised training)",
+            ),
+        },
+        ms_swift="last_round without a scheduler, where both are the same",
+    )
     completion_length_limit_scope: str = flag(
         "per_round", "whether --max_completion_length is per turn or in all", _TURNS, choices=("per_round", "total")
     )

@@ -251,7 +251,8 @@ def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None
     if context.ranks.is_rank0:
         limits = Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature)
         encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
-        stage = Stage(name, args.multi_turn_timeout, make_scheduler, encoder, ends, limits)
+        last_message_only = args.loss_scale == "last_round"
+        stage = Stage(name, args.multi_turn_timeout, make_scheduler, encoder, ends, limits, last_message_only)
         context.cleanup.callback(stage.close)
     return lambda generator, ranks: MultiTurn(generator, ranks, stage)
 

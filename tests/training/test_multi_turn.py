@@ -67,14 +67,14 @@ def play(rollouts, tokenizer):
     """`play(scheduler class, n=4, max_tokens=8, timeout=20, **limits) -> trajectories` of two prompts."""
     stages = []
 
-    def run(kind, n=4, max_tokens=8, timeout=20.0, model_length=1024, total=False, turns=None, prefix=""):
+    def run(kind, n=4, max_tokens=8, timeout=20.0, model_length=1024, total=False, turns=None, prefix="", last=False):
         encoder = PromptEncoder(tokenizer, wording=Wording(response_prefix=prefix))
         limits = Limits(model_length, total, turns, 1.0)
 
         def make_scheduler(engine):
             return kind(infer_engine=engine, max_turns=turns, tokenizer=tokenizer)
 
-        stage = Stage("test", timeout, make_scheduler, encoder, (tokenizer.eos_token_id,), limits)
+        stage = Stage("test", timeout, make_scheduler, encoder, (tokenizer.eos_token_id,), limits, last)
         stages.append(stage)
         rows = [
             {
@@ -162,6 +162,14 @@ def test_a_wrong_answer_gets_one_more_chance(play, tokenizer, kind, prefix):
         elif chance:
             assert [message["role"] for message in one.messages] == ["user", "assistant", "user", "assistant"]
             assert one.messages[2]["content"] == kind.tips_prompt
+
+
+def test_last_round_trains_the_last_message_alone(play, tokenizer):
+    for all_of_it, one in zip(play(HalfOfATurn), play(HalfOfATurn, last=True), strict=True):
+        assert one.completion.token_ids == all_of_it.completion.token_ids
+        start = len(one.loss_mask) - sum(map(len, one.turns[1:]))  # two turns make the last message
+        assert any(all_of_it.loss_mask[:start]) and not any(one.loss_mask[:start])
+        assert one.loss_mask[start:] == all_of_it.loss_mask[start:] and any(one.loss_mask)
 
 
 def test_the_same_seeds_give_the_same_trajectories(play):
