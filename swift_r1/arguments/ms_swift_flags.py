@@ -113,6 +113,9 @@ _TABLE = {
     "schedulers and environments always get the row's columns": """
         vllm_server_pass_dataset=true
     """,
+    "completions come whole and from one beam, each token with its own log-prob; others: /v1/chat/completions": """
+        logprobs=true num_beams=1 stream=false top_logprobs max_logprobs=20
+    """,
     "weights always go in flat buckets": """
         enable_flattened_weight_sync=true
     """,
@@ -154,19 +157,19 @@ _PENDING = """
     include_num_input_tokens_seen init_strategy init_weights interleave_prob lazy_tokenize length_column_name
     liger_kernel_config load_args load_best_model_at_end load_data_args local_repo_path
     local_rollout_forward_batch_size log_entropy log_interval log_rollout_offpolicy_metrics logging_dir
-    logging_first_step logging_nan_inf_filter logging_strategy logprobs lora_bias lora_dropout lora_dtype
+    logging_first_step logging_nan_inf_filter logging_strategy lora_bias lora_dropout lora_dtype
     lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale lora_ga_stable_gamma
-    lorap_lr_ratio max_epochs max_logprobs max_memory max_new_tokens min_p model_author model_kwargs
+    lorap_lr_ratio max_epochs max_memory max_new_tokens model_author model_kwargs
     model_name model_revision model_type modules_to_save move_model_batches multi_turn_func neftune_noise_alpha
-    new_special_tokens num_beams num_infer_workers num_sample_generations off_policy_sequence_mask_delta optim_args
+    new_special_tokens num_infer_workers num_sample_generations off_policy_sequence_mask_delta optim_args
     optim_target_modules optimizer packing_length packing_num_proc packing_strategy padding_side
     preserve_thinking project push_to_hub ref_adapters ref_model ref_model_revision ref_model_type
-    remove_unused_columns repetition_penalty response_length resume_only_model rope_scaling save_strategy
-    sequence_parallel sequence_parallel_size stopping_strategy stream structured_outputs_regex
+    remove_unused_columns response_length resume_only_model rope_scaling save_strategy
+    sequence_parallel sequence_parallel_size stopping_strategy
     swanlab_email_language swanlab_exp_name swanlab_lark_secret swanlab_lark_webhook_url swanlab_mode
     swanlab_notification_method swanlab_project swanlab_receiver_email swanlab_secret swanlab_sender_email
     swanlab_smtp_port swanlab_smtp_server swanlab_token swanlab_webhook_url swanlab_workspace target_parameters
-    target_regex task_type template template_backend temporary_dir tensor_parallel_size tf32 top_logprobs
+    target_regex task_type template template_backend temporary_dir tensor_parallel_size tf32
     torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id train_dataloader_shuffle
     train_sampling_strategy trainable_parameters_regex tuner_backend unsloth use_cce use_chat_template use_cpu
     use_dora use_liger_kernel use_muon use_rslora use_swift_lora val_dataset_shuffle verbose vllm_device

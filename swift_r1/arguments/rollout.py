@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from swift_r1.arguments.fields import Scope, check_stop_word, check_url, flag, free
+from swift_r1.arguments.fields import Scope, check_pattern, check_stop_word, check_url, flag, free
 
 GYM_SCHEDULER = "gym_scheduler"
 
@@ -131,13 +131,33 @@ class GenerationArguments:
         1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1, ms_swift="1, 0.9 in version 3"
     )
     top_k: int = flag(-1, "sample from so many likeliest tokens; -1: all", at_least=-1, ms_swift="-1, 50 in version 3")
+    min_p: float = flag(
+        0.0, "sample from the tokens of at least this share of the likeliest one's probability", at_least=0, less_than=1
+    )
+    repetition_penalty: float = flag(
+        1.0,
+        "divides (or multiplies, where negative) the logits of tokens that were there already; the engine samples from "
+        "the penalised distribution, the policy's ratios are without it (docs/algorithms.md)",
+        more_than=0,
+    )
+    structured_outputs_regex: str | None = flag(
+        None,
+        "completions match this pattern as a whole (vLLM); tokens that cannot follow are not sampled",
+        check=check_pattern,
+    )
     max_completion_length: int = flag(512, "longest completion in tokens", at_least=1)
     stop_words: list[str] = flag([], "strings that end a completion", check=check_stop_word)
 
     @property
     def cuts_sampling(self) -> bool:
-        """Whether completions come from a part of the policy's distribution."""
-        return self.top_p < 1 or self.top_k > 0
+        """Whether completions come from a part of the policy's distribution, which is not changed otherwise."""
+        cut = self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.structured_outputs_regex is not None
+        return cut and self.repetition_penalty == 1
+
+    @property
+    def samples_otherwise(self) -> bool:
+        """Whether completions come from another distribution than the policy's at `--temperature`."""
+        return self.cuts_sampling or self.repetition_penalty != 1
 
     @property
     def colocates(self) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_r1.arguments.data import EVALUATED
-from swift_r1.arguments.fields import Scope, flag, free
+from swift_r1.arguments.fields import Scope, check_pattern, flag, free
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -22,13 +22,6 @@ def seconds_of(duration: str) -> float:
     if match is None or not (seconds := float(match[1]) * _UNITS[match[2]]):
         raise ValueError(f"{duration}: must be a time like 90s, 45m, 2h or 1d")
     return seconds
-
-
-def _pattern(text: str) -> None:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"{text}: no pattern ({error})") from error
 
 
 def _deepspeed(value: str) -> None:
@@ -87,7 +80,7 @@ class ModelArguments:
     bnb_4bit_use_double_quant: bool = flag(True, "store the scales of 4-bit weights in 8 bits", _QUANTIZED)
     freeze_parameters: list[str] = flag([], "beginnings of the names of weights that stay frozen", _FULL)
     freeze_parameters_regex: str | None = flag(
-        None, "pattern of the names of weights that stay frozen", _FULL, check=_pattern
+        None, "pattern of the names of weights that stay frozen", _FULL, check=check_pattern
     )
     freeze_parameters_ratio: float = flag(
         0.0, "share of the model, from its first weight on, that stays frozen", _FULL, at_least=0, less_than=1

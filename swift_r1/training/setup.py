@@ -103,6 +103,13 @@ def open_policy(context: Context) -> Backend:
                 "--advantage_estimator reinforce_plus_plus has the batch's mean as its baseline, as in the paper; "
                 "ms-swift's has the group's, which is reinforce_plus_plus_baseline here"
             )
+        if args.repetition_penalty != 1:
+            logger.info(
+                "--repetition_penalty %g: the engine samples from the penalised distribution, ratios are those of the "
+                "policy without it; rollout/logp_diff has the difference, which is not corrected%s",
+                args.repetition_penalty,
+                " except by --rollout_importance_sampling_mode" if args.rollout_importance_sampling_mode else "",
+            )
         if args.loss_type == "cispo" and args.epsilon_high is None:
             logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
     return backend
