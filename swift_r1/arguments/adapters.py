@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swift_r1.arguments.fields import Scope, flag
-from swift_r1.arguments.training import DTYPES, ModelArguments, is_pattern
+from swift_r1.arguments.fields import Scope, check_pattern, flag
+from swift_r1.arguments.training import DTYPES, ModelArguments
 from swift_r1.errors import UsageError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -96,7 +96,7 @@ class AdapterArguments(ModelArguments):
         ["all-linear"], "modules that get adapters; all-linear: every linear one except the output head", _ADAPTERS
     )
     target_regex: str | None = flag(
-        None, "pattern of the whole names of the modules that get adapters", _ADAPTERS, check=is_pattern
+        None, "pattern of the whole names of the modules that get adapters", _ADAPTERS, check=check_pattern
     )
     modules_to_save: list[str] = flag(
         [],

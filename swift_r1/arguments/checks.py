@@ -12,6 +12,7 @@ from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.world import World
 from swift_r1.errors import UsageError
 
+NO_REWARD = "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
 _SCHEDULER_KWARGS = {
     "cosine": {"num_cycles"},
     "cosine_with_min_lr": {"num_cycles", "min_lr", "min_lr_rate"},
@@ -69,8 +70,8 @@ def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
 
 def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Names and weights of the reward functions, and what some of them need."""
-    if not args.reward_funcs and not args.use_gym_env and args.command == "rlhf":
-        yield "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
+    if not args.reward_names and not args.asks_servers and args.command == "rlhf":
+        yield NO_REWARD
     if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_names):
         yield (
             f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_names)} reward functions: "
@@ -113,17 +114,20 @@ def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     if args.top_k == 0:
         yield "--top_k 0 leaves no token to sample: -1 is off"
     mode = args.rollout_importance_sampling_mode
-    if args.cuts_sampling and mode is not None and mode.startswith("sequence"):
+    otherwise = "--top_p, --top_k, --min_p, --repetition_penalty or --structured_outputs_regex"
+    if args.samples_otherwise and mode is not None and mode.startswith("sequence"):
         yield (
-            f"--rollout_importance_sampling_mode {mode} with --top_p or --top_k would weigh a completion by how "
-            "much of the distribution was cut at each of its tokens: use token_truncate"
+            f"--rollout_importance_sampling_mode {mode} with {otherwise} would weigh a completion by how much the "
+            "distribution was changed at each of its tokens: use token_truncate"
         )
+    if args.structured_outputs_regex is not None and not args.use_vllm:
+        yield "--structured_outputs_regex needs vLLM (--use_vllm true): the trainer's own engine follows no pattern"
     if args.async_generate and not args.use_vllm:
         yield "--async_generate true needs a `swift rollout` server (--use_vllm true), which generates meanwhile"
-    if args.cuts_sampling and args.ratio_to_behaviour:
+    if args.samples_otherwise and args.ratio_to_behaviour:
         yield (
-            "--async_generate true takes the ratio to the engine's log-probs, those of a part of the distribution with "
-            "--top_p or --top_k: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0"
+            "--async_generate true takes the ratio to the engine's log-probs, those of another distribution with "
+            f"{otherwise}: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0"
         )
 
 

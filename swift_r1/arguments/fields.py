@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import operator
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -157,6 +158,13 @@ def unread_flags(args: Any, given: frozenset[str], *, said: bool) -> Iterator[st
 def check_url(url: str) -> None:
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"must begin with http:// or https://: {url!r}")
+
+
+def check_pattern(text: str) -> None:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text}: no pattern ({error})") from error
 
 
 def check_stop_word(word: str) -> None:

@@ -185,6 +185,12 @@ _TABLE = {
     "weights always go to engines in flat buckets of 64 MiB or of one weight, whatever the number of layers": """
         enable_flattened_weight_sync=true move_model_batches=*
     """,
+    "schedulers and environments always get the row's columns": """
+        vllm_server_pass_dataset=true
+    """,
+    "completions come whole and from one beam, each token with its own log-prob; others: /v1/chat/completions": """
+        logprobs=true num_beams=1 stream=false top_logprobs
+    """,
     "the server's engine always works on requests as they come": """
         vllm_use_async_engine=true
     """,
@@ -312,13 +318,11 @@ _TABLE = {
 }
 
 _PENDING = """
-    agent_template ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph
-    deepspeed_autotp_size fsdp fsdp_config hub_always_push hub_model_id hub_private_repo hub_revision
-    hub_strategy hub_token local_rollout_forward_batch_size log_entropy log_rollout_offpolicy_metrics logprobs
-    loss_scale max_new_tokens min_p multi_turn_func num_beams num_sample_generations
-    off_policy_sequence_mask_delta preserve_thinking push_to_hub push_to_hub_model_id push_to_hub_organization
-    push_to_hub_token repetition_penalty response_length structured_outputs_regex top_logprobs
-    vllm_server_pass_dataset zero_hpz_partition_size
+    ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph deepspeed_autotp_size
+    fsdp fsdp_config hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token
+    local_rollout_forward_batch_size log_entropy log_rollout_offpolicy_metrics max_new_tokens multi_turn_func
+    num_sample_generations off_policy_sequence_mask_delta preserve_thinking push_to_hub push_to_hub_model_id
+    push_to_hub_organization push_to_hub_token response_length zero_hpz_partition_size
 """
 """Names without a meaning yet: refused as not done in this version."""
 

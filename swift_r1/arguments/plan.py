@@ -179,8 +179,8 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         rows["rewards"] += f"; KL x {args.kl_coef:g}" if args.kl_coef else "; no KL"
     if args.multi_turn_scheduler:
         most = f"at most {args.max_turns}" if args.max_turns else "as many as it wants"
-        environment = f", environment {args.gym_env or 'by row'}" if args.use_gym_env else ""
-        rows["turns"] = f"{most}, driven by {args.multi_turn_scheduler}{environment}"
+        environment = f", environment {args.gym_env or 'by row'}" if args.plays_gym else ""
+        rows["turns"] = f"{most}, driven by {args.multi_turn_scheduler}, in the trainer{environment}"
     if args.evaluates:
         rows["evaluation"] = evaluation_of(args)
     if plan.max_tokens_per_micro_batch:

@@ -75,7 +75,7 @@ class RlhfFlags(
     @property
     def reward_names(self) -> list[str]:
         """`--reward_funcs`, and the environment's own reward."""
-        episodes = ["gym_reward"] if self.use_gym_env and "gym_reward" not in self.reward_funcs else []
+        episodes = ["gym_reward"] if self.plays_gym and "gym_reward" not in self.reward_funcs else []
         return [*self.reward_funcs, *episodes]
 
     @property

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from swift_r1.arguments.data import EVALUATED
-from swift_r1.arguments.fields import Scope, flag, free
+from swift_r1.arguments.fields import Scope, check_pattern, flag, free
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -23,13 +23,6 @@ def seconds_of(duration: str) -> float:
     if match is None or not (seconds := float(match[1]) * _UNITS[match[2]]):
         raise ValueError(f"{duration}: must be a time like 90s, 45m, 2h or 1d")
     return seconds
-
-
-def is_pattern(text: str) -> None:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"{text}: no pattern ({error})") from error
 
 
 def _deepspeed(value: str) -> None:
@@ -78,14 +71,14 @@ class ModelArguments:
     )
     freeze_parameters: list[str] = flag([], "beginnings of the names of weights that stay frozen", _FULL)
     freeze_parameters_regex: str | None = flag(
-        None, "pattern of the names of weights that stay frozen", _FULL, check=is_pattern
+        None, "pattern of the names of weights that stay frozen", _FULL, check=check_pattern
     )
     freeze_parameters_ratio: float = flag(
         0.0, "share of the model, from its first weight on, that stays frozen", _FULL, at_least=0, less_than=1
     )
     trainable_parameters: list[str] = flag([], "beginnings of names that are trained all the same", _FULL, _FROZEN)
     trainable_parameters_regex: str | None = flag(
-        None, "pattern of names that are trained all the same", _FULL, _FROZEN, check=is_pattern
+        None, "pattern of names that are trained all the same", _FULL, _FROZEN, check=check_pattern
     )
     gradient_checkpointing: bool = flag(True, "recompute activations in the backward pass: less memory, ~30 % slower")
     attn_impl: str | None = free(

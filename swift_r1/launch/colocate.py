@@ -101,3 +101,11 @@ def without_gpu(args: RlhfArguments, gpu: bool) -> tuple[RlhfArguments, str | No
         return args, None
     line = f"{no_effect(unused, 'without a GPU')}: the run goes on without"
     return replace(args, **{name: specs[name].default for name in unused}), line
+
+
+def on_this_machine(args: RlhfArguments, gpu: bool) -> tuple[RlhfArguments, list[str]]:
+    """The arguments without what this machine cannot do, and the lines about that. Raises UsageError: a package is
+    missing."""
+    args, about_gpu = without_gpu(args, gpu)
+    args, about_attention = attention_of(args, gpu)
+    return args, [line for line in (about_gpu, about_attention) if line is not None]

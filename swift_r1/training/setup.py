@@ -104,6 +104,13 @@ def open_policy(context: Context) -> Backend:
                 "--advantage_estimator reinforce_plus_plus has the batch's mean as its baseline, as in the paper; "
                 "ms-swift's has the group's, which is reinforce_plus_plus_baseline here"
             )
+        if args.repetition_penalty != 1:
+            logger.info(
+                "--repetition_penalty %g: the engine samples from the penalised distribution, ratios are those of the "
+                "policy without it; rollout/logp_diff has the difference, which is not corrected%s",
+                args.repetition_penalty,
+                " except by --rollout_importance_sampling_mode" if args.rollout_importance_sampling_mode else "",
+            )
         if args.loss_type == "cispo" and args.epsilon_high is None:
             logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
     return backend
@@ -254,7 +261,7 @@ def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None
             generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
         )
     name, stage = args.multi_turn_scheduler, None
-    gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.use_gym_env else {}
+    gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.plays_gym else {}
 
     def make_scheduler(engine: TurnEngine) -> RolloutScheduler:
         made: RolloutScheduler = multi_turns[name](
@@ -265,7 +272,8 @@ def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None
     if context.ranks.is_rank0:
         limits = Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature)
         encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
-        stage = Stage(name, args.multi_turn_timeout, make_scheduler, encoder, ends, limits)
+        last_message_only = args.loss_scale == "last_round"
+        stage = Stage(name, args.multi_turn_timeout, make_scheduler, encoder, ends, limits, last_message_only)
         context.cleanup.callback(stage.close)
     return lambda generator, ranks: MultiTurn(generator, ranks, stage)
 

@@ -58,6 +58,13 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
             ["takes the ratio to the engine's log-probs"],
         ),
         ("--top_p 0.9 --rollout_importance_sampling_mode sequence_mask", ["use token_truncate"]),
+        ("--repetition_penalty 1.1 --rollout_importance_sampling_mode sequence_mask", ["use token_truncate"]),
+        ("--min_p 1", ["--min_p must be less than 1"]),
+        ("--structured_outputs_regex a+", ["--structured_outputs_regex needs vLLM"]),
+        ("--structured_outputs_regex (", ["(: no pattern"]),
+        ("--num_beams 2", ["--num_beams must be 1, not '2'"]),
+        ("--loss_scale all", ["all is written default"]),
+        ("--loss_scale react", ["weights by pattern are for supervised training"]),
         ("--use_vllm true --vllm_server_base_url http://h h:2", ["must begin with http://", "'h:2'"]),
         ("--use_vllm true --vllm_server_base_url http://h http://h/", ["http://h is named 2 times: each server once"]),
         ("--use_vllm true --vllm_server_host a a", ["http://a:8000 is named 2 times"]),
@@ -427,7 +434,8 @@ def test_the_best_checkpoint_needs_its_metric(words: str, part: str) -> None:
     ("words", "part"),
     [
         ("--max_turns 3", "--max_turns has no effect without --multi_turn_scheduler or --use_gym_env true"),
-        ("--gym_env a --context_manager b", "--gym_env, --context_manager have no effect without --use_gym_env true"),
+        ("--context_manager b", "--context_manager has no effect without --use_gym_env true"),
+        ("--use_gym_env false --gym_env a", "--gym_env has no effect without --use_gym_env true"),
         ("--use_gym_env true --reward_weights 1 2", "--reward_weights has 2 values for 3 reward functions"),
     ],
 )
@@ -436,6 +444,7 @@ def test_flags_of_several_turns(words: str, part: str) -> None:
     assert part in found
     assert faults("--multi_turn_scheduler a --max_turns 3 --completion_length_limit_scope total") == ()
     assert faults("--use_gym_env true --gym_env a --reward_weights 1 2 3") == ()
+    assert faults("--gym_env a --reward_weights 1 2 3") == ()  # an environment that is named is played
 
 
 @pytest.mark.parametrize(
