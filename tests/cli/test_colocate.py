@@ -60,6 +60,7 @@ def test_each_engine_is_on_its_ranks_device() -> None:
             {"sleep_level": 1, "offload_model": "true", "offload_optimizer": "true"},
             "--sleep_level, --offload_model, --offload_optimizer have no effect without a GPU: leave them out",
         ),
+        ({"tf32": "true"}, "--tf32 has no effect without a GPU: leave it out"),
     ],
 )
 def test_what_a_gpu_is_for_means_nothing_on_a_cpu(flags: dict[str, Any], fault: str) -> None:
