@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -85,13 +86,8 @@ class Policy(nn.Module):
 
     def forward(self, temperature: float, *fields: Any) -> TokenLogprobs:
         """Of the fields of `ModelInputs` (ZeRO-3 looks for tensors among the arguments); `[K]` float32 each."""
-        return TokenLogprobs(
-            *_of_tokens(
-                self.model,
-                ModelInputs(*fields),
-                lambda states, targets: self.logprob_head(states, targets, temperature),
-            )
-        )
+        head = partial(self.logprob_head, temperature=temperature)
+        return TokenLogprobs(*_of_tokens(self.model, ModelInputs(*fields), head))
 
 
 class Critic(nn.Module):
