@@ -27,7 +27,7 @@ from swift_r1.arguments.server import LOOPBACK
 from swift_r1.arguments.world import World
 from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.launch.environment import cpu_binding, has_gpu, own_address, usable_cpus
-from swift_r1.launch.nodes import Nodes, launching
+from swift_r1.launch.nodes import Nodes
 from swift_r1.launch.servers import wait_for_servers
 from swift_r1.runtime.processes import say
 
@@ -35,7 +35,9 @@ SUPERVISOR_MODULE = "swift_r1.launch.supervisor"
 DEFAULT_GPU_SHARE = 0.3
 
 
-def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: bool) -> tuple[RlhfArguments, str | None]:
+def own_engines(
+    args: RlhfArguments, world: World, nodes: Nodes | None, folder: Path, by_default: bool
+) -> tuple[RlhfArguments, str | None]:
     """Starts the engines beside the ranks of this node and waits for those of all nodes.
 
     Returns:
@@ -45,9 +47,8 @@ def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: boo
     Raises:
         RunFailed, ServerUnreachable: they do not start.
     """
-    if world.nnodes > 1:
-        with launching(world, args.ddp_timeout) as nodes:
-            return _on_several_nodes(args, world, folder, nodes)
+    if nodes is not None:
+        return _on_several_nodes(args, world, nodes, folder)
     key = secrets.token_hex(16)
     urls, supervisor, check = _start(args, world, folder, key, LOOPBACK[0])
     started = replace(args, vllm_server_base_url=urls, api_key=key)
@@ -63,7 +64,7 @@ def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: boo
 
 
 def _on_several_nodes(
-    args: RlhfArguments, world: World, folder: Path, nodes: Nodes
+    args: RlhfArguments, world: World, nodes: Nodes, folder: Path
 ) -> tuple[RlhfArguments, str | None]:
     """Node 0 makes the key, learns the addresses from the others, and tells all of them when every engine serves."""
     if world.node_rank:
@@ -84,7 +85,6 @@ def _on_several_nodes(
         started = replace(args, vllm_server_base_url=urls, api_key=key)
         token = wait_for_servers(started, folder, check)
         nodes.tell("engines", json.dumps(urls))
-    nodes.part()
     return started, token
 
 
