@@ -222,7 +222,12 @@ def open_rollouts(
     max_rank, own_base, can_sleep = ranks.broadcast(limits)[0].tolist()
     adapter, lora = None, lora_of(args)
     # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy.
-    if lora is not None and max_rank and quantization_of(args) is None:
+    quantized = quantization_of(args) is not None
+    if lora is not None and max_rank and quantized and ranks.is_rank0:
+        logger.info(
+            "whole weights go to the rollout server, not adapters: those over 4-bit weights are not for its own"
+        )
+    if lora is not None and max_rank and not quantized:
         if lora.rank > max_rank:
             raise UsageError(
                 f"--lora_rank {lora.rank} is more than the rollout server takes: start it with --vllm_max_lora_rank "
