@@ -74,6 +74,7 @@ def run(words: Sequence[str]) -> int:
         if args.use_vllm and not args.colocates and is_first_node:
             token = wait_for_servers(args, folder)
         folder = run_folder(args, world, nodes, folder)
+        peer = None if nodes is None else nodes.peer()
         if args.colocates:
             args, token = own_engines(args, world, nodes, folder, by_default=about_vllm is not None)
     if token is not None:
@@ -88,6 +89,7 @@ def run(words: Sequence[str]) -> int:
         cpus=usable_cpus(),
         gpu=gpu,
         deterministic=args.deterministic,
+        peer=peer,
     )
     environ = new_environment(os.environ, added, args.api_key)
     if is_first_node:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from swift_r1.arguments.world import World
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, PortTaken, RunFailed, SwiftError
+from swift_r1.launch.environment import own_address
 from swift_r1.runtime.processes import leave, say
 
 if TYPE_CHECKING:
@@ -120,6 +121,14 @@ class Nodes:
             return [self._own.get(key).decode() for key in keys]
         except RuntimeError as error:
             raise RunFailed("node 0 has ended") from error
+
+    def peer(self) -> str:
+        """The address of another node as this one reaches it; MASTER_ADDR may be loopback on node 0."""
+        if not self.world.node_rank:
+            return self.ask(["address/1"])[0]
+        master = str(self.world.master_addr)
+        self.tell(f"address/{self.world.node_rank}", own_address(master) or "")
+        return master
 
     def part(self) -> None:
         """Node 0 closes the store when the others have nothing to ask any more, and these go on when it has."""

@@ -39,7 +39,7 @@ def train(hosts, tiny_model, tmp_path):
     """`train(**flags) -> the two processes`."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(**flags):
+    def start(master=hosts[0].address, **flags):
         values = {
             "rlhf_type": "grpo",
             "model": tiny_model,
@@ -70,7 +70,7 @@ def train(hosts, tiny_model, tmp_path):
                     NNODES="2",
                     NODE_RANK=str(number),
                     NPROC_PER_NODE="1",
-                    MASTER_ADDR=hosts[0].address,
+                    MASTER_ADDR=hosts[0].address if number else master,
                     MASTER_PORT="29512",
                     SWIFT_API_KEY=KEY,
                 )
@@ -169,7 +169,8 @@ def engines_of(hosts, number):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_each_host_has_engines_and_a_killed_rank_ends_those_of_both(train, hosts, tmp_path):
-    processes = train(max_steps=100_000, weight_check_steps=1, add_version="true", **BESIDE)
+    # As in ms-swift's script for node 0.
+    processes = train("127.0.0.1", max_steps=100_000, weight_check_steps=1, add_version="true", **BESIDE)
 
     def trained():
         assert all(process.poll() is None for process in processes)
