@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 from swift_r1.arguments.engine import engine_kwargs_faults
+from swift_r1.arguments.fields import no_effect
+from swift_r1.arguments.output import LAST
 from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.world import World
 from swift_r1.errors import UsageError
 
+NO_REWARD = "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
 _SCHEDULER_KWARGS = {
     "cosine": {"num_cycles"},
     "cosine_with_min_lr": {"num_cycles", "min_lr", "min_lr_rate"},
@@ -67,8 +70,8 @@ def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
 
 def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Names and weights of the reward functions, and what some of them need."""
-    if not args.reward_funcs and not args.use_gym_env and args.command == "rlhf":
-        yield "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
+    if not args.reward_names and not args.asks_servers and args.command == "rlhf":
+        yield NO_REWARD
     if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_names):
         yield (
             f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_names)} reward functions: "
@@ -111,17 +114,20 @@ def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     if args.top_k == 0:
         yield "--top_k 0 leaves no token to sample: -1 is off"
     mode = args.rollout_importance_sampling_mode
-    if args.cuts_sampling and mode is not None and mode.startswith("sequence"):
+    otherwise = "--top_p, --top_k, --min_p, --repetition_penalty or --structured_outputs_regex"
+    if args.samples_otherwise and mode is not None and mode.startswith("sequence"):
         yield (
-            f"--rollout_importance_sampling_mode {mode} with --top_p or --top_k would weigh a completion by how "
-            "much of the distribution was cut at each of its tokens: use token_truncate"
+            f"--rollout_importance_sampling_mode {mode} with {otherwise} would weigh a completion by how much the "
+            "distribution was changed at each of its tokens: use token_truncate"
         )
+    if args.structured_outputs_regex is not None and not args.use_vllm:
+        yield "--structured_outputs_regex needs vLLM (--use_vllm true): the trainer's own engine follows no pattern"
     if args.async_generate and not args.use_vllm:
         yield "--async_generate true needs a `swift rollout` server (--use_vllm true), which generates meanwhile"
-    if args.cuts_sampling and args.ratio_to_behaviour:
+    if args.samples_otherwise and args.ratio_to_behaviour:
         yield (
-            "--async_generate true takes the ratio to the engine's log-probs, those of a part of the distribution with "
-            "--top_p or --top_k: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0"
+            "--async_generate true takes the ratio to the engine's log-probs, those of another distribution with "
+            f"{otherwise}: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0"
         )
 
 
@@ -201,8 +207,13 @@ def _near_multiples(value: int, divisor: int) -> str:
 
 def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
     """What is trained, the learning-rate schedule, and the processes."""
-    if args.train_type != "full" and not args.target_modules:
-        yield "--target_modules names no module to adapt: all-linear means every linear one"
+    yield from args.dtype_faults()
+    if args.train_type != "full":
+        yield from args.adapter_faults(given)
+    if args.resume_only_model and args.resume_from_checkpoint == LAST:
+        yield "--resume_only_model true begins a new run with a checkpoint's weights: name its folder, not last"
+    if args.ref_model is not None and args.ref_adapters:
+        yield "give either --ref_model or --ref_adapters, not both"
     if args.max_steps == 0:
         yield "--max_steps 0 trains nothing: -1 means as many as --num_train_epochs says"
     if {"warmup_ratio", "warmup_steps"} <= given and args.warmup_steps:
@@ -223,12 +234,14 @@ def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Ite
                 )
     if kind == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(kwargs):
         yield f"--lr_scheduler_type {kind} needs the minimum: --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}'"
-    if world.size == 1 and "shutdown_timeout" in given:
-        yield "--shutdown_timeout has no effect on one process: leave it out"
-    if world.size > 1 and not args.distributed:
+    if world.size == 1:
+        alone = ["shutdown_timeout"] if args.distributed else ["shutdown_timeout", "ddp_timeout", "ddp_backend"]
+        if unused := [name for name in alone if name in given]:
+            yield no_effect(unused, "on one process: leave it out")
+    if world.size % (spread := args.sequence_parallel_size):
         yield (
-            f"{world.size} processes (NPROC_PER_NODE={world.nproc_per_node}, NNODES={world.nnodes}) need "
-            "--deepspeed, for example --deepspeed zero2; without it training takes one process"
+            f"--sequence_parallel_size {spread} does not divide the number of processes, {world.size}: set "
+            f"NPROC_PER_NODE to a multiple of {spread}"
         )
 
 
@@ -246,7 +259,12 @@ def evaluation_faults(args: RlhfFlags) -> Iterator[str]:
         yield f"--metric_for_best_model {name}: it must be one of {', '.join(known)}"
     if args.eval_unit == "rollout":
         yield "--metric_for_best_model needs --eval_unit step"
-    elif args.eval_steps is None or args.save_steps % args.eval_steps:
+    elif args.save_strategy == "no":
+        yield "--metric_for_best_model compares checkpoints, and with --save_strategy no there is one"
+    elif args.save_strategy == "epoch":
+        if args.evaluation != "epoch":
+            yield "--metric_for_best_model needs --eval_strategy epoch with --save_strategy epoch"
+    elif args.evaluation != "steps" or args.save_steps % (args.eval_steps or args.save_steps):
         yield (
             f"--metric_for_best_model needs an evaluation at every save: --save_steps {args.save_steps} must be a "
             f"multiple of --eval_steps{'' if args.eval_steps is None else f' {args.eval_steps}'}"
@@ -257,6 +275,18 @@ def data_faults(args: RlhfFlags) -> Iterator[str]:
     """Data, trackers, and what a run promises."""
     if args.streaming and args.max_steps <= 0:
         yield "--streaming true needs --max_steps: the length of streamed data is not known"
+    for name, strategy in (("save", args.save_strategy), ("eval", args.evaluation)):
+        if args.streaming and strategy == "epoch":
+            yield f"--{name}_strategy epoch with --streaming true, where passes are not counted: use steps"
+    if (shares := args.interleave_prob) is not None:
+        if len(shares) != len(args.dataset):
+            yield f"--interleave_prob has {len(shares)} values for {len(args.dataset)} data sets: give one each"
+        elif abs(sum(shares) - 1) > 1e-6:
+            yield f"--interleave_prob {' '.join(map(str, shares))} must add up to 1"
+        if not args.dataset_shuffle and not args.streaming:
+            yield "--interleave_prob mixes loaded rows by shuffling them: leave --dataset_shuffle true"
+    if args.streaming and args.max_epochs:
+        yield "--max_epochs with --streaming true, where passes are not counted: give --max_steps alone"
     if args.streaming and args.split_dataset_ratio:
         yield "--streaming true cannot split rows off: give --val_dataset"
     if "none" in args.report_to and len(args.report_to) > 1:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from swift_r1.arguments.engine import EngineFlags
-from swift_r1.arguments.fields import Scope, check_stop_word, check_url, flag, free
+from swift_r1.arguments.fields import Scope, check_pattern, check_stop_word, check_url, flag, free
+from swift_r1.arguments.parser import API_KEY_VARIABLE
 
 GYM_SCHEDULER = "gym_scheduler"
 
@@ -18,9 +19,9 @@ _OWN_ADDRESS = Scope(
 )
 _AN_ENGINE = Scope(lambda args: args.use_vllm, "without --use_vllm true", unless_off=True)
 _ASYNC = Scope(lambda args: args.async_generate, "without --async_generate true")
-_GYM = Scope(lambda args: args.use_gym_env, "without --use_gym_env true")
+_GYM = Scope(lambda args: args.plays_gym, "without --use_gym_env true")
 _TURNS = Scope(
-    lambda args: args.multi_turn_scheduler is not None or args.use_gym_env,
+    lambda args: args.scheduler_name is not None,
     "without --multi_turn_scheduler or --use_gym_env true",
 )
 
@@ -122,20 +123,42 @@ class GenerationArguments(EngineFlags):
         _ASYNC,
         at_least=0,
     )
-    api_key: str | None = free(None, "the server's key (better: in SWIFT_API_KEY)", _VLLM, _OWN_ADDRESS, secret=True)
+    api_key: str | None = free(
+        None, "the server's key (better: in SWIFT_API_KEY)", _VLLM, _OWN_ADDRESS, secret=API_KEY_VARIABLE
+    )
     num_generations: int = flag(8, "completions per prompt: the size of a group; with PPO it may be 1", at_least=1)
     temperature: float = flag(1.0, "sampling temperature", more_than=0, ms_swift="0.9")
     top_p: float = flag(
         1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1, ms_swift="1, 0.9 in version 3"
     )
     top_k: int = flag(-1, "sample from so many likeliest tokens; -1: all", at_least=-1, ms_swift="-1, 50 in version 3")
+    min_p: float = flag(
+        0.0, "sample from the tokens of at least this share of the likeliest one's probability", at_least=0, less_than=1
+    )
+    repetition_penalty: float = flag(
+        1.0,
+        "divides (or multiplies, where negative) the logits of tokens that were there already; the engine samples from "
+        "the penalised distribution, the policy's ratios are without it (docs/algorithms.md)",
+        more_than=0,
+    )
+    structured_outputs_regex: str | None = flag(
+        None,
+        "completions match this pattern as a whole (vLLM); tokens that cannot follow are not sampled",
+        check=check_pattern,
+    )
     max_completion_length: int = flag(512, "longest completion in tokens", at_least=1)
     stop_words: list[str] = flag([], "strings that end a completion", check=check_stop_word)
 
     @property
     def cuts_sampling(self) -> bool:
-        """Whether completions come from a part of the policy's distribution."""
-        return self.top_p < 1 or self.top_k > 0
+        """Whether completions come from a part of the policy's distribution, which is not changed otherwise."""
+        cut = self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.structured_outputs_regex is not None
+        return cut and self.repetition_penalty == 1
+
+    @property
+    def samples_otherwise(self) -> bool:
+        """Whether completions come from another distribution than the policy's at `--temperature`."""
+        return self.cuts_sampling or self.repetition_penalty != 1
 
     @property
     def colocates(self) -> bool:
@@ -145,6 +168,11 @@ class GenerationArguments(EngineFlags):
     @property
     def starts_engine(self) -> bool:
         return self.colocates
+
+    @property
+    def asks_servers(self) -> bool:
+        """Whether completions come from servers that others have started, and that may say how turns go."""
+        return bool(self.use_vllm) and self.vllm_mode == "server"
 
     @property
     def rollout_base_urls(self) -> tuple[str, ...]:
@@ -160,19 +188,52 @@ class GenerationArguments(EngineFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiTurnArguments:
+class TurnArguments:
     """Several turns."""
 
     multi_turn_scheduler: str | None = flag(
         None, "name of the scheduler, registered in multi_turns, that drives completions"
     )
     max_turns: int | None = flag(None, "most turns of a completion (default: no limit)", _TURNS, at_least=1)
+    use_gym_env: bool | None = flag(
+        None,
+        "play episodes of an environment; their total is one more reward, gym_reward (default: where --gym_env is "
+        "given)",
+    )
+    gym_env: str | None = flag(None, "name of the environment (default: the column env_config says)", _GYM)
+    context_manager: str | None = flag(None, "name of a context manager for the environment's episodes", _GYM)
+
+    @property
+    def plays_gym(self) -> bool:
+        """`--use_gym_env` with its default."""
+        return self.gym_env is not None if self.use_gym_env is None else self.use_gym_env
+
+    @property
+    def scheduler_name(self) -> str | None:
+        """The scheduler's name; that of environments where only one of those is named."""
+        return self.multi_turn_scheduler or (GYM_SCHEDULER if self.plays_gym else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTurnArguments(TurnArguments):
+    """Several turns."""
+
+    loss_scale: str = flag(
+        "default",
+        "of several turns, which are trained: default all that the policy wrote, last_round those of its last message",
+        choices=("default", "last_round"),
+        elsewhere={
+            "all": "default (prompts are never trained)",
+            **dict.fromkeys(
+                ("react", "hermes", "qwen", "agentflan", "alpha_umi"),
+                "default (weights by pattern are for supervised training)",
+            ),
+        },
+        ms_swift="last_round without a scheduler, where both are the same",
+    )
     completion_length_limit_scope: str = flag(
         "per_round", "whether --max_completion_length is per turn or in all", _TURNS, choices=("per_round", "total")
     )
     multi_turn_timeout: float = free(
         60.0, "seconds for schedulers and environments between two turns", _TURNS, more_than=0
     )
-    use_gym_env: bool = flag(False, "play episodes of an environment; their total is one more reward, gym_reward")
-    gym_env: str | None = flag(None, "name of the environment (default: the column env_config says)", _GYM)
-    context_manager: str | None = flag(None, "name of a context manager for the environment's episodes", _GYM)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from swift_r1.arguments.engine import EngineFlags, engine_kwargs_faults
-from swift_r1.arguments.fields import flag, scope_faults
+from swift_r1.arguments.fields import flag, flag_specs, scope_faults
 from swift_r1.arguments.parser import API_KEY_VARIABLE, Command
+from swift_r1.arguments.rollout import TurnArguments
 from swift_r1.arguments.training import DTYPES
 from swift_r1.arguments.world import World
 
@@ -25,7 +27,7 @@ class ServerArguments:
     )
     host: str = flag("127.0.0.1", "address to listen on; any except loopback needs --api_key", ms_swift="0.0.0.0")
     port: int = flag(8000, "port to listen on", at_least=1, at_most=65535)
-    api_key: str | None = flag(None, "key that clients must show (better: in SWIFT_API_KEY)", secret=True)
+    api_key: str | None = flag(None, "key that clients must show (better: in SWIFT_API_KEY)", secret=API_KEY_VARIABLE)
     ssl_certfile: str | None = flag(None, "certificate (PEM) for HTTPS, with --ssl_keyfile")
     ssl_keyfile: str | None = flag(None, "the certificate's key (PEM)")
     max_pending_requests: int = flag(4096, "completions running or waiting; beyond that: 503", at_least=1)
@@ -69,7 +71,22 @@ class EngineArguments(VllmArguments):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RolloutArguments(EngineArguments, ServerArguments, Command):
+class ToldArguments(TurnArguments):
+    """Several turns: told to the trainer, which runs them."""
+
+    external_plugins: list[str] = flag([], "Python files that register the scheduler or environment; the trainer's too")
+    enable_thinking: bool | None = flag(None, "passed to the chat template by the trainer")
+    max_length: int | None = flag(None, "longest prompt in tokens that the trainer takes", at_least=1)
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """Those that are given."""
+        values = {spec.name: getattr(self, spec.name) for spec in flag_specs(ToldArguments).values()}
+        return {name: value for name, value in values.items() if value not in (None, [])}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutArguments(ToldArguments, EngineArguments, ServerArguments, Command):
     """Every flag of `swift rollout`, flat: the attribute has the flag's name."""
 
     command: ClassVar[str] = "rollout"
@@ -88,7 +105,10 @@ class RolloutArguments(EngineArguments, ServerArguments, Command):
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         name = self.served_model_name or self.adapters or self.model
-        return replace(self.with_key(environ), served_model_name=name)
-
-    def with_key(self, environ: Mapping[str, str]) -> Self:
-        return replace(self, api_key=self.api_key or environ.get(API_KEY_VARIABLE) or None)
+        return replace(
+            self.with_secrets(environ),
+            served_model_name=name,
+            multi_turn_scheduler=self.scheduler_name,
+            use_gym_env=self.plays_gym or self.use_gym_env,
+            external_plugins=[str(Path(path).expanduser().absolute()) for path in self.external_plugins],
+        )

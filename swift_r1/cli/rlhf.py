@@ -12,7 +12,7 @@ from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import is_local
 from swift_r1.errors import EXIT_OK
-from swift_r1.launch.colocate import chosen, compiled, without_gpu
+from swift_r1.launch.colocate import chosen, compiled, on_this_machine
 from swift_r1.launch.engines import own_engines
 from swift_r1.launch.environment import has_gpu, launch_training, new_environment, trainer_environment, usable_cpus
 from swift_r1.launch.nodes import launching
@@ -24,7 +24,7 @@ from swift_r1.launch.run_folder import (
     run_folder_faults,
     write_args,
 )
-from swift_r1.launch.servers import wait_for_servers
+from swift_r1.launch.servers import wait_for_servers, with_servers_turns
 from swift_r1.runtime.processes import say
 
 _USAGE = """swift rlhf [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
@@ -48,22 +48,25 @@ def run(words: Sequence[str]) -> int:
         UsageError: bad flags, plugin, data, model folder or environment.
         ServerUnreachable: no rollout server within `--vllm_server_timeout`.
     """
-    args = parse_arguments(RlhfArguments, words)
+    args = parsed = parse_arguments(RlhfArguments, words)
     os.environ.update(args.process_variables)
     world, _ = World.from_environment(os.environ)
     gpu, is_first_node = has_gpu(os.environ), world.node_rank == 0
     if args.estimate:
         return print_estimate(args, world, gpu)
-    args, about_gpu = without_gpu(args, gpu)
+    args, about_machine = on_this_machine(parsed, gpu)
     from swift_r1.checking.preflight import check_inputs
 
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
     data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
+    if args.asks_servers and is_first_node and (told := with_servers_turns(words, parsed, world)) != parsed:
+        args, about_machine = on_this_machine(told, gpu)
+        data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
     data_hash = dataset_hash(data.train)
     plan = make_plan(args, world.size, None if args.streaming else len(data.train))
     args, about_vllm = chosen(args, plan, world, gpu)
     args, about_compiling = compiled(args, plan, gpu)
-    for line in (*args.about_always_so, about_gpu, about_vllm, about_compiling):
+    for line in (*args.about_flags, *about_machine, about_vllm, about_compiling):
         if line is not None and is_first_node:
             say(line)
     folder, checkpoint = find_checkpoint(args)
@@ -85,13 +88,13 @@ def run(words: Sequence[str]) -> int:
     added = trainer_environment(
         os.environ,
         world,
-        offline=all(map(is_local, filter(None, (args.model, args.critic_model)))),
+        offline=all(map(is_local, filter(None, (args.model, args.critic_model, args.ref_model)))),
         cpus=usable_cpus(),
         gpu=gpu,
         deterministic=args.deterministic,
         peer=peer,
     )
-    environ = new_environment(os.environ, added, args.api_key)
+    environ = new_environment(os.environ, added, args.secrets)
     if is_first_node:
         from rich.console import Console
 

@@ -11,6 +11,7 @@ from swift_r1.arguments.fields import flag_specs, no_effect
 from swift_r1.arguments.plan import Plan
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
+from swift_r1.errors import UsageError
 
 LEAST_MODEL_BYTES = 100 << 20
 """A smaller model spends its time in Python, where vLLM does more per token than our own engine."""
@@ -71,6 +72,27 @@ def why_own_process(args: RlhfArguments, tokens: int, world: World, gpu: bool) -
     return None
 
 
+_FLASH = {
+    "flash_attention_2": ("flash_attn", "pip install flash-attn --no-build-isolation"),
+    "flash_attention_3": ("flash_attn_interface", "build it in the folder hopper of flash-attention's sources"),
+}
+
+
+def attention_of(args: RlhfArguments, gpu: bool) -> tuple[RlhfArguments, str | None]:
+    """The arguments with the `attn_impl` that this machine can do, and the line about another one than was asked for.
+    Raises UsageError: it needs a package."""
+    name = args.attn_impl
+    if name in (None, "sdpa", "eager"):
+        return args, None
+    if gpu and args.sequence_parallel_size == 1:
+        package, install = _FLASH.get(name, ("torch", ""))
+        if find_spec(package) is None:
+            raise UsageError(f"--attn_impl {name} needs the package {package}: {install}")
+        return args, None
+    why = "rows that are spread over ranks need it" if gpu else "there is no GPU"
+    return replace(args, attn_impl="sdpa"), f"--attn_impl {name}: attention is PyTorch's SDPA here, since {why}"
+
+
 def without_gpu(args: RlhfArguments, gpu: bool) -> tuple[RlhfArguments, str | None]:
     """Without a GPU the arguments at whose default is what only a GPU gives a meaning, and the line about it."""
     specs = flag_specs(type(args))
@@ -79,3 +101,11 @@ def without_gpu(args: RlhfArguments, gpu: bool) -> tuple[RlhfArguments, str | No
         return args, None
     line = f"{no_effect(unused, 'without a GPU')}: the run goes on without"
     return replace(args, **{name: specs[name].default for name in unused}), line
+
+
+def on_this_machine(args: RlhfArguments, gpu: bool) -> tuple[RlhfArguments, list[str]]:
+    """The arguments without what this machine cannot do, and the lines about that. Raises UsageError: a package is
+    missing."""
+    args, about_gpu = without_gpu(args, gpu)
+    args, about_attention = attention_of(args, gpu)
+    return args, [line for line in (about_gpu, about_attention) if line is not None]

@@ -22,7 +22,6 @@ from typing import NoReturn
 
 import psutil
 
-from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.world import World
 
 WORKER_MODULE = "swift_r1.training.worker"
@@ -67,13 +66,13 @@ def file_in_memory(name: str, content: object) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def new_environment(environ: Mapping[str, str], added: Mapping[str, str], api_key: str | None) -> dict[str, str]:
+def new_environment(environ: Mapping[str, str], added: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
     """The environment of a new process; a line on stderr says what is added to the user's."""
     if added:
         short = {"LD_PRELOAD": re.sub(r"[^:]*/", "", added.get("LD_PRELOAD", "")), "GLIBC_TUNABLES": "..."}
         shown = ", ".join(f"{name}={short.get(name, value)}" for name, value in added.items())
         print(f"environment: {shown} (set a variable yourself to override it)", file=sys.stderr)
-    return {**environ, **added} | ({API_KEY_VARIABLE: api_key} if api_key else {})
+    return {**environ, **added, **secrets}
 
 
 def has_gpu(environ: Mapping[str, str]) -> bool:

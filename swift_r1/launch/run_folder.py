@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swift_r1.arguments.fields import flag_specs
+from swift_r1.arguments.fields import flag_specs, spellings
+from swift_r1.arguments.output import LAST
+from swift_r1.arguments.parser import Command
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.data.store import Rows
@@ -23,7 +25,6 @@ from swift_r1.runtime.libraries import package_versions
 from swift_r1.runtime.processes import run_folder_held, say
 
 _VERSION = re.compile(r"v(\d+)-\d{8}-\d{6}$")
-LAST = "last"
 _SIGNS_OF_A_RUN = ("args.json", "logging.jsonl", "completions.jsonl", "checkpoint-*")
 
 
@@ -122,12 +123,13 @@ def write_args(
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """A command line with the value of `--api_key` replaced by `***`."""
+    """A command line with the values of secrets replaced by `***`."""
+    secrets = {name for one in Command.__subclasses__() for name, spec in spellings(one).items() if spec.info.secret}
     shown: list[str] = []
     hide_next = False
     for word in words:
         name, equals, _ = word.partition("=")
-        is_key = name.lstrip("-").replace("-", "_") == "api_key" and name.startswith("--")
+        is_key = name.lstrip("-").replace("-", "_") in secrets and name.startswith("--")
         shown.append("***" if hide_next else f"{name}=***" if is_key and equals else word)
         hide_next = is_key and not equals
     return shown

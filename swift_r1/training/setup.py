@@ -77,7 +77,7 @@ def open_policy(context: Context) -> Backend:
     """The policy and its optimizer. Collective. Raises UsageError: the model cannot be loaded, adapted, frozen or
     trained as the flags say."""
     args, ranks = context.args, context.ranks
-    lora, quantization, freezing = lora_of(args), quantization_of(args), freezing_of(args)
+    lora, quantization, freezing = LoraSettings.of(args), quantization_of(args), freezing_of(args)
     if not args.use_vllm:
         check_layers(AutoConfig.from_pretrained(args.model).get_text_config())
 
@@ -89,6 +89,7 @@ def open_policy(context: Context) -> Backend:
             lora,
             quantization=quantization,
             freezing=freezing,
+            attention=args.attn_impl,
         )
 
     seed_everything(args.seed)
@@ -103,6 +104,13 @@ def open_policy(context: Context) -> Backend:
                 "--advantage_estimator reinforce_plus_plus has the batch's mean as its baseline, as in the paper; "
                 "ms-swift's has the group's, which is reinforce_plus_plus_baseline here"
             )
+        if args.repetition_penalty != 1:
+            logger.info(
+                "--repetition_penalty %g: the engine samples from the penalised distribution, ratios are those of the "
+                "policy without it; rollout/logp_diff has the difference, which is not corrected%s",
+                args.repetition_penalty,
+                " except by --rollout_importance_sampling_mode" if args.rollout_importance_sampling_mode else "",
+            )
         if args.loss_type == "cispo" and args.epsilon_high is None:
             logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
     return backend
@@ -115,10 +123,10 @@ def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
     if args.rlhf_type != "ppo":
         return None
     path, rate = str(args.critic_model), float(args.critic_learning_rate or 0.0)
-    check_critic_tokens(path, context.tokenizer)
+    check_tokens(path, "--critic_model", context.tokenizer)
 
     def load() -> PreTrainedModel:
-        return load_critic(path, args.torch_dtype, args.gradient_checkpointing)
+        return load_critic(path, args.torch_dtype, args.gradient_checkpointing, args.attn_impl)
 
     backend = open_backend(args, path, load, rate, ranks, Critic)
     if ranks.is_rank0:
@@ -147,20 +155,25 @@ def open_reference(context: Context, backend: Backend) -> ReferencePolicy | None
         return None
     if args.offload_ref_model and ranks.is_rank0 and ranks.device.type == "cpu":
         logger.info("--offload_ref_model true does nothing here: without a GPU the reference is in host memory anyway")
-    return backend.reference(args.offload_ref_model and ranks.device.type != "cpu")
+    offload, path, load = args.offload_ref_model and ranks.device.type != "cpu", args.ref_model, None
+    if path is not None:
+        check_tokens(path, "--ref_model", context.tokenizer)
+
+        def load() -> PreTrainedModel:
+            model = load_model(path, args.torch_dtype, gradient_checkpointing=False, flag="--ref_model")
+            if type(model) is not type(backend.model):
+                names = type(model).__name__, type(backend.model).__name__
+                raise UsageError(f"--ref_model {path} is a {names[0]} and the policy a {names[1]}: they must be alike")
+            return model
+
+    return backend.reference(offload, load)
 
 
-def check_critic_tokens(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises UsageError where the critic in `path` reads other tokens than the policy writes."""
-    own = load_tokenizer(path, "--critic_model")
+def check_tokens(path: str, flag: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UsageError where the model in `path` reads other tokens than the policy writes."""
+    own = load_tokenizer(path, flag)
     if tokenizer_hash(own) != tokenizer_hash(tokenizer):
-        raise UsageError(f"--critic_model {path} has another tokenizer than --model: it would read other words")
-
-
-def lora_of(args: RlhfArguments) -> LoraSettings | None:
-    if args.train_type == "full":
-        return None
-    return LoraSettings(args.lora_rank, args.lora_alpha, tuple(args.target_modules))
+        raise UsageError(f"{flag} {path} has another tokenizer than --model: it would read other words")
 
 
 def quantization_of(args: RlhfArguments) -> Quantization | None:
@@ -220,14 +233,13 @@ def open_rollouts(
                 args.sleep_level,
             )
     max_rank, own_base, can_sleep = ranks.broadcast(limits)[0].tolist()
-    adapter, lora = None, lora_of(args)
-    # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy.
-    quantized = quantization_of(args) is not None
-    if lora is not None and max_rank and quantized and ranks.is_rank0:
-        logger.info(
-            "whole weights go to the rollout server, not adapters: those over 4-bit weights are not for its own"
-        )
-    if lora is not None and max_rank and not quantized:
+    adapter, lora = None, LoraSettings.of(args)
+    # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy; and vLLM
+    # knows no magnitudes (DoRA), nor modules beside the adapters.
+    alone = lora is not None and quantization_of(args) is None and lora.low_rank_alone
+    if lora is not None and max_rank and not alone and ranks.is_rank0:
+        logger.info("whole weights go to the rollout server: it would make another policy of these adapters alone")
+    if lora is not None and max_rank and alone:
         if lora.rank > max_rank:
             raise UsageError(
                 f"--lora_rank {lora.rank} is more than the rollout server takes: start it with --vllm_max_lora_rank "
@@ -252,7 +264,7 @@ def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None
             generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
         )
     name, stage = args.multi_turn_scheduler, None
-    gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.use_gym_env else {}
+    gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.plays_gym else {}
 
     def make_scheduler(engine: TurnEngine) -> RolloutScheduler:
         made: RolloutScheduler = multi_turns[name](
@@ -263,7 +275,8 @@ def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None
     if context.ranks.is_rank0:
         limits = Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature)
         encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
-        stage = Stage(name, args.multi_turn_timeout, make_scheduler, encoder, ends, limits)
+        last_message_only = args.loss_scale == "last_round"
+        stage = Stage(name, args.multi_turn_timeout, make_scheduler, encoder, ends, limits, last_message_only)
         context.cleanup.callback(stage.close)
     return lambda generator, ranks: MultiTurn(generator, ranks, stage)
 

@@ -58,6 +58,13 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
             ["takes the ratio to the engine's log-probs"],
         ),
         ("--top_p 0.9 --rollout_importance_sampling_mode sequence_mask", ["use token_truncate"]),
+        ("--repetition_penalty 1.1 --rollout_importance_sampling_mode sequence_mask", ["use token_truncate"]),
+        ("--min_p 1", ["--min_p must be less than 1"]),
+        ("--structured_outputs_regex a+", ["--structured_outputs_regex needs vLLM"]),
+        ("--structured_outputs_regex (", ["(: no pattern"]),
+        ("--num_beams 2", ["--num_beams must be 1, not '2'"]),
+        ("--loss_scale all", ["all is written default"]),
+        ("--loss_scale react", ["weights by pattern are for supervised training"]),
         ("--use_vllm true --vllm_server_base_url http://h h:2", ["must begin with http://", "'h:2'"]),
         ("--use_vllm true --vllm_server_base_url http://h http://h/", ["http://h is named 2 times: each server once"]),
         ("--use_vllm true --vllm_server_host a a", ["http://a:8000 is named 2 times"]),
@@ -84,7 +91,8 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--lr_scheduler_type cosine_with_min_lr", ["needs the minimum"]),
         ("--lr_scheduler_type polynomial --learning_rate 1e-7", ["is not above the end", "lr_end"]),
         (["--lr_scheduler_kwargs", '{"power": 2}'], ["cosine does not take 'power'"]),
-        ("--ddp_timeout 60", ["no effect without --deepspeed"]),
+        ("--ddp_timeout 60 --ddp_backend gloo", ["--ddp_timeout, --ddp_backend have no effect on one process"]),
+        ("--ddp_backend mpi", ["must be one of nccl, gloo, not 'mpi'"]),
         ("--shutdown_timeout 60", ["--shutdown_timeout has no effect on one process"]),
         ("--lora_rank 4", ["--lora_rank has no effect with --train_type full: use lora"]),
         ("--quant_bits 4", ["--quant_bits has no effect with --train_type full: use lora"]),
@@ -102,8 +110,8 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--deepspeed zero4", ["zero0, zero1", "not 'zero4'"]),
         (["--deepspeed", "{bad"], ["JSON that is not valid"]),
         (
-            "--eval_limit 3 --per_device_eval_batch_size 4",
-            ["--per_device_eval_batch_size, --eval_limit have no effect"],
+            "--eval_limit 3 --eval_top_p 0.5",
+            ["--eval_limit, --eval_top_p have no effect"],
         ),
         ("--eval_steps 1 --val_dataset v --split_dataset_ratio 0.1", ["not both"]),
         ("--streaming true", ["--streaming true needs --max_steps"]),
@@ -326,11 +334,15 @@ def test_a_micro_batch_holds_at_least_one_completion() -> None:
     assert not faults(f"{lengths} --max_tokens_per_micro_batch 150")
 
 
-def test_several_processes_need_deepspeed() -> None:
-    (found,) = faults("", TWO)
-    assert "NPROC_PER_NODE=2" in found
-    assert "--deepspeed zero2" in found
-    assert faults("--deepspeed zero3", TWO) == ()
+@pytest.mark.parametrize("backend", ["", "--deepspeed zero3"])
+def test_several_processes_take_any_backend(backend: str) -> None:
+    assert faults(f"{backend} --ddp_timeout 60 --ddp_backend gloo", TWO) == ()
+
+
+def test_rows_are_spread_over_whole_groups_of_processes() -> None:
+    assert faults("--deepspeed zero2 --sequence_parallel_size 2", TWO) == ()
+    (found,) = faults("--deepspeed zero2 --sequence_parallel_size 3", TWO)
+    assert "--sequence_parallel_size 3 does not divide the number of processes, 2" in found
 
 
 @pytest.mark.parametrize(
@@ -365,6 +377,27 @@ def test_durations(text: str, seconds: float) -> None:
     assert faults(f"--max_runtime {text}") == ()
 
 
+def test_a_batch_of_evaluations_without_one_is_said_and_no_fault() -> None:
+    base = [
+        *[
+            "--rlhf_type",
+            "grpo",
+            "--model",
+            "m",
+            "--dataset",
+            "d",
+            "--reward_funcs",
+            "a",
+            "--per_device_train_batch_size",
+            "8",
+        ]
+    ]
+    given = [*base, "--per_device_eval_batch_size", "4"]
+    lines = parse_arguments(RlhfArguments, given, {}).about_flags
+    assert list(lines) == ["--per_device_eval_batch_size has no effect without --eval_steps (or --eval_on_start true)"]
+    assert not list(parse_arguments(RlhfArguments, [*given, "--eval_steps", "5"], {}).about_flags)
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -372,19 +405,37 @@ def test_durations(text: str, seconds: float) -> None:
         ("--metric_for_best_model accuracy --eval_steps 3", "must be a multiple of --eval_steps 3"),
         ("--metric_for_best_model loss --eval_steps 5", "it must be one of accuracy, reward, rewards/"),
         ("--greater_is_better false", "--greater_is_better has no effect without --metric_for_best_model"),
+        (
+            "--metric_for_best_model reward --save_strategy epoch --eval_steps 5",
+            "needs --eval_strategy epoch",
+        ),
+        ("--metric_for_best_model reward --save_strategy no", "with --save_strategy no there is one"),
+        ("--save_strategy epoch --save_steps 5", "--save_steps has no effect with --save_strategy epoch"),
+        ("--eval_strategy no --eval_steps 5", "--eval_steps has no effect with --eval_strategy no"),
+        ("--eval_strategy no --eval_limit 5", "--eval_limit has no effect without --eval_steps"),
+        ("--save_strategy epoch --streaming true --max_steps 5", "--save_strategy epoch with --streaming true"),
+        ("--interleave_prob 0.5 0.5", "--interleave_prob has 2 values for 1 data sets"),
+        ("--interleave_prob 0.5", "--interleave_prob 0.5 must add up to 1"),
+        ("--interleave_prob 1 --dataset_shuffle false", "mixes loaded rows by shuffling them"),
+        ("--stopping_strategy all_exhausted", "--stopping_strategy has no effect without --interleave_prob"),
+        ("--max_epochs 2 --streaming true --max_steps 5", "--max_epochs with --streaming true"),
+        ("--dataloader_prefetch_factor 3", "--dataloader_prefetch_factor has no effect without --dataloader_num_"),
     ],
 )
 def test_the_best_checkpoint_needs_its_metric(words: str, part: str) -> None:
     (found,) = faults(words)
     assert part in found
     assert faults("--metric_for_best_model reward --eval_steps 250 --greater_is_better false") == ()
+    assert faults("--metric_for_best_model reward --eval_strategy steps --save_strategy steps") == ()
+    assert faults("--metric_for_best_model reward --eval_strategy epoch --save_strategy epoch") == ()
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
         ("--max_turns 3", "--max_turns has no effect without --multi_turn_scheduler or --use_gym_env true"),
-        ("--gym_env a --context_manager b", "--gym_env, --context_manager have no effect without --use_gym_env true"),
+        ("--context_manager b", "--context_manager has no effect without --use_gym_env true"),
+        ("--use_gym_env false --gym_env a", "--gym_env has no effect without --use_gym_env true"),
         ("--use_gym_env true --reward_weights 1 2", "--reward_weights has 2 values for 3 reward functions"),
     ],
 )
@@ -393,6 +444,7 @@ def test_flags_of_several_turns(words: str, part: str) -> None:
     assert part in found
     assert faults("--multi_turn_scheduler a --max_turns 3 --completion_length_limit_scope total") == ()
     assert faults("--use_gym_env true --gym_env a --reward_weights 1 2 3") == ()
+    assert faults("--gym_env a --reward_weights 1 2 3") == ()  # an environment that is named is played
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,7 @@ def _uncommented(text: str) -> str:
     for line in text.splitlines():
         comment = re.match(r"#\s*(.*)", line)
         if comment and (inside or _STARTS.match(comment[1])):
-            lines.append(comment[1])
+            lines.append(line[1:])  # its spaces too: a word may end in a backslash
             inside = comment[1].rstrip().endswith("\\")
         else:
             lines.append(line)

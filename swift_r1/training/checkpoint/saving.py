@@ -16,11 +16,11 @@ from torch import Tensor
 from swift_r1.errors import RunFailed
 from swift_r1.models.loading import Quantization
 from swift_r1.models.merging import write_base
-from swift_r1.models.weights import has_adapters, lora_weights, policy_weights
+from swift_r1.models.weights import added_weights, has_adapters, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import StateBucket
-from swift_r1.training.checkpoint.folder import Draft, remove_old_checkpoints
+from swift_r1.training.checkpoint.folder import Draft, link_checkpoints, remove_old_checkpoints
 from swift_r1.training.checkpoint.state import STATE, RunState, rng_state
 from swift_r1.training.checkpoint.tensors import ModelShards, SavedTensors, write_tensors
 
@@ -52,6 +52,7 @@ class Saver:
     quantization: Quantization | None = None  # of the weights under adapters
     critic: Backend | None = None  # of PPO: its model is saved too, in a folder of its own
     progress: Callable[[str], None] = lambda _doing: None  # is told of each bucket
+    links: bool = False  # `--create_checkpoint_symlink`
 
     def __post_init__(self) -> None:
         self._failures = 0
@@ -106,10 +107,15 @@ class Saver:
             logger.warning("%s; the run goes on and tries again at the next save", fault)
 
     def _gathered(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Adapters, and the ranks' random generators, on rank 0."""
+        """Adapters, tied ones under each of their names, and the ranks' random generators, on rank 0."""
         adapters: dict[str, Tensor] = {}
-        for bucket in self.backend.weight_buckets(lora_weights(self.backend.model)):
+        for bucket in self.backend.weight_buckets(added_weights(self.backend.model)):
             adapters |= bucket
+        named = self.backend.model.named_parameters
+        first = {id(parameter): name for name, parameter in named()}
+        for name, parameter in named(remove_duplicate=False):
+            if first[id(parameter)] in adapters.keys() - {name}:
+                adapters[name] = adapters[first[id(parameter)]].clone()
         rng = {}
         for name, tensor in rng_state().items():
             for rank, state in enumerate(self.ranks.gather(tensor) or ()):
@@ -172,6 +178,8 @@ class Saver:
             draft.drop()
             return f"{draft.final} cannot be saved: {draft.fault}; earlier checkpoints are untouched"
         remove_old_checkpoints(self.run_dir, self.keep, best_step)
+        if self.links:
+            link_checkpoints(self.run_dir, best_step)
         return None
 
 
