@@ -22,6 +22,7 @@ RESERVED = {
     "worker_extension_cls": "new weights come in through it",
     "weight_transfer_config": "--weight_transport of swift rlhf says how weights come",
     "max_logprobs": "a completion has the log-prob of each of its own tokens",
+    "speculative_config": "vLLM's log-probs of speculated tokens are no numbers at times (0.32, ngram)",
     "quantization": "weights come from the trainer as it has them, 16 or 32 bits each",
     "tokenizer": "trainer and server must use the same tokens: use the model's",
     "skip_tokenizer_init": "trainer and server compare their tokenizers",
@@ -73,9 +74,6 @@ class EngineFlags:
         None, "NCCL instead of vLLM's own sums over --vllm_tensor_parallel_size GPUs", _STARTS, ms_swift="true"
     )
     vllm_disable_cascade_attn: bool | None = free(None, "no special attention kernel for shared prompts", _STARTS)
-    vllm_speculative_config: dict[str, Any] | None = free(
-        None, 'speculative decoding, as JSON: {"method": "ngram", ...}', _STARTS
-    )
 
     @property
     def starts_engine(self) -> bool:

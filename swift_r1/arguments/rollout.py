@@ -26,6 +26,10 @@ _TURNS = Scope(
 )
 
 
+def url_of(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class GenerationArguments(EngineFlags):
     """Rollouts."""
@@ -180,7 +184,7 @@ class GenerationArguments(EngineFlags):
         hosts, ports = self.vllm_server_host or ["127.0.0.1"], self.vllm_server_port
         number = max(len(hosts), len(ports))
         pairs = zip(hosts * (number // len(hosts)), ports * (number // len(ports)), strict=False)
-        return tuple(f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port in pairs)
+        return tuple(url_of(host, port) for host, port in pairs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,11 +15,12 @@ from swift_r1.errors import EXIT_OK
 from swift_r1.launch.colocate import chosen, compiled, on_this_machine
 from swift_r1.launch.engines import own_engines
 from swift_r1.launch.environment import has_gpu, launch_training, new_environment, trainer_environment, usable_cpus
+from swift_r1.launch.nodes import launching
 from swift_r1.launch.run_folder import (
     check_same_run,
     dataset_hash,
     find_checkpoint,
-    make_run_folder,
+    run_folder,
     run_folder_faults,
     write_args,
 )
@@ -72,12 +73,13 @@ def run(words: Sequence[str]) -> int:
     if checkpoint is not None:
         check_same_run(args, world, data_hash, checkpoint)
     token = None
-    if args.colocates:
-        folder = folder or make_run_folder(args, world)
-        args, token = own_engines(args, world, folder, by_default=about_vllm is not None)
-    elif args.use_vllm and is_first_node:
-        token = wait_for_servers(args, folder)
-    folder = folder or make_run_folder(args, world)
+    with launching(world, args.ddp_timeout, 2 * args.vllm_server_timeout) as nodes:  # for servers, and for leases
+        if args.use_vllm and not args.colocates and is_first_node:
+            token = wait_for_servers(args, folder)
+        folder = run_folder(args, world, nodes, folder)
+        peer = None if nodes is None else nodes.peer()
+        if args.colocates:
+            args, token = own_engines(args, world, nodes, folder, by_default=about_vllm is not None)
     if token is not None:
         from swift_r1.weights.writer import save_token
 
@@ -90,6 +92,7 @@ def run(words: Sequence[str]) -> int:
         cpus=usable_cpus(),
         gpu=gpu,
         deterministic=args.deterministic,
+        peer=peer,
     )
     environ = new_environment(os.environ, added, args.secrets)
     if is_first_node:

@@ -23,11 +23,12 @@ from swift_r1.arguments.engine import LORA_RANKS, changed_flags
 from swift_r1.arguments.fields import as_words
 from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.arguments.rollout import url_of
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.arguments.world import World
 from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.launch.environment import cpu_binding, has_gpu, own_address, usable_cpus
-from swift_r1.launch.nodes import Nodes, launching
+from swift_r1.launch.nodes import Nodes
 from swift_r1.launch.servers import wait_for_servers
 from swift_r1.runtime.processes import say
 
@@ -35,7 +36,9 @@ SUPERVISOR_MODULE = "swift_r1.launch.supervisor"
 DEFAULT_GPU_SHARE = 0.3
 
 
-def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: bool) -> tuple[RlhfArguments, str | None]:
+def own_engines(
+    args: RlhfArguments, world: World, nodes: Nodes | None, folder: Path, by_default: bool
+) -> tuple[RlhfArguments, str | None]:
     """Starts the engines beside the ranks of this node and waits for those of all nodes.
 
     Returns:
@@ -45,11 +48,10 @@ def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: boo
     Raises:
         RunFailed, ServerUnreachable: they do not start.
     """
-    if world.nnodes > 1:
-        with launching(world, args.ddp_timeout) as nodes:
-            return _on_several_nodes(args, world, folder, nodes)
+    if nodes is not None:
+        return _on_several_nodes(args, world, nodes, folder)
     key = secrets.token_hex(16)
-    urls, supervisor, check = _start(args, world, folder, key, LOOPBACK[0])
+    urls, supervisor, check = start_engines(args, world, folder, key, LOOPBACK[0])
     started = replace(args, vllm_server_base_url=urls, api_key=key)
     try:
         return started, wait_for_servers(started, folder, check)
@@ -63,7 +65,7 @@ def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: boo
 
 
 def _on_several_nodes(
-    args: RlhfArguments, world: World, folder: Path, nodes: Nodes
+    args: RlhfArguments, world: World, nodes: Nodes, folder: Path
 ) -> tuple[RlhfArguments, str | None]:
     """Node 0 makes the key, learns the addresses from the others, and tells all of them when every engine serves."""
     if world.node_rank:
@@ -71,56 +73,34 @@ def _on_several_nodes(
         host = own_address(str(world.master_addr))
         if host is None:
             raise RunFailed(f"this node has no address on the way to MASTER_ADDR {world.master_addr}")
-        urls, _, check = _start(args, world, folder, key, host)
+        urls, _, check = start_engines(args, world, folder, key, host)
         nodes.tell(f"engines/{world.node_rank}", json.dumps(urls))
         [told] = nodes.ask(["engines"], check)
         started, token = replace(args, vllm_server_base_url=json.loads(told), api_key=key), None
     else:
         key = secrets.token_hex(16)
         nodes.tell("key", key)
-        urls, _, check = _start(args, world, folder, key, LOOPBACK[0])
+        urls, _, check = start_engines(args, world, folder, key, LOOPBACK[0])
         for others in nodes.ask([f"engines/{node}" for node in range(1, world.nnodes)], check):
             urls += json.loads(others)
         started = replace(args, vllm_server_base_url=urls, api_key=key)
         token = wait_for_servers(started, folder, check)
         nodes.tell("engines", json.dumps(urls))
-    nodes.part()
     return started, token
 
 
-def _start(
+def start_engines(
     args: RlhfArguments, world: World, folder: Path, key: str, host: str
 ) -> tuple[list[str], subprocess.Popen[bytes], Callable[[], None]]:
-    """As `start_engines`, and a check that raises RunFailed once an engine cannot be started."""
-    urls, supervisor = start_engines(
-        args, world, folder, os.environ, usable_cpus(), has_gpu(os.environ), key=key, host=host
-    )
-
-    def check() -> None:
-        if supervisor.poll() is not None:
-            raise RunFailed("--vllm_mode colocate: the engine beside the trainer could not be started (see above)")
-
-    return urls, supervisor, check
-
-
-def start_engines(
-    args: RlhfArguments,
-    world: World,
-    folder: Path,
-    environ: Mapping[str, str],
-    cpus: Sequence[int],
-    gpu: bool,
-    key: str,
-    host: str = "127.0.0.1",
-) -> tuple[list[str], subprocess.Popen[bytes]]:
     """Starts the engines beside the ranks of this node, without waiting for them; they listen on `host`, for who shows
     the `key`. Their logs go to the run's `folder`.
 
     Returns:
-        The engines' addresses, and the process that supervises them: it ends them when it is terminated, and ends,
-        having said why, where one does not start.
+        The engines' addresses, the process that supervises them and ends them when it is terminated, and a check that
+        raises RunFailed once that has ended because one cannot be started, which it has said.
     """
-    places = devices_of(world.nproc_per_node, args.vllm_tensor_parallel_size, environ, cpus, gpu)
+    gpu = has_gpu(os.environ)
+    places = devices_of(world.nproc_per_node, args.vllm_tensor_parallel_size, os.environ, usable_cpus(), gpu)
     ports = free_ports(len(places), host)
     urls = [url_of(host, port) for port in ports]
     order = {
@@ -128,7 +108,7 @@ def start_engines(
         "engines": [
             {
                 "words": [sys.executable, "-m", "swift_r1", "rollout", *engine_flags(args, host, port, gpu)],
-                "environ": {**environ, **place, API_KEY_VARIABLE: key},
+                "environ": {**os.environ, **place, API_KEY_VARIABLE: key},
                 "log": str(folder / f"engine-{world.node_rank * len(places) + number}.log"),
                 "url": url,
             }
@@ -142,7 +122,12 @@ def start_engines(
     assert supervisor.stdin is not None
     supervisor.stdin.write(json.dumps(order).encode())
     supervisor.stdin.close()
-    return urls, supervisor
+
+    def check() -> None:
+        if supervisor.poll() is not None:
+            raise RunFailed("--vllm_mode colocate: the engine beside the trainer could not be started (see above)")
+
+    return urls, supervisor, check
 
 
 def engine_flags(args: RlhfArguments, host: str, port: int, gpu: bool) -> list[str]:
@@ -181,10 +166,6 @@ def devices_of(
     if not gpu and name in environ:
         return [{} for _ in starts]
     return [{name: separator.join(parts[start : start + each])} for start in starts]
-
-
-def url_of(host: str, port: int) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def free_ports(count: int, host: str) -> list[int]:

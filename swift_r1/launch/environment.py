@@ -96,6 +96,7 @@ def trainer_environment(
     cpus: Sequence[int],
     gpu: bool,
     deterministic: bool = False,
+    peer: str | None = None,
 ) -> dict[str, str]:
     """Variables to add for the trainer: threads shared out between the ranks, and an allocator without a GPU.
 
@@ -104,6 +105,7 @@ def trainer_environment(
         cpus: the usable CPUs.
         gpu: whether training runs on GPUs.
         deterministic: `--deterministic true`.
+        peer: the address of another node.
     """
     wanted = {"OMP_NUM_THREADS": str(max(1, len(cpus) // world.nproc_per_node))}
     if not gpu:
@@ -116,7 +118,7 @@ def trainer_environment(
         wanted["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch refuses matrix products in deterministic mode without it
     if world.nnodes > 1:
         wanted["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # else torch warns of every address that has no name
-        if name := interface_to(str(world.master_addr)):
+        if peer and (name := interface_to(peer)):
             # gloo would take the address of this machine's name, often one that no other machine reaches.
             wanted |= {"GLOO_SOCKET_IFNAME": name} | ({"NCCL_SOCKET_IFNAME": name} if gpu else {})
     if offline:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from swift_r1.arguments.world import World
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, PortTaken, RunFailed, SwiftError
+from swift_r1.launch.environment import own_address
 from swift_r1.runtime.processes import leave, say
 
 if TYPE_CHECKING:
@@ -62,14 +63,17 @@ class Nodes:
     Args:
         ddp_timeout: seconds; a node that has not been heard from for half of it counts as dead.
         end_workers: ends this node's ranks at once; called from another thread.
+        patience_s: the longest that `ask` waits.
 
     Raises (on entering):
         PortTaken: this is node 0 and MASTER_PORT is taken.
         RunFailed: node 0 is not there within `MEETING_SECONDS`.
     """
 
-    def __init__(self, world: World, ddp_timeout: float, end_workers: Callable[[], None]) -> None:
-        self.world, self.silence_s = world, max(_LEAST_SILENCE_SECONDS, ddp_timeout / 2)
+    def __init__(
+        self, world: World, ddp_timeout: float, end_workers: Callable[[], None], patience_s: float = MEETING_SECONDS
+    ) -> None:
+        self.world, self.patience_s, self.silence_s = world, patience_s, max(_LEAST_SILENCE_SECONDS, ddp_timeout / 2)
         self._end_workers = end_workers
         self._over = threading.Event()
         self._heard = {node: time.monotonic() for node in range(world.nnodes) if node != world.node_rank}
@@ -106,18 +110,28 @@ class Nodes:
 
     def ask(self, keys: Sequence[str], while_waiting: Callable[[], None] = lambda: None) -> list[str]:
         """What the others tell, once they have told all of it; who is silent counts as dead. Raises RunFailed: node 0,
-        which holds the store, has ended."""
+        which holds the store, has ended; or the others do not tell."""
+        deadline = time.monotonic() + self.patience_s
         try:
             while not self._own.check(list(keys)):
                 while_waiting()
+                if time.monotonic() > deadline:
+                    raise RunFailed(f"the nodes do not agree ({keys[0]} is missing): do they have the same flags?")
                 time.sleep(_LOOK_SECONDS)
             return [self._own.get(key).decode() for key in keys]
         except RuntimeError as error:
             raise RunFailed("node 0 has ended") from error
 
+    def peer(self) -> str:
+        """The address of another node as this one reaches it; MASTER_ADDR may be loopback on node 0."""
+        if not self.world.node_rank:
+            return self.ask(["address/1"])[0]
+        master = str(self.world.master_addr)
+        self.tell(f"address/{self.world.node_rank}", own_address(master) or "")
+        return master
+
     def part(self) -> None:
-        """All nodes leave the store at the same time: node 0 closes it when the others have nothing to ask any more,
-        and these leave when it has."""
+        """Node 0 closes the store when the others have nothing to ask any more, and these go on when it has."""
         others = [f"parted/{node}" for node in range(1, self.world.nnodes)]
         if not self.world.node_rank:
             self.ask(others)
@@ -235,9 +249,13 @@ class Nodes:
 
 
 @contextmanager
-def launching(world: World, ddp_timeout: float) -> Iterator[Nodes]:
-    """The nodes before their ranks start, at most `MEETING_SECONDS` after the first of them is there. An error on one
-    node ends this process on all of them, with its cause and exit code."""
+def launching(world: World, ddp_timeout: float, waits_s: float = 0.0) -> Iterator[Nodes | None]:
+    """The nodes before their ranks start; None where there is one. They meet within `MEETING_SECONDS` and leave
+    together; meanwhile one may wait `waits_s` for something else. An error on one node ends this process on all of
+    them, with its cause and exit code."""
+    if world.nnodes == 1:
+        yield None
+        return
 
     def end() -> None:
         assert nodes.seen is not None
@@ -246,10 +264,11 @@ def launching(world: World, ddp_timeout: float) -> Iterator[Nodes]:
         leave(cause.code)
 
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else torch warns of every address that has no name
-    nodes = Nodes(world, ddp_timeout, end)
+    nodes = Nodes(world, ddp_timeout, end, MEETING_SECONDS + waits_s)
     with nodes:
         try:
             yield nodes
+            nodes.part()
         except BaseException as error:
             code = error.exit_code if isinstance(error, SwiftError) else EXIT_INTERRUPTED
             text = str(error) if isinstance(error, SwiftError) else "interrupted"

@@ -236,7 +236,10 @@ def open_rollouts(
     adapter, lora = None, LoraSettings.of(args)
     # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy; and vLLM
     # knows no magnitudes (DoRA), nor modules beside the adapters.
-    if lora is not None and max_rank and quantization_of(args) is None and lora.low_rank_alone:
+    alone = lora is not None and quantization_of(args) is None and lora.low_rank_alone
+    if lora is not None and max_rank and not alone and ranks.is_rank0:
+        logger.info("whole weights go to the rollout server: it would make another policy of these adapters alone")
+    if lora is not None and max_rank and alone:
         if lora.rank > max_rank:
             raise UsageError(
                 f"--lora_rank {lora.rank} is more than the rollout server takes: start it with --vllm_max_lora_rank "

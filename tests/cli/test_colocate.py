@@ -50,7 +50,6 @@ def test_engines_take_every_engine_flag(gpu: bool) -> None:
         "vllm_kv_cache_dtype": "fp8",
         "vllm_disable_custom_all_reduce": "true",
         "vllm_disable_cascade_attn": "true",
-        "vllm_speculative_config": '{"method": "ngram"}',
     }
     args = arguments(2, deepspeed="zero2", **given)
     served = parse_arguments(RolloutArguments, engine_flags(args, "127.0.0.1", 5555, gpu))
@@ -61,7 +60,6 @@ def test_engines_take_every_engine_flag(gpu: bool) -> None:
         "kv_cache_dtype": "fp8",
         "disable_custom_all_reduce": True,
         "disable_cascade_attn": True,
-        "speculative_config": {"method": "ngram"},
     }
     assert expected.items() <= engine_arguments(replace(served, torch_dtype="float32"), gpu).items()
     assert "max_num_seqs 7" in plan_text(args) and "one engine for 2 ranks" in plan_text(args)

@@ -30,7 +30,7 @@ def train(tmp_path: Path, save_model: Callable[..., Path], start_tiny: Callable[
     model = save_model(tmp_path / "model", dtype="bfloat16")  # computed with in float32
 
     def run(name: str, processes: int = 1, resumed_from: Path | None = None, **flags: Any) -> Any:
-        server = start_tiny(model)
+        server = start_tiny(model, vllm_engine_kwargs={"enable_sleep_mode": flags.pop("can_sleep", True)})
         values = {
             "rlhf_type": "grpo",
             "model": model,
@@ -125,3 +125,13 @@ def test_a_run_with_an_engine_that_sleeps_learns_the_same(train: Callable[..., A
         again = [line for line in train("asleep", resumed_from=checkpoints[0], **flags)[0] if "loss" in line]
         kept = ("step", "loss", "reward", "grad_norm")
         assert [[line[name] for name in kept] for line in again] == [[line[name] for name in kept] for line in steps]
+
+
+def test_a_server_that_cannot_sleep_stays_awake_while_the_trainer_moves(train: Callable[..., Any], capfd: Any) -> None:
+    short = {"can_sleep": False, "max_steps": 2, "eval_steps": None, "val_dataset": None, "save_steps": 2}
+    lines, *_ = train("awake", **short)
+    moved, _, log = train("moved", **short, sleep_level=1, offload_model="true", offload_optimizer="true")
+    assert "--sleep_level 1 has no effect on a server that cannot sleep" in capfd.readouterr().out
+    assert [learned(line) for line in moved] == [learned(line) for line in lines]
+    assert all(line["time/offload"] > 0 and "time/sleep" not in line for line in moved if "loss" in line)
+    assert "the engine sleeps" not in log

@@ -48,7 +48,6 @@ def run(words):
                 check()
                 time.sleep(0.05)
             nodes.tell("engines", json.dumps(urls))
-        nodes.part()
     mine.with_suffix(".met").write_text(json.dumps([key, urls]))
     # The launcher that replaces this process meets the others at the same port.
     os.execv(sys.executable, [sys.executable, "-c", AGAIN])
@@ -61,7 +60,6 @@ world, _ = World.from_environment(os.environ)
 with launching(world, 20) as nodes:
     nodes.tell(f"again/{world.node_rank}", "1")
     nodes.ask(["again/0", "again/1"])
-    nodes.part()
 '''
 rlhf.run = run
 sys.exit(main.main(["rlhf"]))

@@ -39,7 +39,7 @@ def train(hosts, tiny_model, tmp_path):
     """`train(**flags) -> the two processes`."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(**flags):
+    def start(master=hosts[0].address, **flags):
         values = {
             "rlhf_type": "grpo",
             "model": tiny_model,
@@ -70,7 +70,7 @@ def train(hosts, tiny_model, tmp_path):
                     NNODES="2",
                     NODE_RANK=str(number),
                     NPROC_PER_NODE="1",
-                    MASTER_ADDR=hosts[0].address,
+                    MASTER_ADDR=hosts[0].address if number else master,
                     MASTER_PORT="29512",
                     SWIFT_API_KEY=KEY,
                 )
@@ -87,8 +87,8 @@ def train(hosts, tiny_model, tmp_path):
 
 
 def steps_of(folder: Path) -> list[dict[str, float]]:
-    path = folder / "run" / "logging.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
+    path = next((folder / "run").glob("**/logging.jsonl"), None)
+    lines = path.read_text().splitlines() if path else []
     return [row for row in map(json.loads, lines) if "loss" in row]
 
 
@@ -169,7 +169,8 @@ def engines_of(hosts, number):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_each_host_has_engines_and_a_killed_rank_ends_those_of_both(train, hosts, tmp_path):
-    processes = train(max_steps=100_000, weight_check_steps=1, **BESIDE)
+    # As in ms-swift's script for node 0.
+    processes = train("127.0.0.1", max_steps=100_000, weight_check_steps=1, add_version="true", **BESIDE)
 
     def trained():
         assert all(process.poll() is None for process in processes)
@@ -178,13 +179,14 @@ def test_each_host_has_engines_and_a_killed_rank_ends_those_of_both(train, hosts
     until(trained, 600)
     engines = [engines_of(hosts, number) for number in range(2)]
     assert all(engines)
-    args = json.loads((tmp_path / "run" / "args-node1.json").read_text())["args"]
+    [folder] = (tmp_path / "run").iterdir()  # which node 0 has named
+    args = json.loads((folder / "args-node1.json").read_text())["args"]
     assert [url.rpartition(":")[0] for url in args["vllm_server_base_url"]] == [
         "http://127.0.0.1",
         f"http://{hosts[1].address}",
     ]
     assert all(row["rollout/servers"] == 2 and row["rollout/weight_check"] < 0.01 for row in steps_of(tmp_path))
-    assert sorted(log.name for log in (tmp_path / "run").glob("engine-*.log")) == ["engine-0.log", "engine-1.log"]
+    assert sorted(log.name for log in folder.glob("engine-*.log")) == ["engine-0.log", "engine-1.log"]
     [rank] = rank_of(processes[1])
     os.kill(rank, signal.SIGKILL)
     assert [process.wait(60) for process in processes] == [5, 5]
