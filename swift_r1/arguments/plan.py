@@ -173,6 +173,8 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     }
     if args.colocates and (changed := changed_flags(args) | args.vllm_engine_kwargs):
         rows["engine"] = ", ".join(f"{name.removeprefix('vllm_')} {value}" for name, value in changed.items())
+    if args.chosen:
+        rows["chosen"] = "; ".join(args.chosen)
     if is_ppo:
         alone = f"; alone for {args.critic_warmup_steps} steps" if args.critic_warmup_steps else ""
         rows["critic"] = f"{args.critic_model}, all weights, learning rate {args.critic_learning_rate:g}{alone}"

@@ -144,7 +144,11 @@ class TrainingArguments:
         1, "completions a process generates at once in evaluation", _EVALUATED, _BATCHES, at_least=1
     )
     gradient_accumulation_steps: int = flag(
-        1, "micro-batches per optimizer step", at_least=1, ms_swift="so that about 16 completions make a step"
+        1,
+        "micro-batches per optimizer step; where no flag sizes the round, as many as hold whole groups and at least 16 "
+        "completions if 1 does not",
+        at_least=1,
+        ms_swift="so that about 16 completions make a step",
     )
     max_tokens_per_micro_batch: int | None = flag(
         None,

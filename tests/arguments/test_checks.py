@@ -202,7 +202,8 @@ def ppo_faults(words: str) -> tuple[str, ...]:
         ("--vf_coef 1", "--vf_coef has no effect"),
         ("--whiten_rewards true", "--whiten_rewards has no effect"),
         ("--whiten_advantages false", "--whiten_advantages has no effect"),
-        ("--num_generations 1", "--num_generations must be at least 2, not 1, with --rlhf_type grpo"),
+        ("--num_generations 1", "--num_generations 1 makes every advantage 0 with --advantage_estimator grpo"),
+        ("--num_generations 1 --advantage_estimator rloo", "or --advantage_estimator reinforce_plus_plus"),
         ("--offload_ref_model true", "--offload_ref_model has no effect without a KL: give --beta"),
         (
             "--offload_ref_model true --beta 1 --train_type lora",
@@ -304,9 +305,14 @@ def test_accepted(words: str) -> None:
 @pytest.mark.parametrize(
     ("batch", "words", "environ", "part"),
     [
-        (["--per_device_train_batch_size", "6"], "", {}, "a round of 6 completions"),
-        (BATCH, "--num_generations 5", {}, "groups of --num_generations 5"),
-        (["--per_device_train_batch_size", "3"], "--deepspeed zero2", TWO, "3 x 2 processes x 1 micro-batches"),
+        (["--per_device_train_batch_size", "6"], "--gradient_accumulation_steps 1", {}, "a round of 6 completions"),
+        (BATCH, "--num_generations 5 --steps_per_generation 1", {}, "groups of --num_generations 5"),
+        (
+            ["--per_device_train_batch_size", "3"],
+            "--deepspeed zero2 --gradient_accumulation_steps 1",
+            TWO,
+            "3 x 2 processes x 1 micro-batches",
+        ),
         (
             BATCH,
             "--generation_batch_size 12",
@@ -314,7 +320,7 @@ def test_accepted(words: str) -> None:
             "not a multiple of 8 (--per_device_train_batch_size 8 x 1 processes): use 8 or 16",
         ),
         (BATCH, "--steps_per_generation 3 --gradient_accumulation_steps 2", {}, "use 2 or 4"),
-        (BATCH, "--steps_per_generation 1 --gradient_accumulation_steps 2", {}, "use 2 for"),
+        (BATCH, "--steps_per_generation 2 --gradient_accumulation_steps 3", {}, "use 3 for"),
         (BATCH, "--steps_per_generation 1 --generation_batch_size 8", {}, "either"),
     ],
 )
