@@ -84,10 +84,24 @@ ADAPTERS = {
     "whole": {"rslora": True, "modules_to_save": ["all-embedding", "all-norm", "lm_head"], "lorap_lr_ratio": 4},
 }
 """What is trained beside or in place of `B A`, and at another rate."""
+APART = json.dumps(
+    {
+        "zero_optimization": {
+            "stage": 3,
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_live_parameters": 0,
+            "stage3_max_reuse_distance": 0,
+        }
+    }
+)
+"""ZeRO-3 that gathers a weight only where it is used, as it does with large ones."""
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)
-@pytest.mark.parametrize("backend", ["zero3", pytest.param("zero2", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(APART, id="apart"), *(pytest.param(name, marks=pytest.mark.long) for name in ("zero2", "zero3"))],
+)
 def test_other_adapters_equal_one_process(train, backend, kind):
     case = f"lora:{json.dumps(ADAPTERS[kind])}"
     assert_same(train(backend, ranks=2, cuts="150 40s 70", train=case, reload_after=2), train("local", train=case))
