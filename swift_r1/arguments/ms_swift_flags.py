@@ -162,6 +162,12 @@ _TABLE = {
         swanlab_notification_method swanlab_webhook_url swanlab_secret swanlab_sender_email swanlab_receiver_email
         swanlab_smtp_server swanlab_smtp_port swanlab_email_language swanlab_lark_webhook_url swanlab_lark_secret
     """,
+    "--hub_model_id names owner and repository, whose main branch gets the model": """
+        push_to_hub_organization hub_revision
+    """,
+    "while a checkpoint is sent to the hub, later ones are not, but for the last": """
+        hub_always_push=false
+    """,
     "--report_to has the trackers: tensorboard, wandb, swanlab": """
         project trackio_bucket_id trackio_space_id trackio_static_space_id
     """,
@@ -209,18 +215,17 @@ _TABLE = {
 }
 
 _PENDING = """
-    no_cuda push_to_hub_model_id push_to_hub_organization push_to_hub_token adapters agent_template attn_impl
-    average_tokens_across_devices bf16 bnb_4bit_compute_dtype bnb_4bit_quant_storage data_parallel_size ddp_backend
-    ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph deepspeed_autotp_size
-    device_map disable_gradient_checkpointing ds3_gather_for_generation fp16 freeze_llm fsdp fsdp_config
-    full_determinism gc_collect_after_offload gradient_checkpointing_kwargs hqq_axis hub_always_push hub_model_id
-    hub_private_repo hub_revision hub_strategy hub_token init_strategy init_weights liger_kernel_config
-    local_repo_path local_rollout_forward_batch_size log_entropy log_rollout_offpolicy_metrics logprobs lora_bias
-    lora_dropout lora_dtype lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale
+    no_cuda adapters agent_template attn_impl average_tokens_across_devices bf16 bnb_4bit_compute_dtype
+    bnb_4bit_quant_storage data_parallel_size ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb
+    ddp_find_unused_parameters ddp_static_graph deepspeed_autotp_size device_map disable_gradient_checkpointing
+    ds3_gather_for_generation fp16 freeze_llm fsdp fsdp_config full_determinism gc_collect_after_offload
+    gradient_checkpointing_kwargs hqq_axis init_strategy init_weights liger_kernel_config local_repo_path
+    local_rollout_forward_batch_size log_entropy log_rollout_offpolicy_metrics logprobs lora_bias lora_dropout
+    lora_dtype lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale
     lora_ga_stable_gamma lorap_lr_ratio loss_scale max_logprobs max_memory max_new_tokens min_p model_author
     model_kwargs model_name model_revision model_type modules_to_save move_model_batches multi_turn_func
     neftune_noise_alpha new_special_tokens num_beams num_sample_generations off_policy_sequence_mask_delta
-    optim_args optim_target_modules optimizer padding_side preserve_thinking push_to_hub ref_adapters ref_model
+    optim_args optim_target_modules optimizer padding_side preserve_thinking ref_adapters ref_model
     ref_model_revision ref_model_type repetition_penalty response_length resume_only_model rope_scaling
     sequence_parallel sequence_parallel_size structured_outputs_regex target_parameters target_regex task_type
     template tensor_parallel_size tf32 top_logprobs torch_empty_cache_steps trainable_parameters_regex tuner_backend

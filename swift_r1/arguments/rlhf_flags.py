@@ -12,7 +12,7 @@ from swift_r1.arguments.output import OutputArguments
 from swift_r1.arguments.parser import Command
 from swift_r1.arguments.reward import BuiltinRewardArguments, RewardArguments
 from swift_r1.arguments.rollout import GenerationArguments, MultiTurnArguments
-from swift_r1.arguments.sharing import TrackerArguments
+from swift_r1.arguments.sharing import HubArguments, TrackerArguments
 from swift_r1.arguments.training import ModelArguments, TrainingArguments
 from swift_r1.arguments.world import ProcessArguments
 from swift_r1.data.sources import DataFlags
@@ -23,6 +23,7 @@ from swift_r1.tracking.reporters import TrackerFlags
 class RlhfFlags(
     OutputArguments,
     TrackerArguments,
+    HubArguments,
     TrainingArguments,
     AlgorithmArguments,
     PPOArguments,

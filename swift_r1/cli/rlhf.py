@@ -87,7 +87,7 @@ def run(words: Sequence[str]) -> int:
     added = trainer_environment(
         os.environ,
         world,
-        offline=all(map(is_local, filter(None, (args.model, args.critic_model)))),
+        offline=not args.push_to_hub and all(map(is_local, filter(None, (args.model, args.critic_model)))),
         cpus=usable_cpus(),
         gpu=gpu,
         deterministic=args.deterministic,
