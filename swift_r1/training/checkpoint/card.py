@@ -6,11 +6,13 @@ import json
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from swift_r1.data.hubs import is_hub_id
 from swift_r1.data.sources import parse_dataset
+from swift_r1.errors import UsageError
 from swift_r1.tracking.metrics import read_json_lines
 
 _POINTS = 12  # of the reward's curve
@@ -56,10 +58,13 @@ def model_card(run_dir: Path, step: int) -> str:
 def _header(args: Mapping[str, Any]) -> str:
     from huggingface_hub import ModelCardData
 
-    specs = [parse_dataset(value) for value in args["dataset"]]
+    names = []
+    for value in args["dataset"]:
+        with suppress(UsageError):  # the path of a file that was there when the run began
+            names.append(parse_dataset(value).name)
     return ModelCardData(
         base_model=args["model"] if is_hub_id(args["model"]) and not os.path.exists(args["model"]) else None,
-        datasets=[one.name for one in specs if is_hub_id(one.name) and not os.path.exists(one.name)] or None,
+        datasets=[name for name in names if is_hub_id(name) and not os.path.exists(name)] or None,
         library_name="transformers" if args["train_type"] == "full" else "peft",
         pipeline_tag="text-generation",
         tags=["swift-r1", args["rlhf_type"], "reinforcement-learning"],
