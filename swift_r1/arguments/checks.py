@@ -10,6 +10,7 @@ from swift_r1.arguments.fields import no_effect
 from swift_r1.arguments.output import LAST
 from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.world import World
+from swift_r1.data.hubs import is_hub_id
 from swift_r1.errors import UsageError
 
 NO_REWARD = "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
@@ -35,6 +36,8 @@ def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator
     yield from training_faults(args, given, world)
     yield from evaluation_faults(args)
     yield from data_faults(args)
+    if args.push_to_hub and not is_hub_id(args.hub_model_id or ""):
+        yield "--push_to_hub true needs --hub_model_id owner/name"
 
 
 def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:

@@ -163,6 +163,12 @@ _TABLE = {
         swanlab_notification_method swanlab_webhook_url swanlab_secret swanlab_sender_email swanlab_receiver_email
         swanlab_smtp_server swanlab_smtp_port swanlab_email_language swanlab_lark_webhook_url swanlab_lark_secret
     """,
+    "--hub_model_id names owner and repository, whose main branch gets the model": """
+        push_to_hub_organization hub_revision
+    """,
+    "while a checkpoint is sent to the hub, later ones are not, but for the last": """
+        hub_always_push=false
+    """,
     "--report_to has the trackers: tensorboard, wandb, swanlab": """
         project trackio_bucket_id trackio_space_id trackio_static_space_id
     """,
@@ -322,10 +328,9 @@ _TABLE = {
 
 _PENDING = """
     ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph deepspeed_autotp_size
-    fsdp fsdp_config hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token
-    local_rollout_forward_batch_size log_entropy log_rollout_offpolicy_metrics max_new_tokens multi_turn_func
-    num_sample_generations off_policy_sequence_mask_delta preserve_thinking push_to_hub push_to_hub_model_id
-    push_to_hub_organization push_to_hub_token response_length zero_hpz_partition_size
+    fsdp fsdp_config local_rollout_forward_batch_size log_entropy log_rollout_offpolicy_metrics max_new_tokens
+    multi_turn_func num_sample_generations off_policy_sequence_mask_delta preserve_thinking response_length
+    zero_hpz_partition_size
 """
 """Names without a meaning yet: refused as not done in this version."""
 

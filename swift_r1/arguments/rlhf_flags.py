@@ -14,7 +14,7 @@ from swift_r1.arguments.output import OutputArguments
 from swift_r1.arguments.parser import Command
 from swift_r1.arguments.reward import BuiltinRewardArguments, RewardArguments
 from swift_r1.arguments.rollout import GenerationArguments, MultiTurnArguments
-from swift_r1.arguments.sharing import TrackerArguments
+from swift_r1.arguments.sharing import HubArguments, TrackerArguments
 from swift_r1.arguments.training import TrainingArguments
 from swift_r1.arguments.world import ProcessArguments
 from swift_r1.data.sources import DataFlags
@@ -28,6 +28,7 @@ LEAST_BATCH = 16
 class RlhfFlags(
     OutputArguments,
     TrackerArguments,
+    HubArguments,
     TrainingArguments,
     AlgorithmArguments,
     PPOArguments,

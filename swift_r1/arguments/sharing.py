@@ -56,3 +56,34 @@ class TrackerArguments:
     swanlab_token: str | None = free(
         None, "SwanLab's key (better: in SWANLAB_API_KEY)", _SWANLAB, secret="SWANLAB_API_KEY"
     )
+
+
+_PUSHES = Scope(lambda args: args.push_to_hub, "without --push_to_hub true", unless_off=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubArguments:
+    """Hub."""
+
+    push_to_hub: bool = free(
+        False, "send checkpoints, with a model card, to ModelScope, or with --use_hf to Hugging Face"
+    )
+    hub_model_id: str | None = free(
+        None, "the repository there, owner/name; made where there is none", _PUSHES, aliases=("push_to_hub_model_id",)
+    )
+    hub_token: str | None = free(
+        None,
+        "the hub's token (better: in SWIFT_HUB_TOKEN; default: the login of the hub's own tool)",
+        _PUSHES,
+        secret="SWIFT_HUB_TOKEN",
+        aliases=("push_to_hub_token",),
+    )
+    hub_private_repo: bool = free(False, "make it a private repository", _PUSHES)
+    hub_strategy: str = free(
+        "every_save",
+        "what is sent: the model of each save, or of the last (end); or with it the whole checkpoint, to resume from, "
+        "the last (checkpoint) or each (all_checkpoints)",
+        _PUSHES,
+        choices=("every_save", "end", "checkpoint", "all_checkpoints"),
+    )
+    hub_timeout: float = free(1800.0, "seconds that sending a checkpoint may take", _PUSHES, more_than=0)

@@ -88,7 +88,8 @@ def run(words: Sequence[str]) -> int:
     added = trainer_environment(
         os.environ,
         world,
-        offline=all(map(is_local, filter(None, (args.model, args.critic_model, args.ref_model)))),
+        offline=not args.push_to_hub
+        and all(map(is_local, filter(None, (args.model, args.critic_model, args.ref_model)))),
         cpus=usable_cpus(),
         gpu=gpu,
         deterministic=args.deterministic,

@@ -101,7 +101,7 @@ def trainer_environment(
     """Variables to add for the trainer: threads shared out between the ranks, and an allocator without a GPU.
 
     Args:
-        offline: neither the model nor the data needs the hub.
+        offline: neither the model nor the data nor an upload needs the hub.
         cpus: the usable CPUs.
         gpu: whether training runs on GPUs.
         deterministic: `--deterministic true`.

@@ -241,6 +241,7 @@ def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int],
         critic_backend,
         watchdog.progress,
         args.create_checkpoint_symlink,
+        setup.open_uploader(context),
     )
     return Trainer(
         args=args,

@@ -16,6 +16,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from swift_r1.algorithms import PPOConfig, from_flags
 from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments
+from swift_r1.data.hubs import default_hub
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.inference.engines.checks import check_engine
@@ -38,6 +39,7 @@ from swift_r1.sampling.turn_engine import Limits, TurnEngine
 from swift_r1.training.backends import open_backend
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.checkpoint.state import RunState, seed_everything
+from swift_r1.training.checkpoint.upload import HubFlags, Uploader
 from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
@@ -254,6 +256,18 @@ def open_rollouts(
         if ranks.is_rank0:
             logger.info("adapters alone go to the rollout server, which takes them up to rank %d", max_rank)
     return ServerRollouts(pool, backend, ranks, args.weight_check_steps, adapter, bool(can_sleep))
+
+
+def open_uploader(context: Context) -> Uploader | None:
+    """What sends checkpoints to a hub, on rank 0 with `--push_to_hub`."""
+    args = context.args
+    if not args.push_to_hub or not context.ranks.is_rank0:
+        return None
+    hub, repo = default_hub(args.use_hf), str(args.hub_model_id)
+    flags = HubFlags(hub, repo, args.hub_private_repo, args.hub_strategy, args.hub_timeout)
+    uploader = Uploader(flags, context.watchdog.progress)
+    context.cleanup.callback(uploader.close)
+    return uploader
 
 
 def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None) -> MakeTurns:
