@@ -122,6 +122,15 @@ _TABLE = {
     "the launcher sets it: NPROC_PER_NODE says how many processes train": """
         local_rank=-1
     """,
+    "under DDP a weight without a gradient counts as zero, and buffers are equal on all ranks: leave it out": """
+        ddp_find_unused_parameters=true|false ddp_broadcast_buffers=true|false ddp_static_graph=true|false
+    """,
+    "belongs into the file or JSON of --fsdp, under fsdp_config": """
+        fsdp_config
+    """,
+    "gradients are sent in buckets of 25 MiB: leave it out": """
+        ddp_bucket_cap_mb=25
+    """,
     "only NVIDIA GPUs and CPUs are supported: leave it out": """
         enable_npu_model_patch=true tpu_num_cores tpu_metrics_debug=false use_mps_device=false use_ipex=false
         jit_mode_eval=false
@@ -141,11 +150,11 @@ _PENDING = """
     adapters add_non_thinking_prefix agent_template attn_impl average_tokens_across_devices bf16
     bnb_4bit_compute_dtype bnb_4bit_quant_storage cached_dataset cached_val_dataset callbacks check_model
     create_checkpoint_symlink custom_register_path data_parallel_size dataloader_drop_last
-    dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend ddp_broadcast_buffers
-    ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph deepspeed_autotp_size device_map
+    dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor
+    deepspeed_autotp_size device_map
     disable_auto_column_mapping disable_gradient_checkpointing disable_ignore_empty_think download_mode
     ds3_gather_for_generation early_stop_interval eval_dataset eval_dataset_args eval_datasets_args eval_delay
-    eval_generation_config eval_strategy eval_use_evalscope extra_eval_args fp16 freeze_llm fsdp fsdp_config
+    eval_generation_config eval_strategy eval_use_evalscope extra_eval_args fp16 freeze_llm
     full_determinism gc_collect_after_offload gradient_checkpointing_kwargs group_by_length hqq_axis
     hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_args_error
     include_num_input_tokens_seen init_strategy init_weights interleave_prob lazy_tokenize length_column_name

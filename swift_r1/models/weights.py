@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from swift_r1.arguments.training import ModelArguments
 from swift_r1.errors import UsageError
@@ -28,16 +29,23 @@ ADAPTER = "default"  # peft's name for the one adapter that a model has here
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One weight of the policy."""
+    """One weight of the policy, by its place in the model: FSDP2 puts the whole one there while it is gathered."""
 
     name: str  # its Hugging Face name, without adapters
-    base: Tensor  # the model's own parameter, or persistent buffer
+    owner: nn.Module  # the module whose own it is
+    kind: str  # its attribute there
     # None, or peft's `LoraLayer` whose adapter is to be merged: it knows `scaling * B A` in the base's layout
     layer: Any = None
 
     @property
+    def base(self) -> Tensor:
+        """The model's own parameter, or persistent buffer."""
+        found: Tensor = getattr(self.owner, self.kind)
+        return found
+
+    @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
-        """What must be gathered before `value` under ZeRO-3."""
+        """What must be gathered before `value` under ZeRO-3 and FSDP2."""
         if not isinstance(self.base, nn.Parameter):
             return ()
         if self.layer is None:
@@ -68,6 +76,11 @@ def _quant_state(parameter: Tensor) -> Any:
     return getattr(parameter, "quant_state", None)
 
 
+def part_of(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that FSDP2 has sharded, in the same memory; any other tensor itself."""
+    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def whole_shape(parameter: Tensor) -> torch.Size:
     """The shape of the weight itself, however it is stored or partitioned."""
     if (state := _quant_state(parameter)) is not None:
@@ -96,25 +109,31 @@ def policy_weights(model: PreTrainedModel) -> list[Weight]:
     """The model's weights, tied ones once, each with its adapter; then its persistent buffers, which belong to a
     checkpoint as weights do."""
     lasting = model.state_dict(keep_vars=True)
-    buffers = [Weight(name, buffer) for name, buffer in model.named_buffers() if name in lasting]
+    buffers = [_weight_at(model, name) for name, _ in model.named_buffers() if name in lasting]
     adapted = {}
     if has_adapters(model):
         from peft.tuners.lora import LoraLayer
 
         adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     weights = []
-    for name, parameter in model.named_parameters():
+    for name, _ in model.named_parameters():
         owner, _, kind = name.rpartition(".base_layer.")
         if layer := adapted.get(owner):
-            weights.append(Weight(f"{owner}.{kind}", parameter, layer if kind == "weight" else None))
+            more = {"layer": layer} if kind == "weight" else {}
+            weights.append(replace(_weight_at(model, name), name=f"{owner}.{kind}", **more))
         elif ".lora_" not in name:
-            weights.append(Weight(name, parameter))
+            weights.append(_weight_at(model, name))
     return weights + buffers
+
+
+def _weight_at(model: nn.Module, name: str) -> Weight:
+    owner, _, kind = name.rpartition(".")
+    return Weight(name, model.get_submodule(owner), kind)
 
 
 def lora_weights(model: PreTrainedModel) -> list[Weight]:
     """The adapters alone, under the names that they have in `model`."""
-    return [Weight(name, parameter) for name, parameter in model.named_parameters() if ".lora_" in name]
+    return [_weight_at(model, name) for name, _ in model.named_parameters() if ".lora_" in name]
 
 
 def adapter_weights(model: PreTrainedModel) -> list[Weight]:

@@ -18,8 +18,8 @@ from swift_r1.algorithms import LossConfig, PPOConfig, from_flags
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
 from swift_r1.models.loading import Quantization, load_critic, load_model
 from swift_r1.models.lora import LoraSettings
-from swift_r1.models.policy import Critic
-from swift_r1.models.weights import Freezing, policy_weights
+from swift_r1.models.policy import Critic, Policy
+from swift_r1.models.weights import Freezing, part_of, policy_weights
 from swift_r1.runtime.ranks import join_ranks
 from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.batching import Batching, collate, round_batch
@@ -104,7 +104,7 @@ class Case:
     """One run.
 
     Attributes:
-        backend: `local`, `ddp`, or what `--deepspeed` takes.
+        backend: `local`, `ddp`, `fsdp2`, `fsdp-grad` (shard_grad_op), or what `--deepspeed` takes.
         cuts: of each step, see `step_on`.
         loss: fields of LossConfig, and overlong_filter.
         mix_after: the step after which the reference moves to the policy.
@@ -175,6 +175,8 @@ def open_critic_backend(case, ranks):
         from swift_r1.training.backends.ddp import DdpBackend
 
         return DdpBackend(load(), optimizer, ranks, Critic)
+    if case.backend.startswith("fsdp"):
+        return fsdp_backend(case, load, optimizer, ranks, Critic)
     from swift_r1.training.backends.deepspeed import DeepSpeedBackend
 
     dtype, config = getattr(torch, case.dtype), read_config(case.backend)
@@ -205,6 +207,8 @@ def open_backend(case, ranks):
 
         ddp.BUCKET_NUMBERS = 10_000  # several buckets
         return ddp.DdpBackend(load(), optimizer, ranks)
+    if case.backend.startswith("fsdp"):
+        return fsdp_backend(case, load, optimizer, ranks)
     from deepspeed.accelerator import get_accelerator
 
     from swift_r1.training.backends.deepspeed import DeepSpeedBackend
@@ -213,6 +217,14 @@ def open_backend(case, ranks):
     get_accelerator().is_fp16_supported = lambda: True
     config = read_config(case.backend)
     return DeepSpeedBackend(load, getattr(torch, case.dtype), optimizer, config, ranks, kind == "qlora")
+
+
+def fsdp_backend(case, load, optimizer, ranks, wrap=Policy):
+    from swift_r1.training.backends.fsdp import FsdpBackend
+    from swift_r1.training.backends.fsdp_config import read_fsdp
+
+    config = read_fsdp('{"fsdp": "shard_grad_op"}' if case.backend == "fsdp-grad" else case.backend)
+    return FsdpBackend(load, optimizer, config, ranks, wrap)
 
 
 def be_away(backend, reference):
@@ -224,7 +236,7 @@ def be_away(backend, reference):
     gone = [storage for one in tensors for storage, _ in one._away]
     masters = {one.untyped_storage().data_ptr() for one in backend.states._tensors()}
     assert gone and all(storage.nbytes() == 0 for storage in gone) and masters == {0}
-    assert all(weight.untyped_storage().nbytes() == 0 for weight in backend.model.parameters())
+    assert all(part_of(weight).untyped_storage().nbytes() == 0 for weight in backend.model.parameters())
     for one in tensors:
         one.come_back()
     assert all(storage.nbytes() for storage in gone)

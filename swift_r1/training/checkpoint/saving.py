@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -125,7 +126,8 @@ class Saver:
         rng: dict[str, Tensor],
     ) -> None:
         """Everything except models' weights and the state's buckets. Given no weights transformers writes the rest."""
-        self.backend.model.save_pretrained(folder, state_dict=adapters)
+        with _own_state(self.backend.model):
+            self.backend.model.save_pretrained(folder, state_dict=adapters)
         write_base(self.backend.model, folder, self.quantization)
         self.tokenizer.save_pretrained(folder)
         if self.critic is not None:
@@ -173,6 +175,18 @@ class Saver:
             return f"{draft.final} cannot be saved: {draft.fault}; earlier checkpoints are untouched"
         remove_old_checkpoints(self.run_dir, self.keep, best_step)
         return None
+
+
+@contextmanager
+def _own_state(model: Any) -> Iterator[None]:
+    """While this is open, transformers writes what it is given of a quantized model too, and not the model's own
+    tensors, which may be parts."""
+    quantizer = vars(model).pop("hf_quantizer", None)
+    try:
+        yield
+    finally:
+        if quantizer is not None:
+            model.hf_quantizer = quantizer
 
 
 def round_tensors_of(checkpoint: Path) -> dict[str, Tensor]:
