@@ -165,7 +165,7 @@ _PENDING = """
     lorap_lr_ratio loss_scale max_epochs max_logprobs max_memory max_new_tokens min_p model_author model_kwargs
     model_name model_revision model_type modules_to_save move_model_batches multi_turn_func neftune_noise_alpha
     new_special_tokens num_beams num_infer_workers num_sample_generations off_policy_sequence_mask_delta optim_args
-    optim_target_modules optimizer packing_length packing_num_proc packing_strategy padding_free padding_side
+    optim_target_modules optimizer packing_length packing_num_proc packing_strategy padding_side
     preserve_thinking project push_to_hub ref_adapters ref_model ref_model_revision ref_model_type
     remove_unused_columns repetition_penalty response_length resume_only_model rope_scaling save_strategy
     sequence_parallel sequence_parallel_size stopping_strategy stream structured_outputs_regex

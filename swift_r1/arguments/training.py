@@ -142,7 +142,9 @@ class TrainingArguments:
         choices=("auto", "true", "false"),
     )
     packing: bool = flag(
-        False, "one row per micro-batch, without padding, where prompts are not shared (which packs too)"
+        False,
+        "one row per micro-batch, without padding, where prompts are not shared (which packs too)",
+        aliases=("padding_free",),
     )
     optim: str = flag(
         "adamw_torch_fused",

@@ -40,7 +40,7 @@ _TEMPLATE = (
     "Template TemplateMeta TemplateInputs TemplateType TEMPLATE_MAPPING register_template get_template "
     "get_template_meta "
 )
-_ENGINES_V3 = "InferEngine PtEngine VllmEngine InferClient "
+_ENGINES_V3 = "InferEngine PtEngine VllmEngine SglangEngine InferClient "
 _ENGINES_V4 = "InferEngine TransformersEngine VllmEngine GRPOVllmEngine SglangEngine InferClient "
 
 _HOMES = {
@@ -63,10 +63,11 @@ _ENTRIES: dict[str, Entry] = {name: home for home, names in _HOMES.items() for n
 _ENTRIES |= {name: Missing(instead) for instead, names in _INSTEAD.items() for name in names.split()}
 
 _MODULES = {
-    "swift": "",
+    "swift": "get_logger load_dataset get_template " + _REQUESTS + _ENGINES_V4,
     "swift.utils": "get_logger remove_response to_device",
     # version 4
-    "swift.rewards": _ORM + _PRM + "rm_plugins",
+    # The schedulers are not there in ms-swift, but its treepo plugin imports them from it.
+    "swift.rewards": _ORM + _PRM + _TURNS + "rm_plugins",
     "swift.rewards.orm": _ORM + _BUILTIN,
     "swift.rewards.prm": _PRM,
     "swift.rewards.rm_plugin": _RM,
@@ -85,12 +86,12 @@ _MODULES = {
     "swift.plugin.multi_turn": _TURNS + _SCHEDULERS,
     "swift.plugin.env": _ENV,
     "swift.plugin.context_manager": _CONTEXT,
-    "swift.llm": _DATASETS + _REQUESTS + _TEMPLATE + _ENGINES_V3 + "Messages Tool to_device",
+    "swift.llm": _DATASETS + _REQUESTS + _TEMPLATE + _ENGINES_V3 + "RolloutInferRequest Messages Tool to_device",
     "swift.llm.dataset": _DATASETS,
-    "swift.llm.template": _TEMPLATE + "Messages Tool InferRequest",
-    "swift.llm.infer": _REQUESTS + _ENGINES_V3,
+    "swift.llm.template": _TEMPLATE + "Messages Tool InferRequest RolloutInferRequest",
+    "swift.llm.infer": _REQUESTS + _ENGINES_V3 + "Function",
     "swift.llm.infer.protocol": _PROTOCOL,
-    "swift.llm.utils": "Messages to_device",
+    "swift.llm.utils": "Messages Tool get_logger to_device",
 }
 IMPORT_NAMES: Mapping[str, Mapping[str, Entry]] = {
     module: {name: _ENTRIES[name] for name in names.split()} for module, names in _MODULES.items()

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Sequence
@@ -52,6 +53,27 @@ class ReActFormat(ORM):
 
     def __call__(self, completions: list[str], **kwargs: Any) -> list[float | None]:
         return [float(is_react(completion)) for completion in completions]
+
+
+def last_call(text: str) -> tuple[str, Any]:
+    """The last `Action:` of a ReAct text and its `Action Input:`, as JSON where it is that; `none` and no arguments
+    where they are left out."""
+    action = text.rpartition("Action:")[2].partition("Action Input:")[0].strip() if "Action:" in text else "none"
+    words = text.rpartition("Action Input:")[2].strip() if "Action Input:" in text else "{}"
+    try:
+        return action, json.loads(words)
+    except ValueError:
+        return action, words
+
+
+class ToolBench(ORM):
+    """1 where the last ReAct call has the action and the input of `solution`'s; 0 otherwise."""
+
+    def __call__(self, completions: list[str], solution: list[str], **kwargs: Any) -> list[float | None]:
+        return [
+            float(last_call(text.partition("Observation:")[0] if text.endswith("Observation:") else text) == wanted)
+            for text, wanted in zip(completions, map(last_call, solution), strict=True)
+        ]
 
 
 class GymReward(ORM):
@@ -220,6 +242,7 @@ def token_count(ids: Sequence[Any]) -> int:
 orms.update(
     format=Format,
     react_format=ReActFormat,
+    toolbench=ToolBench,
     gym_reward=GymReward,
     countdown=Countdown,
     gsm8k=Gsm8k,

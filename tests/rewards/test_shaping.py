@@ -46,6 +46,22 @@ def test_react_is_fast_on_hostile_text() -> None:
     assert time.process_time() - started < 0.2
 
 
+def test_toolbench_compares_the_last_call() -> None:
+    wanted = 'Action: add\nAction Input: {"a": 1, "b": 2}'
+    texts = [
+        'I think.\nAction: sub\nAction: add\nAction Input: {"b": 2, "a": 1.0}',
+        f"{wanted}\nObservation:",
+        f"{wanted}\nObservation: 3",  # what the tool is to say
+        'Action: add\nAction Input: {"a": 1}',
+        "Action: add",
+        "",
+    ]
+    reward = build_reward("toolbench").function
+    assert reward(texts, solution=[wanted] * 6) == [1.0, 1.0, 0.0, 0.0, 0.0, 0.0]
+    assert reward(["Action: now", "no call"], solution=["Action: now\nAction Input: {}", ""]) == [1.0, 1.0]
+    assert reward(["Action: say\nAction Input: hello"], solution=["Action: say\nAction Input: hello"]) == [1.0]
+
+
 def test_cosine() -> None:
     args = arguments("--reward_funcs", "cosine", "--cosine_max_len", "100", "--cosine_max_len_value_correct", "0.25")
     right = CosineReward(args, accuracy_orm=lambda completions, solution, **kwargs: [1.0, 1.0, 1.0, 0.0, 0.0, None])

@@ -1,0 +1,137 @@
+"""ms-swift's own GRPO scripts: their commands as bash reads them, and the same commands cut down to a laptop.
+
+    python -m tests.ms_swift.scripts CHECKOUT...     # prints what becomes of each script; --write puts it in the docs
+
+A checkout is a folder of ms-swift's sources that holds `examples/train`, at any version.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from swift_r1.arguments import RlhfArguments, RolloutArguments
+from swift_r1.arguments.parser import Command, parse_arguments
+from swift_r1.errors import UsageError
+
+FOLDERS = ("examples/train/grpo", "examples/train")
+VARIABLES = ("NPROC_PER_NODE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+_CLASSES: dict[str, type[Command]] = {"rlhf": RlhfArguments, "rollout": RolloutArguments}
+_TORCHRUN_SCRIPT = "swift/cli/rlhf.py"
+# Nothing that a script names is run: each command prints its words and variables instead.
+_PRELUDE = (
+    r"""print_command() { printf '%s\0' "$@" --; for v in """
+    + " ".join(VARIABLES)
+    + r"""; do [ -z "${!v}" ] || printf '%s\0' "$v=${!v}"; done; printf '%s\0' ---; }
+command_not_found_handle() { print_command "$@"; }
+"""
+)
+_STARTS = re.compile(r"(swift (rollout|rlhf)\b|[A-Z_]+=\S+ *\\$)")
+
+
+@dataclass(frozen=True)
+class ScriptCommand:
+    """One `swift rlhf` or `swift rollout` of a script: its words after that, and the variables in front of it."""
+
+    name: str
+    words: tuple[str, ...]
+    environ: Mapping[str, str]
+
+    def value(self, flag: str) -> str | None:
+        """The first word behind `--flag`."""
+        return next((b for a, b in zip(self.words, self.words[1:], strict=False) if a == f"--{flag}"), None)
+
+
+def scripts(checkout: Path) -> list[Path]:
+    """The scripts about GRPO, relative to the checkout, that have a command of ours."""
+    found = {path for path in (checkout / FOLDERS[0]).rglob("*.sh")} | {
+        path for path in (checkout / FOLDERS[1]).rglob("*grpo*.sh") if "megatron" not in path.parts
+    }
+    return [path.relative_to(checkout) for path in sorted(found) if commands(path)]
+
+
+def commands(script: Path) -> list[ScriptCommand]:
+    """What a script calls of ours, also in comments, where they put the command of another machine.
+
+    Bash expands it, restricted (no folders, no redirections) and with nothing to call; `<node1_ip>` and the like become
+    addresses.
+    """
+    text = re.sub(r"<node(\d)_ip>", r"10.0.0.\1", _uncommented(script.read_text()))
+    text = re.sub(r"<node(\d)_port>", r"800\1", text)
+    environ = {"PATH": "/nonexistent", "WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    done = subprocess.run(
+        ["/bin/bash", "--restricted", "-c", _PRELUDE + text],
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    found = []
+    for printed in done.stdout.split("\0---\0")[:-1]:
+        before, _, after = printed.rpartition("\0--")
+        words, variables = before.split("\0"), dict(pair.split("=", 1) for pair in after.split("\0")[1:])
+        if words[0] == "torchrun" and _TORCHRUN_SCRIPT in words:
+            words.remove(_TORCHRUN_SCRIPT)
+            words[:1] = ["swift", "rlhf"]
+        if words[0] == "swift" and words[1] in _CLASSES:
+            found.append(ScriptCommand(words[1], tuple(words[2:]), variables))
+    return found
+
+
+def _uncommented(text: str) -> str:
+    """The script with the commands that it has in comments."""
+    lines, inside = [], False
+    for line in text.splitlines():
+        comment = re.match(r"#\s*(.*)", line)
+        if comment and (inside or _STARTS.match(comment[1])):
+            lines.append(comment[1])
+            inside = comment[1].rstrip().endswith("\\")
+        else:
+            lines.append(line)
+            inside = False
+    return "\n".join(lines) + "\n"
+
+
+def faults(command: ScriptCommand) -> tuple[str, ...]:
+    """Why we refuse a command; nothing where it is good."""
+    try:
+        parse_arguments(_CLASSES[command.name], command.words, command.environ)
+    except UsageError as error:
+        return error.faults
+    return ()
+
+
+def is_about_text(command: ScriptCommand) -> bool:
+    """Whether its model reads text alone, by its name."""
+    return not re.search(r"-(VL|Omni)-", command.value("model") or "")
+
+
+def verdict(found: Sequence[ScriptCommand]) -> str:
+    """What becomes of a script: `as it is`, or why one of its commands is refused."""
+    refused = [f"`swift {one.name}`: {fault}" for one in found for fault in faults(one)]
+    if refused:
+        return "refused: " + "; ".join(dict.fromkeys(refused))
+    return "as it is" if all(map(is_about_text, found)) else "as it is; the model is refused (vision)"
+
+
+def table(checkouts: Mapping[str, Path]) -> str:
+    """The verdicts on all scripts as a Markdown table, under one line of counts per version."""
+    verdicts: dict[str, dict[str, str]] = {}
+    counts = []
+    for version, checkout in checkouts.items():
+        with contextlib.chdir(checkout):  # as their users do: paths in the scripts begin there
+            found = {str(path): verdict(commands(path)) for path in scripts(Path())}
+        good = sum(text.startswith("as it is") for text in found.values())
+        counts.append(f"{good} of {len(found)} scripts of version {version} are accepted as they are.")
+        for path, text in found.items():
+            verdicts.setdefault(path.removeprefix("examples/train/"), {})[version] = text
+    lines = [*counts, "", "| script | versions | |", "|---|---|---|"]
+    for path, texts in verdicts.items():
+        for text in dict.fromkeys(texts.values()):
+            lines.append(f"| {path} | {', '.join(v for v, one in texts.items() if one == text)} | {text} |")
+    return "\n".join(lines)

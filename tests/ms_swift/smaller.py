@@ -1,0 +1,159 @@
+"""A command of ms-swift's scripts on a laptop: its sizes replaced by small ones, and nothing else.
+
+`python -m tests.ms_swift.smaller` prints what may be replaced.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.ms_swift.scripts import ScriptCommand
+
+REPLACED = {
+    "model": "a random model of two layers",
+    "dataset": "16 rows of the same columns, in a file",
+    "output_dir": "a folder of the test",
+    "num_train_epochs": "--max_steps 2",
+    "per_device_train_batch_size, per_device_eval_batch_size, gradient_accumulation_steps": "at most 2",
+    "steps_per_generation": "as many steps as before, of the new --gradient_accumulation_steps",
+    "generation_batch_size": "as many steps as before, of the new batch",
+    "num_generations": "2, where it was more",
+    "max_completion_length": "at most 16",
+    "max_length, vllm_max_model_len": "at most 4096, the length of the model",
+    "dataloader_num_workers, dataset_num_proc": "1",
+    "NPROC_PER_NODE, vllm_tensor_parallel_size, sequence_parallel_size": "at most 2 (of servers 1)",
+    "vllm_data_parallel_size, data_parallel_size": "1",
+    "vllm_server_host, vllm_server_port, port, MASTER_ADDR, MASTER_PORT": "addresses of this machine",
+    "report_to": "those trackers that are installed",
+}
+PROBLEMS = [(a, b) for a in range(2, 6) for b in range(3, 7)]
+_AT_MOST = {
+    **dict.fromkeys(
+        (
+            *("per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps"),
+            *("num_generations", "vllm_tensor_parallel_size", "sequence_parallel_size", "nproc_per_node"),
+        ),
+        2,
+    ),
+    **dict.fromkeys(("dataloader_num_workers", "dataset_num_proc", "vllm_data_parallel_size", "data_parallel_size"), 1),
+    "max_completion_length": 16,
+    "max_length": 4096,
+    "vllm_max_model_len": 4096,
+}
+_DROPPED = ("num_train_epochs", "steps_per_generation", "generation_batch_size", "vllm_server_host", "vllm_server_port")
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a small command runs: the model, the folder of data files by data set, the folder of the run, the
+    rollout servers' ports, and that of the first rank."""
+
+    model: Path
+    data: Path
+    output: Path
+    server_ports: Sequence[int] = ()
+    master_port: int = 0
+
+
+def rows_of(dataset: str) -> list[dict[str, object]]:
+    """Rows with the columns of a data set that ms-swift's scripts name. KeyError for another."""
+    rows: list[dict[str, object]] = []
+    for a, b in PROBLEMS:
+        question, said = f"What is {a} + {b}?", f"{a} + {b} = {a + b}."
+        turns = [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
+        call = {"name": "add", "arguments": {"a": a, "b": b}}
+        tool = {"name": "add", "description": "Adds two numbers.", "parameters": {"a": {"type": "int"}}}
+        columns: dict[str, dict[str, object]] = {
+            "AI-MO/NuminaMath-TIR": {
+                "problem": question,
+                "solution": f"{said} \\boxed{{{a + b}}}",
+                "messages": turns,
+            },
+            "modelscope/gsm8k": {"question": question, "answer": f"{said}\n#### {a + b}"},
+            "LLM-Research/xlam-function-calling-60k": {
+                "id": a * 10 + b,
+                "query": question,
+                "answers": json.dumps([call]),
+                "tools": json.dumps([tool]),
+            },
+        }
+        rows.append(columns[dataset])
+    return rows
+
+
+def smaller(command: ScriptCommand, place: Place) -> tuple[list[str], dict[str, str]]:
+    """The words behind `swift` of the command cut down to `place`, and the variables in front of it."""
+    flags = _flags(command.words)
+    was = {name: int(values[0]) for name, values in flags.items() if name in _AT_MOST and name != "max_length"}
+    for name in flags.keys() & _AT_MOST.keys():
+        most = 1 if command.name == "rollout" and name == "vllm_tensor_parallel_size" else _AT_MOST[name]
+        flags[name] = [str(min(int(flags[name][0]), most))]
+    flags["model"] = [str(place.model)]
+    environ = dict(command.environ)
+    if command.name == "rollout":
+        flags["port"] = [str(place.server_ports[0])]
+        return ["rollout", *_words(flags)], environ
+    processes = int(flags.get("nproc_per_node", [environ.get("NPROC_PER_NODE", "1")])[0])
+    if "NPROC_PER_NODE" in environ:
+        environ["NPROC_PER_NODE"] = str(min(processes, 2))
+    if environ.keys() & {"MASTER_ADDR", "MASTER_PORT"}:
+        environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(place.master_port)}
+    steps = _micro_batches(flags, was, processes * int(environ.get("NNODES", "1")))
+    servers = len(flags.get("vllm_server_host", ()))
+    flags["dataset"] = [_data_file(name, place.data) for name in flags["dataset"]]
+    for name in _DROPPED:
+        flags.pop(name, None)
+    if steps is not None:
+        flags["steps_per_generation"] = [str(steps)]
+    if servers:
+        flags["vllm_server_host"] = ["127.0.0.1"] * servers
+        flags["vllm_server_port"] = [str(port) for port in place.server_ports[:servers]]
+    if "report_to" in flags:
+        flags["report_to"] = [name for name in flags["report_to"] if name == "tensorboard"] or ["none"]
+    flags |= {"output_dir": [str(place.output)], "max_steps": ["2"]}
+    return ["rlhf", *_words(flags)], environ
+
+
+def _micro_batches(flags: Mapping[str, list[str]], was: Mapping[str, int], processes: int) -> int | None:
+    """The new --steps_per_generation of a script that sets the round."""
+    old = was.get("gradient_accumulation_steps", 1)
+    if "generation_batch_size" in flags:
+        round_of = int(flags["generation_batch_size"][0]) / (was.get("per_device_train_batch_size", 1) * processes)
+    elif "steps_per_generation" in flags:
+        round_of = int(flags["steps_per_generation"][0])
+    else:
+        return None
+    return max(1, round(round_of * min(old, 2) / old))
+
+
+def _data_file(dataset: str, folder: Path) -> str:
+    """A file for `id[:subset][#N]`; what follows the id stays, except the number."""
+    name, _, _ = dataset.partition("#")
+    name, colon, subset = name.partition(":")
+    file = folder / f"{name.replace('/', '--')}.jsonl"
+    if not file.exists():
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows_of(name)))
+    return f"{file}{colon}{subset}"
+
+
+def _flags(words: Sequence[str]) -> dict[str, list[str]]:
+    flags: dict[str, list[str]] = {}
+    for word in words:
+        if word.startswith("--"):
+            name, equals, value = word[2:].partition("=")
+            flags[name] = [value] if equals else []
+        else:
+            flags[next(reversed(flags))].append(word)
+    return flags
+
+
+def _words(flags: Mapping[str, Sequence[str]]) -> list[str]:
+    return [word for name, values in flags.items() for word in (f"--{name}", *values)]
+
+
+if __name__ == "__main__":
+    for flag, by in REPLACED.items():
+        print(f"{flag}: {by}")

@@ -1,0 +1,97 @@
+"""ms-swift's own scripts run: MS_SWIFT_SOURCE names a checkout of its sources (or several, with colons between).
+
+Each script's own commands run in that folder, with small sizes (`smaller.py` lists what is replaced): `swift rollout`
+as often as the script has it, then `swift rlhf`, which ends with exit code 0 and a checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from contextlib import ExitStack, chdir
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPO, ServerProcess, free_port, save_tiny_model, wait_until_serving
+from tests.ms_swift.scripts import ScriptCommand, commands, faults, is_about_text, scripts
+from tests.ms_swift.smaller import Place, smaller
+
+SOURCES = [Path(name) for name in os.environ.get("MS_SWIFT_SOURCE", "").split(":") if name]
+SECONDS = 900
+NODES_OF = {"colocate_multi_node1.sh": "colocate_multi_node2.sh"}
+"""Scripts that make one run together."""
+
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not SOURCES, reason="MS_SWIFT_SOURCE does not name a checkout of ms-swift's sources"),
+]
+
+
+def cases() -> list[object]:
+    return [
+        pytest.param(source, path, id=f"{source.name}-{path.relative_to('examples/train').with_suffix('')}")
+        for source in SOURCES
+        for path in scripts(source)
+        if path.name not in NODES_OF.values()
+    ]
+
+
+def started(words: list[str], environ: dict[str, str], log: Path, cwd: Path) -> subprocess.Popen[bytes]:
+    inherited = {name: value for name, value in os.environ.items() if name != "MS_SWIFT_SOURCE"}
+    path = f"{REPO}:{inherited.get('PYTHONPATH', '')}"
+    with log.open("wb") as out:
+        return subprocess.Popen(
+            [sys.executable, "-m", "swift_r1", *words],
+            cwd=cwd,
+            env={**inherited, "PYTHONPATH": path, **environ},
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", kind="qwen2", max_position_embeddings=4096)
+
+
+@pytest.mark.parametrize(("source", "path"), cases())
+def test_script(source: Path, path: Path, model: Path, tmp_path: Path) -> None:
+    with chdir(source):
+        called = commands(path) + (commands(path.with_name(NODES_OF[path.name])) if path.name in NODES_OF else [])
+        refused = [fault for one in called for fault in faults(one)]
+    if refused:
+        pytest.skip(f"refused: {'; '.join(refused)}")
+    if not all(map(is_about_text, called)):
+        pytest.skip("its model is not about text alone")
+    run_commands(called, source, model, tmp_path)
+
+
+def run_commands(called: list[ScriptCommand], source: Path, model: Path, folder: Path) -> None:
+    """Runs the servers, then the trainer's nodes; fails with the end of the log of what fails."""
+    data, ports, master_port = folder / "data", [], free_port()
+    data.mkdir()
+    with ExitStack() as cleanup:
+        for number, command in enumerate(one for one in called if one.name == "rollout"):
+            port, log = free_port(), folder / f"rollout-{number}.log"
+            words, environ = smaller(command, Place(model, data, folder, [port]))
+            process = started(words, environ, log, source)
+            server = ServerProcess(f"http://127.0.0.1:{port}", port, process, log)
+            cleanup.callback(server.stop)
+            wait_until_serving(server)
+            ports.append(port)
+        nodes = []
+        for number, command in enumerate(one for one in called if one.name == "rlhf"):
+            place = Place(model, data, folder / "run", ports, master_port)
+            words, environ = smaller(command, place)
+            log = folder / f"rlhf-{number}.log"
+            process = started(words, environ, log, source)
+            cleanup.callback(process.kill)
+            nodes.append((process, log))
+        for process, log in nodes:
+            assert process.wait(SECONDS) == 0, log.read_text()[-6000:]
+    assert list((folder / "run").glob("**/checkpoint-2/model.safetensors")) or list(
+        (folder / "run").glob("**/checkpoint-2/adapter_model.safetensors")
+    )
