@@ -57,7 +57,7 @@ class FlagInfo:
         secret: the variable in which its value goes to other processes; it is never written to a file or shown.
         synonyms: ms-swift's words for some of the choices.
         elsewhere: ms-swift's words for what other flags do here, and how that is written.
-        objects: items of the list may be JSON objects; in a config file they are written as such.
+        objects: the value, or items of the list, may be JSON objects; in a config file they are written as such.
     """
 
     help: str
@@ -217,7 +217,7 @@ def from_config(spec: FlagSpec, value: Any) -> Any:
         return [_item(spec, _as_word(spec, item)) for item in items]
     if spec.kind is dict and isinstance(value, dict):
         return value
-    if spec.name == "deepspeed" and isinstance(value, dict):
+    if spec.info.objects and isinstance(value, dict):
         return json.dumps(value)
     return _item(spec, _as_word(spec, value))
 

@@ -126,6 +126,8 @@ def rollouts_from(args: RlhfArguments) -> str:
 
 def backend_of(args: RlhfArguments, world_size: int) -> str:
     """What trains, in words."""
+    if args.fsdp:
+        return "FSDP2"
     if args.deepspeed:
         return args.deepspeed
     return "plain torch" if world_size == 1 else "plain torch, a whole model each (DDP); --deepspeed zero3 shards it"

@@ -109,6 +109,9 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--optim sgd --adam_beta1 0.8", ["--adam_beta1 has no effect with --optim sgd"]),
         ("--deepspeed zero4", ["zero0, zero1", "not 'zero4'"]),
         (["--deepspeed", "{bad"], ["JSON that is not valid"]),
+        ("--fsdp full_shard", ["must be one of fsdp2, a .json file or JSON, not 'full_shard'"]),
+        ("--fsdp fsdp2 --deepspeed zero2", ["give either --fsdp or --deepspeed, not both"]),
+        ("--ddp_bucket_cap_mb 50", ["gradients are sent in buckets of 25 MiB"]),
         (
             "--eval_limit 3 --eval_top_p 0.5",
             ["--eval_limit, --eval_top_p have no effect"],
@@ -359,7 +362,7 @@ def test_a_micro_batch_holds_at_least_one_completion() -> None:
     assert not faults(f"{lengths} --max_tokens_per_micro_batch 150")
 
 
-@pytest.mark.parametrize("backend", ["", "--deepspeed zero3"])
+@pytest.mark.parametrize("backend", ["", "--deepspeed zero3", "--fsdp fsdp2"])
 def test_several_processes_take_any_backend(backend: str) -> None:
     assert faults(f"{backend} --ddp_timeout 60 --ddp_backend gloo", TWO) == ()
 

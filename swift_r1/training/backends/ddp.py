@@ -20,7 +20,7 @@ from swift_r1.training.optimizer import OptimizerConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-BUCKET_NUMBERS = 8 * 2**20  # float32 gradients that are sent together, as many as hide a message's latency
+BUCKET_NUMBERS = 25 * 2**20 // 4  # float32 gradients that are sent together; torch's own size
 
 
 @dataclass(slots=True)
