@@ -68,7 +68,13 @@ class AlgorithmArguments:
     tau_pos: float = flag(1.0, "sapo: temperature where the advantage is positive", _ONE_LOSS, _SAPO, more_than=0)
     tau_neg: float = flag(1.05, "sapo: temperature where the advantage is negative", _ONE_LOSS, _SAPO, more_than=0)
     loss_type: str = flag(
-        "grpo", "the loss, and its divisor", _ONE_LOSS, choices=("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo")
+        "grpo",
+        "the loss, and its divisor",
+        _ONE_LOSS,
+        choices=("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo"),
+        elsewhere=dict.fromkeys(
+            ("fipo", "real"), "is not done in this version: grpo is the plain loss, dapo a near one"
+        ),
     )
     scale_rewards: str | None = flag(
         None,
@@ -76,7 +82,7 @@ class AlgorithmArguments:
         _not_ppo("rewards are not compared in groups; --whiten_rewards and --whiten_advantages scale"),
         choices=("group", "batch", "none"),
         synonyms={"true": "group", "false": "none"},
-        elsewhere={"gdpo": "--multi_objective_aggregation normalize_then_sum"},
+        elsewhere={"gdpo": "is written --multi_objective_aggregation normalize_then_sum here"},
     )
     advantage_estimator: str = flag(
         "grpo",
@@ -90,7 +96,9 @@ class AlgorithmArguments:
         "level of the importance ratio",
         _not_ppo("advantages, and so ratios, are of tokens"),
         choices=("token", "sequence"),
-        elsewhere={"sequence_token": "sequence (one advantage per completion makes their gradients the same)"},
+        elsewhere={
+            "sequence_token": "is written sequence here (one advantage per completion makes their gradients the same)"
+        },
     )
     top_entropy_quantile: float = flag(
         1.0, "share of the tokens, those of highest entropy, that keep their policy loss", more_than=0, at_most=1

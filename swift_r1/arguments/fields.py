@@ -56,7 +56,7 @@ class FlagInfo:
         check: raises ValueError or UsageError for a value (of a list, for an item) that cannot be.
         secret: the variable in which its value goes to other processes; it is never written to a file or shown.
         synonyms: ms-swift's words for some of the choices.
-        elsewhere: ms-swift's words for what other flags do here, and how that is written.
+        elsewhere: ms-swift's words for what other flags do here, or nothing does, and what is said of each.
         objects: the value, or items of the list, may be JSON objects; in a config file they are written as such.
     """
 
@@ -248,7 +248,7 @@ def _item(spec: FlagSpec, word: str) -> Any:
     info = spec.info
     value = info.synonyms.get(str(value).lower(), value) if info.synonyms else value
     if info.elsewhere and value in info.elsewhere:
-        raise ValueError(f"{value} is written {info.elsewhere[value]} here")
+        raise ValueError(f"{value} {info.elsewhere[value]}")
     if info.choices and value not in info.choices:
         raise ValueError(f"must be one of {', '.join(map(str, info.choices))}, not {value!r}")
     if info.check is not None:

@@ -225,10 +225,10 @@ class MultiTurnArguments(TurnArguments):
         "of several turns, which are trained: default all that the policy wrote, last_round those of its last message",
         choices=("default", "last_round"),
         elsewhere={
-            "all": "default (prompts are never trained)",
+            "all": "is written default here (prompts are never trained)",
             **dict.fromkeys(
                 ("react", "hermes", "qwen", "agentflan", "alpha_umi"),
-                "default (weights by pattern are for supervised training)",
+                "is written default here (weights by pattern are for supervised training)",
             ),
         },
         ms_swift="last_round without a scheduler, where both are the same",

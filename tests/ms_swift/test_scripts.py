@@ -15,13 +15,11 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import REPO, ServerProcess, free_port, save_tiny_model, wait_until_serving
-from tests.ms_swift.scripts import ScriptCommand, commands, faults, is_about_text, scripts
+from tests.ms_swift.scripts import NODES_OF, ScriptCommand, commands, faults, is_about_text, scripts, test_name
 from tests.ms_swift.smaller import Place, smaller
 
 SOURCES = [Path(name) for name in os.environ.get("MS_SWIFT_SOURCE", "").split(":") if name]
 SECONDS = 900
-NODES_OF = {"colocate_multi_node1.sh": "colocate_multi_node2.sh"}
-"""Scripts that make one run together."""
 
 pytestmark = [
     pytest.mark.long,
@@ -31,10 +29,10 @@ pytestmark = [
 
 def cases() -> list[object]:
     return [
-        pytest.param(source, path, id=f"{source.name}-{path.relative_to('examples/train').with_suffix('')}")
+        pytest.param(source, path, id=test_name(source, path))
         for source in SOURCES
         for path in scripts(source)
-        if path.name not in NODES_OF.values()
+        if path.name not in NODES_OF
     ]
 
 
@@ -60,7 +58,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(("source", "path"), cases())
 def test_script(source: Path, path: Path, model: Path, tmp_path: Path) -> None:
     with chdir(source):
-        called = commands(path) + (commands(path.with_name(NODES_OF[path.name])) if path.name in NODES_OF else [])
+        others = [path.with_name(second) for second, first in NODES_OF.items() if first == path]
+        called = [command for one in (path, *others) for command in commands(one)]
         refused = [fault for one in called for fault in faults(one)]
     if refused:
         pytest.skip(f"refused: {'; '.join(refused)}")
