@@ -91,7 +91,10 @@ def _quant_state(parameter: Tensor) -> Any:
 
 def part_of(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor that FSDP2 has sharded, in the same memory; any other tensor itself."""
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.to_local()
 
 
 def whole_shape(parameter: Tensor) -> torch.Size:
@@ -132,8 +135,8 @@ def policy_weights(model: PreTrainedModel) -> list[Weight]:
     for name, _ in model.named_parameters():
         owner, _, kind = name.rpartition(".base_layer.")
         if layer := adapted.get(owner):
-            more = {"layer": layer} if kind == "weight" else {}
-            weights.append(replace(_weight_at(model, name), name=f"{owner}.{kind}", **more))
+            adapter = layer if kind == "weight" else None
+            weights.append(replace(_weight_at(model, name), name=f"{owner}.{kind}", layer=adapter))
         elif ".lora_" not in name and ".original_module." not in name:
             weights.append(replace(_weight_at(model, name), name=name.replace(_SAVED, ".")))
     return weights + buffers

@@ -144,7 +144,7 @@ def table(checkouts: Mapping[str, Path], ran: Container[str] = ()) -> str:
         with contextlib.chdir(checkout):  # as their users do: paths in the scripts begin there
             found = {path: verdict(commands(path)) for path in scripts(Path())}
         good = sum(text.startswith("as it is") for text in found.values())
-        runs = {path for path in found if test_name(checkout, NODES_OF.get(path.name, path)) in ran}
+        runs = {path for path in found if case_of(checkout, NODES_OF.get(path.name, path)) in ran}
         counts.append(
             f"Version {version}: {good} of {len(found)} scripts are accepted as they are"
             + (f", {len(runs)} were run with small sizes." if ran else ".")
@@ -159,7 +159,7 @@ def table(checkouts: Mapping[str, Path], ran: Container[str] = ()) -> str:
     return "\n".join(lines)
 
 
-def test_name(checkout: Path, script: Path) -> str:
+def case_of(checkout: Path, script: Path) -> str:
     """What pytest calls the test of a script."""
     return f"{checkout.name}-{script.relative_to(FOLDERS[1]).with_suffix('')}"
 
