@@ -156,12 +156,12 @@ _PENDING = """
     hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_args_error
     include_num_input_tokens_seen init_strategy init_weights interleave_prob lazy_tokenize length_column_name
     liger_kernel_config load_args load_best_model_at_end load_data_args local_repo_path
-    local_rollout_forward_batch_size log_entropy log_interval log_rollout_offpolicy_metrics logging_dir
+    local_rollout_forward_batch_size log_interval logging_dir
     logging_first_step logging_nan_inf_filter logging_strategy lora_bias lora_dropout lora_dtype
     lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale lora_ga_stable_gamma
     lorap_lr_ratio max_epochs max_memory max_new_tokens model_author model_kwargs
     model_name model_revision model_type modules_to_save move_model_batches multi_turn_func neftune_noise_alpha
-    new_special_tokens num_infer_workers num_sample_generations off_policy_sequence_mask_delta optim_args
+    new_special_tokens num_infer_workers num_sample_generations optim_args
     optim_target_modules optimizer packing_length packing_num_proc packing_strategy padding_side
     preserve_thinking project push_to_hub ref_adapters ref_model ref_model_revision ref_model_type
     remove_unused_columns response_length resume_only_model rope_scaling save_strategy
