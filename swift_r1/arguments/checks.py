@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from swift_r1.arguments.engine import engine_kwargs_faults
+from swift_r1.arguments.fields import no_effect
+from swift_r1.arguments.output import LAST
 from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.world import World
+from swift_r1.data.hubs import is_hub_id
 from swift_r1.errors import UsageError
 
 NO_REWARD = "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
@@ -24,10 +28,16 @@ def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator
     yield from algorithm_faults(args, given)
     yield from reward_flag_faults(args, given)
     yield from rollout_faults(args, given)
+    if args.colocates:
+        yield from _colocate_faults(args, world)
+    elif args.use_vllm:
+        yield from _server_faults(args)
     yield from round_faults(args, given, world)
     yield from training_faults(args, given, world)
     yield from evaluation_faults(args)
     yield from data_faults(args)
+    if args.push_to_hub and not is_hub_id(args.hub_model_id or ""):
+        yield "--push_to_hub true needs --hub_model_id owner/name"
 
 
 def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
@@ -101,20 +111,13 @@ def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
 
 def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Where completions come from, how they are sampled, and how far ahead."""
-    if args.colocates and args.async_generate and args.max_staleness:
-        yield (
-            "--async_generate true gains nothing with --vllm_mode colocate, where engine and trainer share a device: "
-            "use --vllm_mode server, or leave it out"
-        )
-    if args.colocates and args.weight_transport == "nccl":
-        yield "--weight_transport nccl needs a GPU each for trainer and engine: with --vllm_mode colocate use auto"
-    if args.use_vllm and not args.colocates:
-        yield from _server_faults(args)
     if args.offload_optimizer and args.optim.startswith("paged"):
         yield (
             f"--offload_optimizer true with --optim {args.optim}, whose moments move between GPU and host by "
             "themselves: leave one out"
         )
+    if args.sleep_level and args.async_generate and args.max_staleness:
+        yield "--sleep_level with --async_generate true: the engine generates while the trainer trains; leave one out"
     if args.top_k == 0:
         yield "--top_k 0 leaves no token to sample: -1 is off"
     mode = args.rollout_importance_sampling_mode
@@ -135,6 +138,27 @@ def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
             "--async_generate true takes the ratio to the engine's log-probs, those of another distribution with "
             f"{otherwise}: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0"
         )
+
+
+def _colocate_faults(args: RlhfFlags, world: World) -> Iterator[str]:
+    """The engines beside the ranks."""
+    if args.async_generate and args.max_staleness:
+        yield (
+            "--async_generate true gains nothing with --vllm_mode colocate, where engine and trainer share a device: "
+            "use --vllm_mode server, or leave it out"
+        )
+    if args.weight_transport == "nccl":
+        yield "--weight_transport nccl needs a GPU each for trainer and engine: with --vllm_mode colocate use auto"
+    if args.weight_transport == "shm" and world.nnodes > 1:
+        yield "--weight_transport shm does not reach the engines of other nodes: use auto"
+    if world.nproc_per_node % (size := args.vllm_tensor_parallel_size):
+        yield (
+            f"--vllm_tensor_parallel_size {size} does not divide the {world.nproc_per_node} processes of a machine "
+            "(NPROC_PER_NODE): with --vllm_mode colocate each engine has the devices of so many of them"
+        )
+    if args.vllm_enable_lora and args.sleep_level > 1:
+        yield "--sleep_level 2 discards what --vllm_enable_lora true puts adapters over: use --sleep_level 1"
+    yield from engine_kwargs_faults(type(args), args.vllm_engine_kwargs)
 
 
 def _server_faults(args: RlhfFlags) -> Iterator[str]:
@@ -196,8 +220,13 @@ def _near_multiples(value: int, divisor: int) -> str:
 
 def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
     """What is trained, the learning-rate schedule, and the processes."""
-    if args.train_type != "full" and not args.target_modules:
-        yield "--target_modules names no module to adapt: all-linear means every linear one"
+    yield from args.dtype_faults()
+    if args.train_type != "full":
+        yield from args.adapter_faults(given)
+    if args.resume_only_model and args.resume_from_checkpoint == LAST:
+        yield "--resume_only_model true begins a new run with a checkpoint's weights: name its folder, not last"
+    if args.ref_model is not None and args.ref_adapters:
+        yield "give either --ref_model or --ref_adapters, not both"
     if args.max_steps == 0:
         yield "--max_steps 0 trains nothing: -1 means as many as --num_train_epochs says"
     if {"warmup_ratio", "warmup_steps"} <= given and args.warmup_steps:
@@ -218,14 +247,14 @@ def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Ite
                 )
     if kind == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(kwargs):
         yield f"--lr_scheduler_type {kind} needs the minimum: --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}'"
-    if args.colocates and world.nnodes > 1:
-        yield "--vllm_mode colocate is for one machine: use `swift rollout` servers (--vllm_mode server) with several"
-    if world.size == 1 and "shutdown_timeout" in given:
-        yield "--shutdown_timeout has no effect on one process: leave it out"
-    if world.size > 1 and not args.distributed:
+    if world.size == 1:
+        alone = ["shutdown_timeout"] if args.distributed else ["shutdown_timeout", "ddp_timeout", "ddp_backend"]
+        if unused := [name for name in alone if name in given]:
+            yield no_effect(unused, "on one process: leave it out")
+    if world.size % (spread := args.sequence_parallel_size):
         yield (
-            f"{world.size} processes (NPROC_PER_NODE={world.nproc_per_node}, NNODES={world.nnodes}) need "
-            "--deepspeed, for example --deepspeed zero2; without it training takes one process"
+            f"--sequence_parallel_size {spread} does not divide the number of processes, {world.size}: set "
+            f"NPROC_PER_NODE to a multiple of {spread}"
         )
 
 
@@ -243,7 +272,12 @@ def evaluation_faults(args: RlhfFlags) -> Iterator[str]:
         yield f"--metric_for_best_model {name}: it must be one of {', '.join(known)}"
     if args.eval_unit == "rollout":
         yield "--metric_for_best_model needs --eval_unit step"
-    elif args.eval_steps is None or args.save_steps % args.eval_steps:
+    elif args.save_strategy == "no":
+        yield "--metric_for_best_model compares checkpoints, and with --save_strategy no there is one"
+    elif args.save_strategy == "epoch":
+        if args.evaluation != "epoch":
+            yield "--metric_for_best_model needs --eval_strategy epoch with --save_strategy epoch"
+    elif args.evaluation != "steps" or args.save_steps % (args.eval_steps or args.save_steps):
         yield (
             f"--metric_for_best_model needs an evaluation at every save: --save_steps {args.save_steps} must be a "
             f"multiple of --eval_steps{'' if args.eval_steps is None else f' {args.eval_steps}'}"
@@ -254,6 +288,18 @@ def data_faults(args: RlhfFlags) -> Iterator[str]:
     """Data, trackers, and what a run promises."""
     if args.streaming and args.max_steps <= 0:
         yield "--streaming true needs --max_steps: the length of streamed data is not known"
+    for name, strategy in (("save", args.save_strategy), ("eval", args.evaluation)):
+        if args.streaming and strategy == "epoch":
+            yield f"--{name}_strategy epoch with --streaming true, where passes are not counted: use steps"
+    if (shares := args.interleave_prob) is not None:
+        if len(shares) != len(args.dataset):
+            yield f"--interleave_prob has {len(shares)} values for {len(args.dataset)} data sets: give one each"
+        elif abs(sum(shares) - 1) > 1e-6:
+            yield f"--interleave_prob {' '.join(map(str, shares))} must add up to 1"
+        if not args.dataset_shuffle and not args.streaming:
+            yield "--interleave_prob mixes loaded rows by shuffling them: leave --dataset_shuffle true"
+    if args.streaming and args.max_epochs:
+        yield "--max_epochs with --streaming true, where passes are not counted: give --max_steps alone"
     if args.streaming and args.split_dataset_ratio:
         yield "--streaming true cannot split rows off: give --val_dataset"
     if "none" in args.report_to and len(args.report_to) > 1:

@@ -32,7 +32,9 @@ _COSINE, _REPETITION, _SOFT = map(_of_reward, ("cosine", "repetition", "soft_ove
 class PluginArguments:
     """Plugins and rewards."""
 
-    external_plugins: list[str] = flag([], "Python files that register rewards and datasets")
+    external_plugins: list[str] = flag(
+        [], "Python files that register rewards and datasets", aliases=("custom_register_path",)
+    )
     reward_timeout: float = free(
         10.0, "seconds per completion that a reward call may take before its process is killed", more_than=0
     )

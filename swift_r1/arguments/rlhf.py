@@ -11,10 +11,10 @@ from swift_r1.arguments import checks
 from swift_r1.arguments.algorithm import DEFAULT_SCALE_REWARDS
 from swift_r1.arguments.eval_tasks import limited
 from swift_r1.arguments.fields import flag, flag_specs, scope_faults
-from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.rlhf_flags import LEAST_BATCH, RlhfFlags
 from swift_r1.arguments.world import World
 from swift_r1.data.prompt_templates import newlines, system_message
+from swift_r1.tracking.reporters import chosen_trackers
 
 DEFAULT_EVAL_LIMIT = 64  # held-out prompts
 
@@ -54,7 +54,7 @@ class RlhfArguments(RlhfFlags):
             critic_model = critic_model or self.model
             critic_rate = self.peak_learning_rate if critic_rate is None else critic_rate
         return replace(
-            self.with_key(environ),
+            self.with_secrets(environ),
             critic_model=critic_model,
             chosen=tuple(chosen),
             gradient_accumulation_steps=accumulation,
@@ -79,13 +79,18 @@ class RlhfArguments(RlhfFlags):
             eval_max_completion_length=self.eval_max_completion_length or self.max_completion_length,
             eval_datasets=[limited(value, self.eval_limit) for value in self.eval_datasets],
             eval_limit=self.eval_limit or DEFAULT_EVAL_LIMIT,
+            eval_strategy=self.evaluation,
+            eval_steps=(self.eval_steps or self.save_steps) if self.evaluation == "steps" else None,
             output_dir=self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}",
-            report_to=[name for name in self.report_to if name != "none"],
+            report_to=chosen_trackers(self.report_to),
+            torch_dtype=self.dtype,
+            **self.given_adapters(given),
+            **self.resumed_weights,
         )
 
-    def with_key(self, environ: Mapping[str, str]) -> Self:
-        key = (self.api_key or environ.get(API_KEY_VARIABLE) or None) if self.use_vllm else None
-        return replace(self, api_key=key)
+    def with_secrets(self, environ: Mapping[str, str]) -> Self:
+        found = super().with_secrets(environ)
+        return found if self.use_vllm else replace(found, api_key=None)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from swift_r1.arguments.engine import EngineFlags
 from swift_r1.arguments.fields import Scope, check_pattern, check_stop_word, check_url, flag, free
+from swift_r1.arguments.parser import API_KEY_VARIABLE
 
 GYM_SCHEDULER = "gym_scheduler"
 
@@ -15,16 +17,7 @@ _OWN_ADDRESS = Scope(
     lambda args: not args.colocates,
     "with --vllm_mode colocate, whose engines have addresses and a key already: use --vllm_mode server",
 )
-_SHARED = Scope(
-    lambda args: args.colocates,
-    "without --use_vllm true --vllm_mode colocate: an engine on a device of its own need not sleep",
-    unless_off=True,
-)
-_SLEEPS = Scope(
-    lambda args: args.sleep_level > 0,
-    "without --sleep_level 1 or 2 (and --vllm_mode colocate, on a GPU): an engine that never sleeps needs no room",
-    unless_off=True,
-)
+_AN_ENGINE = Scope(lambda args: args.use_vllm, "without --use_vllm true", unless_off=True)
 _ASYNC = Scope(lambda args: args.async_generate, "without --async_generate true")
 _GYM = Scope(lambda args: args.plays_gym, "without --use_gym_env true")
 _TURNS = Scope(
@@ -33,8 +26,12 @@ _TURNS = Scope(
 )
 
 
+def url_of(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 @dataclass(frozen=True, kw_only=True)
-class GenerationArguments:
+class GenerationArguments(EngineFlags):
     """Rollouts."""
 
     use_vllm: bool | None = flag(
@@ -57,7 +54,6 @@ class GenerationArguments:
         _COLOCATED,
         at_least=2,
     )
-    vllm_enforce_eager: bool | None = free(None, "colocate: as for `swift rollout`", _COLOCATED)
     vllm_gpu_memory_utilization: float | None = free(
         None,
         "colocate, on a GPU: the engine's share (default: 0.3)",
@@ -69,18 +65,21 @@ class GenerationArguments:
     )
     sleep_level: int = free(
         0,
-        "colocate, on a GPU: what the engine frees between rounds: 0 nothing, 1 its memory, with its weights kept in "
-        "host memory, 2 with its weights discarded",
-        _SHARED,
+        "on a GPU: what the engine frees between rounds: 0 nothing, 1 its memory, with its weights kept in host "
+        "memory, 2 with its weights discarded; a `swift rollout` sleeps if vLLM's enable_sleep_mode is on there",
+        _AN_ENGINE,
         at_least=0,
         at_most=2,
         gpu_only=True,
     )
     offload_model: bool = free(
-        False, "with --sleep_level: trained models and reference are in host memory meanwhile", _SLEEPS, gpu_only=True
+        False,
+        "on a GPU: trained models and reference are in host memory while the engine generates",
+        _AN_ENGINE,
+        gpu_only=True,
     )
     offload_optimizer: bool = free(
-        False, "with --sleep_level: float32 weights, gradients and moments are too", _SLEEPS, gpu_only=True
+        False, "on a GPU: float32 weights, gradients and moments are too", _AN_ENGINE, gpu_only=True
     )
     vllm_engine_kwargs: dict[str, Any] = free({}, "colocate: other arguments of vLLM's engine", _COLOCATED)
     vllm_server_host: list[str] = free([], "address of each `swift rollout` server", _VLLM, _OWN_ADDRESS)
@@ -124,7 +123,9 @@ class GenerationArguments:
         _ASYNC,
         at_least=0,
     )
-    api_key: str | None = free(None, "the server's key (better: in SWIFT_API_KEY)", _VLLM, _OWN_ADDRESS, secret=True)
+    api_key: str | None = free(
+        None, "the server's key (better: in SWIFT_API_KEY)", _VLLM, _OWN_ADDRESS, secret=API_KEY_VARIABLE
+    )
     num_generations: int = flag(
         8, "completions per prompt: the size of a group; 1 with PPO or reinforce_plus_plus", at_least=1
     )
@@ -167,6 +168,10 @@ class GenerationArguments:
         return bool(self.use_vllm) and self.vllm_mode == "colocate"
 
     @property
+    def starts_engine(self) -> bool:
+        return self.colocates
+
+    @property
     def asks_servers(self) -> bool:
         """Whether completions come from servers that others have started, and that may say how turns go."""
         return bool(self.use_vllm) and self.vllm_mode == "server"
@@ -181,7 +186,7 @@ class GenerationArguments:
         hosts, ports = self.vllm_server_host or ["127.0.0.1"], self.vllm_server_port
         number = max(len(hosts), len(ports))
         pairs = zip(hosts * (number // len(hosts)), ports * (number // len(ports)), strict=False)
-        return tuple(f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port in pairs)
+        return tuple(url_of(host, port) for host, port in pairs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import UsageError
 from swift_r1.wire.protocol import Turns
 
@@ -18,6 +20,8 @@ def with_told(words: Sequence[str], args: RlhfArguments, turns: Turns, url: str)
     a flag differently, or its value does not go with the others."""
     told = turns.model_dump(exclude_defaults=True)
     theirs = [Path(path) for path in told.pop("external_plugins", ())]
+    # Nobody else's server says which code this machine runs.
+    here = [path for path in theirs if path.is_file() and urlsplit(url).hostname in LOOPBACK]
     both = {name: (getattr(args, name), value) for name, value in told.items() if getattr(args, name) is not None}
     faults = [
         f"{named({name: own})} here and {named({name: value})} at the rollout server {url}: give the same to both, or "
@@ -27,16 +31,16 @@ def with_told(words: Sequence[str], args: RlhfArguments, turns: Turns, url: str)
     ]
     if not args.external_plugins:
         faults += [
-            f"the rollout server {url} was told --external_plugins {path}, and that file is not on this machine: give "
+            f"the rollout server {url} was told --external_plugins {path}, which is not a file of this machine's: give "
             "--external_plugins to the trainer too, which runs the turns"
             for path in theirs
-            if not path.is_file()
+            if path not in here
         ]
     if faults:
         raise UsageError(*faults)
     news = {name: value for name, value in told.items() if name not in both}
     known = {Path(path).expanduser().resolve() for path in args.external_plugins}
-    if more := [str(path) for path in theirs if path.is_file() and path.resolve() not in known]:
+    if more := [str(path) for path in here if path.resolve() not in known]:
         news["external_plugins"] = [*args.external_plugins, *more]
     if not news:
         return args, ""

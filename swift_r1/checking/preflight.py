@@ -18,7 +18,7 @@ from typing import Any
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.rollout import GYM_SCHEDULER, TurnArguments
 from swift_r1.arguments.world import World
-from swift_r1.checking.model_folder import config_dtype, model_faults
+from swift_r1.checking.model_folder import config_dtype, family_faults, model_faults
 from swift_r1.checking.rewards import made_up_batch, ordinary
 from swift_r1.data.loading import LoadedData, columns_of, load_rows
 from swift_r1.data.registry import register_dataset_info
@@ -31,6 +31,7 @@ from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
 from swift_r1.rewards import orms, worker
 from swift_r1.rewards.confine import end_strays, end_whole
 from swift_r1.rewards.types import Item, ItemOutcome, RewardBatch
+from swift_r1.tracking.reporters import tracker_faults
 
 _SECONDS = 1.8  # for all rewards in the quick check, from when their process can call them
 _START_S = 30.0  # for that process to start and load the plugins, which this one has loaded already
@@ -49,6 +50,7 @@ def check_inputs(
     faults = [
         *reward_name_faults(args),
         *scheduler_name_faults(args),
+        *tracker_faults(args.report_to),
         *known_faults,
         *deepspeed_faults(args, world),
     ]
@@ -63,9 +65,12 @@ def check_inputs(
     faults += eval_dataset_faults(args)
     if data is not None and not faults:
         faults += quick_faults(args, data.train[0])
-    faults += model_faults(args.model, environ)
+    faults += model_faults(args.model, environ, spread=args.sequence_parallel_size)
     if args.critic_model is not None and args.critic_model != args.model:
-        faults += model_faults(args.critic_model, environ, "--critic_model")
+        faults += model_faults(args.critic_model, environ, "--critic_model", args.sequence_parallel_size)
+    if args.ref_model is not None and args.ref_model != args.model:
+        faults += model_faults(args.ref_model, environ, "--ref_model")
+    faults += family_faults(args.model, args.model_type)
     if faults or data is None:
         raise UsageError(*faults)
     return data
@@ -89,7 +94,7 @@ def eval_dataset_faults(args: RlhfArguments) -> list[str]:
     """What is wrong with the data of `--eval_datasets`, and with the rewards that judge it."""
     from swift_r1.evaluation.questions import load_questions, unfit_rewards
 
-    if args.eval_steps is None and not args.eval_on_start:
+    if not args.evaluates:
         return []
     faults: list[str] = []
     for task in args.eval_tasks():

@@ -61,7 +61,7 @@ def run(words: Sequence[str]) -> int:
     if faults:
         raise UsageError(*faults)
     check_port(args.host, args.port)
-    for line in args.about_always_so:
+    for line in args.about_flags:
         print(line, file=sys.stderr)
     if args.told:
         say(f"{named(args.told)}: the trainer is told (GET /info), and runs the turns", "rollout")
@@ -76,7 +76,7 @@ def run(words: Sequence[str]) -> int:
         engines=args.vllm_tensor_parallel_size * args.vllm_data_parallel_size,
     )
     # The key is not in the file, but in the environment.
-    environ = new_environment(os.environ, added, args.api_key)
+    environ = new_environment(os.environ, added, args.secrets)
     content = {"args": args.to_dict() | {"merged": adapters is not None}}
     replace_process(SERVER_MODULE, (file_in_memory("swift-rollout-args", content),), environ)
 

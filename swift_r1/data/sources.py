@@ -27,6 +27,8 @@ class DataFlags:
     dataset: Sequence[str]
     val_dataset: Sequence[str] = ()
     split_dataset_ratio: float = 0.0
+    interleave_prob: Sequence[float] | None = None
+    stopping_strategy: str = "first_exhausted"
     use_hf: bool | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False
@@ -37,8 +39,7 @@ class DataFlags:
     shuffle_buffer_size: int = 1000
     dataset_shuffle: bool = True
     seed: int = 42
-    eval_steps: int | None = None
-    eval_on_start: bool = False
+    evaluates: bool = False
     eval_limit: int | None = None
     eval_datasets: Sequence[str] = ()
 

@@ -63,6 +63,7 @@ class RolloutService:
             tokenizer_hash=known.tokenizer_hash,
             weight_version=self.machine.version,
             broken=self.machine.broken,
+            can_sleep=known.can_sleep,
             asleep=self.updates.sleeping.level,
             max_model_len=known.max_model_len,
             max_n=self.max_n,

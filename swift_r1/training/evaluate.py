@@ -145,7 +145,7 @@ def _graded(item: ScoredCompletion, reward: str) -> Graded:
 
 def _tasks(args: RlhfArguments) -> Sequence[Task]:
     """Those of `--eval_datasets`, where something is evaluated."""
-    return args.eval_tasks() if args.eval_steps is not None or args.eval_on_start else ()
+    return args.eval_tasks() if args.evaluates else ()
 
 
 def eval_rewards(args: RlhfArguments) -> list[str]:

@@ -142,6 +142,7 @@ class ServerInfo(Wire):
     max_lora_rank: int | None  # None where adapters alone are not accepted
     own_base: bool  # False once whole weights were pushed: an adapter would be applied to those
     nccl_workers: int  # processes that take weights over NCCL, 0 without a GPU
+    can_sleep: bool = False
     asleep: int = 0  # sleep level of the engine
     turns: Turns = Turns()
 
@@ -160,11 +161,13 @@ class Lease(Wire):
 
 
 class AdapterConfig(Wire):
-    """A LoRA adapter: `W + alpha / rank * B A` for the weight `W` of each module that ends in a target module."""
+    """A LoRA adapter: `W + alpha / rank * B A` for the weight `W` of each module that ends in a target module; with
+    `rslora` the square root of the rank divides."""
 
     rank: int = Field(ge=1, le=4096)
     alpha: float = Field(gt=0)
     target_modules: tuple[str, ...] = Field(min_length=1, max_length=4096)
+    rslora: bool = False
 
 
 class UpdateBegin(Wire):

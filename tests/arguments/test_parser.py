@@ -14,6 +14,7 @@ from swift_r1.arguments.ms_swift_flags import MEANINGS
 from swift_r1.arguments.parser import unknown_flag
 from swift_r1.arguments.plan import plan_table
 from swift_r1.errors import UsageError
+from swift_r1.launch.run_folder import without_secrets
 
 BASE = shlex.split("--rlhf_type grpo --model m --dataset d --reward_funcs a --per_device_train_batch_size 8")
 
@@ -274,6 +275,21 @@ def test_every_flag_of_ms_swift_has_one_meaning_and_none_is_a_typo() -> None:
     ] == []
 
 
+def test_flags_of_the_forward_pass_as_scripts_write_them(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("gradient_checkpointing_kwargs:\n  use_reentrant: false\n")
+    words = ["--attn_impl", "flash_attn", "--padding_side", "right", "--use_cpu", "true", "--full_determinism", "true"]
+    args = parse_arguments(RlhfArguments, [str(config), *BASE, *words], {})
+    assert args.attn_impl == "flash_attention_2" and args.deterministic and len(args.always_so) == 2
+    assert args.process_variables == {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    kwargs = "--gradient_checkpointing_kwargs"
+    assert parse(kwargs, '{"use_reentrant": false}').always_so == (f'{kwargs} {{"use_reentrant": false}}',)
+    (fault,) = faults(kwargs, '{"use_reentrant": true}')
+    assert fault.startswith(kwargs) and "always recomputed without reentrant autograd" in fault
+    for flag in ("--use_liger_kernel", "--use_cce", "--padding_side left", "--device_map auto", "--tf32 perhaps"):
+        assert len(faults(*flag.split())) == 1, flag
+
+
 def test_a_flag_that_is_always_so_is_accepted_at_that_value_and_listed(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("safe_serialization: true\nmax_pixels:\nlabel_smoothing: 0.0\n")
@@ -284,8 +300,8 @@ def test_a_flag_that_is_always_so_is_accepted_at_that_value_and_listed(tmp_path:
         f"{config}: safe_serialization true",
         f"{config}: label_smoothing 0.0",
     )
-    assert list(args.about_always_so) == [f"always so here: {', '.join(args.always_so)}"]
-    assert "always_so" not in args.to_dict() and not list(parse().about_always_so)
+    assert list(args.about_flags) == [f"always so here: {', '.join(args.always_so)}"]
+    assert "always_so" not in args.to_dict() and not list(parse().about_flags)
     assert faults("--use_galore", "--do_predict", "yes", "--use_galore", "false") == (
         "--use_galore must be false, not 'true': " + MEANINGS["use_galore"].reason,
         "--do_predict must be false, not 'yes': " + MEANINGS["do_predict"].reason,
@@ -326,3 +342,13 @@ def test_no_input_crashes_the_parser(words: list[str]) -> None:
         parse_arguments(RlhfArguments, [*BASE, *words], {})
     except UsageError as error:
         assert error.faults
+
+
+def test_secrets_travel_in_the_environment_alone() -> None:
+    words = ["--report_to", "swanlab", "--swanlab_token", "s3cret"]
+    args = parse(*words)
+    assert args.secrets == {"SWANLAB_API_KEY": "s3cret"} and "s3cret" not in repr(args) + str(args.to_dict())
+    assert RlhfArguments.from_dict(args.to_dict()).swanlab_token is None
+    assert without_secrets([*words, "--swanlab-token=s3cret", "--api_key", "s3cret"]) == [
+        *("--report_to", "swanlab", "--swanlab_token", "***", "--swanlab-token=***", "--api_key", "***")
+    ]

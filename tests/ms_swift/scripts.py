@@ -62,7 +62,7 @@ def commands(script: Path) -> list[ScriptCommand]:
     """
     text = re.sub(r"<node(\d)_ip>", r"10.0.0.\1", _uncommented(script.read_text()))
     text = re.sub(r"<node(\d)_port>", r"800\1", text)
-    environ = {"PATH": "/nonexistent", "WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    environ = {"PATH": "/nonexistent", "WORLD_SIZE": "3", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     done = subprocess.run(
         ["/bin/bash", "--restricted", "-c", _PRELUDE + text],
         env=environ,
