@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swift_r1.arguments.fields import Scope, flag
+from swift_r1.arguments.fields import Scope, flag, free
 
 DEFAULT_SCALE_REWARDS = {
     "grpo": "group",
@@ -117,6 +117,21 @@ class AlgorithmArguments:
         choices=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     )
     rollout_importance_sampling_threshold: float = flag(2.0, "largest weight in it", _CORRECTED, more_than=0)
+    off_policy_sequence_mask_delta: float | None = flag(
+        None,
+        "completions of negative advantage leave the loss where their mean log-prob is lower than the engine's by more "
+        "than this (default: none)",
+        _not_ppo("advantages are of tokens"),
+        at_least=0,
+    )
+    log_rollout_offpolicy_metrics: bool = free(
+        False, "log perplexities, KL and chi-squared between engine and trainer, under rollout/"
+    )
+    log_entropy: bool = flag(
+        False,
+        "write each completion's mean entropy to completions.jsonl, and log entropy/max and entropy/min (the mean is "
+        "always logged); one forward pass more where a round has one optimizer step",
+    )
     dynamic_sample: bool = flag(False, "replace groups of equal rewards by those of further prompts", _EQUAL)
     max_resample_times: int = flag(3, "how often per round; what is left is trained on", _EQUAL, _RESAMPLES, at_least=1)
     ref_model: str | None = flag(

@@ -127,6 +127,8 @@ def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
             f"--rollout_importance_sampling_mode {mode} with {otherwise} would weigh a completion by how much the "
             "distribution was changed at each of its tokens: use token_truncate"
         )
+    if args.samples_otherwise and args.off_policy_sequence_mask_delta is not None:
+        yield f"--off_policy_sequence_mask_delta with {otherwise} would take the change of the distribution for drift"
     if args.structured_outputs_regex is not None and not args.use_vllm:
         yield "--structured_outputs_regex needs vLLM (--use_vllm true): the trainer's own engine follows no pattern"
     if args.async_generate and not args.use_vllm:

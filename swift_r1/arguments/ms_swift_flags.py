@@ -191,6 +191,18 @@ _TABLE = {
     "weights always go to engines in flat buckets of 64 MiB or of one weight, whatever the number of layers": """
         enable_flattened_weight_sync=true move_model_batches=*
     """,
+    "--max_completion_length is the longest completion": """
+        max_new_tokens response_length
+    """,
+    "--multi_turn_scheduler is what leads several turns": """
+        multi_turn_func
+    """,
+    "--log_completions shows completions, and completions.jsonl has all of them": """
+        num_sample_generations=0
+    """,
+    "the thoughts of earlier turns stay in the conversation that the model reads": """
+        preserve_thinking=true
+    """,
     "schedulers and environments always get the row's columns": """
         vllm_server_pass_dataset=true
     """,
@@ -336,9 +348,7 @@ _TABLE = {
 }
 
 _PENDING = """
-    deepspeed_autotp_size local_rollout_forward_batch_size log_entropy log_rollout_offpolicy_metrics
-    max_new_tokens multi_turn_func num_sample_generations off_policy_sequence_mask_delta preserve_thinking
-    response_length zero_hpz_partition_size
+    deepspeed_autotp_size local_rollout_forward_batch_size zero_hpz_partition_size
 """
 """Names without a meaning yet: refused as not done in this version."""
 
