@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from swift_r1.arguments.fields import Scope, flag
-from swift_r1.arguments.training import DTYPES, ModelArguments, is_pattern
+from swift_r1.arguments.fields import Scope, check_pattern, flag
+from swift_r1.arguments.training import DTYPES, ModelArguments
 from swift_r1.errors import UsageError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -99,7 +99,7 @@ class AdapterArguments(ModelArguments):
         None,
         "pattern of the whole names of the modules that get adapters",
         _ADAPTERS,
-        check=is_pattern,
+        check=check_pattern,
         instead_of=("target_modules",),
     )
     modules_to_save: list[str] = flag(

@@ -133,7 +133,9 @@ class AlgorithmArguments:
         1, "optimizer passes over a round of completions", at_least=1, aliases=("num_ppo_epochs",), ms_swift="4 for PPO"
     )
     steps_per_generation: int | None = flag(
-        None, "micro-batches per rank that are generated at once (default: --gradient_accumulation_steps)", at_least=1
+        None,
+        "micro-batches per rank that are generated at once (default: --gradient_accumulation_steps, and no fewer)",
+        at_least=1,
     )
     generation_batch_size: int | None = flag(
         None, "completions generated at once, over all ranks", at_least=2, instead_of=("steps_per_generation",)

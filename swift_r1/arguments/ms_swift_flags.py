@@ -2,7 +2,8 @@
 
 A flag of ms-swift has one of three meanings: it acts (it is a field of an argument class), it is always so here, or it
 is refused with a reason and a way. The table below has the last two: under each reason the flags, and behind `=` the
-values that are so here, which are accepted. At other values, and without any, the flag is refused with the reason.
+values that are so here, which are accepted (`*`: any). At other values, and without any, the flag is refused with the
+reason.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _TABLE = {
         mcore_model mcore_adapter use_distributed_optimizer overlap_grad_reduce overlap_param_gather
         recompute_granularity recompute_method recompute_num_layers train_iters micro_batch_size
         global_batch_size megatron_extra_kwargs offload_bridge load_safetensors=true
-        decoder_first_pipeline_num_layers parallelism_config accelerator_config
+        decoder_first_pipeline_num_layers parallelism_config accelerator_config sequence_parallel=false
     """,
     "generation is done by vLLM, or in the trainer's process (--use_vllm false): leave it out": """
         infer_backend=vllm sglang_context_length sglang_disable_cuda_graph sglang_disable_custom_all_reduce
@@ -68,6 +69,7 @@ _TABLE = {
         lmdeploy_vision_batch_size
     """,
     "belongs to `swift infer` and `swift deploy`, which ms-swift does: leave it out": """
+        stream temporary_dir verbose log_interval num_infer_workers
         max_batch_size owned_by reranker_use_activation result_path val_dataset_sample write_batch_size
         merge_lora=false
     """,
@@ -94,6 +96,82 @@ _TABLE = {
     "a run always trains; it evaluates where --eval_steps or --eval_on_start says so": """
         do_train=true|false do_eval=true|false do_predict=false
     """,
+    "--metric_for_best_model keeps the best checkpoint, and --create_checkpoint_symlink links it as `best`": """
+        load_best_model_at_end=false
+    """,
+    "logging.jsonl has a line every --logging_steps, in which what is not finite is left out of the means": """
+        logging_strategy=steps logging_nan_inf_filter=true
+    """,
+    "--eval_datasets has benchmarks (docs/evaluation.md), each with its own settings in the JSON form": """
+        eval_use_evalscope=false eval_dataset eval_dataset_args eval_datasets_args extra_eval_args
+    """,
+    "--eval_temperature, --eval_top_p and --eval_max_completion_length say how evaluation samples": """
+        eval_generation_config
+    """,
+    "the first evaluation is after --eval_steps steps, or with --eval_on_start true before the first": """
+        eval_delay=0
+    """,
+    "--max_steps, --max_runtime, Ctrl-C and SIGTERM end a run early, with a checkpoint": """
+        early_stop_interval
+    """,
+    "ms-swift's Trainer is not here: a plugin has rewards, data, turns and environments": """
+        callbacks
+    """,
+    "a flag that is not known is always a fault": """
+        ignore_args_error=false
+    """,
+    "what a flag means does not depend on files of another run: a config file comes first on the command line": """
+        load_args=false load_data_args=false
+    """,
+    "files of --model are read as they are; those of a checkpoint are checked by their hashes": """
+        check_model=false
+    """,
+    "logging.jsonl has tokens_per_second and completions/mean_length": """
+        include_num_input_tokens_seen=false|no
+    """,
+    "reward functions get every column of the data": """
+        remove_unused_columns=false
+    """,
+    "columns are always mapped by their names, and --columns renames them": """
+        disable_auto_column_mapping=false
+    """,
+    "all held-out prompts are evaluated, or --eval_limit of them at random: their order does not matter": """
+        val_dataset_shuffle=false
+    """,
+    "a hub's set is loaded again when it has changed; to force that, delete its folder in the hub's cache": """
+        download_mode=reuse_dataset_if_exists
+    """,
+    "prepared rows are kept and found again (--load_from_cache_file true): give --dataset": """
+        cached_dataset cached_val_dataset
+    """,
+    "prompts are shuffled each pass, whatever their lengths (--dataset_shuffle false: as they are)": """
+        train_dataloader_shuffle=true group_by_length=false train_sampling_strategy=random length_column_name=length
+    """,
+    "prompts are tokenised when they are needed, in advance by --dataloader_num_workers processes": """
+        lazy_tokenize=true
+    """,
+    "--packing true packs the completions of a step, up to --max_tokens_per_micro_batch tokens": """
+        packing_length packing_num_proc=1 packing_strategy
+    """,
+    "prompts are in the tokenizer's chat template, or that of --prompt_template (no: as they are)": """
+        template_backend=jinja use_chat_template=true
+    """,
+    "answers in the data are for rewards, and no part of the prompt": """
+        add_non_thinking_prefix=true|false disable_ignore_empty_think=false
+    """,
+    "nobody is told when a run ends: `swift rlhf ...; notify $?` does it, the exit code says how it ended": """
+        swanlab_notification_method swanlab_webhook_url swanlab_secret swanlab_sender_email swanlab_receiver_email
+        swanlab_smtp_server swanlab_smtp_port swanlab_email_language swanlab_lark_webhook_url swanlab_lark_secret
+    """,
+    "--hub_model_id names owner and repository, whose main branch gets the model": """
+        push_to_hub_organization hub_revision
+    """,
+    "while a checkpoint is sent to the hub, later ones are not, but for the last": """
+        hub_always_push=false
+    """,
+    "--report_to has the trackers: tensorboard, wandb, swanlab": """
+        project trackio_bucket_id trackio_space_id trackio_static_space_id
+    """,
     "the batch is what the flags say: where memory is short, --max_tokens_per_micro_batch cuts a step finer": """
         auto_find_batch_size=false
     """,
@@ -110,17 +188,93 @@ _TABLE = {
         use_flash_ckpt=false enable_jit_checkpoint=false restore_callback_states_from_checkpoint=false
         max_shard_size=5GB
     """,
-    "weights always go in flat buckets": """
-        enable_flattened_weight_sync=true
+    "weights always go to engines in flat buckets of 64 MiB or of one weight, whatever the number of layers": """
+        enable_flattened_weight_sync=true move_model_batches=*
     """,
-    "prompts are tokenised in order, by processes that stay": """
+    "schedulers and environments always get the row's columns": """
+        vllm_server_pass_dataset=true
+    """,
+    "completions come whole and from one beam, each token with its own log-prob; others: /v1/chat/completions": """
+        logprobs=true num_beams=1 stream=false top_logprobs
+    """,
+    "the server's engine always works on requests as they come": """
+        vllm_use_async_engine=true
+    """,
+    "everything goes through the server's one port": """
+        vllm_server_group_port=*
+    """,
+    "ZeRO-3 always gathers whole weights to generate with": """
+        ds3_gather_for_generation=true
+    """,
+    "what --offload_model and --offload_optimizer free is always given back at once": """
+        gc_collect_after_offload=true
+    """,
+    "an engine is always on the devices of its ranks; CUDA_VISIBLE_DEVICES says which those are": """
+        vllm_device=auto
+    """,
+    "a model is spread over devices by --vllm_tensor_parallel_size": """
+        vllm_pipeline_parallel_size=1
+    """,
+    "beside a trainer is one engine for --vllm_tensor_parallel_size ranks; copies of it are for `swift rollout`": """
+        vllm_data_parallel_size=1 data_parallel_size=1
+    """,
+    "an answer has at most 20 of the likeliest tokens beside each of its own": """
+        max_logprobs=20
+    """,
+    "what a model is, is always read from its own files": """
+        model_type=*
+    """,
+    "a model's newest files are read: give a folder with those of another revision": """
+        model_revision=main|master
+    """,
+    "prompts are written with the chat template of the model's tokenizer, or with --prompt_template": """
+        template
+    """,
+    "weights come from the trainer as it has them, 16 or 32 bits each: leave it out": """
+        vllm_quantization
+    """,
+    "vLLM's log-probs of speculated tokens, which ratios need, are no numbers at times: leave it out": """
+        vllm_speculative_config
+    """,
+    "rewards get completions as they were written, thoughts included (ms-swift refuses it too): leave it out": """
+        vllm_reasoning_parser
+    """,
+    "--vllm_mode says where vLLM runs: colocate, or server for `swift rollout`": """
+        vllm_mode_colocate num_infer_workers
+    """,
+    "prompts are tokenised in order, to token ids, by processes that stay": """
+        dataloader_persistent_workers=true dataloader_pin_memory=false
         dataloader_in_order=true dataloader_multiprocessing_context=fork
+    """,
+    "the loss never holds logits here, which is what these kernels are for (docs/performance.md): leave it out": """
+        use_liger_kernel=false liger_kernel_config use_cce=false
+    """,
+    "what is not kept for the backward pass is always recomputed without reentrant autograd: leave it out": """
+        gradient_checkpointing_kwargs={"use_reentrant":false}
+    """,
+    "rows are padded on the right, where no token sees the padding, or packed: leave it out": """
+        padding_side=right
+    """,
+    "each process has a GPU of its own: --deepspeed zero3 spreads a model over them; --use_cpu true uses none": """
+        device_map max_memory
+    """,
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True keeps the memory of a GPU in one piece: leave it out": """
+        torch_empty_cache_steps
     """,
     "the trainer's forward is not compiled: leave it out": """
         torch_compile=false torch_compile_backend torch_compile_mode
     """,
     "the launcher sets it: NPROC_PER_NODE says how many processes train": """
         local_rank=-1
+    """,
+    "under DDP a weight without a gradient counts as zero, and buffers are equal on all ranks: leave it out": """
+        ddp_find_unused_parameters=true|false ddp_broadcast_buffers=true|false ddp_static_graph=true|false
+    """,
+    "belongs into the file or JSON of --fsdp, under fsdp_config": """
+        fsdp_config
+    """,
+    "gradients are sent in buckets of 25 MiB: leave it out": """
+        ddp_bucket_cap_mb=25
     """,
     "only NVIDIA GPUs and CPUs are supported: leave it out": """
         enable_npu_model_patch=true tpu_num_cores tpu_metrics_debug=false use_mps_device=false use_ipex=false
@@ -182,33 +336,9 @@ _TABLE = {
 }
 
 _PENDING = """
-    evaluation_strategy no_cuda push_to_hub_model_id push_to_hub_organization push_to_hub_token
-    add_non_thinking_prefix agent_template attn_impl cached_dataset cached_val_dataset callbacks check_model
-    create_checkpoint_symlink custom_register_path data_parallel_size dataloader_drop_last
-    dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor ddp_backend
-    ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph deepspeed_autotp_size
-    device_map disable_auto_column_mapping disable_ignore_empty_think download_mode ds3_gather_for_generation
-    early_stop_interval eval_dataset eval_dataset_args eval_datasets_args eval_delay eval_generation_config
-    eval_strategy eval_use_evalscope extra_eval_args fsdp fsdp_config full_determinism gc_collect_after_offload
-    gradient_checkpointing_kwargs group_by_length hub_always_push hub_model_id hub_private_repo hub_revision
-    hub_strategy hub_token ignore_args_error include_num_input_tokens_seen interleave_prob lazy_tokenize
-    length_column_name liger_kernel_config load_args load_best_model_at_end load_data_args
-    local_rollout_forward_batch_size log_entropy log_interval log_rollout_offpolicy_metrics logging_dir
-    logging_first_step logging_strategy logprobs loss_scale max_epochs max_logprobs max_memory max_new_tokens min_p
-    move_model_batches multi_turn_func num_beams num_infer_workers num_sample_generations
-    off_policy_sequence_mask_delta packing_length packing_num_proc packing_strategy padding_side preserve_thinking
-    project push_to_hub remove_unused_columns repetition_penalty response_length save_strategy sequence_parallel
-    sequence_parallel_size stopping_strategy stream structured_outputs_regex swanlab_email_language
-    swanlab_exp_name swanlab_lark_secret swanlab_lark_webhook_url swanlab_mode swanlab_notification_method
-    swanlab_project swanlab_receiver_email swanlab_secret swanlab_sender_email swanlab_smtp_port
-    swanlab_smtp_server swanlab_token swanlab_webhook_url swanlab_workspace template_backend temporary_dir
-    tensor_parallel_size tf32 top_logprobs torch_empty_cache_steps trackio_bucket_id trackio_space_id
-    trackio_static_space_id train_dataloader_shuffle train_sampling_strategy use_cce use_chat_template use_cpu
-    use_liger_kernel val_dataset_shuffle verbose vllm_device vllm_disable_cascade_attn
-    vllm_disable_custom_all_reduce vllm_kv_cache_dtype vllm_max_num_seqs vllm_mode_colocate
-    vllm_pipeline_parallel_size vllm_quantization vllm_reasoning_parser vllm_server_group_port
-    vllm_server_pass_dataset vllm_speculative_config vllm_use_async_engine wandb_log_unique_prompts wandb_project
-    zero_hpz_partition_size
+    deepspeed_autotp_size local_rollout_forward_batch_size log_entropy log_rollout_offpolicy_metrics
+    max_new_tokens multi_turn_func num_sample_generations off_policy_sequence_mask_delta preserve_thinking
+    response_length zero_hpz_partition_size
 """
 """Names without a meaning yet: refused as not done in this version."""
 
@@ -227,7 +357,7 @@ class Meaning:
 
     def accepts(self, words: Sequence[str]) -> bool:
         """Whether the value is the one that is so here. No words are `true`, as for every switch."""
-        return _plain(" ".join(words) or "true") in map(_plain, self.so)
+        return "*" in self.so or _plain(" ".join(words) or "true") in map(_plain, self.so)
 
     def fault(self, shown: str, words: Sequence[str]) -> str:
         """The line about a value that is not accepted of the flag `shown`."""

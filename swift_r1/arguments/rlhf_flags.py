@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -13,14 +14,21 @@ from swift_r1.arguments.output import OutputArguments
 from swift_r1.arguments.parser import Command
 from swift_r1.arguments.reward import BuiltinRewardArguments, RewardArguments
 from swift_r1.arguments.rollout import GenerationArguments, MultiTurnArguments
+from swift_r1.arguments.sharing import HubArguments, TrackerArguments
 from swift_r1.arguments.training import TrainingArguments
 from swift_r1.arguments.world import ProcessArguments
 from swift_r1.data.sources import DataFlags
+from swift_r1.tracking.reporters import TrackerFlags
+
+LEAST_BATCH = 16
+"""Completions of an optimizer step where nothing says how many; ms-swift's number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RlhfFlags(
     OutputArguments,
+    TrackerArguments,
+    HubArguments,
     TrainingArguments,
     AlgorithmArguments,
     PPOArguments,
@@ -36,6 +44,8 @@ class RlhfFlags(
     """Every flag of `swift rlhf`, flat: the attribute has the flag's name."""
 
     command: ClassVar[str] = "rlhf"
+    chosen: tuple[str, ...] = ()
+    """What of the batch was chosen since the flags leave it open, as lines of the plan."""
 
     @property
     def peak_learning_rate(self) -> float:
@@ -43,6 +53,10 @@ class RlhfFlags(
         if self.learning_rate is not None:
             return self.learning_rate
         return 1e-5 if self.train_type == "full" else 1e-4
+
+    @property
+    def takes_adapters(self) -> bool:
+        return self.train_type != "full"
 
     @property
     def wants_reference(self) -> bool:
@@ -68,7 +82,7 @@ class RlhfFlags(
     @property
     def reward_names(self) -> list[str]:
         """`--reward_funcs`, and the environment's own reward."""
-        episodes = ["gym_reward"] if self.use_gym_env and "gym_reward" not in self.reward_funcs else []
+        episodes = ["gym_reward"] if self.plays_gym and "gym_reward" not in self.reward_funcs else []
         return [*self.reward_funcs, *episodes]
 
     @property
@@ -78,13 +92,29 @@ class RlhfFlags(
 
     @property
     def micro_batches_per_round(self) -> int:
-        """`--steps_per_generation`, where `--generation_batch_size` does not say it."""
-        return self.steps_per_generation or (self.num_mini_batches or 1) * self.gradient_accumulation_steps
+        """`--steps_per_generation`, where `--generation_batch_size` does not say it; a whole optimizer step at least,
+        since its weights generate all of it."""
+        step = self.gradient_accumulation_steps
+        return max(self.steps_per_generation or (self.num_mini_batches or 1) * step, step)
+
+    def chosen_accumulation(self, given: frozenset[str], processes: int) -> int | None:
+        """`--gradient_accumulation_steps` where the flags leave it open and 1 would split a group: as many as make
+        whole groups, and `LEAST_BATCH` completions or more. None where 1 is good, or the user says."""
+        says = {"gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_mini_batches"}
+        micro_batch = self.per_device_train_batch_size * processes
+        if given & says or micro_batch % self.num_generations == 0:
+            return None
+        groups = math.lcm(micro_batch, self.num_generations)
+        return groups * math.ceil(LEAST_BATCH / groups) // micro_batch
 
     @property
     def data_flags(self) -> DataFlags:
         own = {one.name: getattr(self, one.name) for one in fields(DataFlags)}
         return DataFlags(**own | {"seed": self.seed if self.data_seed is None else self.data_seed})
+
+    @property
+    def tracker_flags(self) -> TrackerFlags:
+        return TrackerFlags(**{one.name: getattr(self, one.name) for one in fields(TrackerFlags)})
 
     def eval_tasks(self) -> list[Task]:
         """What `--eval_datasets` names, in its order; a reward of None is the run's own. Raises as `read_tasks`."""

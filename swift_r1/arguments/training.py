@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from swift_r1.arguments.data import EVALUATED
-from swift_r1.arguments.fields import Scope, flag, free
+from swift_r1.arguments.fields import Scope, check_pattern, flag, free
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -25,22 +26,15 @@ def seconds_of(duration: str) -> float:
     return seconds
 
 
-def is_pattern(text: str) -> None:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"{text}: no pattern ({error})") from error
-
-
-def _deepspeed(value: str) -> None:
+def _named_or_json(names: Sequence[str], value: str) -> None:
     text = value.strip()
     if text.startswith("{"):
         try:
             json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"holds JSON that is not valid: {error.msg} at {error.pos}") from error
-    elif text not in DEEPSPEED_NAMES and not text.endswith(".json"):
-        raise ValueError(f"must be one of {', '.join(DEEPSPEED_NAMES)}, a .json file or JSON, not {text!r}")
+    elif text not in names and not text.endswith(".json"):
+        raise ValueError(f"must be one of {', '.join(names)}, a .json file or JSON, not {text!r}")
 
 
 _FULL = Scope(lambda args: args.train_type == "full", "with --train_type {train_type}: use full")
@@ -54,7 +48,8 @@ _FROZEN = Scope(
     "where nothing is frozen",
     unless_off=True,
 )
-_RANKS = Scope(lambda args: args.distributed, "without --deepspeed: leave it out")
+_EVALUATED = replace(EVALUATED, said=True)
+_BATCHES = Scope(lambda args: not args.use_vllm, "with --use_vllm true: the engine batches by itself", said=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,16 +72,26 @@ class ModelArguments:
     )
     freeze_parameters: list[str] = flag([], "beginnings of the names of weights that stay frozen", _FULL)
     freeze_parameters_regex: str | None = flag(
-        None, "pattern of the names of weights that stay frozen", _FULL, check=is_pattern
+        None, "pattern of the names of weights that stay frozen", _FULL, check=check_pattern
     )
     freeze_parameters_ratio: float = flag(
         0.0, "share of the model, from its first weight on, that stays frozen", _FULL, at_least=0, less_than=1
     )
     trainable_parameters: list[str] = flag([], "beginnings of names that are trained all the same", _FULL, _FROZEN)
     trainable_parameters_regex: str | None = flag(
-        None, "pattern of names that are trained all the same", _FULL, _FROZEN, check=is_pattern
+        None, "pattern of names that are trained all the same", _FULL, _FROZEN, check=check_pattern
     )
     gradient_checkpointing: bool = flag(True, "recompute activations in the backward pass: less memory, ~30 % slower")
+    attn_impl: str | None = free(
+        None,
+        "who computes attention (default: the config's, else SDPA); only SDPA shares prompts and spreads rows over "
+        "ranks; flash and flex attention need a GPU: on a CPU it is SDPA",
+        choices=("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"),
+        synonyms={"flash_attn": "flash_attention_2"},
+    )
+    tf32: bool = flag(
+        False, "float32 matrix products in TF32, with 10 bits of mantissa: faster", gpu_only=True, ms_swift="PyTorch's"
+    )
 
     @property
     def dtype(self) -> str | None:
@@ -130,14 +135,21 @@ class TrainingArguments:
     warmup_steps: int | None = flag(None, "steps in which the rate rises, instead", _WARMS_UP, at_least=0)
     num_train_epochs: float = flag(1.0, "passes over the prompts", more_than=0, ms_swift="3")
     max_steps: int = flag(-1, "optimizer steps; -1: from --num_train_epochs", at_least=-1)
+    max_epochs: int | None = flag(
+        None, "most passes over the prompts, where --max_steps or --num_train_epochs would come to more", at_least=1
+    )
     per_device_train_batch_size: int = flag(
         1, "completions per micro-batch and process; shorter ones share it (--max_tokens_per_micro_batch)", at_least=1
     )
     per_device_eval_batch_size: int = free(
-        1, "completions a process generates at once in evaluation", EVALUATED, at_least=1
+        1, "completions a process generates at once in evaluation", _EVALUATED, _BATCHES, at_least=1
     )
     gradient_accumulation_steps: int = flag(
-        1, "micro-batches per optimizer step", at_least=1, ms_swift="so that about 16 completions make a step"
+        1,
+        "micro-batches per optimizer step; where no flag sizes the round, as many as hold whole groups and at least 16 "
+        "completions if 1 does not",
+        at_least=1,
+        ms_swift="so that about 16 completions make a step",
     )
     max_tokens_per_micro_batch: int | None = flag(
         None,
@@ -150,6 +162,12 @@ class TrainingArguments:
         "compute a prompt once for the completions of its group in a micro-batch; same numbers; auto: where that "
         "saves a quarter of the tokens and the model has full attention by SDPA",
         choices=("auto", "true", "false"),
+    )
+    sequence_parallel_size: int = flag(
+        1,
+        "ranks that share each row, with a part of its tokens each (Ulysses): for completions too long for one; rows "
+        "are packed then. It must divide the processes and the attention heads",
+        at_least=1,
     )
     packing: bool = flag(
         False,
@@ -176,6 +194,7 @@ class TrainingArguments:
         False,
         "the same bits in every run, also in one that was killed and resumed: deterministic kernels, request ids from "
         "--seed (docs/checkpoints.md)",
+        aliases=("full_determinism",),
     )
     max_runtime: str | None = free(
         None,
@@ -184,15 +203,28 @@ class TrainingArguments:
     )
     deepspeed: str | None = flag(
         None,
-        "zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, a JSON file or JSON (default: plain torch)",
-        check=_deepspeed,
+        "zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, a JSON file or JSON (default: plain torch, which in "
+        "several processes is DDP)",
+        check=partial(_named_or_json, DEEPSPEED_NAMES),
+        objects=True,
+    )
+    fsdp: str | None = flag(
+        None,
+        "shard by torch's FSDP2: fsdp2, a JSON file or JSON as ms-swift has them",
+        instead_of=("deepspeed",),
+        check=partial(_named_or_json, ("fsdp2",)),
+        objects=True,
     )
     ddp_timeout: int = free(
         600,
         "seconds of a rank's silence after which those that wait for it end the run",
-        _RANKS,
         at_least=1,
         ms_swift="18000000",
+    )
+    ddp_backend: str | None = flag(
+        None,
+        "what exchanges gradients and weights between ranks (default: nccl between GPUs, else gloo)",
+        choices=("nccl", "gloo"),
     )
     shutdown_timeout: int = free(
         0,
@@ -203,5 +235,5 @@ class TrainingArguments:
 
     @property
     def distributed(self) -> bool:
-        """Whether the backend trains on several processes."""
-        return self.deepspeed is not None
+        """Whether the backend makes a group of ranks even of one process."""
+        return self.deepspeed is not None or self.fsdp is not None

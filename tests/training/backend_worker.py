@@ -9,19 +9,24 @@ import json
 import sys
 import traceback
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from swift_r1.algorithms import LossConfig, PPOConfig, from_flags
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
 from swift_r1.models.loading import Quantization, load_critic, load_model
 from swift_r1.models.lora import LoraSettings
-from swift_r1.models.policy import Critic
-from swift_r1.models.weights import Freezing, policy_weights
+from swift_r1.models.policy import Critic, Policy
+from swift_r1.models.weights import Freezing, part_of, policy_weights
 from swift_r1.runtime.ranks import join_ranks
+from swift_r1.runtime.sequence_parallel import join_sequence_group
 from swift_r1.training.backends.deepspeed_config import read_config
+from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, collate, round_batch
 from swift_r1.training.checkpoint.tensors import write_tensors
 from swift_r1.training.grpo import before_training, needs_old_policy, rewards_after_kl, split_round, train_step
@@ -104,7 +109,10 @@ class Case:
     """One run.
 
     Attributes:
-        backend: `local`, or what `--deepspeed` takes.
+        backend: `local`, `ddp`, `fsdp2`, `fsdp-grad` (shard_grad_op), what `--deepspeed` takes, or `summed`: plain
+            torch on every rank, which takes no step and writes the first step's gradients, summed over ranks, in place
+            of weights.
+        sequence: `--sequence_parallel_size`.
         cuts: of each step, see `step_on`.
         loss: fields of LossConfig, and overlong_filter.
         mix_after: the step after which the reference moves to the policy.
@@ -129,6 +137,7 @@ class Case:
     reload_after: int | None = None
     ppo: str = ""
     away: bool = False
+    sequence: int = 1
 
 
 def run_ppo(case, ranks):
@@ -169,13 +178,32 @@ def open_critic_backend(case, ranks):
         return load_critic(case.model, case.dtype, case.checkpointing)
 
     if case.backend == "local":
-        from swift_r1.training.backends.local import LocalBackend
-
         return LocalBackend(load(), optimizer, wrap=Critic)
+    if case.backend == "ddp":
+        from swift_r1.training.backends.ddp import DdpBackend
+
+        return DdpBackend(load(), optimizer, ranks, Critic)
+    if case.backend == "summed":
+        return Summed(load(), optimizer, wrap=Critic)
+    if case.backend.startswith("fsdp"):
+        return fsdp_backend(case, load, optimizer, ranks, Critic)
     from swift_r1.training.backends.deepspeed import DeepSpeedBackend
 
     dtype, config = getattr(torch, case.dtype), read_config(case.backend)
     return DeepSpeedBackend(load, dtype, optimizer, config, ranks, wrap=Critic)
+
+
+class Summed(LocalBackend):
+    def step(self, learning_rate):
+        gradients = {name: one.grad for name, one in self.model.named_parameters() if one.requires_grad}
+        for gradient in gradients.values() if dist.is_initialized() else ():
+            dist.all_reduce(gradient)
+        self.gradients = {name: gradient.clone() for name, gradient in gradients.items()}
+        self.optimizer.zero_grad(set_to_none=False)
+        return torch.stack([one.norm() for one in self.gradients.values()]).norm().item()
+
+    def weight_buckets(self, weights, to=0, on_host=True):
+        yield list(self.gradients.items())
 
 
 def open_backend(case, ranks):
@@ -196,9 +224,16 @@ def open_backend(case, ranks):
 
     optimizer = OptimizerConfig(case.rate, 0.1, 0.9, 0.95, 1e-8, 1.0, case.optim, ratio)
     if case.backend == "local":
-        from swift_r1.training.backends.local import LocalBackend
-
         return LocalBackend(load(), optimizer)
+    if case.backend == "ddp":
+        from swift_r1.training.backends import ddp
+
+        ddp.BUCKET_NUMBERS = 10_000  # several buckets
+        return ddp.DdpBackend(load(), optimizer, ranks)
+    if case.backend == "summed":
+        return Summed(load(), optimizer)
+    if case.backend.startswith("fsdp"):
+        return fsdp_backend(case, load, optimizer, ranks)
     from deepspeed.accelerator import get_accelerator
 
     from swift_r1.training.backends.deepspeed import DeepSpeedBackend
@@ -207,6 +242,14 @@ def open_backend(case, ranks):
     get_accelerator().is_fp16_supported = lambda: True
     config = read_config(case.backend)
     return DeepSpeedBackend(load, getattr(torch, case.dtype), optimizer, config, ranks, kind == "qlora")
+
+
+def fsdp_backend(case, load, optimizer, ranks, wrap=Policy):
+    from swift_r1.training.backends.fsdp import FsdpBackend
+    from swift_r1.training.backends.fsdp_config import read_fsdp
+
+    config = read_fsdp('{"fsdp": "shard_grad_op"}' if case.backend == "fsdp-grad" else case.backend)
+    return FsdpBackend(load, optimizer, config, ranks, wrap)
 
 
 def be_away(backend, reference):
@@ -218,7 +261,7 @@ def be_away(backend, reference):
     gone = [storage for one in tensors for storage, _ in one._away]
     masters = {one.untyped_storage().data_ptr() for one in backend.states._tensors()}
     assert gone and all(storage.nbytes() == 0 for storage in gone) and masters == {0}
-    assert all(weight.untyped_storage().nbytes() == 0 for weight in backend.model.parameters())
+    assert all(part_of(weight).untyped_storage().nbytes() == 0 for weight in backend.model.parameters())
     for one in tensors:
         one.come_back()
     assert all(storage.nbytes() for storage in gone)
@@ -239,7 +282,13 @@ def reloaded(backend, ranks, out, make):
     return fresh
 
 
+@cache
+def with_sequence(ranks, size):
+    return replace(ranks, sequence=join_sequence_group(size, timedelta(seconds=60))) if size > 1 else ranks
+
+
 def run(case, ranks):
+    ranks = with_sequence(ranks, case.sequence)
     if case.ppo:
         run_ppo(case, ranks)
         return
@@ -263,7 +312,8 @@ def run(case, ranks):
     generation = backend.generation_model()
     if ranks.is_rank0:
         out = Path(case.out)
-        same = all(torch.equal(weights[w.name], w.value()) for w in policy_weights(generation))
+        wanted = [] if case.backend == "summed" else policy_weights(generation)
+        same = all(torch.equal(weights[w.name], w.value()) for w in wanted)
         save_file({name: tensor.float() for name, tensor in weights.items()}, out.with_suffix(".safetensors"))
         out.write_text(json.dumps({"steps": steps, "generation_equals_weights": same, **backend.describe()}))
 
