@@ -40,10 +40,11 @@ _REFERENCE_OR_PPO = Scope(
     lambda args: args.wants_reference or args.rlhf_type == "ppo", "without a KL: give --beta above 0", unless_off=True
 )
 _OWN_REFERENCE = Scope(
-    lambda args: args.train_type == "full",
+    lambda args: args.train_type == "full" or args.ref_model is not None,
     "with --train_type {train_type}: the reference is the model without its adapters",
     unless_off=True,
 )
+_SAME_REFERENCE = Scope(lambda args: args.ref_model is None, "with --ref_model, another model", unless_off=True)
 _SYNC_REFERENCE = Scope(lambda args: args.sync_ref_model, "without --sync_ref_model true")
 _CORRECTED = Scope(
     lambda args: args.rollout_importance_sampling_mode is not None, "without --rollout_importance_sampling_mode"
@@ -110,7 +111,17 @@ class AlgorithmArguments:
     rollout_importance_sampling_threshold: float = flag(2.0, "largest weight in it", _CORRECTED, more_than=0)
     dynamic_sample: bool = flag(False, "replace groups of equal rewards by those of further prompts", _EQUAL)
     max_resample_times: int = flag(3, "how often per round; what is left is trained on", _EQUAL, _RESAMPLES, at_least=1)
-    sync_ref_model: bool = flag(False, "move the reference towards the policy now and then", _REFERENCE, _OWN_REFERENCE)
+    ref_model: str | None = flag(
+        None,
+        "folder or id of the reference policy, of the policy's architecture and tokenizer (default: --model, without "
+        "adapters)",
+        _REFERENCE,
+    )
+    sync_ref_model: bool = flag(
+        False,
+        "move the reference towards the policy now and then",
+        *(_REFERENCE, _OWN_REFERENCE, _SAME_REFERENCE),
+    )
     ref_model_sync_steps: int = flag(512, "optimizer steps between two such moves", _SYNC_REFERENCE, at_least=1)
     ref_model_mixup_alpha: float = flag(
         0.6, "reference = alpha * policy + (1 - alpha) * reference", _SYNC_REFERENCE, more_than=0, at_most=1

@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from swift_r1.arguments.engine import engine_kwargs_faults
+from swift_r1.arguments.fields import no_effect
+from swift_r1.arguments.output import LAST
 from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.world import World
 from swift_r1.data.hubs import is_hub_id
 from swift_r1.errors import UsageError
 
+NO_REWARD = "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
 _SCHEDULER_KWARGS = {
     "cosine": {"num_cycles"},
     "cosine_with_min_lr": {"num_cycles", "min_lr", "min_lr_rate"},
@@ -24,6 +28,10 @@ def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator
     yield from algorithm_faults(args, given)
     yield from reward_flag_faults(args, given)
     yield from rollout_faults(args, given)
+    if args.colocates:
+        yield from _colocate_faults(args, world)
+    elif args.use_vllm:
+        yield from _server_faults(args)
     yield from round_faults(args, world)
     yield from training_faults(args, given, world)
     yield from evaluation_faults(args)
@@ -65,8 +73,8 @@ def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
 
 def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Names and weights of the reward functions, and what some of them need."""
-    if not args.reward_funcs and not args.use_gym_env and args.command == "rlhf":
-        yield "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
+    if not args.reward_names and not args.asks_servers and args.command == "rlhf":
+        yield NO_REWARD
     if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_names):
         yield (
             f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_names)} reward functions: "
@@ -99,35 +107,52 @@ def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
 
 def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Where completions come from, how they are sampled, and how far ahead."""
-    if args.colocates and args.async_generate and args.max_staleness:
-        yield (
-            "--async_generate true gains nothing with --vllm_mode colocate, where engine and trainer share a device: "
-            "use --vllm_mode server, or leave it out"
-        )
-    if args.colocates and args.weight_transport == "nccl":
-        yield "--weight_transport nccl needs a GPU each for trainer and engine: with --vllm_mode colocate use auto"
-    if args.use_vllm and not args.colocates:
-        yield from _server_faults(args)
     if args.offload_optimizer and args.optim.startswith("paged"):
         yield (
             f"--offload_optimizer true with --optim {args.optim}, whose moments move between GPU and host by "
             "themselves: leave one out"
         )
+    if args.sleep_level and args.async_generate and args.max_staleness:
+        yield "--sleep_level with --async_generate true: the engine generates while the trainer trains; leave one out"
     if args.top_k == 0:
         yield "--top_k 0 leaves no token to sample: -1 is off"
     mode = args.rollout_importance_sampling_mode
-    if args.cuts_sampling and mode is not None and mode.startswith("sequence"):
+    otherwise = "--top_p, --top_k, --min_p, --repetition_penalty or --structured_outputs_regex"
+    if args.samples_otherwise and mode is not None and mode.startswith("sequence"):
         yield (
-            f"--rollout_importance_sampling_mode {mode} with --top_p or --top_k would weigh a completion by how "
-            "much of the distribution was cut at each of its tokens: use token_truncate"
+            f"--rollout_importance_sampling_mode {mode} with {otherwise} would weigh a completion by how much the "
+            "distribution was changed at each of its tokens: use token_truncate"
         )
+    if args.structured_outputs_regex is not None and not args.use_vllm:
+        yield "--structured_outputs_regex needs vLLM (--use_vllm true): the trainer's own engine follows no pattern"
     if args.async_generate and not args.use_vllm:
         yield "--async_generate true needs a `swift rollout` server (--use_vllm true), which generates meanwhile"
-    if args.cuts_sampling and args.ratio_to_behaviour:
+    if args.samples_otherwise and args.ratio_to_behaviour:
         yield (
-            "--async_generate true takes the ratio to the engine's log-probs, those of a part of the distribution with "
-            "--top_p or --top_k: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0"
+            "--async_generate true takes the ratio to the engine's log-probs, those of another distribution with "
+            f"{otherwise}: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0"
         )
+
+
+def _colocate_faults(args: RlhfFlags, world: World) -> Iterator[str]:
+    """The engines beside the ranks."""
+    if args.async_generate and args.max_staleness:
+        yield (
+            "--async_generate true gains nothing with --vllm_mode colocate, where engine and trainer share a device: "
+            "use --vllm_mode server, or leave it out"
+        )
+    if args.weight_transport == "nccl":
+        yield "--weight_transport nccl needs a GPU each for trainer and engine: with --vllm_mode colocate use auto"
+    if args.weight_transport == "shm" and world.nnodes > 1:
+        yield "--weight_transport shm does not reach the engines of other nodes: use auto"
+    if world.nproc_per_node % (size := args.vllm_tensor_parallel_size):
+        yield (
+            f"--vllm_tensor_parallel_size {size} does not divide the {world.nproc_per_node} processes of a machine "
+            "(NPROC_PER_NODE): with --vllm_mode colocate each engine has the devices of so many of them"
+        )
+    if args.vllm_enable_lora and args.sleep_level > 1:
+        yield "--sleep_level 2 discards what --vllm_enable_lora true puts adapters over: use --sleep_level 1"
+    yield from engine_kwargs_faults(type(args), args.vllm_engine_kwargs)
 
 
 def _server_faults(args: RlhfFlags) -> Iterator[str]:
@@ -185,8 +210,13 @@ def _near_multiples(value: int, divisor: int) -> str:
 
 def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
     """What is trained, the learning-rate schedule, and the processes."""
-    if args.train_type != "full" and not args.target_modules:
-        yield "--target_modules names no module to adapt: all-linear means every linear one"
+    yield from args.dtype_faults()
+    if args.train_type != "full":
+        yield from args.adapter_faults(given)
+    if args.resume_only_model and args.resume_from_checkpoint == LAST:
+        yield "--resume_only_model true begins a new run with a checkpoint's weights: name its folder, not last"
+    if args.ref_model is not None and args.ref_adapters:
+        yield "give either --ref_model or --ref_adapters, not both"
     if args.max_steps == 0:
         yield "--max_steps 0 trains nothing: -1 means as many as --num_train_epochs says"
     if {"warmup_ratio", "warmup_steps"} <= given and args.warmup_steps:
@@ -207,14 +237,14 @@ def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Ite
                 )
     if kind == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(kwargs):
         yield f"--lr_scheduler_type {kind} needs the minimum: --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}'"
-    if args.colocates and world.nnodes > 1:
-        yield "--vllm_mode colocate is for one machine: use `swift rollout` servers (--vllm_mode server) with several"
-    if world.size == 1 and "shutdown_timeout" in given:
-        yield "--shutdown_timeout has no effect on one process: leave it out"
-    if world.size > 1 and not args.distributed:
+    if world.size == 1:
+        alone = ["shutdown_timeout"] if args.distributed else ["shutdown_timeout", "ddp_timeout", "ddp_backend"]
+        if unused := [name for name in alone if name in given]:
+            yield no_effect(unused, "on one process: leave it out")
+    if world.size % (spread := args.sequence_parallel_size):
         yield (
-            f"{world.size} processes (NPROC_PER_NODE={world.nproc_per_node}, NNODES={world.nnodes}) need "
-            "--deepspeed, for example --deepspeed zero2; without it training takes one process"
+            f"--sequence_parallel_size {spread} does not divide the number of processes, {world.size}: set "
+            f"NPROC_PER_NODE to a multiple of {spread}"
         )
 
 

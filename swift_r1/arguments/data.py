@@ -7,6 +7,7 @@ from typing import Any
 
 from swift_r1.arguments.fields import Scope, flag, free
 from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_message
+from swift_r1.data.tools import AGENT_TEMPLATES
 
 _STORED = Scope(lambda args: not args.streaming, "with --streaming true: rows are prepared as they come")
 _STREAMED = Scope(lambda args: args.streaming, "without --streaming true")
@@ -66,6 +67,13 @@ class DataArguments:
     use_hf: bool | None = USE_HF
     custom_dataset_info: list[str] = DATASET_INFO
     columns: dict[str, Any] = flag({}, 'rename dataset columns: \'{"question": "query"}\'')
+    agent_template: str | None = flag(
+        None,
+        "describes a row's column tools in the system message, and how to call them: ReAct with Thought: (react_en) or "
+        "in think tags (react_grpo); default: rows with tools are left out",
+        choices=AGENT_TEMPLATES,
+        ms_swift="by model",
+    )
     strict: bool = free(False, "a row that cannot be read or preprocessed stops the run instead of being left out")
     dataset_num_proc: int = free(1, "processes that preprocess rows", _STORED, at_least=1)
     load_from_cache_file: bool = free(

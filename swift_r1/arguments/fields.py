@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import operator
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -159,6 +160,13 @@ def check_url(url: str) -> None:
         raise ValueError(f"must begin with http:// or https://: {url!r}")
 
 
+def check_pattern(text: str) -> None:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text}: no pattern ({error})") from error
+
+
 def check_stop_word(word: str) -> None:
     if not word:
         raise ValueError("holds an empty string, which would end every completion at once")
@@ -212,6 +220,16 @@ def from_config(spec: FlagSpec, value: Any) -> Any:
     if spec.name == "deepspeed" and isinstance(value, dict):
         return json.dumps(value)
     return _item(spec, _as_word(spec, value))
+
+
+def as_words(values: Mapping[str, Any]) -> list[str]:
+    """The command line that gives flags these values; None and {} leave a flag out."""
+    return [
+        word
+        for name, value in values.items()
+        if value not in (None, {})
+        for word in (f"--{name}", json.dumps(value) if isinstance(value, bool | dict) else str(value))
+    ]
 
 
 def _as_word(spec: FlagSpec, value: Any) -> str:

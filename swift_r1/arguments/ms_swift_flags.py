@@ -2,7 +2,8 @@
 
 A flag of ms-swift has one of three meanings: it acts (it is a field of an argument class), it is always so here, or it
 is refused with a reason and a way. The table below has the last two: under each reason the flags, and behind `=` the
-values that are so here, which are accepted. At other values, and without any, the flag is refused with the reason.
+values that are so here, which are accepted (`*`: any). At other values, and without any, the flag is refused with the
+reason.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _TABLE = {
         mcore_model mcore_adapter use_distributed_optimizer overlap_grad_reduce overlap_param_gather
         recompute_granularity recompute_method recompute_num_layers train_iters micro_batch_size
         global_batch_size megatron_extra_kwargs offload_bridge load_safetensors=true
-        decoder_first_pipeline_num_layers parallelism_config accelerator_config
+        decoder_first_pipeline_num_layers parallelism_config accelerator_config sequence_parallel=false
     """,
     "generation is done by vLLM, or in the trainer's process (--use_vllm false): leave it out": """
         infer_backend=vllm sglang_context_length sglang_disable_cuda_graph sglang_disable_custom_all_reduce
@@ -187,12 +188,78 @@ _TABLE = {
         use_flash_ckpt=false enable_jit_checkpoint=false restore_callback_states_from_checkpoint=false
         max_shard_size=5GB
     """,
-    "weights always go in flat buckets": """
-        enable_flattened_weight_sync=true
+    "weights always go to engines in flat buckets of 64 MiB or of one weight, whatever the number of layers": """
+        enable_flattened_weight_sync=true move_model_batches=*
+    """,
+    "schedulers and environments always get the row's columns": """
+        vllm_server_pass_dataset=true
+    """,
+    "completions come whole and from one beam, each token with its own log-prob; others: /v1/chat/completions": """
+        logprobs=true num_beams=1 stream=false top_logprobs
+    """,
+    "the server's engine always works on requests as they come": """
+        vllm_use_async_engine=true
+    """,
+    "everything goes through the server's one port": """
+        vllm_server_group_port=*
+    """,
+    "ZeRO-3 always gathers whole weights to generate with": """
+        ds3_gather_for_generation=true
+    """,
+    "what --offload_model and --offload_optimizer free is always given back at once": """
+        gc_collect_after_offload=true
+    """,
+    "an engine is always on the devices of its ranks; CUDA_VISIBLE_DEVICES says which those are": """
+        vllm_device=auto
+    """,
+    "a model is spread over devices by --vllm_tensor_parallel_size": """
+        vllm_pipeline_parallel_size=1
+    """,
+    "beside a trainer is one engine for --vllm_tensor_parallel_size ranks; copies of it are for `swift rollout`": """
+        vllm_data_parallel_size=1 data_parallel_size=1
+    """,
+    "an answer has at most 20 of the likeliest tokens beside each of its own": """
+        max_logprobs=20
+    """,
+    "what a model is, is always read from its own files": """
+        model_type=*
+    """,
+    "a model's newest files are read: give a folder with those of another revision": """
+        model_revision=main|master
+    """,
+    "prompts are written with the chat template of the model's tokenizer, or with --prompt_template": """
+        template
+    """,
+    "weights come from the trainer as it has them, 16 or 32 bits each: leave it out": """
+        vllm_quantization
+    """,
+    "vLLM's log-probs of speculated tokens, which ratios need, are no numbers at times: leave it out": """
+        vllm_speculative_config
+    """,
+    "rewards get completions as they were written, thoughts included (ms-swift refuses it too): leave it out": """
+        vllm_reasoning_parser
+    """,
+    "--vllm_mode says where vLLM runs: colocate, or server for `swift rollout`": """
+        vllm_mode_colocate num_infer_workers
     """,
     "prompts are tokenised in order, to token ids, by processes that stay": """
         dataloader_persistent_workers=true dataloader_pin_memory=false
         dataloader_in_order=true dataloader_multiprocessing_context=fork
+    """,
+    "the loss never holds logits here, which is what these kernels are for (docs/performance.md): leave it out": """
+        use_liger_kernel=false liger_kernel_config use_cce=false
+    """,
+    "what is not kept for the backward pass is always recomputed without reentrant autograd: leave it out": """
+        gradient_checkpointing_kwargs={"use_reentrant":false}
+    """,
+    "rows are padded on the right, where no token sees the padding, or packed: leave it out": """
+        padding_side=right
+    """,
+    "each process has a GPU of its own: --deepspeed zero3 spreads a model over them; --use_cpu true uses none": """
+        device_map max_memory
+    """,
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True keeps the memory of a GPU in one piece: leave it out": """
+        torch_empty_cache_steps
     """,
     "the trainer's forward is not compiled: leave it out": """
         torch_compile=false torch_compile_backend torch_compile_mode
@@ -212,27 +279,58 @@ _TABLE = {
     "each run has a folder of its own: --add_version false and --resume_from_checkpoint go on in an old one": """
         overwrite_output_dir=false
     """,
+    "biases would be trained in the model itself, which is the reference: --train_type full can train them alone": """
+        lora_bias=none
+    """,
+    "adapters are peft's LoRA layers (docs/backends.md): leave it out": """
+        tuner_backend=peft unsloth=false use_swift_lora=false target_parameters
+    """,
+    "LoRA-GA changes the model under the adapters, which is the reference: use --init_weights gaussian": """
+        lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale lora_ga_stable_gamma
+    """,
+    "4-bit weights are bitsandbytes', stored in bytes: leave it out": """
+        bnb_4bit_quant_storage=uint8 hqq_axis
+    """,
+    "--optim says which optimizers there are, and --adam_beta1 and its like are their numbers": """
+        optimizer optim_args optim_target_modules use_muon=false
+    """,
+    "the language model is what is trained: --freeze_parameters and its like freeze parts of it": """
+        freeze_llm=false task_type=causal_lm
+    """,
+    "noise in the embeddings would make the log-probs those of another policy: leave it out": """
+        neftune_noise_alpha=0
+    """,
+    "the loss is over the tokens of all processes, and a step that is not finite is skipped and logged as it is": """
+        average_tokens_across_devices=true logging_nan_inf_filter=false
+    """,
+    "download it first (hf download MODEL --revision REVISION) and give the folder": """
+        model_revision ref_model_revision
+    """,
+    "transformers' own code loads the model, by its config.json: leave it out": """
+        ref_model_type local_repo_path model_kwargs={} init_strategy
+    """,
+    "prompts are made by the model's own chat template: leave it out, or save another with its tokenizer": """
+        template
+    """,
+    "trainer and engines read it from the model's config.json: write it there": """
+        rope_scaling
+    """,
+    "the engines need them too: save a model with them (resize_token_embeddings) and give its folder": """
+        new_special_tokens
+    """,
+    "only the dataset swift/self-cognition reads it, which is not done here: leave it out": """
+        model_author model_name
+    """,
+    "log-probs before training always run without it: --gradient_checkpointing is for the training itself": """
+        disable_gradient_checkpointing=true
+    """,
 }
 
 _PENDING = """
-    no_cuda adapters agent_template attn_impl average_tokens_across_devices bf16 bnb_4bit_compute_dtype
-    bnb_4bit_quant_storage data_parallel_size ddp_backend ddp_broadcast_buffers ddp_bucket_cap_mb
-    ddp_find_unused_parameters ddp_static_graph deepspeed_autotp_size device_map disable_gradient_checkpointing
-    ds3_gather_for_generation fp16 freeze_llm fsdp fsdp_config full_determinism gc_collect_after_offload
-    gradient_checkpointing_kwargs hqq_axis init_strategy init_weights liger_kernel_config local_repo_path
-    local_rollout_forward_batch_size log_entropy log_rollout_offpolicy_metrics logprobs lora_bias lora_dropout
-    lora_dtype lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale
-    lora_ga_stable_gamma lorap_lr_ratio loss_scale max_logprobs max_memory max_new_tokens min_p model_author
-    model_kwargs model_name model_revision model_type modules_to_save move_model_batches multi_turn_func
-    neftune_noise_alpha new_special_tokens num_beams num_sample_generations off_policy_sequence_mask_delta
-    optim_args optim_target_modules optimizer padding_side preserve_thinking ref_adapters ref_model
-    ref_model_revision ref_model_type repetition_penalty response_length resume_only_model rope_scaling
-    sequence_parallel sequence_parallel_size structured_outputs_regex target_parameters target_regex task_type
-    template tensor_parallel_size tf32 top_logprobs torch_empty_cache_steps trainable_parameters_regex tuner_backend
-    unsloth use_cce use_cpu use_dora use_liger_kernel use_muon use_rslora use_swift_lora vllm_device
-    vllm_disable_cascade_attn vllm_disable_custom_all_reduce vllm_kv_cache_dtype vllm_max_num_seqs
-    vllm_mode_colocate vllm_pipeline_parallel_size vllm_quantization vllm_reasoning_parser vllm_server_group_port
-    vllm_server_pass_dataset vllm_speculative_config vllm_use_async_engine zero_hpz_partition_size
+    ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph deepspeed_autotp_size fsdp
+    fsdp_config local_rollout_forward_batch_size log_entropy log_rollout_offpolicy_metrics max_new_tokens
+    multi_turn_func num_sample_generations off_policy_sequence_mask_delta preserve_thinking response_length
+    zero_hpz_partition_size
 """
 """Names without a meaning yet: refused as not done in this version."""
 
@@ -251,7 +349,7 @@ class Meaning:
 
     def accepts(self, words: Sequence[str]) -> bool:
         """Whether the value is the one that is so here. No words are `true`, as for every switch."""
-        return _plain(" ".join(words) or "true") in map(_plain, self.so)
+        return "*" in self.so or _plain(" ".join(words) or "true") in map(_plain, self.so)
 
     def fault(self, shown: str, words: Sequence[str]) -> str:
         """The line about a value that is not accepted of the flag `shown`."""

@@ -8,6 +8,7 @@ from swift_r1.arguments.data import EVALUATED
 from swift_r1.arguments.fields import Scope, free
 
 _BEST = Scope(lambda args: args.metric_for_best_model is not None, "without --metric_for_best_model")
+LAST = "last"  # of `--resume_from_checkpoint`: the newest checkpoint of the newest run
 _RESUMES = Scope(lambda args: args.resume_from_checkpoint is not None, "without --resume_from_checkpoint")
 _STEPS = Scope(lambda args: args.evaluation == "steps", "without --eval_steps")
 _EVAL_STEPS = Scope(lambda args: args.evaluation == "steps", "with --eval_strategy {eval_strategy}")
@@ -43,6 +44,13 @@ class OutputArguments:
         None,
         "go on in the same run folder: from a checkpoint's path, or from `last`, the newest whole checkpoint of the "
         "newest run in --output_dir (from the beginning where there is none)",
+    )
+    resume_only_model: bool = free(
+        False,
+        "begin a new run with the weights of the checkpoint that --resume_from_checkpoint names: step 0, a new "
+        "optimizer, all of the data; the reference stays --model",
+        _RESUMES,
+        ms_swift="skips the data that the checkpoint's run has seen",
     )
     resume_force: bool = free(False, "resume although flags, data or processes differ", _RESUMES)
     eval_strategy: str | None = free(

@@ -121,10 +121,13 @@ class _Reading:
             self.faults.append(meaning.fault(name, words))
 
 
-def parse_arguments(cls: type[A], argv: Sequence[str], environ: Mapping[str, str] | None = None) -> A:
+def parse_arguments(
+    cls: type[A], argv: Sequence[str], environ: Mapping[str, str] | None = None, told: Mapping[str, Any] | None = None
+) -> A:
     """The arguments of a command from the words after its name, checked and resolved.
 
-    `environ` (default: `os.environ`) has the world size and keys. Raises UsageError with every fault found.
+    `environ` (default: `os.environ`) has the world size and keys; `told` are values that count as given, from where
+    they were checked already. Raises UsageError with every fault found.
     """
     environ = os.environ if environ is None else environ
     reading = _Reading(cls)
@@ -137,6 +140,7 @@ def parse_arguments(cls: type[A], argv: Sequence[str], environ: Mapping[str, str
         if spec.info.required and spec.name not in reading.values and spec.name not in reading.faulty:
             reading.faults.append(f"--{spec.name} is missing: {spec.info.help}")
             reading.faulty.add(spec.name)
+    reading.values |= told or {}
     arguments = cls(**reading.values, always_so=tuple(reading.always_so))
     if isinstance(arguments, ProcessArguments):
         environ = {**environ, **arguments.process_variables}

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from swift_r1.arguments.engine import changed_flags
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.errors import UsageError
 
@@ -115,11 +116,19 @@ def rollouts_from(args: RlhfArguments) -> str:
     """Where completions come from, in words."""
     if args.colocates:
         sleeps = f", which sleeps between rounds (--sleep_level {args.sleep_level})" if args.sleep_level else ""
-        return f"vLLM beside each rank (--vllm_mode colocate){sleeps}"
+        shared = f", one engine for {size} ranks" if (size := args.vllm_tensor_parallel_size) > 1 else ""
+        return f"vLLM beside each rank (--vllm_mode colocate){shared}{sleeps}"
     if args.use_vllm:
         urls = args.rollout_base_urls
         return f"vLLM server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
     return "this process (transformers, the trainer's own weights)"
+
+
+def backend_of(args: RlhfArguments, world_size: int) -> str:
+    """What trains, in words."""
+    if args.deepspeed:
+        return args.deepspeed
+    return "plain torch" if world_size == 1 else "plain torch, a whole model each (DDP); --deepspeed zero3 shards it"
 
 
 def evaluation_of(args: RlhfArguments) -> str:
@@ -150,7 +159,8 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         "rollouts": rollouts_from(args),
         "rewards": ", ".join(f"{n} x {w:g}" for n, w in zip(args.reward_funcs, args.reward_weights or [], strict=True)),
         "data": f"{', '.join(args.dataset)}: {size}",
-        "processes": f"{plan.world_size} ({args.deepspeed or 'plain torch'})",
+        "processes": f"{plan.world_size} ({backend_of(args, plan.world_size)})"
+        + (f", each row spread over {args.sequence_parallel_size}" if args.sequence_parallel_size > 1 else ""),
         "a round": f"{plan.prompts_per_round} prompts x {plan.num_generations} completions"
         f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens{per_turn}",
         "an optimizer step": f"{args.per_device_train_batch_size} completions x {plan.world_size} processes"
@@ -161,14 +171,16 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         "in all": f"{plan.rounds:,} rounds, {plan.total_steps:,} optimizer steps,"
         f" {plan.warmup_steps:,} of them warm-up",
     }
+    if args.colocates and (changed := changed_flags(args) | args.vllm_engine_kwargs):
+        rows["engine"] = ", ".join(f"{name.removeprefix('vllm_')} {value}" for name, value in changed.items())
     if is_ppo:
         alone = f"; alone for {args.critic_warmup_steps} steps" if args.critic_warmup_steps else ""
         rows["critic"] = f"{args.critic_model}, all weights, learning rate {args.critic_learning_rate:g}{alone}"
         rows["rewards"] += f"; KL x {args.kl_coef:g}" if args.kl_coef else "; no KL"
     if args.multi_turn_scheduler:
         most = f"at most {args.max_turns}" if args.max_turns else "as many as it wants"
-        environment = f", environment {args.gym_env or 'by row'}" if args.use_gym_env else ""
-        rows["turns"] = f"{most}, driven by {args.multi_turn_scheduler}{environment}"
+        environment = f", environment {args.gym_env or 'by row'}" if args.plays_gym else ""
+        rows["turns"] = f"{most}, driven by {args.multi_turn_scheduler}, in the trainer{environment}"
     if args.evaluates:
         rows["evaluation"] = evaluation_of(args)
     if plan.max_tokens_per_micro_batch:

@@ -56,7 +56,9 @@ class RewardArguments(PluginArguments):
     """Plugins and rewards."""
 
     reward_funcs: list[str] = flag(
-        [], "names of reward functions; their weighted sum is the reward (required, except with --use_gym_env true)"
+        [],
+        "names of reward functions; their weighted sum is the reward (required, except with --use_gym_env true "
+        "here or at the server)",
     )
     reward_weights: list[float] | None = flag(None, "one weight per reward function (default: 1 each)")
     renormalize_reward_weights: bool = flag(

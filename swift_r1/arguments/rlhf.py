@@ -12,7 +12,6 @@ from swift_r1.arguments.algorithm import DEFAULT_SCALE_REWARDS
 from swift_r1.arguments.eval_tasks import limited
 from swift_r1.arguments.fields import flag, flag_specs, scope_faults
 from swift_r1.arguments.rlhf_flags import RlhfFlags
-from swift_r1.arguments.rollout import GYM_SCHEDULER
 from swift_r1.arguments.world import World
 from swift_r1.data.prompt_templates import newlines, system_message
 from swift_r1.tracking.reporters import chosen_trackers
@@ -47,7 +46,8 @@ class RlhfArguments(RlhfFlags):
             learning_rate=self.peak_learning_rate,
             critic_learning_rate=critic_rate,
             reward_funcs=self.reward_names,
-            multi_turn_scheduler=self.multi_turn_scheduler or (GYM_SCHEDULER if self.use_gym_env else None),
+            multi_turn_scheduler=self.scheduler_name,
+            use_gym_env=self.plays_gym or self.use_gym_env,
             steps_per_generation=micro_batches,
             generation_batch_size=micro_batch * micro_batches,
             quant_bits=4 if self.train_type == "qlora" else self.quant_bits,
@@ -68,6 +68,9 @@ class RlhfArguments(RlhfFlags):
             eval_steps=(self.eval_steps or self.save_steps) if self.evaluation == "steps" else None,
             output_dir=self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}",
             report_to=chosen_trackers(self.report_to),
+            torch_dtype=self.dtype,
+            **self.given_adapters(given),
+            **self.resumed_weights,
         )
 
     def with_secrets(self, environ: Mapping[str, str]) -> Self:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from swift_r1.arguments.adapters import AdapterArguments
 from swift_r1.arguments.algorithm import AlgorithmArguments, PPOArguments
 from swift_r1.arguments.data import DataArguments
 from swift_r1.arguments.eval_tasks import Task, read_tasks
@@ -13,7 +14,7 @@ from swift_r1.arguments.parser import Command
 from swift_r1.arguments.reward import BuiltinRewardArguments, RewardArguments
 from swift_r1.arguments.rollout import GenerationArguments, MultiTurnArguments
 from swift_r1.arguments.sharing import HubArguments, TrackerArguments
-from swift_r1.arguments.training import ModelArguments, TrainingArguments
+from swift_r1.arguments.training import TrainingArguments
 from swift_r1.arguments.world import ProcessArguments
 from swift_r1.data.sources import DataFlags
 from swift_r1.tracking.reporters import TrackerFlags
@@ -32,7 +33,7 @@ class RlhfFlags(
     DataArguments,
     BuiltinRewardArguments,
     RewardArguments,
-    ModelArguments,
+    AdapterArguments,
     ProcessArguments,
     Command,
 ):
@@ -48,14 +49,34 @@ class RlhfFlags(
         return 1e-5 if self.train_type == "full" else 1e-4
 
     @property
+    def takes_adapters(self) -> bool:
+        return self.train_type != "full"
+
+    @property
     def wants_reference(self) -> bool:
         """Whether there is a KL, and so a reference policy."""
         return (self.kl_coef if self.rlhf_type == "ppo" else self.beta) > 0
 
     @property
+    def start_adapters(self) -> list[str]:
+        resumed = [str(self.resume_from_checkpoint)] if self.resume_only_model and self.train_type != "full" else []
+        return self.adapters or resumed
+
+    @property
+    def resumed_weights(self) -> dict[str, Any]:
+        """The flags that `--resume_only_model` stands for."""
+        if not self.resume_only_model:
+            return {}
+        own: dict[str, Any] = {"resume_from_checkpoint": None, "resume_only_model": False}
+        if self.train_type != "full":
+            return own | {"adapters": self.start_adapters}
+        reference = self.ref_model or self.model
+        return own | {"model": self.resume_from_checkpoint, "ref_model": reference if self.wants_reference else None}
+
+    @property
     def reward_names(self) -> list[str]:
         """`--reward_funcs`, and the environment's own reward."""
-        episodes = ["gym_reward"] if self.use_gym_env and "gym_reward" not in self.reward_funcs else []
+        episodes = ["gym_reward"] if self.plays_gym and "gym_reward" not in self.reward_funcs else []
         return [*self.reward_funcs, *episodes]
 
     @property

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
 from swift_r1.arguments.data import EVALUATED
-from swift_r1.arguments.fields import Scope, flag, free
+from swift_r1.arguments.fields import Scope, check_pattern, flag, free
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -24,13 +25,6 @@ def seconds_of(duration: str) -> float:
     return seconds
 
 
-def _pattern(text: str) -> None:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"{text}: no pattern ({error})") from error
-
-
 def _deepspeed(value: str) -> None:
     text = value.strip()
     if text.startswith("{"):
@@ -42,12 +36,7 @@ def _deepspeed(value: str) -> None:
         raise ValueError(f"must be one of {', '.join(DEEPSPEED_NAMES)}, a .json file or JSON, not {text!r}")
 
 
-_ADAPTERS = Scope(lambda args: args.train_type != "full", "with --train_type {train_type}: use lora")
 _FULL = Scope(lambda args: args.train_type == "full", "with --train_type {train_type}: use full")
-_QUANTIZED = Scope(
-    lambda args: args.train_type == "qlora" or (args.train_type == "lora" and args.quant_bits is not None),
-    "with --train_type {train_type}: use qlora",
-)
 _ADAM = Scope(lambda args: args.optim != "sgd", "with --optim sgd")
 _WARMS_UP = Scope(
     lambda args: args.lr_scheduler_type != "constant" or not (args.warmup_ratio or args.warmup_steps),
@@ -60,7 +49,6 @@ _FROZEN = Scope(
 )
 _EVALUATED = replace(EVALUATED, said=True)
 _BATCHES = Scope(lambda args: not args.use_vllm, "with --use_vllm true: the engine batches by itself", said=True)
-_RANKS = Scope(lambda args: args.distributed, "without --deepspeed: leave it out")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +59,9 @@ class ModelArguments:
     torch_dtype: str | None = flag(
         None, "dtype of the model's weights in compute (default: its config's)", choices=DTYPES, aliases=("dtype",)
     )
+    bf16: bool | None = flag(None, "true: --torch_dtype bfloat16, with float32 masters")
+    fp16: bool | None = flag(None, "true: --torch_dtype float16, with float32 masters and a loss scale")
+    model_type: str | None = flag(None, "checked against config.json, which says what the model is: qwen2_5, llama3_1")
     train_type: str = flag(
         "full",
         "which weights are trained: all, adapters, or adapters over 4-bit weights",
@@ -78,24 +69,46 @@ class ModelArguments:
         aliases=("tuner_type",),
         ms_swift="lora",
     )
-    lora_rank: int = flag(8, "rank of the adapters of --train_type lora and qlora", _ADAPTERS, at_least=1)
-    lora_alpha: int = flag(32, "the adapters' product is scaled by --lora_alpha / --lora_rank", _ADAPTERS, at_least=1)
-    target_modules: list[str] = flag(
-        ["all-linear"], "modules that get adapters; all-linear: every linear one except the output head", _ADAPTERS
-    )
-    quant_bits: int | None = flag(None, "bits of the weights under the adapters: 4", _ADAPTERS, at_least=4, at_most=4)
-    quant_method: str = flag("bnb", "who stores 4-bit weights: bitsandbytes", _QUANTIZED, choices=("bnb",))
-    bnb_4bit_quant_type: str = flag("nf4", "the 16 numbers that 4 bits stand for", _QUANTIZED, choices=("nf4", "fp4"))
-    bnb_4bit_use_double_quant: bool = flag(True, "store the scales of 4-bit weights in 8 bits", _QUANTIZED)
     freeze_parameters: list[str] = flag([], "beginnings of the names of weights that stay frozen", _FULL)
     freeze_parameters_regex: str | None = flag(
-        None, "pattern of the names of weights that stay frozen", _FULL, check=_pattern
+        None, "pattern of the names of weights that stay frozen", _FULL, check=check_pattern
     )
     freeze_parameters_ratio: float = flag(
         0.0, "share of the model, from its first weight on, that stays frozen", _FULL, at_least=0, less_than=1
     )
     trainable_parameters: list[str] = flag([], "beginnings of names that are trained all the same", _FULL, _FROZEN)
+    trainable_parameters_regex: str | None = flag(
+        None, "pattern of names that are trained all the same", _FULL, _FROZEN, check=check_pattern
+    )
     gradient_checkpointing: bool = flag(True, "recompute activations in the backward pass: less memory, ~30 % slower")
+    attn_impl: str | None = free(
+        None,
+        "who computes attention (default: the config's, else SDPA); only SDPA shares prompts and spreads rows over "
+        "ranks; flash and flex attention need a GPU: on a CPU it is SDPA",
+        choices=("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"),
+        synonyms={"flash_attn": "flash_attention_2"},
+    )
+    tf32: bool = flag(
+        False, "float32 matrix products in TF32, with 10 bits of mantissa: faster", gpu_only=True, ms_swift="PyTorch's"
+    )
+
+    @property
+    def dtype(self) -> str | None:
+        """`--torch_dtype`, or what `--bf16` and `--fp16` say; None: as the model's config says."""
+        named = {"bfloat16": self.bf16, "float16": self.fp16}
+        return self.torch_dtype or next((name for name, wanted in named.items() if wanted), None)
+
+    def dtype_faults(self) -> Iterator[str]:
+        """What `--bf16` and `--fp16` say against each other and `--torch_dtype`."""
+        for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+            value = getattr(self, name)
+            if value and self.dtype != dtype:
+                yield (
+                    f"--{name} true is --torch_dtype {dtype} here (masters are float32 all the same), and "
+                    f"{f'--torch_dtype {self.torch_dtype}' if self.torch_dtype else '--bf16 true'} is given: keep one"
+                )
+            if value is False and self.dtype in (None, dtype):
+                yield f"--{name} false says not which dtype it is: give --torch_dtype float32, or another"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +158,12 @@ class TrainingArguments:
         "saves a quarter of the tokens and the model has full attention by SDPA",
         choices=("auto", "true", "false"),
     )
+    sequence_parallel_size: int = flag(
+        1,
+        "ranks that share each row, with a part of its tokens each (Ulysses): for completions too long for one; rows "
+        "are packed then. It must divide the processes and the attention heads",
+        at_least=1,
+    )
     packing: bool = flag(
         False,
         "one row per micro-batch, without padding, where prompts are not shared (which packs too)",
@@ -170,6 +189,7 @@ class TrainingArguments:
         False,
         "the same bits in every run, also in one that was killed and resumed: deterministic kernels, request ids from "
         "--seed (docs/checkpoints.md)",
+        aliases=("full_determinism",),
     )
     max_runtime: str | None = free(
         None,
@@ -178,15 +198,20 @@ class TrainingArguments:
     )
     deepspeed: str | None = flag(
         None,
-        "zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, a JSON file or JSON (default: plain torch)",
+        "zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, a JSON file or JSON (default: plain torch, which in "
+        "several processes is DDP)",
         check=_deepspeed,
     )
     ddp_timeout: int = free(
         600,
         "seconds of a rank's silence after which those that wait for it end the run",
-        _RANKS,
         at_least=1,
         ms_swift="18000000",
+    )
+    ddp_backend: str | None = flag(
+        None,
+        "what exchanges gradients and weights between ranks (default: nccl between GPUs, else gloo)",
+        choices=("nccl", "gloo"),
     )
     shutdown_timeout: int = free(
         0,
@@ -197,5 +222,5 @@ class TrainingArguments:
 
     @property
     def distributed(self) -> bool:
-        """Whether the backend trains on several processes."""
+        """Whether the backend makes a group of ranks even of one process."""
         return self.deepspeed is not None

@@ -16,8 +16,9 @@ from types import MethodType
 from typing import Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.arguments.rollout import GYM_SCHEDULER, TurnArguments
 from swift_r1.arguments.world import World
-from swift_r1.checking.model_folder import config_dtype, model_faults
+from swift_r1.checking.model_folder import config_dtype, family_faults, model_faults
 from swift_r1.checking.rewards import made_up_batch, ordinary
 from swift_r1.data.loading import LoadedData, columns_of, load_rows
 from swift_r1.data.registry import register_dataset_info
@@ -25,6 +26,7 @@ from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import RESERVED
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
+from swift_r1.plugins.compat import instead_of
 from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
 from swift_r1.rewards import orms, worker
 from swift_r1.rewards.confine import end_strays, end_whole
@@ -63,9 +65,12 @@ def check_inputs(
     faults += eval_dataset_faults(args)
     if data is not None and not faults:
         faults += quick_faults(args, data.train[0])
-    faults += model_faults(args.model, environ)
+    faults += model_faults(args.model, environ, spread=args.sequence_parallel_size)
     if args.critic_model is not None and args.critic_model != args.model:
-        faults += model_faults(args.critic_model, environ, "--critic_model")
+        faults += model_faults(args.critic_model, environ, "--critic_model", args.sequence_parallel_size)
+    if args.ref_model is not None and args.ref_model != args.model:
+        faults += model_faults(args.ref_model, environ, "--ref_model")
+    faults += family_faults(args.model, args.model_type)
     if faults or data is None:
         raise UsageError(*faults)
     return data
@@ -103,25 +108,29 @@ def eval_dataset_faults(args: RlhfArguments) -> list[str]:
     return faults
 
 
-def scheduler_name_faults(args: RlhfArguments) -> list[str]:
+def scheduler_name_faults(args: TurnArguments) -> list[str]:
     """A scheduler, environment or context manager that nothing registered, with the ones there are."""
     named = (
         ("multi_turn_scheduler", args.multi_turn_scheduler, multi_turns),
         ("gym_env", args.gym_env, envs),
         ("context_manager", args.context_manager, context_managers),
     )
-    return [
-        f"--{flag} {name}: nothing of that name is registered; known are {', '.join(sorted(registry)) or 'none'}"
-        for flag, name, registry in named
-        if name is not None and name not in registry
-    ]
+    faults = []
+    for flag, name, registry in named:
+        if name is not None and name not in registry:
+            known = ", ".join(sorted(registry)) or "none"
+            faults.append(f"--{flag} {name}: nothing of that name is registered; known are {known}")
+        elif name is not None and (instead := instead_of(registry[name])) is not None:
+            faults.append(f"--{flag} {name} needs a class that only ms-swift has: {instead}")
+    return faults
 
 
 def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
     """Columns that a reward asks for by name and that some rows lack."""
     own = sorted(columns - RESERVED - {"messages"})
     faults = []
-    if args.use_gym_env and args.gym_env is None and "env_config" not in columns:
+    unnamed = args.multi_turn_scheduler == GYM_SCHEDULER and args.gym_env is None and not args.asks_servers
+    if unnamed and "env_config" not in columns:
         faults.append("--use_gym_env true needs --gym_env, or a column env_config with a name")
     given = RESERVED if args.multi_turn_scheduler else RESERVED - {"rollout_infos"}
     for name in args.reward_funcs:

@@ -72,7 +72,7 @@ def examine() -> Iterator[Finding]:
     yield disk(Path.cwd())
     yield from (port(number) for number in PORTS)
     yield allocator(find_allocator())
-    yield library("deepspeed", "needed for --deepspeed and several processes: pip install deepspeed")
+    yield library("deepspeed", "needed for --deepspeed: pip install deepspeed")
     yield library("vllm", "needed for `swift rollout`; without it completions come from the trainer (--use_vllm false)")
 
 

@@ -177,7 +177,8 @@ def first_rows(flags: DataFlags, count: int = 4) -> list[Row]:
     for source in sources:
         drops = Drops()
         raws = source.rows("train", count if source.samples_itself else None, flags.seed)
-        rows = list(islice(preprocessed(source, raws, flags.columns, drops, flags.strict), count))
+        how = (flags.columns, drops, flags.strict, flags.agent_template)
+        rows = list(islice(preprocessed(source, raws, *how), count))
         require_rows(source, len(rows), drops)
         found += rows
     return found

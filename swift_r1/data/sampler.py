@@ -141,7 +141,8 @@ class RowStream:
         for turn in count():
             before = found
             raws = source.rows("train", wanted if source.samples_itself else None, self.flags.seed)
-            for row in preprocessed(source, raws, self.flags.columns, drops, self.flags.strict):
+            how = (self.flags.columns, drops, self.flags.strict, self.flags.agent_template)
+            for row in preprocessed(source, raws, *how):
                 if log and turn == 0:
                     for example in drops.examples[shown:]:
                         _logger.warning("dataset %s: a row is left out: %s", source.name, example)

@@ -32,6 +32,7 @@ class DataFlags:
     use_hf: bool | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False
+    agent_template: str | None = None
     dataset_num_proc: int = 1
     load_from_cache_file: bool = True
     streaming: bool = False

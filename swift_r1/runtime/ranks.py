@@ -19,6 +19,9 @@ from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
+from swift_r1.errors import UsageError
+from swift_r1.runtime.sequence_parallel import SequenceGroup, join_sequence_group
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # `dist.Store`, which torch does not export to mypy
 
@@ -131,7 +134,8 @@ class Ranks:
     """This process's place among the training processes.
 
     `group` is a gloo group for control messages (also beside nccl), None where there is one process. It has no time
-    limit of its own: `presence` knows which ranks are alive.
+    limit of its own: `presence` knows which ranks are alive. With `--sequence_parallel_size` the ranks of a `sequence`
+    group have the same completions: they are one data-parallel rank.
     """
 
     rank: int
@@ -139,10 +143,21 @@ class Ranks:
     device: torch.device
     group: dist.ProcessGroup | None
     presence: Presence | None = None
+    sequence: SequenceGroup | None = None
 
     @property
     def is_rank0(self) -> bool:
         return self.rank == 0
+
+    @property
+    def data_parallel_size(self) -> int:
+        """How many parts the completions of an optimizer step are split into."""
+        return self.world_size // (self.sequence.size if self.sequence is not None else 1)
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which of these parts this rank has."""
+        return self.rank // (self.sequence.size if self.sequence is not None else 1)
 
     def busy(self) -> AbstractContextManager[None]:
         """For long work of this rank while the others wait: they see that it is alive. The work needs a deadline of its
@@ -190,11 +205,23 @@ class Ranks:
             return None
         return [part[: int(size)] for part, size in zip(received, sizes, strict=True)]
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Elementwise sum over ranks, on every rank (CPU, same dtype)."""
+    def gather_data(self, tensor: Tensor) -> list[Tensor] | None:
+        """As `gather`, once for each data-parallel rank: tensors of the completions that a rank has."""
+        everyones = self.gather(tensor if self._speaks else tensor[:0])
+        return None if everyones is None else everyones[:: self.world_size // self.data_parallel_size]
+
+    def sum_data(self, tensor: Tensor) -> Tensor:
+        """Elementwise sum over data-parallel ranks, on every rank (CPU, same dtype)."""
         total = tensor.detach().cpu().clone()
+        if not self._speaks:
+            total.zero_()
         self._wait(dist.all_reduce, total)
         return total
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether this rank stands for its data-parallel rank."""
+        return self.sequence is None or self.sequence.rank == 0
 
     def max(self, value: float) -> float:
         """The largest of all ranks' values, on every rank."""
@@ -218,13 +245,24 @@ class Ranks:
             dist.destroy_process_group()
 
 
-def join_ranks(timeout_s: float, distributed: bool, heard: Callable[[str], None] = lambda _doing: None) -> Ranks:
+def join_ranks(
+    timeout_s: float,
+    distributed: bool,
+    heard: Callable[[str], None] = lambda _doing: None,
+    *,
+    backend: str | None = None,
+    sequence_parallel_size: int = 1,
+) -> Ranks:
     """Joins the process group that the launcher's environment describes (RANK, WORLD_SIZE, LOCAL_RANK, ...).
 
     Args:
         timeout_s: how long any rank waits for a silent one (`--ddp_timeout`).
         distributed: join a group even if this is its only process (DeepSpeed needs one).
         heard: see `Presence`.
+        backend: what exchanges gradients and weights, `nccl` or `gloo`; None: nccl between GPUs, else gloo.
+        sequence_parallel_size: divides the number of ranks.
+
+    Raises UsageError: nccl without a GPU.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.cuda.is_available():
@@ -232,17 +270,19 @@ def join_ranks(timeout_s: float, distributed: bool, heard: Callable[[str], None]
         torch.cuda.set_device(device)
     else:
         device = torch.device("cpu")
-    if not distributed:
+    if backend == "nccl" and device.type == "cpu":
+        raise UsageError("--ddp_backend nccl needs GPUs, and torch finds none: leave it out, or --ddp_backend gloo")
+    if not distributed and int(os.environ.get("WORLD_SIZE", "1")) == 1:
         return Ranks(0, 1, device, None)
     timeout = timedelta(seconds=timeout_s)
     # DeepSpeed makes groups without a time limit: they get torch's default.
     distributed_c10d.default_pg_timeout = timeout
-    backend = "nccl" if device.type == "cuda" else "gloo"
     store: Store = dist.HashStore()  # type: ignore[attr-defined]  # public, but not exported to mypy
     rank, world_size = 0, 1
     if "MASTER_ADDR" in os.environ:
         store, rank, world_size = next(rendezvous("env://", timeout=timeout))
         store.set_timeout(timeout)
+    backend = backend or ("nccl" if device.type == "cuda" else "gloo")
     dist.init_process_group(backend, timeout=timeout, store=store, rank=rank, world_size=world_size)
     # A connection of its own: heartbeats of a thread must not wait for other questions to the store.
     own = dist.PrefixStore("presence", store.clone())  # type: ignore[attr-defined]  # as above
@@ -250,7 +290,8 @@ def join_ranks(timeout_s: float, distributed: bool, heard: Callable[[str], None]
     # Making the group has a time limit; collectives in it have none, since `presence` decides.
     group = dist.new_group(backend="gloo", timeout=timeout)
     distributed_c10d._set_pg_timeout(_NEVER, group)
-    return Ranks(rank, world_size, device, group, presence)
+    sequence = join_sequence_group(sequence_parallel_size, timeout) if sequence_parallel_size > 1 else None
+    return Ranks(rank, world_size, device, group, presence, sequence)
 
 
 _LOST_PEER = re.compile(

@@ -208,6 +208,9 @@ def eval_sets(
             "temperature": task.temperature,
             "top_p": task.top_p,
             "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "structured_outputs_regex": None,
             "max_tokens": task.max_completion_length,
             "stop_token_ids": tuple(sorted(ends)),
         }

@@ -64,6 +64,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         torch.use_deterministic_algorithms(True)
         # Nothing here reads memory that was not written.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # missing in torch's stub
+    torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
     if args.max_runtime is not None:
         stop.limit(seconds_of(args.max_runtime) - (time.time() - start.time))
     saved = RunState.read(start.checkpoint) if start.checkpoint else None
@@ -75,7 +76,13 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         )
     with ExitStack() as cleanup, ExitStack() as start_up:
         watchdog = Watchdog(args.step_timeout, int(os.environ.get("RANK", "0")))
-        ranks = join_ranks(args.ddp_timeout, args.distributed, watchdog.progress)
+        ranks = join_ranks(
+            args.ddp_timeout,
+            args.distributed,
+            watchdog.progress,
+            backend=args.ddp_backend,
+            sequence_parallel_size=args.sequence_parallel_size,
+        )
         cleanup.callback(ranks.close)
         cleanup.enter_context(watchdog)
         # Data, models, servers and trackers: every rank waits for the slowest at each of them.
@@ -166,6 +173,9 @@ def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int],
         temperature=args.temperature,
         top_p=args.top_p,
         top_k=args.top_k,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        structured_outputs_regex=args.structured_outputs_regex,
         stop=tuple(args.stop_words),
         stop_token_ids=ends,
     )

@@ -35,14 +35,17 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--use_vllm true --vllm_server_host h --async_generate true --max_staleness -1", ["max_staleness"]),
         ("--use_vllm true --vllm_server_base_url h:1", ["must begin with http://"]),
         ("--use_vllm true --vllm_server_base_url http://h --vllm_server_port 1", ["not both"]),
-        ("--sleep_level 1", ["--sleep_level has no effect without --use_vllm true --vllm_mode colocate"]),
-        ("--use_vllm true --vllm_server_host h --sleep_level 2", ["an engine on a device of its own need not sleep"]),
-        ("--use_vllm true --vllm_mode colocate --sleep_level 3", ["--sleep_level must be at most 2"]),
-        ("--offload_model true", ["--offload_model has no effect without --sleep_level 1 or 2"]),
+        ("--sleep_level 1", ["--sleep_level has no effect without --use_vllm true"]),
         (
-            "--use_vllm true --vllm_mode colocate --offload_optimizer true",
-            ["--offload_optimizer has no effect without --sleep_level 1 or 2"],
+            "--use_vllm true --vllm_server_host h --sleep_level 2 --async_generate true",
+            ["--sleep_level with --async_generate true: the engine generates while the trainer trains"],
         ),
+        (
+            "--use_vllm true --vllm_server_host h --vllm_tensor_parallel_size 2",
+            ["--vllm_tensor_parallel_size has no effect without --vllm_mode colocate: give it to `swift rollout`"],
+        ),
+        ("--use_vllm true --vllm_mode colocate --sleep_level 3", ["--sleep_level must be at most 2"]),
+        ("--offload_model true", ["--offload_model has no effect without --use_vllm true"]),
         (
             "--use_vllm true --vllm_mode colocate --sleep_level 1 --offload_optimizer true --optim paged_adamw_8bit",
             ["whose moments move between GPU and host by themselves"],
@@ -55,6 +58,13 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
             ["takes the ratio to the engine's log-probs"],
         ),
         ("--top_p 0.9 --rollout_importance_sampling_mode sequence_mask", ["use token_truncate"]),
+        ("--repetition_penalty 1.1 --rollout_importance_sampling_mode sequence_mask", ["use token_truncate"]),
+        ("--min_p 1", ["--min_p must be less than 1"]),
+        ("--structured_outputs_regex a+", ["--structured_outputs_regex needs vLLM"]),
+        ("--structured_outputs_regex (", ["(: no pattern"]),
+        ("--num_beams 2", ["--num_beams must be 1, not '2'"]),
+        ("--loss_scale all", ["all is written default"]),
+        ("--loss_scale react", ["weights by pattern are for supervised training"]),
         ("--use_vllm true --vllm_server_base_url http://h h:2", ["must begin with http://", "'h:2'"]),
         ("--use_vllm true --vllm_server_base_url http://h http://h/", ["http://h is named 2 times: each server once"]),
         ("--use_vllm true --vllm_server_host a a", ["http://a:8000 is named 2 times"]),
@@ -81,7 +91,8 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--lr_scheduler_type cosine_with_min_lr", ["needs the minimum"]),
         ("--lr_scheduler_type polynomial --learning_rate 1e-7", ["is not above the end", "lr_end"]),
         (["--lr_scheduler_kwargs", '{"power": 2}'], ["cosine does not take 'power'"]),
-        ("--ddp_timeout 60", ["no effect without --deepspeed"]),
+        ("--ddp_timeout 60 --ddp_backend gloo", ["--ddp_timeout, --ddp_backend have no effect on one process"]),
+        ("--ddp_backend mpi", ["must be one of nccl, gloo, not 'mpi'"]),
         ("--shutdown_timeout 60", ["--shutdown_timeout has no effect on one process"]),
         ("--lora_rank 4", ["--lora_rank has no effect with --train_type full: use lora"]),
         ("--quant_bits 4", ["--quant_bits has no effect with --train_type full: use lora"]),
@@ -323,11 +334,15 @@ def test_a_micro_batch_holds_at_least_one_completion() -> None:
     assert not faults(f"{lengths} --max_tokens_per_micro_batch 150")
 
 
-def test_several_processes_need_deepspeed() -> None:
-    (found,) = faults("", TWO)
-    assert "NPROC_PER_NODE=2" in found
-    assert "--deepspeed zero2" in found
-    assert faults("--deepspeed zero3", TWO) == ()
+@pytest.mark.parametrize("backend", ["", "--deepspeed zero3"])
+def test_several_processes_take_any_backend(backend: str) -> None:
+    assert faults(f"{backend} --ddp_timeout 60 --ddp_backend gloo", TWO) == ()
+
+
+def test_rows_are_spread_over_whole_groups_of_processes() -> None:
+    assert faults("--deepspeed zero2 --sequence_parallel_size 2", TWO) == ()
+    (found,) = faults("--deepspeed zero2 --sequence_parallel_size 3", TWO)
+    assert "--sequence_parallel_size 3 does not divide the number of processes, 2" in found
 
 
 @pytest.mark.parametrize(
@@ -419,7 +434,8 @@ def test_the_best_checkpoint_needs_its_metric(words: str, part: str) -> None:
     ("words", "part"),
     [
         ("--max_turns 3", "--max_turns has no effect without --multi_turn_scheduler or --use_gym_env true"),
-        ("--gym_env a --context_manager b", "--gym_env, --context_manager have no effect without --use_gym_env true"),
+        ("--context_manager b", "--context_manager has no effect without --use_gym_env true"),
+        ("--use_gym_env false --gym_env a", "--gym_env has no effect without --use_gym_env true"),
         ("--use_gym_env true --reward_weights 1 2", "--reward_weights has 2 values for 3 reward functions"),
     ],
 )
@@ -428,6 +444,7 @@ def test_flags_of_several_turns(words: str, part: str) -> None:
     assert part in found
     assert faults("--multi_turn_scheduler a --max_turns 3 --completion_length_limit_scope total") == ()
     assert faults("--use_gym_env true --gym_env a --reward_weights 1 2 3") == ()
+    assert faults("--gym_env a --reward_weights 1 2 3") == ()  # an environment that is named is played
 
 
 @pytest.mark.parametrize(

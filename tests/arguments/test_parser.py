@@ -240,6 +240,21 @@ def test_every_flag_of_ms_swift_has_one_meaning_and_none_is_a_typo() -> None:
     ] == []
 
 
+def test_flags_of_the_forward_pass_as_scripts_write_them(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("gradient_checkpointing_kwargs:\n  use_reentrant: false\n")
+    words = ["--attn_impl", "flash_attn", "--padding_side", "right", "--use_cpu", "true", "--full_determinism", "true"]
+    args = parse_arguments(RlhfArguments, [str(config), *BASE, *words], {})
+    assert args.attn_impl == "flash_attention_2" and args.deterministic and len(args.always_so) == 2
+    assert args.process_variables == {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    kwargs = "--gradient_checkpointing_kwargs"
+    assert parse(kwargs, '{"use_reentrant": false}').always_so == (f'{kwargs} {{"use_reentrant": false}}',)
+    (fault,) = faults(kwargs, '{"use_reentrant": true}')
+    assert fault.startswith(kwargs) and "always recomputed without reentrant autograd" in fault
+    for flag in ("--use_liger_kernel", "--use_cce", "--padding_side left", "--device_map auto", "--tf32 perhaps"):
+        assert len(faults(*flag.split())) == 1, flag
+
+
 def test_a_flag_that_is_always_so_is_accepted_at_that_value_and_listed(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("safe_serialization: true\nmax_pixels:\nlabel_smoothing: 0.0\n")

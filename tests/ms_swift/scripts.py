@@ -62,7 +62,7 @@ def commands(script: Path) -> list[ScriptCommand]:
     """
     text = re.sub(r"<node(\d)_ip>", r"10.0.0.\1", _uncommented(script.read_text()))
     text = re.sub(r"<node(\d)_port>", r"800\1", text)
-    environ = {"PATH": "/nonexistent", "WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    environ = {"PATH": "/nonexistent", "WORLD_SIZE": "3", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     done = subprocess.run(
         ["/bin/bash", "--restricted", "-c", _PRELUDE + text],
         env=environ,
@@ -89,7 +89,7 @@ def _uncommented(text: str) -> str:
     for line in text.splitlines():
         comment = re.match(r"#\s*(.*)", line)
         if comment and (inside or _STARTS.match(comment[1])):
-            lines.append(comment[1])
+            lines.append(line[1:])  # its spaces too: a word may end in a backslash
             inside = comment[1].rstrip().endswith("\\")
         else:
             lines.append(line)

@@ -14,6 +14,8 @@ from swift_r1.plugins.ms_swift import is_installed
 
 REPO = Path(__file__).resolve().parents[2]
 FILES = REPO / "tests" / "plugins" / "files"
+SOURCES = [Path(name) for name in os.environ.get("MS_SWIFT_SOURCE", "").split(":") if name]
+NO_SOURCE = "MS_SWIFT_SOURCE does not name a checkout of ms-swift's sources"
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="ms-swift is not installed: make test-ms-swift")
 
@@ -44,8 +46,8 @@ from swift_r1.rewards import orms
 from swift_r1.rewards.orm import build_reward
 format_before = orms["format"]
 (plugin,) = load_plugins([{str(countdown)!r}])
-assert plugin.orms == ("external_countdown",), plugin
-assert plugin.datasets == ("countdown",), plugin
+assert plugin.orms == ("external_countdown", "countdown_expression"), plugin
+assert plugin.datasets == ("countdown", "countdown_expression"), plugin
 real = sys.modules["swift.rewards"]
 assert "site-packages" in real.__file__ and issubclass(orms["external_countdown"], real.ORM)
 assert orms["format"] is format_before  # its built-in ones do not replace ours
@@ -117,7 +119,7 @@ rng = random.Random(0)
 pieces = ["<think>", "</think>", "<answer>", "</answer>", "Action:", "Action Input:", " ", "\\n", "x y x y"]
 texts = ["".join(rng.choices(pieces, k=rng.randint(0, 9))) for _ in range(3000)]
 texts += ["<think>a</think> <answer>b</answer>", "<think>a</think>\\nAction: f Action Input: {}", "a b a b a"]
-columns = {"response_token_ids": [[0] * (number % 130) for number in range(len(texts))],
+columns = {"response_token_ids": [[0] * (number % 101) for number in range(len(texts))],
            "solution": [text if number % 2 else "?" for number, text in enumerate(texts)]}
 for name in ("format", "react_format", "repetition", "soft_overlong", "cosine"):
     extra = {"accuracy_orm": right} if name == "cosine" else {}
@@ -125,9 +127,48 @@ for name in ("format", "react_format", "repetition", "soft_overlong", "cosine"):
     values = [mine(texts, **columns), other(texts, **columns)]
     assert len(set(values[1])) > 1, name
     assert max(abs(a - b) for a, b in zip(*values, strict=True)) < 1e-12, name
+inputs = ["{}", '{"a": 1}', '{"a": 1, "b": [2]}', '{"b": [2], "a": 1.0}', '{"a": 2}', "x", ""]
+calls = [f"Action: {name} Action Input: {words}{end}" for name in "fg" for words in inputs
+         for end in ("", "Observation:")] + ["Action: f", "none", ""]
+pairs = [(call, wanted) for call in calls for wanted in calls if not wanted.endswith(("x", " ", "Observation:"))]
+texts, wanted = map(list, zip(*pairs))
+mine, other = ours["toolbench"]()(texts, solution=wanted), theirs["toolbench"]()(texts, solution=wanted)
+assert len(set(mine)) == 2 and mine == other, [pair for *pair, a, b in zip(texts, wanted, mine, other) if a != b]
 """,
         tmp_path,
     )
+
+
+@pytest.mark.parametrize("source", SOURCES or [pytest.param(None, marks=pytest.mark.skip(NO_SOURCE))], ids=str)
+@pytest.mark.parametrize(
+    ("plugin", "names"),
+    [
+        (
+            "plugin.py",
+            "external_countdown external_r1v_acc external_code_format external_tooluse_format_reward "
+            "external_tooluse_length_reward external_tooluse_correct_reward",
+        ),
+        ("gsm8k/gsm8k_plugin.py", "gsm8k_accuracy gsm8k_format"),
+    ],
+)
+def test_rewards_of_its_plugins_give_what_they_give_there(source: Path, plugin: str, names: str) -> None:
+    """Ours without ms-swift, in `.venv`; theirs from the first source, of the version that is installed. The other
+    rewards ask a service, or need an image."""
+    path = source / "examples" / "train" / "grpo" / "plugin" / plugin
+    if not path.exists():
+        pytest.skip(f"this version has no {plugin}")
+    values = {}
+    for side, python in (("ours", REPO / ".venv" / "bin" / "python"), ("theirs", sys.executable)):
+        file = path if side == "ours" else SOURCES[0] / path.relative_to(source)
+        command = [python, REPO / "tests" / "plugins" / "reward_values.py", side, file, *names.split()]
+        environ = {**os.environ, "PYTHONPATH": str(REPO)}
+        done = subprocess.run(
+            list(map(str, command)), capture_output=True, text=True, env=environ, timeout=200, check=False
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        values[side] = json.loads(done.stdout.splitlines()[-1])
+    assert values["ours"] == values["theirs"]
+    assert all(len(found) == 500 and len(set(found)) > 1 for found in values["ours"].values())
 
 
 def test_schedulers_and_environments_of_its_classes_play(tmp_path: Path, tiny_model: Path) -> None:

@@ -66,13 +66,17 @@ SETTINGS = {
     "full": FULL,
     "lora": LORA,
     "streamed": STREAMED,
+    "ddp": FULL | TWO_RANKS,
     "zero2": FULL | TWO_RANKS | {"deepspeed": "zero2"},
     "zero3": FULL | TWO_RANKS | {"deepspeed": "zero3"},
+    "zero2-sequence": FULL | TWO_RANKS | {"deepspeed": "zero2", "sequence_parallel_size": 2},
     "ppo": PPO,
+    "ddp-ppo": PPO | TWO_RANKS,
     "zero2-ppo": PPO | TWO_RANKS | {"deepspeed": "zero2"},
     "zero3-ppo": PPO | TWO_RANKS | {"deepspeed": "zero3"},
     "qlora": LORA | {"train_type": "qlora", "torch_dtype": "bfloat16", "optim": "adamw_8bit"},
     "zero3-qlora": LORA | TWO_RANKS | {"train_type": "qlora", "deepspeed": "zero3"},
+    "ddp-lora": LORA | TWO_RANKS | {"optim": "adamw_8bit"},
     "zero2-lora": LORA | TWO_RANKS | {"deepspeed": "zero2"},
     "zero3-lora": LORA | TWO_RANKS | {"deepspeed": "zero3"},
 }
@@ -117,9 +121,13 @@ def kill_and_resume(runs, folder, settings, seconds, kills):
     [
         ("full", 3),
         ("lora", 1),
+        ("ddp", 1),
         ("zero3", 1),
         ("streamed", 1),
+        pytest.param("zero2-sequence", 1, marks=pytest.mark.long),
         ("ppo", 1),
+        pytest.param("ddp-ppo", 1, marks=pytest.mark.long),
+        pytest.param("ddp-lora", 1, marks=pytest.mark.long),
         pytest.param("zero3-ppo", 1, marks=pytest.mark.long),
     ],
 )
@@ -133,7 +141,7 @@ def test_killed_and_resumed_equals_uninterrupted(runs, uninterrupted, same, tmp_
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_many_kills(runs, uninterrupted, same, tmp_path, name):
-    """Five each, so 60 in all."""
+    """Five each, so 75 in all."""
     expected, seconds = uninterrupted(name)
     killed = 0
     while killed < 5:

@@ -55,6 +55,13 @@ def test_zero3_equals_one_process(train):
     assert_same(train("zero3", ranks=2, cuts="150 40s 70", mix_after=2), reference)
 
 
+def test_ddp_equals_one_process(train):
+    """Micro-batches of the two ranks add up; buckets are sent while the last one's backward pass goes on."""
+    reference = train("local", mix_after=2)
+    assert_same(train("ddp", ranks=2, cuts="150 40s 70", mix_after=2), reference)
+    assert_same(train("ddp", ranks=2, cuts="40p 40 150", loss=EVERYTHING), train("local", loss=EVERYTHING))
+
+
 def test_zero0_equals_one_process_with_everything_that_spans_ranks(train):
     reference = train("local", loss=EVERYTHING)
     assert 0 < reference[0][0]["rollout/weight_over_threshold"] < 1
@@ -70,6 +77,20 @@ def test_zero3_equals_one_process_with_adapters(train, tiny_model):
     assert reference[1].keys() == start.keys()
     for name, value in start.items():
         assert torch.equal(reference[1][name], value) == ("proj" not in name), name
+
+
+ADAPTERS = {
+    "dora": {"dora": True},
+    "whole": {"rslora": True, "modules_to_save": ["all-embedding", "all-norm", "lm_head"], "lorap_lr_ratio": 4},
+}
+"""What is trained beside or in place of `B A`, and at another rate."""
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize("backend", ["zero3", pytest.param("zero2", marks=pytest.mark.long)])
+def test_other_adapters_equal_one_process(train, backend, kind):
+    case = f"lora:{json.dumps(ADAPTERS[kind])}"
+    assert_same(train(backend, ranks=2, cuts="150 40s 70", train=case, reload_after=2), train("local", train=case))
 
 
 PPO = "--kl_coef 0.1 --gamma 0.95 --lam 0.9 --num_ppo_epochs 2 --whiten_rewards true"
@@ -88,6 +109,8 @@ def test_ppo_of_zero3_equals_one_process(train):
 @pytest.mark.parametrize(
     ("backend", "case"),
     [
+        ("ddp", {}),
+        ("ddp", {"reload_after": 2, "train": "lora"}),
         ("zero0", {}),
         ("zero2", {}),
         ("zero2_offload", {}),
@@ -125,6 +148,7 @@ def test_a_critic_in_bf16_keeps_small_updates(train, backend, ranks):
     [
         ("local", 1, {}),
         ("zero3", 2, {}),
+        pytest.param("ddp", 2, {}, marks=pytest.mark.long),
         pytest.param("zero0", 2, {}, marks=pytest.mark.long),
         pytest.param("zero2", 2, {}, marks=pytest.mark.long),
         pytest.param("local", 1, {"train": "lora"}, marks=pytest.mark.long),
@@ -148,7 +172,7 @@ def test_zero2_equals_one_process(train):
     assert_same(train("zero2", ranks=2, cuts="40 40s 40"), train("local"))
 
 
-@pytest.mark.parametrize(("backend", "ranks"), [("local", 1), ("zero3", 2), ("zero0", 2)])
+@pytest.mark.parametrize(("backend", "ranks"), [("local", 1), ("ddp", 2), ("zero3", 2), ("zero0", 2)])
 def test_bf16_training_keeps_updates_smaller_than_its_spacing(train, tiny_model, backend, ranks):
     """Weights near 0.3 are 0.002 apart in bf16; 20 steps of 1e-4 only add up in float32 master weights."""
     start = load_file(tiny_model / "model.safetensors")
@@ -180,7 +204,7 @@ def test_zero3_equals_one_process_with_weights_of_4_bits(train, tiny_model):
         assert 0.02 < moved < 0.2 if "proj" in name else moved == 0, name
 
 
-BACKENDS = ("zero0", "zero1", "zero2", "zero3", "zero3_offload")
+BACKENDS = ("ddp", "zero0", "zero1", "zero2", "zero3", "zero3_offload")
 
 
 AS_MS_SWIFT = json.dumps(
@@ -254,6 +278,7 @@ def test_float16_finds_its_loss_scale(train, ranks):
     ("optim", "backend"),
     [
         ("adamw_8bit", "local"),
+        ("adamw_8bit", "ddp"),
         ("adamw_8bit", "zero3"),
         *(
             pytest.param(optim, backend, marks=pytest.mark.long)

@@ -57,7 +57,7 @@ def test_the_course(name):
 def test_every_optimizer_takes_a_step_down(name):
     parameter = nn.Parameter(torch.ones(80, 80))
     config = OptimizerConfig(0.1, 0.0, 0.9, 0.95, 1e-8, 1.0, name)
-    optimizer = build_optimizer(parameter_groups([parameter], 0.0), config)
+    optimizer = build_optimizer(parameter_groups([("x", parameter)], config), config)
     parameter.grad = torch.full_like(parameter, 0.5)
     optimizer.step()
     # Adam's first step is the learning rate, whatever the gradient's size.

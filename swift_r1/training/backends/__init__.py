@@ -1,4 +1,5 @@
-"""What holds a model and its optimizer during training, and the one place that chooses: plain torch or DeepSpeed ZeRO.
+"""What holds a model and its optimizer during training, and the one place that chooses: plain torch (in one process, or
+in several: DDP) or DeepSpeed ZeRO.
 
 A new backend is one module beside these, with a child of `Backend` (`base.py`), and a branch here.
 """
@@ -31,6 +32,10 @@ def open_backend(
     from swift_r1.training.optimizer import OptimizerConfig
 
     optimizer = replace(from_flags(OptimizerConfig, args), learning_rate=learning_rate)
+    if args.deepspeed is None and ranks.world_size > 1:
+        from swift_r1.training.backends.ddp import DdpBackend
+
+        return DdpBackend(load(), optimizer, ranks, wrap)
     if args.deepspeed is None:
         from swift_r1.training.backends.local import LocalBackend
 

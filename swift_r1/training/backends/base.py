@@ -38,6 +38,7 @@ class Backend(ABC):
     masters: Sequence[Tensor]  # what it works on, float32, as many on each rank; this rank's parts where partitioned
     ranks: Ranks
     device: torch.device
+    replicated = False  # whether every rank has all masters, rather than its part of them
     partitioned = False  # whether a parameter is a part of a weight, until it is gathered (ZeRO-3)
 
     @property
@@ -75,9 +76,9 @@ class Backend(ABC):
         """A model with the policy's whole, current weights for embedded generation (collective)."""
 
     @abstractmethod
-    def reference(self, offload: bool = False) -> ReferencePolicy:
-        """The frozen policy of the run's start; with adapters the model without them (collective). With `offload` its
-        weights are in host memory except while they are used."""
+    def reference(self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None) -> ReferencePolicy:
+        """The frozen policy of the run's start; with adapters the model without them; or the model that `load` makes
+        (collective). With `offload` its weights are in host memory except while they are used."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:
@@ -131,14 +132,14 @@ class Backend(ABC):
                 if self.ranks.takes(number):
                     tensors.append((state_name(kind, name), value.detach().to("cpu", copy=self._copies_state)))
             yield tensors
-        yield from saved.codes_of(self.torch_optimizer, self.masters, self.ranks)
+        yield from saved.codes_of(self.torch_optimizer, self.masters, self.ranks, self.replicated)
 
     @torch.no_grad()
     def load_training_state(self, read: ReadTensor) -> None:
         """Goes on from a saved `training_state` (collective: every rank reads). The model's weights follow. Raises
         KeyError: the state lacks a parameter that is trained here."""
         saved.start_state(self.torch_optimizer, self.masters, read(UPDATES))
-        saved.load_codes(self.torch_optimizer, self.masters, self.ranks.rank, read)
+        saved.load_codes(self.torch_optimizer, self.masters, 0 if self.replicated else self.ranks.rank, read)
         if self.loss_scale is not None:
             scale, *counts = read(LOSS_SCALE).tolist()
             self._set_scale(scale, *map(int, counts))

@@ -68,14 +68,18 @@ def updates_of(optimizer: torch.optim.Optimizer) -> Tensor:
     return torch.zeros(())
 
 
-def codes_of(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], ranks: Ranks) -> Iterator[StateBucket]:
-    """The moments of an 8-bit optimizer of these parameters as they are; nothing for another (collective)."""
+def codes_of(
+    optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor], ranks: Ranks, replicated: bool
+) -> Iterator[StateBucket]:
+    """The moments of an 8-bit optimizer of these parameters as they are, where they are `replicated` once; nothing for
+    another (collective)."""
     for number, parameter in enumerate(parameters if _is_eight_bit(optimizer) else ()):
         found = []
         for kind in _CODES:
             own = optimizer.state.get(parameter, {}).get(kind, torch.zeros(0, dtype=torch.uint8))
             # As bytes: small parameters have float32 moments on the rank where they are.
-            parts = ranks.gather(own.detach().cpu().flatten().view(torch.uint8)) or ()
+            own = own.detach().cpu().flatten().view(torch.uint8)
+            parts = ([own] if ranks.is_rank0 else ()) if replicated else ranks.gather(own) or ()
             found += [(_code_name(kind, number, rank), part.clone()) for rank, part in enumerate(parts)]
         yield found
 

@@ -95,7 +95,7 @@ class OpenRound:
         for name in _BEFORE_TRAINING:
             known = [getattr(micro, name) for step in self.steps for micro in step]
             mine = [tensor.detach().flatten().float().cpu() for tensor in known if tensor is not None]
-            everyones = ranks.gather(torch.cat([torch.zeros(0), *mine]))
+            everyones = ranks.gather_data(torch.cat([torch.zeros(0), *mine]))
             saved |= {f"{name}:{rank}": one for rank, one in enumerate(everyones or ()) if one.numel()}
         return saved | self.batch.tensors() if ranks.is_rank0 else {}
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from swift_r1.errors import RunFailed
 from swift_r1.models.loading import Quantization
 from swift_r1.models.merging import write_base
-from swift_r1.models.weights import has_adapters, lora_weights, policy_weights
+from swift_r1.models.weights import added_weights, has_adapters, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import StateBucket
@@ -112,10 +112,15 @@ class Saver:
             logger.warning("%s; the run goes on and tries again at the next save", fault)
 
     def _gathered(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Adapters, and the ranks' random generators, on rank 0."""
+        """Adapters, tied ones under each of their names, and the ranks' random generators, on rank 0."""
         adapters: dict[str, Tensor] = {}
-        for bucket in self.backend.weight_buckets(lora_weights(self.backend.model)):
+        for bucket in self.backend.weight_buckets(added_weights(self.backend.model)):
             adapters |= bucket
+        named = self.backend.model.named_parameters
+        first = {id(parameter): name for name, parameter in named()}
+        for name, parameter in named(remove_duplicate=False):
+            if first[id(parameter)] in adapters.keys() - {name}:
+                adapters[name] = adapters[first[id(parameter)]].clone()
         rng = {}
         for name, tensor in rng_state().items():
             for rank, state in enumerate(self.ranks.gather(tensor) or ()):
