@@ -69,8 +69,8 @@ def write_hub(folder: Path) -> None:
                 "solution": f"{said} \\boxed{{{a + b}}}",
                 "messages": turns,
             },
-            "openai/gsm8k main": {"question": question, "answer": f"{said}\n#### {a + b}"},
-            "Salesforce/xlam-function-calling-60k dataset": {
+            "modelscope/gsm8k main": {"question": question, "answer": f"{said}\n#### {a + b}"},
+            "LLM-Research/xlam-function-calling-60k dataset": {
                 "id": a * 10 + b,
                 "query": question,
                 "answers": json.dumps([{"name": "add", "arguments": {"a": a, "b": b}}]),
