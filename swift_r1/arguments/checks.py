@@ -35,6 +35,8 @@ def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator
     yield from round_faults(args, given, world)
     yield from training_faults(args, given, world)
     yield from evaluation_faults(args)
+    if "split_dataset_ratio" in given and args.evaluates and not args.split_dataset_ratio + bool(args.val_dataset):
+        yield "--split_dataset_ratio 0 leaves no row to evaluate: leave it out, or give --val_dataset"
     yield from data_faults(args)
     if args.push_to_hub and not is_hub_id(args.hub_model_id or ""):
         yield "--push_to_hub true needs --hub_model_id owner/name"

@@ -137,7 +137,7 @@ def no_effect(names: Sequence[str], otherwise: str) -> str:
 def scope_faults(args: Any, given: frozenset[str]) -> Iterator[str]:
     """The flags that were given outside their scope, or beside one that they stand for."""
     for name, spec in flag_specs(type(args)).items():
-        stands = name in given and getattr(args, name) not in (None, [])
+        stands = name in given and getattr(args, name) != spec.default
         for other in given.intersection(spec.info.instead_of) if stands else ():
             yield f"give either --{name} or --{other}, not both"
     yield from unread_flags(args, given, said=False)

@@ -111,9 +111,6 @@ _TABLE = {
     "the first evaluation is after --eval_steps steps, or with --eval_on_start true before the first": """
         eval_delay=0
     """,
-    "--max_steps, --max_runtime, Ctrl-C and SIGTERM end a run early, with a checkpoint": """
-        early_stop_interval
-    """,
     "ms-swift's Trainer is not here: a plugin has rewards, data, turns and environments": """
         callbacks
     """,

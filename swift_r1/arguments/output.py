@@ -36,6 +36,9 @@ class OutputArguments:
         None, "keep the checkpoint that is best by it: accuracy, reward or rewards/<name>/mean", ms_swift="reward"
     )
     greater_is_better: bool = free(True, "whether the best checkpoint has that metric largest", _BEST)
+    early_stop_interval: int | None = free(
+        None, "end the run with the save after which so many in a row were not better by that metric", _BEST, at_least=1
+    )
     create_checkpoint_symlink: bool = free(
         False, "links `last`, and with --metric_for_best_model `best`, in the run folder to those checkpoints"
     )

@@ -62,7 +62,9 @@ class Command:
     def with_secrets(self, environ: Mapping[str, str]) -> Self:
         """The same arguments with the environment's secrets, where they are needed and not given."""
         variables = {name: spec.info.secret for name, spec in flag_specs(type(self)).items() if spec.info.secret}
-        found = {name: getattr(self, name) or environ.get(variable) or None for name, variable in variables.items()}
+        found: dict[str, Any] = {
+            name: getattr(self, name) or environ.get(variable) or None for name, variable in variables.items()
+        }
         return replace(self, **found)
 
     @property

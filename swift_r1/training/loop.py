@@ -23,7 +23,7 @@ from swift_r1.algorithms import Advantages, LossConfig, from_flags, group_advant
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.runtime.stopping import StopRequest, Watchdog
+from swift_r1.runtime.stopping import NOT_BETTER, StopRequest, Watchdog
 from swift_r1.sampling.prefetch import PrefetchedRounds
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.tracking.metrics import Stopwatch
@@ -195,6 +195,8 @@ class Trainer:
             self.books.step(metrics, round_, step, complete)
             if evaluates:
                 self.evaluate()
+                if self.ranks.max(self.summary.saves_since_best) >= (args.early_stop_interval or sys.maxsize):
+                    self.stop.reason, stops = NOT_BETTER, True
             if complete or stops or self.due(args.save_strategy, args.save_steps):
                 self.save(complete or stops)
 

@@ -31,7 +31,7 @@ from swift_r1.rewards.pool import rewards_for
 from swift_r1.runtime.libraries import quiet_libraries
 from swift_r1.runtime.processes import run_folder_held
 from swift_r1.runtime.ranks import join_ranks
-from swift_r1.runtime.stopping import OUT_OF_TIME, StopRequest, Watchdog
+from swift_r1.runtime.stopping import NOT_BETTER, OUT_OF_TIME, StopRequest, Watchdog
 from swift_r1.sampling.prefetch import PrefetchedRounds, prefetches
 from swift_r1.sampling.prompts import Prompts, PromptStream, StreamedPrompts
 from swift_r1.sampling.remote import ServerRollouts
@@ -111,6 +111,8 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             logger.info(
                 "--max_runtime %s is over after step %d of %d", args.max_runtime, summary.steps, plan.total_steps
             )
+        if ranks.is_rank0 and stop.reason == NOT_BETTER:
+            logger.info("--early_stop_interval: no save since step %s was better", summary.best_step)
         trainer.recorder.finish(asdict(summary))
         return summary.exit_code
 

@@ -442,6 +442,8 @@ def test_a_batch_of_evaluations_without_one_is_said_and_no_fault() -> None:
         ("--eval_strategy no --eval_steps 5", "--eval_steps has no effect with --eval_strategy no"),
         ("--eval_strategy no --eval_limit 5", "--eval_limit has no effect without --eval_steps"),
         ("--save_strategy epoch --streaming true --max_steps 5", "--save_strategy epoch with --streaming true"),
+        ("--eval_steps 5 --split_dataset_ratio 0", "leaves no row to evaluate"),
+        ("--early_stop_interval 2", "--early_stop_interval has no effect without --metric_for_best_model"),
         ("--interleave_prob 0.5 0.5", "--interleave_prob has 2 values for 1 data sets"),
         ("--interleave_prob 0.5", "--interleave_prob 0.5 must add up to 1"),
         ("--interleave_prob 1 --dataset_shuffle false", "mixes loaded rows by shuffling them"),
@@ -454,6 +456,7 @@ def test_the_best_checkpoint_needs_its_metric(words: str, part: str) -> None:
     (found,) = faults(words)
     assert part in found
     assert faults("--metric_for_best_model reward --eval_steps 250 --greater_is_better false") == ()
+    assert faults("--eval_steps 5 --val_dataset v --split_dataset_ratio 0") == ()
     assert faults("--metric_for_best_model reward --eval_strategy steps --save_strategy steps") == ()
     assert faults("--metric_for_best_model reward --eval_strategy epoch --save_strategy epoch") == ()
 

@@ -36,6 +36,15 @@ def test_a_pass_ends_with_a_checkpoint_and_an_evaluation_also_after_a_resume(run
     assert (folder / "best").readlink().name == f"checkpoint-{summary['best_step']}"
 
 
+def test_a_run_that_does_not_get_better_ends(runs, tmp_path):
+    folder = tmp_path / "run"
+    flags = {"eval_steps": 1, "save_steps": 1, "metric_for_best_model": "accuracy", "early_stop_interval": 3}
+    ended = runs.run(folder, **SETTINGS | {"val_dataset": "counting#2"}, **flags)  # its accuracy is always 0
+    assert ended.code == 0 and "--early_stop_interval: no save since step 1 was better" in ended.said
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["steps"], summary["best_step"], saved(folder)) == (4, 1, [1, 2, 3, 4])
+
+
 def test_no_checkpoint_but_the_last(runs, tmp_path):
     folder = tmp_path / "run"
     flags = {"save_strategy": "no", "eval_strategy": "no", "max_steps": 3}

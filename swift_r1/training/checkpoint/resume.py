@@ -41,7 +41,8 @@ _BEFORE_TRAINING = ("old_logps", "old_entropies", "ref_logps", "old_values")
 @dataclass
 class RunSummary:
     """What `summary.json` says. `seconds` are of the whole loop, evaluations included; accuracies are from 0 to 1, of
-    several data sets their mean; `best_step` is of the best checkpoint by `--metric_for_best_model`."""
+    several data sets their mean; `best_step` is of the best checkpoint by `--metric_for_best_model`, after which
+    `saves_since_best` were not better."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -51,6 +52,7 @@ class RunSummary:
     eval_after: float | None = None
     best_step: int | None = None
     best_metric: float | None = None
+    saves_since_best: int = 0
     exit_code: int = 0
     last_evaluation: dict[str, float] = field(default_factory=dict)
 
@@ -66,10 +68,11 @@ class RunSummary:
     def saw_checkpoint(self, metrics: Mapping[str, float], name: str, greater_is_better: bool) -> None:
         """Notes whether the evaluated checkpoint of this step is the best so far; of equals the first is."""
         value, best = _mean(metrics, name), self.best_metric
+        self.saves_since_best += 1
         if value is None or math.isnan(value):
             return
         if best is None or (value > best if greater_is_better else value < best):
-            self.best_step, self.best_metric = self.steps, value
+            self.best_step, self.best_metric, self.saves_since_best = self.steps, value, 0
 
 
 def _mean(metrics: Mapping[str, float], name: str) -> float | None:

@@ -88,7 +88,7 @@ class Uploader:
             logger.info("%s is on the hub: %s", self._folder.name, said.strip())
             return
         by_hand = _BY_HAND[self.flags.hub].format(repo=self.flags.repo, folder=self._folder)
-        cause = one_line(said.strip() or f"exit code {process.returncode}", 400)
+        cause = " ".join(said.split())[:400] or f"exit code {process.returncode}"
         logger.warning("%s was not sent to the hub: %s; by hand: %s", self._folder, cause, by_hand)
 
     def close(self) -> None:
