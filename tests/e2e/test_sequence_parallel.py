@@ -10,16 +10,7 @@ def test_a_run_is_the_same_run(rlhf, tiny_model, tmp_path):
     found = []
     for name, processes, flags in (
         ("one", 1, {"per_device_train_batch_size": 16}),
-        (
-            "two",
-            2,
-            {
-                "per_device_train_batch_size": 8,
-                "deepspeed": "zero2",
-                "sequence_parallel_size": 2,
-                "attn_impl": "flash_attn",
-            },
-        ),
+        ("two", 2, {"per_device_train_batch_size": 8, "sequence_parallel_size": 2, "attn_impl": "flash_attn"}),
     ):
         run = rlhf(tiny_model, processes, max_steps=2, beta=0.1, output_dir=tmp_path / name, **flags)
         assert run.code == 0
@@ -39,6 +30,6 @@ def test_a_run_is_the_same_run(rlhf, tiny_model, tmp_path):
     ],
 )
 def test_attention_that_cannot_be_spread_is_refused(rlhf, tmp_path, family, more, why):
-    flags = {"deepspeed": "zero2", "sequence_parallel_size": 2, "max_steps": 1, **more}
+    flags = {"sequence_parallel_size": 2, "max_steps": 1, **more}
     run = rlhf(save_family(tmp_path / "model", family), 2, **flags)
     assert run.code == 2 and "--sequence_parallel_size 2: " in run.errors and why in run.errors

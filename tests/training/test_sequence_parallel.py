@@ -78,8 +78,18 @@ def test_a_row_has_a_token_for_every_rank():
         assert [(group.start, group.prompt_length) for group in inputs.packed_row] == [(0, 3), (3, 1)][: size // 2]
 
 
-@pytest.mark.parametrize(("backend", "case"), [("zero2", {}), ("zero3", {"train": "lora"}), ("zero3", {"ppo": PPO})])
-def test_zero_equals_one_process(jobs, tiny_model, backend, case):
+@pytest.mark.parametrize(
+    ("backend", "case"),
+    [
+        ("ddp", {}),
+        ("zero2", {}),
+        ("zero3", {"train": "lora"}),
+        ("zero3", {"ppo": PPO}),
+        ("fsdp2", {"train": "lora", "checkpointing": True}),
+        ("fsdp2", {"ppo": PPO}),
+    ],
+)
+def test_every_backend_equals_one_process(jobs, tiny_model, backend, case):
     """Three updates of all weights; the critic's too."""
     found, weights = jobs.run(2, backend=backend, model=tiny_model, cuts="150s 40s 70p", sequence=2, **case)
     expected, exact = jobs.run(backend="local", model=tiny_model, **case)
