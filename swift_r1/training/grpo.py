@@ -105,13 +105,13 @@ def rewards_after_kl(rewards: Tensor, steps: Sequence[Sequence[MicroBatch]], bet
 def completion_entropies(steps: Sequence[Sequence[MicroBatch]], count: int, ranks: Ranks) -> Tensor:
     """Mean entropy (nats) of each of the round's `count` completions before its first update, float64 `[count]`, NaN
     without trained tokens, on every rank. Collective."""
-    sums, lengths = torch.zeros(2, count, dtype=torch.float64)
+    found = torch.zeros(2, count, dtype=torch.float64)  # sums and lengths
     for micro in chain.from_iterable(steps):
         assert micro.old_entropies is not None
-        sums[micro.samples] = micro.old_entropies.double().masked_fill(~micro.mask, 0.0).sum(1).cpu()
-        lengths[micro.samples] = micro.mask.double().sum(1).cpu()
-    sums, lengths = ranks.sum_data(torch.stack([sums, lengths]))
-    return sums / lengths
+        found[0, micro.samples] = micro.old_entropies.double().masked_fill(~micro.mask, 0.0).sum(1).cpu()
+        found[1, micro.samples] = micro.mask.double().sum(1).cpu()
+    found = ranks.sum_data(found)
+    return found[0] / found[1]
 
 
 def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ranks) -> Tensor:
