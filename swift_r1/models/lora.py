@@ -51,8 +51,10 @@ class LoraSettings:
     @classmethod
     def of(cls, args: AdapterArguments) -> Self | None:
         """Of the flags; None where all weights are trained."""
-        if args.train_type == "full":
-            return None
+        return None if args.train_type == "full" else cls._of(args)
+
+    @classmethod
+    def _of(cls, args: AdapterArguments) -> Self:
         return cls(
             args.lora_rank,
             args.lora_alpha,
@@ -63,7 +65,8 @@ class LoraSettings:
             args.use_dora,
             args.init_weights,
             tuple(args.modules_to_save),
-            *((list(values) or [None])[0] for values in (args.adapters, args.ref_adapters)),
+            next(iter(args.adapters), None),
+            next(iter(args.ref_adapters), None),
         )
 
     @property
@@ -94,7 +97,7 @@ def add_lora(model: PreTrainedModel, settings: LoraSettings) -> None:
     model.requires_grad_(False)
     if settings.ref_adapters is not None:
         flags = adapter_flags("--ref_adapters", settings.ref_adapters)
-        _add(model, LoraSettings.of(AdapterArguments(train_type="lora", **flags)), REFERENCE)
+        _add(model, LoraSettings._of(AdapterArguments(train_type="lora", **flags)), REFERENCE)
         take_adapter(model, REFERENCE, settings.ref_adapters, "--ref_adapters")
     _add(model, settings, ADAPTER)
     if settings.adapters is not None:
@@ -130,7 +133,7 @@ def _add(model: PreTrainedModel, settings: LoraSettings, name: str) -> None:
         lora_dropout=settings.dropout,
         use_rslora=settings.rslora,
         use_dora=settings.dora,
-        init_lora_weights=settings.init == "true" or settings.init,
+        init_lora_weights="gaussian" if settings.init == "gaussian" else True,
         modules_to_save=copied or None,
         ensure_weight_tying=bool(copied) and output_head(model).weight is model.get_input_embeddings().weight,
         task_type="CAUSAL_LM",

@@ -112,7 +112,10 @@ APART = json.dumps(
 @pytest.mark.parametrize("kind", ADAPTERS)
 @pytest.mark.parametrize(
     "backend",
-    [pytest.param(APART, id="apart"), *(pytest.param(name, marks=pytest.mark.long) for name in ("zero2", "zero3"))],
+    [
+        pytest.param(APART, id="apart"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("zero2", "zero3", "fsdp2")),
+    ],
 )
 def test_other_adapters_equal_one_process(train, backend, kind):
     case = f"lora:{json.dumps(ADAPTERS[kind])}"
