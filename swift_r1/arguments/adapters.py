@@ -96,7 +96,11 @@ class AdapterArguments(ModelArguments):
         ["all-linear"], "modules that get adapters; all-linear: every linear one except the output head", _ADAPTERS
     )
     target_regex: str | None = flag(
-        None, "pattern of the whole names of the modules that get adapters", _ADAPTERS, check=check_pattern
+        None,
+        "pattern of the whole names of the modules that get adapters",
+        _ADAPTERS,
+        check=check_pattern,
+        instead_of=("target_modules",),
     )
     modules_to_save: list[str] = flag(
         [],
@@ -161,8 +165,6 @@ class AdapterArguments(ModelArguments):
         ):
             if dtype not in (None, self.dtype, *others):
                 yield f"--{name} {dtype} is not --torch_dtype, in which all of the model computes: leave it out"
-        if self.target_regex is not None and "target_modules" in given:
-            yield "give either --target_regex or --target_modules, not both"
         for name in ("adapters", "ref_adapters"):
             if len(getattr(self, name)) > 1:
                 yield f"--{name} takes one folder: merge the others into the model first (swift merge-lora)"

@@ -32,7 +32,7 @@ def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator
         yield from _colocate_faults(args, world)
     elif args.use_vllm:
         yield from _server_faults(args)
-    yield from round_faults(args, world)
+    yield from round_faults(args, given, world)
     yield from training_faults(args, given, world)
     yield from evaluation_faults(args)
     if "split_dataset_ratio" in given and args.evaluates and not args.split_dataset_ratio + bool(args.val_dataset):
@@ -44,8 +44,12 @@ def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator
 
 def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """What the loss, the estimator and PPO need of other flags."""
-    if args.rlhf_type == "grpo" and args.num_generations < 2:
-        yield "--num_generations must be at least 2, not 1, with --rlhf_type grpo: it compares completions"
+    if args.rlhf_type == "grpo" and args.num_generations < 2 and args.advantage_estimator != "reinforce_plus_plus":
+        yield (
+            f"--num_generations 1 makes every advantage 0 with --advantage_estimator {args.advantage_estimator}, which "
+            "compares the completions of a prompt: give 2 or more, or --advantage_estimator reinforce_plus_plus, whose "
+            "baseline is the batch"
+        )
     if args.rlhf_type == "ppo" and 0 < args.max_steps <= (warmup := args.critic_warmup_steps):
         yield f"--critic_warmup_steps {warmup} leaves the policy no step of --max_steps {args.max_steps}"
     clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
@@ -125,6 +129,8 @@ def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
             f"--rollout_importance_sampling_mode {mode} with {otherwise} would weigh a completion by how much the "
             "distribution was changed at each of its tokens: use token_truncate"
         )
+    if args.samples_otherwise and args.off_policy_sequence_mask_delta is not None:
+        yield f"--off_policy_sequence_mask_delta with {otherwise} would take the change of the distribution for drift"
     if args.structured_outputs_regex is not None and not args.use_vllm:
         yield "--structured_outputs_regex needs vLLM (--use_vllm true): the trainer's own engine follows no pattern"
     if args.async_generate and not args.use_vllm:
@@ -175,20 +181,24 @@ def _server_faults(args: RlhfFlags) -> Iterator[str]:
         yield f"--weight_delta true sends changes by http, and --weight_transport is {args.weight_transport}"
 
 
-def round_faults(args: RlhfFlags, world: World) -> Iterator[str]:
+def round_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
     """The arithmetic of a round: completions, groups, micro-batches."""
     if args.generation_batch_size is not None and args.steps_per_generation is not None:
         return  # only one of them may be given
     micro_batch = args.per_device_train_batch_size * world.size
     across = f"--per_device_train_batch_size {args.per_device_train_batch_size} x {world.size} processes"
     accumulation = args.gradient_accumulation_steps
-    micro_batches = args.micro_batches_per_round
+    micro_batches = args.steps_per_generation or args.micro_batches_per_round
     if (size := args.generation_batch_size) is not None:
         if size % micro_batch:
             near = _near_multiples(size, micro_batch)
             yield f"--generation_batch_size {size} is not a multiple of {micro_batch} ({across}): {near}"
             return
         micro_batches = size // micro_batch
+    elif (chosen := args.chosen_accumulation(given, world.size)) is not None:
+        accumulation = micro_batches = chosen
+    if accumulation % micro_batches == 0:  # a part of an optimizer step: all of it is generated at once
+        micro_batches = accumulation
     if micro_batches % accumulation:
         yield (
             f"{micro_batches} micro-batches are generated at once, which is not a multiple of "

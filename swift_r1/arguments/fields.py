@@ -56,8 +56,8 @@ class FlagInfo:
         check: raises ValueError or UsageError for a value (of a list, for an item) that cannot be.
         secret: the variable in which its value goes to other processes; it is never written to a file or shown.
         synonyms: ms-swift's words for some of the choices.
-        elsewhere: ms-swift's words for what other flags do here, and how that is written.
-        objects: items of the list may be JSON objects; in a config file they are written as such.
+        elsewhere: ms-swift's words for what other flags do here, or nothing does, and what is said of each.
+        objects: the value, or items of the list, may be JSON objects; in a config file they are written as such.
     """
 
     help: str
@@ -217,7 +217,7 @@ def from_config(spec: FlagSpec, value: Any) -> Any:
         return [_item(spec, _as_word(spec, item)) for item in items]
     if spec.kind is dict and isinstance(value, dict):
         return value
-    if spec.name == "deepspeed" and isinstance(value, dict):
+    if spec.info.objects and isinstance(value, dict):
         return json.dumps(value)
     return _item(spec, _as_word(spec, value))
 
@@ -248,7 +248,7 @@ def _item(spec: FlagSpec, word: str) -> Any:
     info = spec.info
     value = info.synonyms.get(str(value).lower(), value) if info.synonyms else value
     if info.elsewhere and value in info.elsewhere:
-        raise ValueError(f"{value} is written {info.elsewhere[value]} here")
+        raise ValueError(f"{value} {info.elsewhere[value]}")
     if info.choices and value not in info.choices:
         raise ValueError(f"must be one of {', '.join(map(str, info.choices))}, not {value!r}")
     if info.check is not None:

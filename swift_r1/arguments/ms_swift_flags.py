@@ -188,6 +188,18 @@ _TABLE = {
     "weights always go to engines in flat buckets of 64 MiB or of one weight, whatever the number of layers": """
         enable_flattened_weight_sync=true move_model_batches=*
     """,
+    "--max_completion_length is the longest completion": """
+        max_new_tokens response_length
+    """,
+    "--multi_turn_scheduler is what leads several turns": """
+        multi_turn_func
+    """,
+    "--log_completions shows completions, and completions.jsonl has all of them": """
+        num_sample_generations=0
+    """,
+    "the thoughts of earlier turns stay in the conversation that the model reads": """
+        preserve_thinking=true
+    """,
     "schedulers and environments always get the row's columns": """
         vllm_server_pass_dataset=true
     """,
@@ -264,6 +276,15 @@ _TABLE = {
     "the launcher sets it: NPROC_PER_NODE says how many processes train": """
         local_rank=-1
     """,
+    "under DDP a weight without a gradient counts as zero, and buffers are equal on all ranks: leave it out": """
+        ddp_find_unused_parameters=true|false ddp_broadcast_buffers=true|false ddp_static_graph=true|false
+    """,
+    "belongs into the file or JSON of --fsdp, under fsdp_config": """
+        fsdp_config
+    """,
+    "gradients are sent in buckets of 25 MiB: leave it out": """
+        ddp_bucket_cap_mb=25
+    """,
     "only NVIDIA GPUs and CPUs are supported: leave it out": """
         enable_npu_model_patch=true tpu_num_cores tpu_metrics_debug=false use_mps_device=false use_ipex=false
         jit_mode_eval=false
@@ -324,10 +345,7 @@ _TABLE = {
 }
 
 _PENDING = """
-    ddp_broadcast_buffers ddp_bucket_cap_mb ddp_find_unused_parameters ddp_static_graph deepspeed_autotp_size fsdp
-    fsdp_config local_rollout_forward_batch_size log_entropy log_rollout_offpolicy_metrics max_new_tokens
-    multi_turn_func num_sample_generations off_policy_sequence_mask_delta preserve_thinking response_length
-    zero_hpz_partition_size
+    deepspeed_autotp_size local_rollout_forward_batch_size zero_hpz_partition_size
 """
 """Names without a meaning yet: refused as not done in this version."""
 

@@ -126,6 +126,8 @@ def rollouts_from(args: RlhfArguments) -> str:
 
 def backend_of(args: RlhfArguments, world_size: int) -> str:
     """What trains, in words."""
+    if args.fsdp:
+        return "FSDP2"
     if args.deepspeed:
         return args.deepspeed
     return "plain torch" if world_size == 1 else "plain torch, a whole model each (DDP); --deepspeed zero3 shards it"
@@ -173,6 +175,8 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
     }
     if args.colocates and (changed := changed_flags(args) | args.vllm_engine_kwargs):
         rows["engine"] = ", ".join(f"{name.removeprefix('vllm_')} {value}" for name, value in changed.items())
+    if args.chosen:
+        rows["chosen"] = "; ".join(args.chosen)
     if is_ppo:
         alone = f"; alone for {args.critic_warmup_steps} steps" if args.critic_warmup_steps else ""
         rows["critic"] = f"{args.critic_model}, all weights, learning rate {args.critic_learning_rate:g}{alone}"

@@ -11,7 +11,7 @@ from swift_r1.arguments import checks
 from swift_r1.arguments.algorithm import DEFAULT_SCALE_REWARDS
 from swift_r1.arguments.eval_tasks import limited
 from swift_r1.arguments.fields import flag, flag_specs, scope_faults
-from swift_r1.arguments.rlhf_flags import RlhfFlags
+from swift_r1.arguments.rlhf_flags import LEAST_BATCH, RlhfFlags
 from swift_r1.arguments.world import World
 from swift_r1.data.prompt_templates import newlines, system_message
 from swift_r1.tracking.reporters import chosen_trackers
@@ -30,9 +30,22 @@ class RlhfArguments(RlhfFlags):
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """Defaults that depend on other flags, filled in; afterwards only true "none" is None."""
         micro_batch = self.per_device_train_batch_size * world.size
-        micro_batches = self.micro_batches_per_round
+        chosen = []
+        accumulation, micro_batches = self.gradient_accumulation_steps, self.micro_batches_per_round
+        if (found := self.chosen_accumulation(given, world.size)) is not None:
+            accumulation = micro_batches = found
+            chosen.append(
+                f"--gradient_accumulation_steps {found}: whole groups of {self.num_generations}, and at least "
+                f"{LEAST_BATCH} completions a step"
+            )
         if self.generation_batch_size is not None:
             micro_batches = self.generation_batch_size // micro_batch
+        if (asked := self.steps_per_generation or micro_batches) < accumulation:
+            micro_batches = accumulation
+            chosen.append(
+                f"{asked} micro-batches were to be generated at once, less than a step of {accumulation}: its weights "
+                "generate all of it at once"
+            )
         scale = DEFAULT_SCALE_REWARDS[self.advantage_estimator]
         if self.multi_objective_aggregation == "normalize_then_sum":
             scale = "batch"  # GDPO: the groups are normalised already
@@ -43,6 +56,8 @@ class RlhfArguments(RlhfFlags):
         return replace(
             self.with_secrets(environ),
             critic_model=critic_model,
+            chosen=tuple(chosen),
+            gradient_accumulation_steps=accumulation,
             learning_rate=self.peak_learning_rate,
             critic_learning_rate=critic_rate,
             reward_funcs=self.reward_names,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
@@ -18,6 +19,9 @@ from swift_r1.arguments.training import TrainingArguments
 from swift_r1.arguments.world import ProcessArguments
 from swift_r1.data.sources import DataFlags
 from swift_r1.tracking.reporters import TrackerFlags
+
+LEAST_BATCH = 16
+"""Completions of an optimizer step where nothing says how many; ms-swift's number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +44,8 @@ class RlhfFlags(
     """Every flag of `swift rlhf`, flat: the attribute has the flag's name."""
 
     command: ClassVar[str] = "rlhf"
+    chosen: tuple[str, ...] = ()
+    """What of the batch was chosen since the flags leave it open, as lines of the plan."""
 
     @property
     def peak_learning_rate(self) -> float:
@@ -86,8 +92,20 @@ class RlhfFlags(
 
     @property
     def micro_batches_per_round(self) -> int:
-        """`--steps_per_generation`, where `--generation_batch_size` does not say it."""
-        return self.steps_per_generation or (self.num_mini_batches or 1) * self.gradient_accumulation_steps
+        """`--steps_per_generation`, where `--generation_batch_size` does not say it; a whole optimizer step at least,
+        since its weights generate all of it."""
+        step = self.gradient_accumulation_steps
+        return max(self.steps_per_generation or (self.num_mini_batches or 1) * step, step)
+
+    def chosen_accumulation(self, given: frozenset[str], processes: int) -> int | None:
+        """`--gradient_accumulation_steps` where the flags leave it open and 1 would split a group: as many as make
+        whole groups, and `LEAST_BATCH` completions or more. None where 1 is good, or the user says."""
+        says = {"gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_mini_batches"}
+        micro_batch = self.per_device_train_batch_size * processes
+        if given & says or micro_batch % self.num_generations == 0:
+            return None
+        groups = math.lcm(micro_batch, self.num_generations)
+        return groups * math.ceil(LEAST_BATCH / groups) // micro_batch
 
     @property
     def data_flags(self) -> DataFlags:

@@ -126,7 +126,9 @@ class GenerationArguments(EngineFlags):
     api_key: str | None = free(
         None, "the server's key (better: in SWIFT_API_KEY)", _VLLM, _OWN_ADDRESS, secret=API_KEY_VARIABLE
     )
-    num_generations: int = flag(8, "completions per prompt: the size of a group; with PPO it may be 1", at_least=1)
+    num_generations: int = flag(
+        8, "completions per prompt: the size of a group; 1 with PPO or reinforce_plus_plus", at_least=1
+    )
     temperature: float = flag(1.0, "sampling temperature", more_than=0, ms_swift="0.9")
     top_p: float = flag(
         1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1, ms_swift="1, 0.9 in version 3"
@@ -223,10 +225,10 @@ class MultiTurnArguments(TurnArguments):
         "of several turns, which are trained: default all that the policy wrote, last_round those of its last message",
         choices=("default", "last_round"),
         elsewhere={
-            "all": "default (prompts are never trained)",
+            "all": "is written default here (prompts are never trained)",
             **dict.fromkeys(
                 ("react", "hermes", "qwen", "agentflan", "alpha_umi"),
-                "default (weights by pattern are for supervised training)",
+                "is written default here (weights by pattern are for supervised training)",
             ),
         },
         ms_swift="last_round without a scheduler, where both are the same",

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from swift_r1.arguments.data import EVALUATED
@@ -25,15 +26,15 @@ def seconds_of(duration: str) -> float:
     return seconds
 
 
-def _deepspeed(value: str) -> None:
+def _named_or_json(names: Sequence[str], value: str) -> None:
     text = value.strip()
     if text.startswith("{"):
         try:
             json.loads(text)
         except json.JSONDecodeError as error:
             raise ValueError(f"holds JSON that is not valid: {error.msg} at {error.pos}") from error
-    elif text not in DEEPSPEED_NAMES and not text.endswith(".json"):
-        raise ValueError(f"must be one of {', '.join(DEEPSPEED_NAMES)}, a .json file or JSON, not {text!r}")
+    elif text not in names and not text.endswith(".json"):
+        raise ValueError(f"must be one of {', '.join(names)}, a .json file or JSON, not {text!r}")
 
 
 _FULL = Scope(lambda args: args.train_type == "full", "with --train_type {train_type}: use full")
@@ -144,7 +145,11 @@ class TrainingArguments:
         1, "completions a process generates at once in evaluation", _EVALUATED, _BATCHES, at_least=1
     )
     gradient_accumulation_steps: int = flag(
-        1, "micro-batches per optimizer step", at_least=1, ms_swift="so that about 16 completions make a step"
+        1,
+        "micro-batches per optimizer step; where no flag sizes the round, as many as hold whole groups and at least 16 "
+        "completions if 1 does not",
+        at_least=1,
+        ms_swift="so that about 16 completions make a step",
     )
     max_tokens_per_micro_batch: int | None = flag(
         None,
@@ -200,7 +205,15 @@ class TrainingArguments:
         None,
         "zero0, zero1, zero2, zero3, zero2_offload, zero3_offload, a JSON file or JSON (default: plain torch, which in "
         "several processes is DDP)",
-        check=_deepspeed,
+        check=partial(_named_or_json, DEEPSPEED_NAMES),
+        objects=True,
+    )
+    fsdp: str | None = flag(
+        None,
+        "shard by torch's FSDP2: fsdp2, a JSON file or JSON as ms-swift has them",
+        instead_of=("deepspeed",),
+        check=partial(_named_or_json, ("fsdp2",)),
+        objects=True,
     )
     ddp_timeout: int = free(
         600,
@@ -223,4 +236,4 @@ class TrainingArguments:
     @property
     def distributed(self) -> bool:
         """Whether the backend makes a group of ranks even of one process."""
-        return self.deepspeed is not None
+        return self.deepspeed is not None or self.fsdp is not None

@@ -53,6 +53,7 @@ def check_inputs(
         *tracker_faults(args.report_to),
         *known_faults,
         *deepspeed_faults(args, world),
+        *fsdp_faults(args),
     ]
     data: LoadedData | None = None
     try:
@@ -174,6 +175,21 @@ def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
             max_grad_norm=args.max_grad_norm,
         ),
     ]
+
+
+def fsdp_faults(args: RlhfArguments) -> list[str]:
+    """What is wrong with the `--fsdp` file or JSON, and what it says against the flags."""
+    if args.fsdp is None:
+        return []
+    from swift_r1.training.backends.fsdp_config import read_fsdp
+
+    try:
+        config = read_fsdp(args.fsdp)
+    except UsageError as error:
+        return list(error.faults)
+    if config.checkpointing and not args.gradient_checkpointing:
+        return ["--fsdp sets activation_checkpointing, but --gradient_checkpointing is false: leave one of them out"]
+    return []
 
 
 def quick_faults(args: RlhfArguments, row: Mapping[str, Any]) -> list[str]:

@@ -6,6 +6,7 @@ The adapters live inside the plain transformers model, so everything that takes 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -134,6 +135,8 @@ def _add(model: PreTrainedModel, settings: LoraSettings, name: str) -> None:
         ensure_weight_tying=bool(copied) and output_head(model).weight is model.get_input_embeddings().weight,
         task_type="CAUSAL_LM",
     )
+    # That there are two, those of `--ref_adapters` too.
+    warnings.filterwarnings("ignore", "Already found a `peft_config` attribute", UserWarning)
     try:
         model.add_adapter(config, name)
     except ValueError as error:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from swift_r1.arguments.training import ModelArguments
 from swift_r1.errors import UsageError
@@ -29,10 +30,11 @@ _SAVED = f".modules_to_save.{ADAPTER}."  # peft's name for a module's copy that 
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One weight of the policy."""
+    """One weight of the policy, by its place in the model: FSDP2 puts the whole one there while it is gathered."""
 
     name: str  # its Hugging Face name, without adapters
-    base: Tensor  # the model's own parameter, or persistent buffer
+    owner: nn.Module  # the module whose own it is
+    kind: str  # its attribute there
     # None, or peft's `LoraLayer` whose adapter is to be merged: it knows `scaling * B A` in the base's layout
     layer: Any = None
 
@@ -42,8 +44,14 @@ class Weight:
         return None if self.layer is None else dict(self.layer.lora_magnitude_vector).get(ADAPTER)
 
     @property
+    def base(self) -> Tensor:
+        """The model's own parameter, or persistent buffer."""
+        found: Tensor = getattr(self.owner, self.kind)
+        return found
+
+    @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
-        """What must be gathered before `value` under ZeRO-3."""
+        """What must be gathered before `value` under ZeRO-3 and FSDP2."""
         if not isinstance(self.base, nn.Parameter):
             return ()
         if self.layer is None:
@@ -81,6 +89,14 @@ def _quant_state(parameter: Tensor) -> Any:
     return getattr(parameter, "quant_state", None)
 
 
+def part_of(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor that FSDP2 has sharded, in the same memory; any other tensor itself."""
+    if not isinstance(tensor, DTensor):
+        return tensor
+    with torch.no_grad():
+        return tensor.to_local()
+
+
 def whole_shape(parameter: Tensor) -> torch.Size:
     """The shape of the weight itself, however it is stored or partitioned."""
     if (state := _quant_state(parameter)) is not None:
@@ -109,25 +125,31 @@ def policy_weights(model: PreTrainedModel) -> list[Weight]:
     """The model's weights, tied ones once, each with its adapter, or the one trained in its place
     (`--modules_to_save`); then its persistent buffers, which belong to a checkpoint as weights do."""
     lasting = model.state_dict(keep_vars=True)
-    buffers = [Weight(name, buffer) for name, buffer in model.named_buffers() if name in lasting]
+    buffers = [_weight_at(model, name) for name, _ in model.named_buffers() if name in lasting]
     adapted = {}
     if has_adapters(model):
         from peft.tuners.lora import LoraLayer
 
         adapted = {name: module for name, module in model.named_modules() if isinstance(module, LoraLayer)}
     weights = []
-    for name, parameter in model.named_parameters():
+    for name, _ in model.named_parameters():
         owner, _, kind = name.rpartition(".base_layer.")
         if layer := adapted.get(owner):
-            weights.append(Weight(f"{owner}.{kind}", parameter, layer if kind == "weight" else None))
+            adapter = layer if kind == "weight" else None
+            weights.append(replace(_weight_at(model, name), name=f"{owner}.{kind}", layer=adapter))
         elif ".lora_" not in name and ".original_module." not in name:
-            weights.append(Weight(name.replace(_SAVED, "."), parameter))
+            weights.append(replace(_weight_at(model, name), name=name.replace(_SAVED, ".")))
     return weights + buffers
+
+
+def _weight_at(model: nn.Module, name: str) -> Weight:
+    owner, _, kind = name.rpartition(".")
+    return Weight(name, model.get_submodule(owner), kind)
 
 
 def added_weights(model: PreTrainedModel, adapter: str = ADAPTER) -> list[Weight]:
     """The adapters and `--modules_to_save` alone, under the names that they have in `model`; tied ones once."""
-    return [Weight(name, parameter) for name, parameter in model.named_parameters() if f".{adapter}." in name]
+    return [_weight_at(model, name) for name, _ in model.named_parameters() if f".{adapter}." in name]
 
 
 def adapter_weights(model: PreTrainedModel) -> list[Weight]:

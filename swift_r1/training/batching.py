@@ -131,7 +131,8 @@ def collate(
     """The given completions in one micro-batch: a row each, padded on the right to their own longest, or packed; a
     packed row is spread over the ranks of `sequence`."""
     samples = torch.tensor([sample for unit in units for sample in unit])
-    rows = _packed(batch, units, form.shared, device, own_attention) if form.packed else _padded(batch, samples)
+    ranks = 1 if sequence is None else sequence.size
+    rows = _packed(batch, units, form.shared, device, own_attention, ranks) if form.packed else _padded(batch, samples)
     lengths, totals = batch.completion_lengths[samples], batch.prompt_lengths + batch.completion_lengths
     steps = torch.arange(int(lengths.max()))
     mask = steps < lengths[:, None]
@@ -168,8 +169,10 @@ def _padded(batch: RoundBatch, samples: Tensor) -> _Rows:
     return _Rows(token_ids, own - 1, own)
 
 
-def _packed(batch: RoundBatch, units: Sequence[Unit], shared: bool, device: torch.device, own_attention: bool) -> _Rows:
-    """One row; with `shared` each unit's prompt once, then its completions."""
+def _packed(
+    batch: RoundBatch, units: Sequence[Unit], shared: bool, device: torch.device, own_attention: bool, least: int
+) -> _Rows:
+    """One row of `least` tokens or more; with `shared` each unit's prompt once, then its completions."""
     totals = batch.prompt_lengths + batch.completion_lengths
     starts = (totals.cumsum(0) - totals).tolist()
     prompts, completions = batch.prompt_lengths.tolist(), batch.completion_lengths.tolist()
@@ -191,6 +194,10 @@ def _packed(batch: RoundBatch, units: Sequence[Unit], shared: bool, device: torc
         alone = len(unit) == 1
         lengths = [] if alone else [completions[sample] for sample in unit]
         groups.append(prompt_group(first, place - first if alone else prompt, lengths, device))
+    if place < least:
+        sources.append(torch.zeros(least - place, dtype=torch.long))
+        position_ids.append(torch.arange(least - place))
+        groups.append(prompt_group(place, least - place, [], device))
     return _Rows(
         batch.token_ids[torch.cat(sources)][None],
         torch.tensor(before),

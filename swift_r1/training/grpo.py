@@ -102,6 +102,18 @@ def rewards_after_kl(rewards: Tensor, steps: Sequence[Sequence[MicroBatch]], bet
     return (rewards + ranks.sum_data(penalties)).to(rewards.dtype)
 
 
+def completion_entropies(steps: Sequence[Sequence[MicroBatch]], count: int, ranks: Ranks) -> Tensor:
+    """Mean entropy (nats) of each of the round's `count` completions before its first update, float64 `[count]`, NaN
+    without trained tokens, on every rank. Collective."""
+    sums, lengths = torch.zeros(2, count, dtype=torch.float64)
+    for micro in chain.from_iterable(steps):
+        assert micro.old_entropies is not None
+        sums[micro.samples] = micro.old_entropies.double().masked_fill(~micro.mask, 0.0).sum(1).cpu()
+        lengths[micro.samples] = micro.mask.double().sum(1).cpu()
+    sums, lengths = ranks.sum(torch.stack([sums, lengths]))
+    return sums / lengths
+
+
 def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ranks) -> Tensor:
     """The entropy (float32 scalar) from which on a token of this optimizer step is trained, from those of all ranks
     under the policy before the round's first update. Collective."""

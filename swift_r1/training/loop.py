@@ -109,12 +109,13 @@ class Trainer:
                 self.backend,
                 self.reference,
                 self.args.temperature,
-                old_policy=critic_kl or grpo.needs_old_policy(self.loss, updates),
+                old_policy=critic_kl or self.args.log_entropy or grpo.needs_old_policy(self.loss, updates),
                 critic=critic.backend if critic is not None else None,
             )
             advantages, metrics = self.advantages(batch, steps)
+            entropies = grpo.completion_entropies(steps, len(batch), self.ranks) if self.args.log_entropy else None
         if scored is not None:
-            metrics |= self.books.round(scored, advantages.of_completions.tolist(), self.progress)
+            metrics |= self.books.round(scored, advantages.of_completions.tolist(), self.progress, entropies)
         # What the round took as a whole is divided among its steps.
         seconds = {name: value / updates for name, value in self.stopwatch.take().items()}
         return OpenRound(batch, steps, advantages, metrics, seconds, ends_epoch=self.epoch() > epoch)

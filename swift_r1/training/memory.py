@@ -24,6 +24,7 @@ from swift_r1.models.lora import LoraSettings
 from swift_r1.models.shape import ModelShape, shape_of
 from swift_r1.models.weights import freezing_of, frozen_names
 from swift_r1.training.backends.deepspeed_config import offloads, read_config
+from swift_r1.training.backends.fsdp_config import FsdpConfig, read_fsdp
 from swift_r1.training.micro_batches import LEAST_SAVING
 from swift_r1.training.optimizer import EIGHT_BIT
 
@@ -78,6 +79,7 @@ def estimate(
     offload: tuple[bool, bool] = (False, False),
     gpu: bool = False,
     critic: ModelShape | None = None,
+    fsdp: FsdpConfig | None = None,
 ) -> MemoryEstimate:
     """Of resolved arguments.
 
@@ -86,6 +88,7 @@ def estimate(
         stage, offload: of ZeRO (None for plain torch), the latter of optimizer and parameters.
         gpu: training is on a GPU.
         critic: of PPO, all of whose weights are trained.
+        fsdp: of FSDP2, which shards as stage 3 does.
     """
     width = _BYTES[args.torch_dtype or shape.dtype]
     ranks = world_size if stage is not None else 1
@@ -95,13 +98,14 @@ def estimate(
 
     if args.train_type == "qlora":
         plain = shape.total - shape.quantized
-        base = plain * width + shape.quantized * _FOUR_BIT[args.bnb_4bit_use_double_quant]
+        four_bit = shape.quantized * _FOUR_BIT[args.bnb_4bit_use_double_quant]
+        base = plain * width + four_bit * (sharded if fsdp else 1)  # under FSDP2 every rank has all of these
     else:
         base = shape.total * width
     weights = (base + adapters * width) / sharded
     parts = {
         "weights": weights,
-        "gradients": _gradients(trained, width, ranks, stage),
+        "gradients": _gradients(trained, width, ranks, stage, shape if fsdp else None),
         "optimizer": _optimizer(args, trained, width, ranks, stage),
     }
     if args.wants_reference and (args.train_type == "full" or args.ref_model):
@@ -110,10 +114,11 @@ def estimate(
     if critic is not None:
         numbers, bytes_each = critic.without_head, _BYTES[args.torch_dtype or critic.dtype]
         parts["critic's weights"] = numbers * bytes_each / sharded
-        parts["critic's gradients"] = _gradients(numbers, bytes_each, ranks, stage)
+        parts["critic's gradients"] = _gradients(numbers, bytes_each, ranks, stage, critic if fsdp else None)
         parts["critic's optimizer"] = _optimizer(args, numbers, bytes_each, ranks, stage)
     if stage == 3:
-        parts["gathered weights"] = max(_gathered(model, args) for model in (shape, critic) if model is not None)
+        whole = fsdp is not None and not fsdp.reshard_after_forward
+        parts["gathered weights"] = max(_gathered(model, args, whole) for model in (shape, critic) if model is not None)
         if not args.use_vllm:
             parts["generation copy"] = shape.total * width
     on_host = {}
@@ -180,16 +185,20 @@ def changes(args: RlhfArguments) -> Iterator[tuple[str, RlhfArguments]]:
         yield "--optim adamw_8bit", replace(args, optim="adamw_8bit")
     if args.torch_dtype == "float32":
         yield "--torch_dtype bfloat16", replace(args, torch_dtype="bfloat16")
-    if args.deepspeed in ("zero0", "zero1", "zero2"):
+    if args.fsdp is None and args.deepspeed in (None, "zero0", "zero1", "zero2"):
         yield "--deepspeed zero3", replace(args, deepspeed="zero3")
     if not args.use_vllm:
         yield "--use_vllm true (a `swift rollout` server)", replace(args, use_vllm=True)
 
 
-def _gradients(trained: int, width: int, ranks: int, stage: int | None) -> float:
-    """Float32 sums, and what of the weights' own dtype is on its way into them."""
+def _gradients(trained: int, width: int, ranks: int, stage: int | None, fsdp: ModelShape | None) -> float:
+    """Float32 sums, and what of the weights' own dtype is on its way into them: under FSDP2 (of the model `fsdp`) the
+    largest group's, which is the output head with the embeddings, or a layer, and its float32 copy."""
     if stage is None:
         return 4.0 * trained
+    if fsdp is not None:
+        layer = (fsdp.total - fsdp.head) // fsdp.layers
+        return 4.0 * trained / ranks + (4 + width) * min(trained, max(fsdp.head, layer))
     bucket = min(trained, _BUCKET_NUMBERS) * width
     return 4.0 * trained + bucket if stage in (0, 1) else 4.0 * trained / ranks + 2 * bucket
 
@@ -200,10 +209,10 @@ def _optimizer(args: RlhfArguments, trained: int, width: int, ranks: int, stage:
     return masters + {"sgd": 0, **dict.fromkeys(EIGHT_BIT, 2)}.get(args.optim, 8) * trained / ranks
 
 
-def _gathered(shape: ModelShape, args: RlhfArguments) -> float:
-    """What ZeRO-3 has gathered at a time of one model: the layer at work, the next one, and the output head. Policy,
-    critic and reference work one after another."""
-    live = shape.head + 2 * (shape.total - shape.head) / shape.layers
+def _gathered(shape: ModelShape, args: RlhfArguments, whole: bool) -> float:
+    """The `whole` model, or what ZeRO-3 has gathered at a time of one: the layer at work, the next one, and the output
+    head. Policy, critic and reference work one after another."""
+    live = shape.total if whole else shape.head + 2 * (shape.total - shape.head) / shape.layers
     return min(shape.total, live) * _BYTES[args.torch_dtype or shape.dtype]
 
 
@@ -272,17 +281,19 @@ def out_of_memory(error: BaseException) -> str | None:
 def estimated(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool) -> MemoryEstimate:
     """For these flags on this machine. What this process holds counts as libraries, so it must be asked early."""
     stage, offload = zero_of(args)
-    more = {"trainer": True, "adapters": args.train_type != "full", "deepspeed": stage is not None}
+    more = {"trainer": True, "adapters": args.train_type != "full", "deepspeed": args.deepspeed is not None}
     own = psutil.Process().memory_info().rss + sum(_LIBRARIES[name] for name, on in more.items() if on)
     libraries = _CONTEXT if gpu else own
     critic = shape_of(args.critic_model) if args.critic_model else None
-    return estimate(args, shape, world.size, libraries, stage, offload=offload, gpu=gpu, critic=critic)
+    fsdp = read_fsdp(args.fsdp) if args.fsdp else None
+    return estimate(args, shape, world.size, libraries, stage, offload=offload, gpu=gpu, critic=critic, fsdp=fsdp)
 
 
 def zero_of(args: RlhfArguments) -> tuple[int | None, tuple[bool, bool]]:
-    """ZeRO's stage, None for plain torch, and whether it offloads the optimizer and the parameters."""
+    """ZeRO's stage, that of FSDP2 being 3, None for plain torch, and whether it offloads the optimizer and the
+    parameters."""
     if args.deepspeed is None:
-        return None, (False, False)
+        return 3 if args.fsdp else None, (False, False)
     config = read_config(args.deepspeed)
     return config.get("zero_optimization", {}).get("stage", 0), offloads(config)
 

@@ -101,6 +101,12 @@ def open_policy(context: Context) -> Backend:
         logger.info("backend: %s", json.dumps(backend.describe()))
         if lora is not None or freezing is not None:
             logger.info("--train_type %s: %s", args.train_type, trained_share(backend.model))
+        if args.lora_dropout:
+            logger.info(
+                "--lora_dropout %g: completions and old log-probs are without it, so that ratio, kl and "
+                "rollout/logp_diff of a training pass are off by its noise",
+                args.lora_dropout,
+            )
         if args.advantage_estimator == "reinforce_plus_plus":
             logger.info(
                 "--advantage_estimator reinforce_plus_plus has the batch's mean as its baseline, as in the paper; "

@@ -109,6 +109,9 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--optim sgd --adam_beta1 0.8", ["--adam_beta1 has no effect with --optim sgd"]),
         ("--deepspeed zero4", ["zero0, zero1", "not 'zero4'"]),
         (["--deepspeed", "{bad"], ["JSON that is not valid"]),
+        ("--fsdp full_shard", ["must be one of fsdp2, a .json file or JSON, not 'full_shard'"]),
+        ("--fsdp fsdp2 --deepspeed zero2", ["give either --fsdp or --deepspeed, not both"]),
+        ("--ddp_bucket_cap_mb 50", ["gradients are sent in buckets of 25 MiB"]),
         (
             "--eval_limit 3 --eval_top_p 0.5",
             ["--eval_limit, --eval_top_p have no effect"],
@@ -160,6 +163,21 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
             ["--sync_ref_model has no effect with --train_type lora: the reference is"],
         ),
         ("--train_type lora --lora_rank 0", ["--lora_rank"]),
+        ("--train_type lora --init_weights pissa", ["pissa: adapters begin as the identity over the model as it is"]),
+        ("--train_type lora --lora_dtype float16", ["--lora_dtype float16 is not --torch_dtype"]),
+        (
+            "--train_type lora --target_regex q --target_modules q_proj",
+            ["give either --target_regex or --target_mod"],
+        ),
+        ("--train_type lora --adapters tests", ["--adapters tests holds no adapters (adapter_config.json"]),
+        ("--train_type lora --lora_bias all", ["--lora_bias must be none, not 'all': biases would be trained in the"]),
+        ("--bf16 true --torch_dtype float32", ["--bf16 true is --torch_dtype bfloat16 here"]),
+        ("--bf16 true --fp16 true", ["--fp16 true is --torch_dtype float16 here"]),
+        ("--fp16 false", ["--fp16 false says not which dtype it is"]),
+        ("--ref_model m", ["--ref_model has no effect without a KL"]),
+        ("--beta 1 --ref_model m --sync_ref_model true", ["--sync_ref_model has no effect with --ref_model"]),
+        ("--resume_only_model true", ["--resume_only_model has no effect without --resume_from_checkpoint"]),
+        ("--resume_from_checkpoint last --resume_only_model true", ["name its folder, not last"]),
         ("--train_type qlora --quant_bits 8", ["--quant_bits must be at most 4"]),
         ("--beta 0.1 --ref_model_mixup_alpha 0.5", ["no effect without --sync_ref_model true"]),
         ("--rollout_importance_sampling_threshold 3", ["without --rollout_importance_sampling_mode"]),
@@ -202,7 +220,8 @@ def ppo_faults(words: str) -> tuple[str, ...]:
         ("--vf_coef 1", "--vf_coef has no effect"),
         ("--whiten_rewards true", "--whiten_rewards has no effect"),
         ("--whiten_advantages false", "--whiten_advantages has no effect"),
-        ("--num_generations 1", "--num_generations must be at least 2, not 1, with --rlhf_type grpo"),
+        ("--num_generations 1", "--num_generations 1 makes every advantage 0 with --advantage_estimator grpo"),
+        ("--num_generations 1 --advantage_estimator rloo", "or --advantage_estimator reinforce_plus_plus"),
         ("--offload_ref_model true", "--offload_ref_model has no effect without a KL: give --beta"),
         (
             "--offload_ref_model true --beta 1 --train_type lora",
@@ -283,6 +302,10 @@ def test_ppo_resolves_its_defaults() -> None:
         "--loss_type sapo --tau_pos 2 --tau_neg 1",
         "--delta 1.5 --epsilon_high 0.28",
         "--tuner_type lora --lora_rank 4 --lora_alpha 8 --target_modules q_proj v_proj",
+        "--tuner_type lora --bf16 true --lora_dtype bfloat16 --lora_dropout 0.05 --init_weights true --use_rslora true",
+        "--train_type lora --target_regex q --modules_to_save norm --lorap_lr_ratio 4 --lora_bias none --use_dora true",
+        "--bf16 false --fp16 true --freeze_llm false --task_type causal_lm --model_type llama",
+        "--beta 0.1 --ref_model m --offload_ref_model true",
         "--beta 0.1 --kl_in_reward true --sync_ref_model true --ref_model_sync_steps 5 --ref_model_mixup_alpha 1",
         "--rollout_importance_sampling_mode sequence_mask --rollout_importance_sampling_threshold 3",
         "--dynamic_sample true --max_resample_times 1 --overlong_filter true --top_entropy_quantile 0.2",
@@ -304,9 +327,14 @@ def test_accepted(words: str) -> None:
 @pytest.mark.parametrize(
     ("batch", "words", "environ", "part"),
     [
-        (["--per_device_train_batch_size", "6"], "", {}, "a round of 6 completions"),
-        (BATCH, "--num_generations 5", {}, "groups of --num_generations 5"),
-        (["--per_device_train_batch_size", "3"], "--deepspeed zero2", TWO, "3 x 2 processes x 1 micro-batches"),
+        (["--per_device_train_batch_size", "6"], "--gradient_accumulation_steps 1", {}, "a round of 6 completions"),
+        (BATCH, "--num_generations 5 --steps_per_generation 1", {}, "groups of --num_generations 5"),
+        (
+            ["--per_device_train_batch_size", "3"],
+            "--deepspeed zero2 --gradient_accumulation_steps 1",
+            TWO,
+            "3 x 2 processes x 1 micro-batches",
+        ),
         (
             BATCH,
             "--generation_batch_size 12",
@@ -314,7 +342,7 @@ def test_accepted(words: str) -> None:
             "not a multiple of 8 (--per_device_train_batch_size 8 x 1 processes): use 8 or 16",
         ),
         (BATCH, "--steps_per_generation 3 --gradient_accumulation_steps 2", {}, "use 2 or 4"),
-        (BATCH, "--steps_per_generation 1 --gradient_accumulation_steps 2", {}, "use 2 for"),
+        (BATCH, "--steps_per_generation 2 --gradient_accumulation_steps 3", {}, "use 3 for"),
         (BATCH, "--steps_per_generation 1 --generation_batch_size 8", {}, "either"),
     ],
 )
@@ -334,7 +362,7 @@ def test_a_micro_batch_holds_at_least_one_completion() -> None:
     assert not faults(f"{lengths} --max_tokens_per_micro_batch 150")
 
 
-@pytest.mark.parametrize("backend", ["", "--deepspeed zero3"])
+@pytest.mark.parametrize("backend", ["", "--deepspeed zero3", "--fsdp fsdp2"])
 def test_several_processes_take_any_backend(backend: str) -> None:
     assert faults(f"{backend} --ddp_timeout 60 --ddp_backend gloo", TWO) == ()
 

@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_r1.arguments import RlhfArguments, RolloutArguments, parse_arguments
+from swift_r1.arguments import RlhfArguments, RolloutArguments, make_plan, parse_arguments
 from swift_r1.arguments.fields import flag_specs, spellings
 from swift_r1.arguments.ms_swift_flags import MEANINGS
 from swift_r1.arguments.parser import unknown_flag
+from swift_r1.arguments.plan import plan_table
 from swift_r1.errors import UsageError
 from swift_r1.launch.run_folder import without_secrets
 
@@ -100,7 +101,7 @@ def test_all_faults_come_together_one_a_line() -> None:
         (["--system", "a\udcff"], "--system is not valid UTF-8"),
         (["--seed", "1", "2"], "--seed takes one value but got 2"),
         (["--dtype", "float32", "--torch_dtype", "float16"], "--torch_dtype is given twice, once as --dtype: keep one"),
-        (["--num_generations", "1"], "--num_generations must be at least 2, not 1"),
+        (["--num_generations", "1"], "--num_generations 1 makes every advantage 0"),
         (["--max_pixels", "9"], "--max_pixels: vision and audio are not done here"),
         (["--vllm_mode", "remote"], "--vllm_mode must be one of server, colocate, not 'remote'"),
         (["--zzz"], "unknown flag --zzz: `swift rlhf --help` lists the flags"),
@@ -120,7 +121,6 @@ def test_what_is_missing_is_named() -> None:
         "--dataset",
         "--rlhf_type",
         "--reward_funcs",
-        "a",
     ]
 
 
@@ -205,6 +205,41 @@ def test_ms_swifts_words_for_values(tmp_path: Path) -> None:
         config.write_text(f"scale_rewards: {word}\n")
         assert parse_arguments(RlhfArguments, [*BASE, "--scale_rewards", word], {}).scale_rewards == ours
         assert parse_arguments(RlhfArguments, [str(config), *BASE], {}).scale_rewards == ours
+
+
+@pytest.mark.parametrize(
+    ("words", "processes", "accumulation", "round_size", "line"),
+    [
+        ("", 1, 16, 16, "--gradient_accumulation_steps 16: whole groups of 8"),
+        ("--num_generations 12", 1, 24, 24, "--gradient_accumulation_steps 24: whole groups of 12"),
+        ("--per_device_train_batch_size 4 --deepspeed zero2", 2, 1, 8, None),
+        ("--per_device_train_batch_size 3 --deepspeed zero2", 2, 4, 24, "--gradient_accumulation_steps 4"),
+        (
+            "--num_generations 4 --generation_batch_size 4 --gradient_accumulation_steps 8",
+            1,
+            8,
+            8,
+            "4 micro-batches were",
+        ),
+        (
+            "--num_generations 2 --steps_per_generation 4 --gradient_accumulation_steps 8",
+            1,
+            8,
+            8,
+            "4 micro-batches were",
+        ),
+        ("--num_generations 2 --steps_per_generation 8 --gradient_accumulation_steps 4", 1, 4, 8, None),
+        ("--num_generations 1 --advantage_estimator reinforce_plus_plus", 1, 1, 1, None),
+    ],
+)
+def test_the_batch_where_the_flags_leave_it_open(words, processes, accumulation, round_size, line) -> None:
+    bare = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a"]
+    args = parse_arguments(RlhfArguments, [*bare, *words.split()], {"NPROC_PER_NODE": str(processes)})
+    assert (args.gradient_accumulation_steps, args.generation_batch_size) == (accumulation, round_size)
+    plan = make_plan(args, processes, 100)
+    assert plan.completions_per_round == round_size == plan.prompts_per_round * args.num_generations
+    shown = list(plan_table(plan, args).columns[1].cells)
+    assert [one for one in shown if line is not None and str(one).startswith(line)] == list(args.chosen)
 
 
 def test_defaults_that_depend_on_others() -> None:

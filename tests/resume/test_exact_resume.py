@@ -30,6 +30,10 @@ LORA = {
     "save_total_limit": 1,
     "train_type": "lora",
     "lora_rank": 4,
+    "lora_dropout": 0.1,
+    "lorap_lr_ratio": 4,
+    "use_dora": "true",
+    "modules_to_save": "norm",
     "beta": 0.05,
     "dynamic_sample": "true",
     "top_entropy_quantile": 0.5,
@@ -67,16 +71,19 @@ SETTINGS = {
     "lora": LORA,
     "streamed": STREAMED,
     "ddp": FULL | TWO_RANKS,
+    "fsdp2": FULL | TWO_RANKS | {"fsdp": "fsdp2", "gradient_checkpointing": "true"},
     "zero2": FULL | TWO_RANKS | {"deepspeed": "zero2"},
     "zero3": FULL | TWO_RANKS | {"deepspeed": "zero3"},
     "zero2-sequence": FULL | TWO_RANKS | {"deepspeed": "zero2", "sequence_parallel_size": 2},
     "ppo": PPO,
     "ddp-ppo": PPO | TWO_RANKS,
+    "fsdp2-ppo": PPO | TWO_RANKS | {"fsdp": "fsdp2"},
     "zero2-ppo": PPO | TWO_RANKS | {"deepspeed": "zero2"},
     "zero3-ppo": PPO | TWO_RANKS | {"deepspeed": "zero3"},
     "qlora": LORA | {"train_type": "qlora", "torch_dtype": "bfloat16", "optim": "adamw_8bit"},
     "zero3-qlora": LORA | TWO_RANKS | {"train_type": "qlora", "deepspeed": "zero3"},
     "ddp-lora": LORA | TWO_RANKS | {"optim": "adamw_8bit"},
+    "fsdp2-qlora": LORA | TWO_RANKS | {"train_type": "qlora", "fsdp": "fsdp2"},
     "zero2-lora": LORA | TWO_RANKS | {"deepspeed": "zero2"},
     "zero3-lora": LORA | TWO_RANKS | {"deepspeed": "zero3"},
 }
@@ -122,12 +129,15 @@ def kill_and_resume(runs, folder, settings, seconds, kills):
         ("full", 3),
         ("lora", 1),
         ("ddp", 1),
+        ("fsdp2", 1),
         ("zero3", 1),
         ("streamed", 1),
         pytest.param("zero2-sequence", 1, marks=pytest.mark.long),
         ("ppo", 1),
         pytest.param("ddp-ppo", 1, marks=pytest.mark.long),
         pytest.param("ddp-lora", 1, marks=pytest.mark.long),
+        pytest.param("fsdp2-ppo", 1, marks=pytest.mark.long),
+        pytest.param("fsdp2-qlora", 1, marks=pytest.mark.long),
         pytest.param("zero3-ppo", 1, marks=pytest.mark.long),
     ],
 )
@@ -141,7 +151,7 @@ def test_killed_and_resumed_equals_uninterrupted(runs, uninterrupted, same, tmp_
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_many_kills(runs, uninterrupted, same, tmp_path, name):
-    """Five each, so 75 in all."""
+    """Five each, so 90 in all."""
     expected, seconds = uninterrupted(name)
     killed = 0
     while killed < 5:

@@ -21,8 +21,8 @@ from swift_r1.algorithms import LossConfig, PPOConfig, from_flags
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
 from swift_r1.models.loading import Quantization, load_critic, load_model
 from swift_r1.models.lora import LoraSettings
-from swift_r1.models.policy import Critic
-from swift_r1.models.weights import Freezing, policy_weights
+from swift_r1.models.policy import Critic, Policy
+from swift_r1.models.weights import Freezing, part_of, policy_weights
 from swift_r1.runtime.ranks import join_ranks
 from swift_r1.runtime.sequence_parallel import join_sequence_group
 from swift_r1.training.backends.deepspeed_config import read_config
@@ -109,8 +109,9 @@ class Case:
     """One run.
 
     Attributes:
-        backend: `local`, `ddp`, what `--deepspeed` takes, or `summed`: plain torch on every rank, which takes no step
-            and writes the first step's gradients, summed over ranks, in place of weights.
+        backend: `local`, `ddp`, `fsdp2`, `fsdp-grad` (shard_grad_op), what `--deepspeed` takes, or `summed`: plain
+            torch on every rank, which takes no step and writes the first step's gradients, summed over ranks, in place
+            of weights.
         sequence: `--sequence_parallel_size`.
         cuts: of each step, see `step_on`.
         loss: fields of LossConfig, and overlong_filter.
@@ -184,6 +185,8 @@ def open_critic_backend(case, ranks):
         return DdpBackend(load(), optimizer, ranks, Critic)
     if case.backend == "summed":
         return Summed(load(), optimizer, wrap=Critic)
+    if case.backend.startswith("fsdp"):
+        return fsdp_backend(case, load, optimizer, ranks, Critic)
     from swift_r1.training.backends.deepspeed import DeepSpeedBackend
 
     dtype, config = getattr(torch, case.dtype), read_config(case.backend)
@@ -229,6 +232,8 @@ def open_backend(case, ranks):
         return ddp.DdpBackend(load(), optimizer, ranks)
     if case.backend == "summed":
         return Summed(load(), optimizer)
+    if case.backend.startswith("fsdp"):
+        return fsdp_backend(case, load, optimizer, ranks)
     from deepspeed.accelerator import get_accelerator
 
     from swift_r1.training.backends.deepspeed import DeepSpeedBackend
@@ -237,6 +242,14 @@ def open_backend(case, ranks):
     get_accelerator().is_fp16_supported = lambda: True
     config = read_config(case.backend)
     return DeepSpeedBackend(load, getattr(torch, case.dtype), optimizer, config, ranks, kind == "qlora")
+
+
+def fsdp_backend(case, load, optimizer, ranks, wrap=Policy):
+    from swift_r1.training.backends.fsdp import FsdpBackend
+    from swift_r1.training.backends.fsdp_config import read_fsdp
+
+    config = read_fsdp('{"fsdp": "shard_grad_op"}' if case.backend == "fsdp-grad" else case.backend)
+    return FsdpBackend(load, optimizer, config, ranks, wrap)
 
 
 def be_away(backend, reference):
@@ -248,7 +261,7 @@ def be_away(backend, reference):
     gone = [storage for one in tensors for storage, _ in one._away]
     masters = {one.untyped_storage().data_ptr() for one in backend.states._tensors()}
     assert gone and all(storage.nbytes() == 0 for storage in gone) and masters == {0}
-    assert all(weight.untyped_storage().nbytes() == 0 for weight in backend.model.parameters())
+    assert all(part_of(weight).untyped_storage().nbytes() == 0 for weight in backend.model.parameters())
     for one in tensors:
         one.come_back()
     assert all(storage.nbytes() for storage in gone)

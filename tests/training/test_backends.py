@@ -62,6 +62,18 @@ def test_ddp_equals_one_process(train):
     assert_same(train("ddp", ranks=2, cuts="40p 40 150", loss=EVERYTHING), train("local", loss=EVERYTHING))
 
 
+@pytest.mark.parametrize("backend", ["fsdp2", "fsdp-grad"])
+def test_fsdp_equals_one_process(train, backend):
+    reference = train("local", mix_after=2)
+    assert_same(train(backend, ranks=2, cuts="150 40s 70", mix_after=2), reference)
+    assert_same(train(backend, ranks=2, cuts="40p 40 150", loss=EVERYTHING), train("local", loss=EVERYTHING))
+
+
+def test_fsdp_equals_one_process_with_adapters_and_a_critic(train):
+    assert_same(train("fsdp2", ranks=2, cuts="150 40s 70", train="lora"), train("local", train="lora"))
+    assert_same(train("fsdp2", ranks=2, cuts="150 40s 70", ppo=PPO), train("local", ppo=PPO))
+
+
 def test_zero0_equals_one_process_with_everything_that_spans_ranks(train):
     reference = train("local", loss=EVERYTHING)
     assert 0 < reference[0][0]["rollout/weight_over_threshold"] < 1
@@ -84,10 +96,24 @@ ADAPTERS = {
     "whole": {"rslora": True, "modules_to_save": ["all-embedding", "all-norm", "lm_head"], "lorap_lr_ratio": 4},
 }
 """What is trained beside or in place of `B A`, and at another rate."""
+APART = json.dumps(
+    {
+        "zero_optimization": {
+            "stage": 3,
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_live_parameters": 0,
+            "stage3_max_reuse_distance": 0,
+        }
+    }
+)
+"""ZeRO-3 that gathers a weight only where it is used, as it does with large ones."""
 
 
 @pytest.mark.parametrize("kind", ADAPTERS)
-@pytest.mark.parametrize("backend", ["zero3", pytest.param("zero2", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "backend",
+    [pytest.param(APART, id="apart"), *(pytest.param(name, marks=pytest.mark.long) for name in ("zero2", "zero3"))],
+)
 def test_other_adapters_equal_one_process(train, backend, kind):
     case = f"lora:{json.dumps(ADAPTERS[kind])}"
     assert_same(train(backend, ranks=2, cuts="150 40s 70", train=case, reload_after=2), train("local", train=case))
@@ -111,6 +137,10 @@ def test_ppo_of_zero3_equals_one_process(train):
     [
         ("ddp", {}),
         ("ddp", {"reload_after": 2, "train": "lora"}),
+        ("fsdp2", {"checkpointing": True}),
+        ("fsdp2", {"reload_after": 2}),
+        ("fsdp2", {"train": "lora"}),
+        ("fsdp2", {"train": "qlora"}),
         ("zero0", {}),
         ("zero2", {}),
         ("zero2_offload", {}),
@@ -148,7 +178,10 @@ def test_a_critic_in_bf16_keeps_small_updates(train, backend, ranks):
     [
         ("local", 1, {}),
         ("zero3", 2, {}),
+        ("fsdp2", 2, {}),
         pytest.param("ddp", 2, {}, marks=pytest.mark.long),
+        pytest.param("fsdp2", 2, {"train": "lora"}, marks=pytest.mark.long),
+        pytest.param("fsdp2", 2, {"train": "qlora"}, marks=pytest.mark.long),
         pytest.param("zero0", 2, {}, marks=pytest.mark.long),
         pytest.param("zero2", 2, {}, marks=pytest.mark.long),
         pytest.param("local", 1, {"train": "lora"}, marks=pytest.mark.long),
@@ -172,7 +205,7 @@ def test_zero2_equals_one_process(train):
     assert_same(train("zero2", ranks=2, cuts="40 40s 40"), train("local"))
 
 
-@pytest.mark.parametrize(("backend", "ranks"), [("local", 1), ("ddp", 2), ("zero3", 2), ("zero0", 2)])
+@pytest.mark.parametrize(("backend", "ranks"), [("local", 1), ("ddp", 2), ("fsdp2", 2), ("zero3", 2), ("zero0", 2)])
 def test_bf16_training_keeps_updates_smaller_than_its_spacing(train, tiny_model, backend, ranks):
     """Weights near 0.3 are 0.002 apart in bf16; 20 steps of 1e-4 only add up in float32 master weights."""
     start = load_file(tiny_model / "model.safetensors")
@@ -204,7 +237,7 @@ def test_zero3_equals_one_process_with_weights_of_4_bits(train, tiny_model):
         assert 0.02 < moved < 0.2 if "proj" in name else moved == 0, name
 
 
-BACKENDS = ("ddp", "zero0", "zero1", "zero2", "zero3", "zero3_offload")
+BACKENDS = ("ddp", "fsdp2", "zero0", "zero1", "zero2", "zero3", "zero3_offload")
 
 
 AS_MS_SWIFT = json.dumps(
@@ -279,6 +312,7 @@ def test_float16_finds_its_loss_scale(train, ranks):
     [
         ("adamw_8bit", "local"),
         ("adamw_8bit", "ddp"),
+        ("adamw_8bit", "fsdp2"),
         ("adamw_8bit", "zero3"),
         *(
             pytest.param(optim, backend, marks=pytest.mark.long)
@@ -309,7 +343,7 @@ def test_zero1_in_bf16_goes_on_from_its_state(train):
     assert all(torch.equal(broken[1][name], value) for name, value in straight[1].items())
 
 
-@pytest.mark.parametrize(("backend", "ranks"), [("local", 1), ("zero3", 2)])
+@pytest.mark.parametrize(("backend", "ranks"), [("local", 1), ("fsdp2", 2), ("zero3", 2)])
 def test_frozen_weights_stay(train, tiny_model, backend, ranks):
     weights = train(backend, ranks=ranks, cuts="150", train="full:model.layers.0")[1]
     start = load_file(tiny_model / "model.safetensors")

@@ -10,6 +10,7 @@ from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.errors import EXIT_RUN_FAILED
 from swift_r1.models.lora import LoraSettings, add_lora
 from swift_r1.models.shape import shape_of
+from swift_r1.training.backends.fsdp_config import FsdpConfig
 from swift_r1.training.memory import advice, changes, estimate, out_of_memory, peak_bytes, zero_of
 from swift_r1.training.worker import known_end
 
@@ -24,8 +25,8 @@ def args_of(model="m", **flags):
     return RlhfArguments(**values | {"torch_dtype": "bfloat16", "per_device_train_batch_size": 8} | flags)
 
 
-def parts(shape, world=1, stage=None, **flags):
-    return estimate(args_of(**flags), shape, world, libraries=0.0, stage=stage).parts
+def parts(shape, world=1, stage=None, fsdp=None, **flags):
+    return estimate(args_of(**flags), shape, world, libraries=0.0, stage=stage, fsdp=fsdp).parts
 
 
 def test_the_shape_is_the_models(shape, tiny_model_untied):
@@ -50,6 +51,13 @@ def test_parts_are_what_tensors_take(shape):
     assert parts(shape, beta=0.1)["reference"] == 2 * total
     assert parts(shape, world=2, stage=2)["optimizer"] == 6 * total
     assert parts(shape, world=2, stage=3)["weights"] == total
+    assert parts(shape, world=2) == full  # DDP
+    fsdp = parts(shape, world=2, stage=3, fsdp=FsdpConfig())
+    assert (fsdp["weights"], fsdp["optimizer"]) == (total, 6 * total)
+    assert fsdp["gradients"] == 2 * total + 6 * max(shape.head, (total - shape.head) // shape.layers)
+    deep, keeps = dataclasses.replace(shape, layers=8), FsdpConfig(reshard_after_forward=False)
+    gathered = [parts(deep, world=2, stage=3, fsdp=one)["gathered weights"] for one in (FsdpConfig(), keeps)]
+    assert gathered[0] < gathered[1] == 2 * total
     lora = parts(shape, train_type="lora", beta=0.1)
     assert lora["optimizer"] == 12 * shape.adapters(LoraSettings(8, 16, ("all-linear",))) and "reference" not in lora
     assert parts(shape, train_type="qlora")["weights"] < 0.6 * lora["weights"]
@@ -69,6 +77,7 @@ def test_flags_that_help_are_those_that_save_most(shape):
 
 def test_stages_are_read_from_the_config():
     assert zero_of(args_of()) == (None, (False, False))
+    assert zero_of(args_of(fsdp="fsdp2")) == (3, (False, False))
     assert zero_of(args_of(deepspeed="zero3_offload")) == (3, (True, True))
     none = '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "none"}}}'
     assert zero_of(args_of(deepspeed=none)) == (2, (False, False))
@@ -78,7 +87,7 @@ def test_a_run_out_of_memory_says_what_helps(tiny_model, capsys):
     with pytest.raises(RuntimeError) as caught:
         torch.empty(2**60, dtype=torch.int8)
     args = args_of(tiny_model, gradient_checkpointing=False, per_device_train_batch_size=64)
-    assert known_end(caught.value, {"args": dataclasses.asdict(args)}) == EXIT_RUN_FAILED
+    assert known_end(caught.value, {"args": args.to_dict()}) == EXIT_RUN_FAILED
     [line] = capsys.readouterr().err.splitlines()
     assert "rank 0 is out of memory: 1073741824.00 GiB more could not be allocated; the largest part is" in line
     assert "what would help most: --" in line

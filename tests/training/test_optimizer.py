@@ -15,6 +15,7 @@ from swift_r1.training.optimizer import (
     OptimizerConfig,
     build_optimizer,
     parameter_groups,
+    set_learning_rate,
 )
 
 PEAK, WARMUP, TOTAL = 1.0, 2, 10
@@ -50,6 +51,17 @@ def test_the_course(name):
     again = LearningRate(name, PEAK, WARMUP, TOTAL, kwargs)
     again.go_to(5)
     assert again.value == values[5]
+
+
+def test_lora_plus_has_a_rate_of_its_own_for_b():
+    a, b = (nn.Parameter(torch.ones(80, 80)) for _ in range(2))
+    config = OptimizerConfig(0.1, 0.0, 0.9, 0.95, 1e-8, 1.0, lorap_lr_ratio=16)
+    optimizer = build_optimizer(parameter_groups([("q.lora_A.x", a), ("q.lora_B.x", b)], config), config)
+    set_learning_rate(optimizer, 0.01)
+    a.grad = b.grad = torch.full_like(a, 0.5)
+    optimizer.step()
+    torch.testing.assert_close(1 - a.detach(), torch.full((80, 80), 0.01), rtol=1e-3, atol=0)
+    torch.testing.assert_close(1 - b.detach(), torch.full((80, 80), 0.16), rtol=1e-3, atol=0)
 
 
 @pytest.mark.parametrize("name", flag_specs(RlhfArguments)["optim"].info.choices)

@@ -12,8 +12,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, MixtralConfig, Qwen3MoeConfig
 
-from swift_r1.models.loading import load_model
-from swift_r1.models.weights import policy_weights
+from swift_r1.models.loading import Quantization, load_model
+from swift_r1.models.lora import LoraSettings
+from swift_r1.models.weights import lora_weights, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.checkpoint.saving import Saver
@@ -36,6 +37,7 @@ CONFIGS = {
     "mixtral": MixtralConfig(**SIZES, num_local_experts=4),
     "qwen3_moe": Qwen3MoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=16),
 }
+STATE = RunState(1, 1, 0, "", 1, 1, "", 0, {}, {}, {}, None, {}, Fingerprint({}, 1, "", 1))
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
@@ -104,8 +106,21 @@ def test_one_bucket_at_a_time(tiny_model: Path, tmp_path: Path, disk_refuses: bo
     backend.training_state = training_state
     run_dir = tmp_path / ("no such folder" if disk_refuses else "")
     saver = Saver(run_dir, backend, None, AutoTokenizer.from_pretrained(tiny_model), Ranks(0, 1, CPU, None), 1, True)
-    saver.save(1, RunState(1, 1, 0, "", 1, 1, "", 0, {}, {}, {}, None, {}, Fingerprint({}, 1, "", 1)), {}, False)
+    saver.save(1, STATE, {}, False)
     assert len(made) == 8 and (tmp_path / "checkpoint-1").exists() == (not disk_refuses)
+
+
+def test_adapters_over_4_bits_are_saved_as_they_were_gathered(tiny_model: Path, tmp_path: Path) -> None:
+    """transformers would write a quantized model's own tensors, which are parts under ZeRO-3 and FSDP2."""
+    model = load_model(tiny_model, "float32", False, LoraSettings(2, 4, ("q_proj",)), quantization=Quantization())
+    backend = LocalBackend(model, OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
+    gathered = {weight.name: torch.full_like(weight.value(), 7.0) for weight in lora_weights(model)}
+    backend.weight_buckets = lambda *_, **__: iter([list(gathered.items())])  # type: ignore[method-assign]
+    saver = Saver(tmp_path, backend, None, AutoTokenizer.from_pretrained(tiny_model), Ranks(0, 1, CPU, None), 1, True)
+    saver.save(1, STATE, {}, True)
+    saved = load_file(tmp_path / "checkpoint-1" / "adapter_model.safetensors")
+    assert len(saved) == len(gathered) == 4 and all((tensor == 7.0).all() for tensor in saved.values())
+    assert model.hf_quantizer is not None
 
 
 def test_weights_for_nccl_stay_on_their_device() -> None:

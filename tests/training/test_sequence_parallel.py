@@ -3,6 +3,9 @@
 import pytest
 import torch
 
+from swift_r1.runtime.sequence_parallel import SequenceGroup
+from swift_r1.training.batching import collate, round_batch
+from swift_r1.training.micro_batches import Form
 from tests.families import save_family
 
 PPO = "--kl_coef 0.1 --gamma 0.95 --lam 0.9 --whiten_rewards true"
@@ -62,6 +65,17 @@ def test_families(step, tmp_path, family):
 def test_four_ranks_of_a_row_with_copies_of_two_key_heads(step, tmp_path):
     model = save_family(tmp_path / "model", "qwen3", num_attention_heads=4, num_key_value_heads=2)
     assert_same(step(model, 4, "60s", sequence=4), step(model))
+
+
+def test_a_row_has_a_token_for_every_rank():
+    """Models do not compute without tokens. What fills the row up is a sequence of its own, at its end."""
+    batch = round_batch([[5]], [[6, 7]], [[0.0] * 2], [0.0], [False])
+    for size, tokens in ((2, [5, 6, 7]), (4, [5, 6, 7, 5])):
+        inputs = collate(
+            batch, [(0,)], Form(packed=True), torch.device("cpu"), sequence=SequenceGroup(0, size, None)
+        ).inputs
+        assert inputs.token_ids.tolist() == [tokens] and inputs.positions.tolist() == [0, 1]
+        assert [(group.start, group.prompt_length) for group in inputs.packed_row] == [(0, 3), (3, 1)][: size // 2]
 
 
 @pytest.mark.parametrize(("backend", "case"), [("zero2", {}), ("zero3", {"train": "lora"}), ("zero3", {"ppo": PPO})])

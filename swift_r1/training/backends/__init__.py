@@ -1,5 +1,5 @@
-"""What holds a model and its optimizer during training, and the one place that chooses: plain torch (in one process, or
-in several: DDP) or DeepSpeed ZeRO.
+"""What holds a model and its optimizer during training, and the one place that chooses: plain torch (in one process,
+or in several: DDP), FSDP2 or DeepSpeed ZeRO.
 
 A new backend is one module beside these, with a child of `Backend` (`base.py`), and a branch here.
 """
@@ -32,6 +32,11 @@ def open_backend(
     from swift_r1.training.optimizer import OptimizerConfig
 
     optimizer = replace(from_flags(OptimizerConfig, args), learning_rate=learning_rate)
+    if args.fsdp is not None:
+        from swift_r1.training.backends.fsdp import FsdpBackend
+        from swift_r1.training.backends.fsdp_config import read_fsdp
+
+        return FsdpBackend(load, optimizer, read_fsdp(args.fsdp), ranks, wrap)
     if args.deepspeed is None and ranks.world_size > 1:
         from swift_r1.training.backends.ddp import DdpBackend
 

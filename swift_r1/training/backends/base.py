@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from swift_r1.models.logprobs import TokenLogprobs
 from swift_r1.models.lora import adapters_off
+from swift_r1.models.merging import plain_like
 from swift_r1.models.policy import Critic, ModelInputs, Policy
-from swift_r1.models.weights import Weight, bucketed, parameters_of, policy_weights, whole_shape
+from swift_r1.models.weights import Weight, bucketed, parameters_of, part_of, policy_weights, whole_shape
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends import optimizer_state as saved
 from swift_r1.training.backends.optimizer_state import LOSS_SCALE, MASTER, UPDATES, ReadTensor, StateBucket, state_name
@@ -39,7 +40,8 @@ class Backend(ABC):
     ranks: Ranks
     device: torch.device
     replicated = False  # whether every rank has all masters, rather than its part of them
-    partitioned = False  # whether a parameter is a part of a weight, until it is gathered (ZeRO-3)
+    partitioned = False  # whether a parameter is a part of a weight, until it is gathered (ZeRO-3, FSDP2)
+    _copy_for_generation: PreTrainedModel | None = None
 
     @property
     def vocab_size(self) -> int:
@@ -71,9 +73,19 @@ class Backend(ABC):
         """Clips, updates, clears gradients (collective). Returns the global gradient norm before clipping; where it is
         not finite nothing is updated, and in float16 the loss scale is halved."""
 
-    @abstractmethod
     def generation_model(self) -> PreTrainedModel:
-        """A model with the policy's whole, current weights for embedded generation (collective)."""
+        """A model with the policy's whole, current weights for embedded generation (collective): where parameters are
+        partitioned a copy on each rank, refreshed here."""
+        if not self.partitioned:
+            return self.model
+        if self._copy_for_generation is None:
+            self._copy_for_generation = plain_like(self.model)
+        targets = {weight.name: weight.base for weight in policy_weights(self._copy_for_generation)}
+        for bucket in weight_groups(policy_weights(self.model)):
+            with self.gathered(parameters_of(bucket)), torch.no_grad():
+                for weight in bucket:
+                    targets[weight.name].copy_(weight.value())
+        return self._copy_for_generation
 
     @abstractmethod
     def reference(self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None) -> ReferencePolicy:
@@ -84,10 +96,13 @@ class Backend(ABC):
     def describe(self) -> dict[str, Any]:
         """The resolved settings, for the log."""
 
-    def gathered(
-        self, parameters: Sequence[nn.Parameter], modifier_rank: int | None = None
-    ) -> AbstractContextManager[Any]:
-        """Whole parameters, while this is open; what `modifier_rank` writes into them is partitioned again."""
+    def gathered(self, parameters: Sequence[nn.Parameter], write: bool = False) -> AbstractContextManager[Any]:
+        """Whole parameters in their places, while this is open; with `write` what every rank writes into them, the
+        same, is partitioned again (collective)."""
+        return nullcontext()
+
+    def callable_model(self) -> AbstractContextManager[Any]:
+        """While this is open `model` itself can be called, without a gradient, as `forward` always can (collective)."""
         return nullcontext()
 
     def weight_buckets(
@@ -146,17 +161,14 @@ class Backend(ABC):
         if kinds := saved.moments_of(self.torch_optimizer):
             self._find_moments()
         for bucket in saved.state_buckets(self.model, [MASTER]):
-            masters = []
+            parameters, masters = [parameter for *_, parameter in bucket], []
             for _, name, parameter in bucket:
                 masters.append(read(state_name(MASTER, name)))
                 self._set_state(MASTER, parameter, masters[-1])
                 for kind in kinds:
                     self._set_state(kind, parameter, read(state_name(kind, name)))
             self.ranks.barrier()  # one may have read longer than another
-            with self.gathered([parameter for *_, parameter in bucket], modifier_rank=0):
-                if not self.partitioned or self.ranks.is_rank0:
-                    for (*_, parameter), master in zip(bucket, masters, strict=True):
-                        parameter.copy_(master)
+            self._set_weights(parameters, masters)
 
     _copies_state = False
     """Whether `_state_value` gives memory that is used again."""
@@ -168,6 +180,10 @@ class Backend(ABC):
     @abstractmethod
     def _set_state(self, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
         """Takes this rank's part of such a tensor."""
+
+    @abstractmethod
+    def _set_weights(self, parameters: Sequence[nn.Parameter], masters: Sequence[Tensor]) -> None:
+        """Makes the model compute with these whole float32 masters, which are set already (collective)."""
 
     @abstractmethod
     def _scale_fields(self) -> Sequence[float]:
@@ -214,9 +230,9 @@ def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
 
 
 def weights_of(module: nn.Module) -> Iterator[Tensor]:
-    """Its parameters, and under ZeRO-3 this rank's parts of them."""
+    """Its parameters, under ZeRO-3 with this rank's parts of them, under FSDP2 these alone."""
     for parameter in module.parameters():
-        yield parameter
+        yield part_of(parameter)
         if (part := getattr(parameter, "ds_tensor", None)) is not None:
             yield part
 
@@ -261,7 +277,7 @@ class FrozenReference:
         targets = {weight.name: weight for weight in policy_weights(self.policy.model)}
         for bucket in weight_groups(policy_weights(self._backend.model)):
             own = [targets[weight.name] for weight in bucket]
-            with torch.no_grad(), gathered(parameters_of(bucket)), gathered(parameters_of(own), modifier_rank=0):
+            with torch.no_grad(), gathered(parameters_of(bucket)), gathered(parameters_of(own), write=True):
                 for target, weight in zip(own, bucket, strict=True):
                     base, value = target.base, weight.value().to(target.base.device)
                     base.copy_(torch.lerp(base.float(), value.float(), alpha))
@@ -277,7 +293,7 @@ class FrozenReference:
         for bucket in weight_groups(policy_weights(self.policy.model)):
             values = [read(weight.name) for weight in bucket]
             self._backend.ranks.barrier()  # one may have read longer than another
-            with self._backend.gathered(parameters_of(bucket), modifier_rank=0):
+            with self._backend.gathered(parameters_of(bucket), write=True):
                 for weight, value in zip(bucket, values, strict=True):
                     weight.base.copy_(value)
 

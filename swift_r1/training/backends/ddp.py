@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import bucketed
@@ -20,14 +20,14 @@ from swift_r1.training.optimizer import OptimizerConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-BUCKET_NUMBERS = 8 * 2**20  # float32 gradients that are sent together, as many as hide a message's latency
+BUCKET_NUMBERS = 25 * 2**20 // 4  # float32 gradients that are sent together; torch's own size
 
 
 @dataclass(slots=True)
 class _Bucket:
     """Neighbouring parameters, and one flat float32 tensor that all their gradients lie in."""
 
-    parameters: Sequence[Tensor]
+    parameters: Sequence[nn.Parameter]
     gradients: Tensor
     missing: int = 0  # gradients of the step's last backward pass that are not there yet
 
@@ -56,18 +56,18 @@ class DdpBackend(LocalBackend):
         found = bucketed(list(self._master_of)[::-1], Tensor.numel, BUCKET_NUMBERS)
         self._buckets = [_Bucket(parameters, self._flat(parameters)) for parameters in found]
         for bucket in self._buckets:
-            for parameter in bucket.parameters:
+            for one in bucket.parameters:
                 # Called after the hook that adds it to the float32 sum.
-                hook: Any = parameter.register_post_accumulate_grad_hook
+                hook: Any = one.register_post_accumulate_grad_hook
                 hook(partial(self._arrived, bucket))
         self._sums = False  # whether this backward pass is the step's last
         self._sent: list[dist.Work] = []
 
-    def _flat(self, parameters: Sequence[Tensor]) -> Tensor:
+    def _flat(self, parameters: Sequence[nn.Parameter]) -> Tensor:
         """Zeros, which the gradients of these are views of from now on."""
         masters = [self._master_of[parameter] for parameter in parameters]
         flat = torch.zeros(sum(master.numel() for master in masters), device=self.device)
-        for master, part in zip(masters, flat.split([master.numel() for master in masters]), strict=True):
+        for master, part in zip(masters, torch.split(flat, [one.numel() for one in masters]), strict=True):
             master.grad = part.view_as(master)
         return flat
 

@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
 from swift_r1.errors import UsageError, one_line
-from swift_r1.models.merging import plain_like
 from swift_r1.models.policy import Critic, Policy
-from swift_r1.models.weights import has_adapters, parameters_of, policy_weights
+from swift_r1.models.weights import has_adapters
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import (
     AdaptersOff,
@@ -30,7 +29,6 @@ from swift_r1.training.backends.base import (
     Movable,
     ReferencePolicy,
     states_of,
-    weight_groups,
     weights_of,
 )
 from swift_r1.training.backends.deepspeed_config import resolved
@@ -48,7 +46,6 @@ class DeepSpeedBackend(Backend):
     masters. Raises UsageError: DeepSpeed does not take the config (of `read_config`)."""
 
     _copies_state = True
-    _copy_for_generation: PreTrainedModel | None = None
 
     def __init__(
         self,
@@ -108,11 +105,9 @@ class DeepSpeedBackend(Backend):
             yield self.optimizer.grad_partitions_flat_buffer
         yield from getattr(self.optimizer, "fp32_groups_gradients_flat", ())
 
-    def gathered(
-        self, parameters: Sequence[nn.Parameter], modifier_rank: int | None = None
-    ) -> AbstractContextManager[Any]:
+    def gathered(self, parameters: Sequence[nn.Parameter], write: bool = False) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = deepspeed.zero.GatheredParameters(
-            parameters, modifier_rank=modifier_rank, enabled=self.partitioned
+            parameters, modifier_rank=0 if write else None, enabled=self.partitioned
         )
         return context
 
@@ -176,6 +171,11 @@ class DeepSpeedBackend(Backend):
         else:
             deepspeed.utils.safe_set_local_optimizer_state(parameter, part, kind)
 
+    def _set_weights(self, parameters: Sequence[nn.Parameter], masters: Sequence[Tensor]) -> None:
+        with self.gathered(parameters, write=True):
+            for parameter, master in zip(parameters, masters, strict=True):
+                parameter.copy_(master)
+
     def load_module(self, load: Callable[[], PreTrainedModel] | None = None) -> Any:
         """The policy's, or that of `load`. Under ZeRO-3 transformers gives each rank its part of the weights, unless
         these are 4-bit, which DeepSpeed partitions afterwards."""
@@ -193,19 +193,6 @@ class DeepSpeedBackend(Backend):
 
     def describe(self) -> dict[str, Any]:
         return {"backend": f"DeepSpeed ZeRO-{self.stage}", "deepspeed": self.resolved}
-
-    def generation_model(self) -> PreTrainedModel:
-        """Under ZeRO-3 a whole copy of the weights on each rank, refreshed here; else the trained model."""
-        if not self.partitioned:
-            return self.model
-        if self._copy_for_generation is None:
-            self._copy_for_generation = plain_like(self.model)
-        targets = {weight.name: weight.base for weight in policy_weights(self._copy_for_generation)}
-        for bucket in weight_groups(policy_weights(self.model)):
-            with self.gathered(parameters_of(bucket)), torch.no_grad():
-                for weight in bucket:
-                    targets[weight.name].copy_(weight.value())
-        return self._copy_for_generation
 
     def reference(self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None) -> ReferencePolicy:
         """Under ZeRO-3 with `offload` DeepSpeed fetches each layer from the host; else all of them come for a forward

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from swift_r1.models.policy import Critic, Policy
-from swift_r1.models.weights import has_adapters
+from swift_r1.models.weights import has_adapters, part_of
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import (
     AdaptersOff,
@@ -46,14 +46,19 @@ class LocalBackend(Backend):
         device: torch.device | None = None,
         wrap: type[Policy] | type[Critic] = Policy,
     ) -> None:
-        self.model, self.config = model, config
-        self.module = self.forward = wrap(model).to(device).train()
-        self.ranks, self.device = Ranks(0, 1, torch.device("cpu"), None), model.device
+        self.ranks = Ranks(0, 1, torch.device("cpu"), None)
+        self._begin(wrap(model).to(device).train(), config)
+
+    def _begin(self, module: Policy | Critic, config: OptimizerConfig) -> None:
+        """The optimizer of a module that is where, and how, it trains."""
+        self.module = self.forward = module
+        model = module.model
+        self.model, self.config, self.device = model, config, model.device
         self._scale = LossScale() if model.dtype == torch.float16 else None
         trained = [parameter for _, parameter in trained_parameters(model)]
-        self._copies = any(parameter.dtype != torch.float32 for parameter in trained)
+        self._copies = self.partitioned or any(parameter.dtype != torch.float32 for parameter in trained)
         self._master_of = {
-            parameter: nn.Parameter(parameter.detach().float().clone()) if self._copies else parameter
+            parameter: nn.Parameter(part_of(parameter).detach().float().clone()) if self._copies else parameter
             for parameter in trained
         }
         self.masters: Sequence[Tensor] = list(self._master_of.values())
@@ -84,16 +89,22 @@ class LocalBackend(Backend):
         for master in self.masters if self._scale is not None else ():
             assert master.grad is not None and self._scale is not None
             master.grad /= self._scale.scale
-        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm))
+        total = self._grad_norm()
+        torch.nn.utils.clip_grads_with_norm_(self.masters, self.config.max_grad_norm, total)
+        norm = float(total)
         if math.isfinite(norm):
             self.optimizer.step()
             with torch.no_grad():
                 for parameter, master in self._master_of.items() if self._copies else ():
-                    parameter.copy_(master)  # rounds to its dtype
+                    part_of(parameter).copy_(master)  # rounds to its dtype
         if self._scale is not None:
             self._scale.update(overflow=not math.isfinite(norm))
         self.optimizer.zero_grad(set_to_none=False)
         return norm
+
+    def _grad_norm(self) -> Tensor:
+        """Of all ranks' gradients."""
+        return torch.nn.utils.get_total_norm([master.grad for master in self.masters if master.grad is not None])
 
     def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:
         master = self._master_of[parameter]
@@ -102,6 +113,10 @@ class LocalBackend(Backend):
 
     def _set_state(self, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
         self._state_value(kind, parameter).copy_(value)
+
+    def _set_weights(self, parameters: Sequence[nn.Parameter], masters: Sequence[Tensor]) -> None:
+        for parameter in parameters:
+            part_of(parameter).copy_(self._master_of[parameter])
 
     def _scale_fields(self) -> Sequence[float]:
         return () if self._scale is None else astuple(self._scale)
@@ -112,9 +127,6 @@ class LocalBackend(Backend):
     def describe(self) -> dict[str, Any]:
         return {"backend": "plain torch", "float32_master_weights": self._copies, "optimizer": self.config.optim}
 
-    def generation_model(self) -> PreTrainedModel:
-        return self.model
-
     def reference(self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None) -> ReferencePolicy:
         if load is None and has_adapters(self.model):
             return AdaptersOff(self)
@@ -124,5 +136,5 @@ class LocalBackend(Backend):
 
 def _move_gradient(master: nn.Parameter, parameter: Tensor) -> None:
     assert parameter.grad is not None and master.grad is not None
-    master.grad += parameter.grad
+    master.grad += part_of(parameter.grad)
     parameter.grad = None

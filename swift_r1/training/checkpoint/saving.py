@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -137,7 +138,8 @@ class Saver:
         rng: dict[str, Tensor],
     ) -> None:
         """Everything except models' weights and the state's buckets. Given no weights transformers writes the rest."""
-        self.backend.model.save_pretrained(folder, state_dict=adapters)
+        with _own_state(self.backend.model):
+            self.backend.model.save_pretrained(folder, state_dict=adapters)
         write_base(self.backend.model, folder, self.quantization)
         self.tokenizer.save_pretrained(folder)
         if (self.run_dir / "args.json").exists():
@@ -189,6 +191,18 @@ class Saver:
         if self.links:
             link_checkpoints(self.run_dir, best_step)
         return None
+
+
+@contextmanager
+def _own_state(model: Any) -> Iterator[None]:
+    """While this is open, transformers writes what it is given of a quantized model too, and not the model's own
+    tensors, which may be parts."""
+    quantizer = vars(model).pop("hf_quantizer", None)
+    try:
+        yield
+    finally:
+        if quantizer is not None:
+            model.hf_quantizer = quantizer
 
 
 def round_tensors_of(checkpoint: Path) -> dict[str, Tensor]:
