@@ -110,7 +110,7 @@ def completion_entropies(steps: Sequence[Sequence[MicroBatch]], count: int, rank
         assert micro.old_entropies is not None
         sums[micro.samples] = micro.old_entropies.double().masked_fill(~micro.mask, 0.0).sum(1).cpu()
         lengths[micro.samples] = micro.mask.double().sum(1).cpu()
-    sums, lengths = ranks.sum(torch.stack([sums, lengths]))
+    sums, lengths = ranks.sum_data(torch.stack([sums, lengths]))
     return sums / lengths
 
 
