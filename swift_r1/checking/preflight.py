@@ -20,6 +20,7 @@ from swift_r1.arguments.rollout import GYM_SCHEDULER, TurnArguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import config_dtype, family_faults, model_faults
 from swift_r1.checking.rewards import made_up_batch, ordinary
+from swift_r1.data.hubs import default_hub
 from swift_r1.data.loading import LoadedData, columns_of, load_rows
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
@@ -51,6 +52,7 @@ def check_inputs(
         *reward_name_faults(args),
         *scheduler_name_faults(args),
         *tracker_faults(args.report_to),
+        *hub_faults(args),
         *known_faults,
         *deepspeed_faults(args, world),
         *fsdp_faults(args),
@@ -107,6 +109,15 @@ def eval_dataset_faults(args: RlhfArguments) -> list[str]:
         rewards = args.reward_funcs if task.reward is None else [task.reward]
         faults += [f"--eval_datasets {fault}" for fault in unfit_rewards(questions, rewards, args)]
     return faults
+
+
+def hub_faults(args: RlhfArguments) -> list[str]:
+    """Why nothing could be sent to Hugging Face; ModelScope's login is for its library to find."""
+    if not args.push_to_hub or args.hub_token or default_hub(args.use_hf) != "hf":
+        return []
+    from huggingface_hub import get_token
+
+    return [] if get_token() else ["--push_to_hub true needs a token: SWIFT_HUB_TOKEN, --hub_token, or `hf auth login`"]
 
 
 def scheduler_name_faults(args: TurnArguments) -> list[str]:

@@ -121,7 +121,7 @@ class RowStream:
         coming = [next(rows, None) for rows in running]
         turns = [int(row is None) for row in coming]
         for number in drawn_sources(self.flags, epoch):
-            if _is_over(turns, self.flags):
+            if sum(map(bool, turns)) >= _ending(self.flags):
                 return
             if (row := coming[number]) is None:
                 continue
@@ -176,17 +176,18 @@ def drawn_sources(flags: DataFlags, epoch: int = 0) -> Iterator[int]:
 
 def mixed_counts(sizes: Sequence[int], flags: DataFlags) -> list[int]:
     """How many rows of sources of these sizes a mixed pass has."""
-    counts = [0] * len(sizes)
+    counts, used_up = [0] * len(sizes), 0
     for number in drawn_sources(flags):
-        if _is_over([count // size for count, size in zip(counts, sizes, strict=True)], flags):
-            break
         counts[number] += 1
+        used_up += counts[number] == sizes[number]
+        if used_up == _ending(flags):
+            break
     return counts
 
 
-def _is_over(turns: Sequence[int], flags: DataFlags) -> bool:
-    """Whether a mixed pass is over; `turns` is how often each source was used up."""
-    return any(turns) if flags.stopping_strategy == "first_exhausted" else all(turns)
+def _ending(flags: DataFlags) -> int:
+    """How many sources are used up where a mixed pass ends."""
+    return 1 if flags.stopping_strategy == "first_exhausted" else len(flags.dataset)
 
 
 def shuffled(rows: Iterable[Row], first: int, size: int, seed: str) -> Iterator[Row]:

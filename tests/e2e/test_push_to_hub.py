@@ -30,3 +30,12 @@ def test_the_model_and_its_card_are_on_the_hub(rlhf, tiny_model, hub: Hub) -> No
     ):
         assert part in card
     assert not [path for path in run.folder.rglob("*") if path.is_file() and b"s3cret" in path.read_bytes()]
+
+
+def test_without_a_token_nothing_begins(rlhf, tiny_model, tmp_path, monkeypatch) -> None:
+    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "SWIFT_HUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_TOKEN_PATH", str(tmp_path / "token"))
+    run = rlhf(tiny_model, max_steps=1, push_to_hub="true", hub_model_id="me/model", use_hf="true", cold=True)
+    assert run.code == 2 and "--push_to_hub true needs a token: SWIFT_HUB_TOKEN" in run.errors

@@ -17,7 +17,7 @@ from swift_r1.training.checkpoint.upload import TOKEN_VARIABLE, HubFlags, Upload
 
 
 class Hub(ThreadingHTTPServer):
-    """Takes commits of small files as Hugging Face does; `answers` is how: well, with an error, or never."""
+    """Takes commits as Hugging Face and ModelScope do; `answers` is how: well, with an error, or never."""
 
     daemon_threads = True
 
@@ -25,6 +25,7 @@ class Hub(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.url = f"http://127.0.0.1:{self.server_port}"
         self.files: dict[str, bytes] = {}
+        self.blobs: dict[str, bytes] = {}  # ModelScope's large files, by their hash
         self.created: list[dict[str, Any]] = []
         self.answers, self.closing = "well", threading.Event()
 
@@ -44,6 +45,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.closing.wait()
         elif self.server.answers == "error" or self.headers.get("Authorization") != "Bearer s3cret":
             self._json(401, {"error": f"no access with {self.headers.get('Authorization')}"})
+        elif self.path.startswith("/api/v1/"):
+            self._json(200, {"Code": 200, "Success": True, "Data": self._modelscope(json.loads(body))})
         elif self.path == "/api/repos/create":
             self.server.created.append(json.loads(body))
             self._json(200, {"url": f"{self.server.url}/me/model"})
@@ -61,6 +64,22 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self._json(200, {"errors": [], "warnings": []})  # of a card's YAML
 
+    def do_PUT(self) -> None:
+        digest = self.path.rpartition("/")[2]
+        self.server.blobs[digest] = self.rfile.read(int(self.headers["Content-Length"]))
+        self._json(200, {})
+
+    def _modelscope(self, body: Any) -> Any:
+        if self.path.endswith("/models"):
+            self.server.created.append(body)
+        elif self.path.endswith("/batch"):
+            found = [(one, {"upload": {"href": f"{self.server.url}/blob/{one['oid']}"}}) for one in body["objects"]]
+            return {"objects": [one | {"actions": actions} for one, actions in found]}
+        for one in body.get("actions", ()):
+            sent = base64.b64decode(one["content"]) if one["type"] == "normal" else self.server.blobs[one["sha256"]]
+            self.server.files[one["path"]] = sent
+        return {}
+
     def _json(self, code: int, content: Any) -> None:
         text = json.dumps(content).encode()
         self.send_response(code)
@@ -74,7 +93,8 @@ class _Handler(BaseHTTPRequestHandler):
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
     server = Hub()
     threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", server.url)
+    for name in ("HF_ENDPOINT", "MODELSCOPE_ENDPOINT"):
+        monkeypatch.setenv(name, server.url)
     monkeypatch.setenv(TOKEN_VARIABLE, "s3cret")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     yield server
@@ -111,8 +131,19 @@ def test_what_is_sent(hub: Hub, tmp_path: Path, strategy: str, expected: set[str
         assert not hub.created
     uploader.saved(folder, last=True)
     assert set(hub.files) == expected and hub.files["README.md"] == b"# README.md"
-    assert hub.created[0]["name"] == "model" and hub.created[0]["organization"] == "me"
+    assert (hub.created[0]["organization"], hub.created[0]["name"]) == ("me", "model")
     assert f"checkpoint-5 is on the hub: {hub.url}/me/model" in caplog.text and "s3cret" not in caplog.text
+
+
+def test_what_is_sent_to_modelscope(hub: Hub, tmp_path: Path, caplog: Any) -> None:
+    caplog.set_level(logging.INFO)
+    folder = checkpoint(tmp_path / "checkpoint-5")
+    Uploader(HubFlags("ms", "me/model", True, "checkpoint", 60)).saved(folder, last=True)
+    assert set(hub.files) == MODEL | {f"last-checkpoint/{name}" for name in WHOLE}
+    assert hub.files["model.safetensors"] == b"# model.safetensors"
+    assert hub.created[0]["Path"] == "me" and hub.created[0]["Visibility"] == 1
+    assert {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()} == WHOLE
+    assert f"checkpoint-5 is on the hub: {hub.url}/me/model" in caplog.text
 
 
 @pytest.mark.parametrize(

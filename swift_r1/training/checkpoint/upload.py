@@ -125,9 +125,15 @@ def send(order: dict[str, str], token: str | None) -> str:
     other.create_repo(repo, token=token, visibility="private" if order["private"] else "public", exist_ok=True)
     for place, left_out in parts:
         other.upload_folder(
-            repo, folder, path_in_repo=place, ignore_patterns=left_out, commit_message=message, token=token
+            repo,
+            folder,
+            path_in_repo=place,
+            ignore_patterns=left_out,
+            commit_message=message,
+            token=token,
+            use_cache=False,  # it would be a file in the checkpoint
         )
-    return f"https://modelscope.cn/models/{repo}"
+    return str(other.get_model_url(repo))
 
 
 def main(argv: Sequence[str]) -> int:
