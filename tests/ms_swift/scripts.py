@@ -115,9 +115,13 @@ def faults(command: ScriptCommand) -> tuple[str, ...]:
     return ()
 
 
-def is_about_text(command: ScriptCommand) -> bool:
-    """Whether its model reads text alone, by its name."""
-    return not re.search(r"-(VL|Omni)-", command.value("model") or "")
+def stops_at(command: ScriptCommand) -> str | None:
+    """What a run of accepted flags is refused for when it starts, with a line of its own; None: nothing."""
+    if re.search(r"-(VL|Omni)-", command.value("model") or ""):
+        return "the model, which sees images"
+    if command.value("multi_turn_scheduler") == "sudoku_scheduler":
+        return "its scheduler, of a class that only ms-swift has (an Env and --use_gym_env true do without)"
+    return None
 
 
 def verdict(found: Sequence[ScriptCommand]) -> str:
@@ -132,7 +136,8 @@ def verdict(found: Sequence[ScriptCommand]) -> str:
             f"{reason} ({', '.join(dict.fromkeys(flags))})" if flags else reason for reason, flags in reasons.items()
         )
         return f"refused: {'; '.join(texts)}"
-    return "as it is" if all(map(is_about_text, found)) else "as it is, until the model, which sees images"
+    stop = next(filter(None, map(stops_at, found)), None)
+    return f"as it is, until {stop}" if stop else "as it is"
 
 
 def table(checkouts: Mapping[str, Path], ran: Container[str] = ()) -> str:
