@@ -171,13 +171,6 @@ def test_a_folder_that_holds_a_run(good: dict[str, str], tmp_path: Path) -> None
     assert done.lines[0].startswith("swift rlhf: --output_dir run holds a run already (logging.jsonl)")
 
 
-def test_processes_without_deepspeed(good: dict[str, str], tmp_path: Path) -> None:
-    done = rlhf(good, tmp_path, {"NPROC_PER_NODE": "2"})
-    assert done.code == 2
-    assert "NPROC_PER_NODE=2" in done.lines[0]
-    assert done.heavy == ()
-
-
 def test_rollout_with_a_port_that_is_taken(model: Path, tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
