@@ -125,6 +125,9 @@ _TABLE = {
     "under DDP a weight without a gradient counts as zero, and buffers are equal on all ranks: leave it out": """
         ddp_find_unused_parameters=true|false ddp_broadcast_buffers=true|false ddp_static_graph=true|false
     """,
+    "the model is not split by tensors in training: --deepspeed zero3 or --fsdp fsdp2 spread it over all ranks": """
+        deepspeed_autotp_size=1
+    """,
     "belongs into the file or JSON of --fsdp, under fsdp_config": """
         fsdp_config
     """,
@@ -151,7 +154,7 @@ _PENDING = """
     bnb_4bit_compute_dtype bnb_4bit_quant_storage cached_dataset cached_val_dataset callbacks check_model
     create_checkpoint_symlink custom_register_path data_parallel_size dataloader_drop_last
     dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor
-    deepspeed_autotp_size device_map
+    device_map
     disable_auto_column_mapping disable_gradient_checkpointing disable_ignore_empty_think download_mode
     ds3_gather_for_generation early_stop_interval eval_dataset eval_dataset_args eval_datasets_args eval_delay
     eval_generation_config eval_strategy eval_use_evalscope extra_eval_args fp16 freeze_llm
@@ -179,7 +182,6 @@ _PENDING = """
     vllm_disable_cascade_attn vllm_disable_custom_all_reduce vllm_kv_cache_dtype vllm_max_num_seqs
     vllm_mode_colocate vllm_pipeline_parallel_size vllm_quantization vllm_reasoning_parser vllm_server_group_port
     vllm_server_pass_dataset vllm_speculative_config vllm_use_async_engine wandb_log_unique_prompts wandb_project
-    zero_hpz_partition_size
 """
 """Names without a meaning yet: refused as not done in this version."""
 
