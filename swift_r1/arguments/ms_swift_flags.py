@@ -89,6 +89,9 @@ _TABLE = {
         galore_queue_size galore_rank galore_scale galore_target_modules galore_update_proj_gap
         galore_with_embedding
     """,
+    "log-probs are computed in the micro-batches of training (--max_tokens_per_micro_batch): leave it out": """
+        local_rollout_forward_batch_size
+    """,
     "another command reads it: `swift merge-lora` merges adapters, `swift eval` measures checkpoints": """
         lora_modules ckpt_dir
     """,
@@ -279,6 +282,9 @@ _TABLE = {
     "under DDP a weight without a gradient counts as zero, and buffers are equal on all ranks: leave it out": """
         ddp_find_unused_parameters=true|false ddp_broadcast_buffers=true|false ddp_static_graph=true|false
     """,
+    "the model is not split by tensors in training: --deepspeed zero3 or --fsdp fsdp2 spread it over all ranks": """
+        deepspeed_autotp_size=1
+    """,
     "belongs into the file or JSON of --fsdp, under fsdp_config": """
         fsdp_config
     """,
@@ -344,11 +350,6 @@ _TABLE = {
     """,
 }
 
-_PENDING = """
-    deepspeed_autotp_size local_rollout_forward_batch_size zero_hpz_partition_size
-"""
-"""Names without a meaning yet: refused as not done in this version."""
-
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
@@ -389,8 +390,7 @@ def _meanings() -> dict[str, Meaning]:
         for entry in entries.split():
             name, equals, values = entry.partition("=")
             found[name] = Meaning(reason, tuple(values.split("|")) if equals else ())
-    not_yet = Meaning("not done in this version: leave it out")
-    return found | dict.fromkeys(_PENDING.split(), not_yet)
+    return found
 
 
 MEANINGS = _meanings()

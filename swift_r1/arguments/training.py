@@ -51,6 +51,8 @@ _FROZEN = Scope(
 _EVALUATED = replace(EVALUATED, said=True)
 _BATCHES = Scope(lambda args: not args.use_vllm, "with --use_vllm true: the engine batches by itself", said=True)
 
+_ZERO = Scope(lambda args: args.deepspeed is not None, "without --deepspeed: use zero3")
+
 
 @dataclass(frozen=True, kw_only=True)
 class ModelArguments:
@@ -207,6 +209,13 @@ class TrainingArguments:
         "several processes is DDP)",
         check=partial(_named_or_json, DEEPSPEED_NAMES),
         objects=True,
+    )
+    zero_hpz_partition_size: int | None = flag(
+        None,
+        "ZeRO-3 with a second copy of the weights in each group of so many ranks, of one machine: gathered from there "
+        "for the backward pass",
+        _ZERO,
+        at_least=1,
     )
     fsdp: str | None = flag(
         None,

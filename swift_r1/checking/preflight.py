@@ -172,7 +172,7 @@ def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
     from swift_r1.training.backends.deepspeed_config import contradictions, moved_twice, read_config
 
     try:
-        config = read_config(args.deepspeed)
+        config = read_config(args.deepspeed, args.zero_hpz_partition_size)
     except UsageError as error:
         return list(error.faults)
     return [

@@ -118,6 +118,9 @@ def estimate(
         parts["critic's optimizer"] = _optimizer(args, numbers, bytes_each, ranks, stage)
     if stage == 3:
         whole = fsdp is not None and not fsdp.reshard_after_forward
+        if args.zero_hpz_partition_size is not None and args.zero_hpz_partition_size > 1:
+            own = sum(size for name, size in parts.items() if name.endswith(("weights", "reference")))
+            parts["second copy of weights"] = own * sharded / args.zero_hpz_partition_size
         parts["gathered weights"] = max(_gathered(model, args, whole) for model in (shape, critic) if model is not None)
         if not args.use_vllm:
             parts["generation copy"] = shape.total * width
@@ -294,7 +297,7 @@ def zero_of(args: RlhfArguments) -> tuple[int | None, tuple[bool, bool]]:
     parameters."""
     if args.deepspeed is None:
         return 3 if args.fsdp else None, (False, False)
-    config = read_config(args.deepspeed)
+    config = read_config(args.deepspeed, args.zero_hpz_partition_size)
     return config.get("zero_optimization", {}).get("stage", 0), offloads(config)
 
 

@@ -109,6 +109,8 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--optim sgd --adam_beta1 0.8", ["--adam_beta1 has no effect with --optim sgd"]),
         ("--deepspeed zero4", ["zero0, zero1", "not 'zero4'"]),
         (["--deepspeed", "{bad"], ["JSON that is not valid"]),
+        ("--zero_hpz_partition_size 2", ["--zero_hpz_partition_size has no effect without --deepspeed: use zero3"]),
+        ("--deepspeed_autotp_size 2", ["must be 1, not '2'", "--fsdp fsdp2"]),
         ("--fsdp full_shard", ["must be one of fsdp2, a .json file or JSON, not 'full_shard'"]),
         ("--fsdp fsdp2 --deepspeed zero2", ["give either --fsdp or --deepspeed, not both"]),
         ("--ddp_bucket_cap_mb 50", ["gradients are sent in buckets of 25 MiB"]),

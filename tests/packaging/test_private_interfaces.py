@@ -41,6 +41,9 @@ RELIED_ON = {
     "ZeRO's start without a C++ compiler (backends/deepspeed.py)": [
         ("deepspeed", "ops/op_builder/cpu/comm.py", "ShareMemCommBuilder.NAME"),
     ],
+    "several models with --zero_hpz_partition_size (backends/deepspeed.py)": [
+        ("deepspeed", "utils/groups.py", "_ZERO_PARAM_INTRA_PARALLEL_GROUP"),
+    ],
     "checkpoints of a ZeRO run (backends/deepspeed.py)": [
         (
             "deepspeed",

@@ -280,6 +280,14 @@ def test_deepspeed_takes_every_preset(train, backend):
 MATRIX = [(kind, dtype) for kind in ("full", "lora", "qlora") for dtype in ("float32", "bfloat16")]
 
 
+@pytest.mark.parametrize("kind", ["full", pytest.param("qlora", marks=pytest.mark.long)])
+def test_a_second_copy_of_weights_changes_nothing(train, kind):
+    """`--zero_hpz_partition_size`, of the policy and of the reference, which moves after the second step."""
+    zero = json.dumps({"zero_optimization": {"stage": 3, "zero_hpz_partition_size": 2}})
+    case = {"ranks": 2, "cuts": "150 40s 70", "train": kind} | ({"mix_after": 2} if kind == "full" else {})
+    assert train(zero, **case)[0] == train("zero3", **case)[0]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize(("kind", "dtype"), MATRIX)

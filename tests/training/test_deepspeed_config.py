@@ -40,6 +40,16 @@ def test_what_is_on_the_host_for_good_is_not_moved_there():
     assert len(list(moved_twice(read_config("zero3_offload"), True, True))) == 2
 
 
+def test_a_second_copy_of_weights_needs_stage_3_and_groups_of_equal_size():
+    config = read_config("zero3", hpz=2)
+    assert config["zero_optimization"]["zero_hpz_partition_size"] == 2
+    one = {"micro_batch": 1, "accumulation": 1}
+    assert list(contradictions(config, **FLAGS | one | {"world_size": 4})) == []
+    for other, world in ((read_config("zero2", hpz=2), 4), (config, 3)):
+        [fault] = contradictions(other, **FLAGS | one | {"world_size": world})
+        assert "--zero_hpz_partition_size 2 needs ZeRO-3, and a number of processes that it divides" in fault
+
+
 def test_a_file_and_json_say_the_same(tmp_path):
     path = tmp_path / "ds.json"
     path.write_text(json.dumps(MS_SWIFT))

@@ -51,6 +51,7 @@ def test_parts_are_what_tensors_take(shape):
     assert parts(shape, beta=0.1)["reference"] == 2 * total
     assert parts(shape, world=2, stage=2)["optimizer"] == 6 * total
     assert parts(shape, world=2, stage=3)["weights"] == total
+    assert parts(shape, world=4, stage=3, zero_hpz_partition_size=2)["second copy of weights"] == total
     assert parts(shape, world=2) == full  # DDP
     fsdp = parts(shape, world=2, stage=3, fsdp=FsdpConfig())
     assert (fsdp["weights"], fsdp["optimizer"]) == (total, 6 * total)

@@ -54,4 +54,5 @@ def open_backend(
 
     dtype = getattr(torch, args.torch_dtype or "", None) or AutoConfig.from_pretrained(path).dtype or torch.float32
     quantized = bool(args.quant_bits) and wrap is Policy
-    return DeepSpeedBackend(load, dtype, optimizer, read_config(args.deepspeed), ranks, quantized, wrap)
+    config = read_config(args.deepspeed, args.zero_hpz_partition_size)
+    return DeepSpeedBackend(load, dtype, optimizer, config, ranks, quantized, wrap)

@@ -14,6 +14,7 @@ from accelerate import init_empty_weights
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 from deepspeed.runtime.config import DeepSpeedConfigError
+from deepspeed.utils import groups
 from pydantic import ValidationError
 from torch import Tensor, nn
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
@@ -84,9 +85,9 @@ class DeepSpeedBackend(Backend):
         module = self.load_module()
         ranks.barrier()
         self.module, self.model = module.train(), module.model
-        groups = parameter_groups(self.model.named_parameters(), optimizer)
+        trained = parameter_groups(self.model.named_parameters(), optimizer)
         self.engine, self.optimizer, *_ = deepspeed.initialize(
-            model=self.module, optimizer=build_optimizer(groups, optimizer), config=self.resolved
+            model=self.module, optimizer=build_optimizer(trained, optimizer), config=self.resolved
         )
         self.forward, self.torch_optimizer = self.engine, self.optimizer.optimizer
         # ZeRO-3 has a name of its own for them, and so has ZeRO-1 in bf16.
@@ -180,6 +181,8 @@ class DeepSpeedBackend(Backend):
         """The policy's, or that of `load`. Under ZeRO-3 transformers gives each rank its part of the weights, unless
         these are 4-bit, which DeepSpeed partitions afterwards."""
         self.ranks.barrier()
+        # With zero_hpz_partition_size DeepSpeed makes its group for each model, and refuses to for the second one.
+        groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
         if not self.partitioned or (self._quantized and load is None):
             return self._wrap((load or self._load)())
         config = HfDeepSpeedConfig(self.resolved)  # type: ignore[no-untyped-call]  # transformers has no types here

@@ -31,9 +31,9 @@ LOSS_SCALE = {
 """DeepSpeed's own fields; 0 is dynamic."""
 
 
-def read_config(name_path_or_json: str) -> dict[str, Any]:
-    """One of our names (`zero3`), a JSON file, or JSON itself, without every "auto" and with our defaults. Raises
-    UsageError: if it is none of the three."""
+def read_config(name_path_or_json: str, hpz: int | None = None) -> dict[str, Any]:
+    """One of our names (`zero3`), a JSON file, or JSON itself, without every "auto" and with our defaults; `hpz` is
+    `--zero_hpz_partition_size`. Raises UsageError: if it is none of the three."""
     text = name_path_or_json.strip()
     config: Any
     packaged = resources.files(__package__).joinpath("deepspeed_configs", f"{text}.json")
@@ -50,7 +50,10 @@ def read_config(name_path_or_json: str) -> dict[str, Any]:
         raise UsageError(f"--deepspeed {text}: not valid JSON ({error})") from error
     if not isinstance(config, dict):
         raise UsageError(f"--deepspeed {text}: holds no JSON object")
-    return _DEFAULTS | dict(_without_auto(config))
+    config = _DEFAULTS | dict(_without_auto(config))
+    if hpz is not None and isinstance(zero := config.get("zero_optimization", {}), dict):
+        config["zero_optimization"] = zero | {"zero_hpz_partition_size": hpz}
+    return config
 
 
 def contradictions(
@@ -84,6 +87,11 @@ def contradictions(
     zero = config.get("zero_optimization", {})
     if not isinstance(zero, Mapping) or zero.get("stage", 0) not in (0, 1, 2, 3):
         yield "--deepspeed: zero_optimization must be an object whose stage is 0, 1, 2 or 3"
+    elif (size := zero.get("zero_hpz_partition_size", 1)) > 1 and (zero.get("stage") != 3 or world_size % size):
+        yield (
+            f"--zero_hpz_partition_size {size} needs ZeRO-3, and a number of processes that it divides "
+            f"(here stage {zero.get('stage', 0)} and {world_size})"
+        )
 
 
 def offloads(config: Mapping[str, Any]) -> tuple[bool, bool]:
