@@ -134,7 +134,18 @@ def scheduler_name_faults(args: TurnArguments) -> list[str]:
             faults.append(f"--{flag} {name}: nothing of that name is registered; known are {known}")
         elif name is not None and (instead := instead_of(registry[name])) is not None:
             faults.append(f"--{flag} {name} needs a class that only ms-swift has: {instead}")
+        elif name is not None and _leads_many(registry[name]):
+            faults.append(
+                f"--{flag} {name} leads many completions together (async_infer), as trees of them; here a scheduler "
+                "leads one: override run or step"
+            )
     return faults
+
+
+def _leads_many(scheduler: Any) -> bool:
+    """Whether a scheduler of a plugin does what ms-swift asks of it for a whole batch."""
+    own = getattr(scheduler, "async_infer", None)
+    return own is not None and not own.__module__.startswith("swift.")
 
 
 def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:

@@ -76,6 +76,13 @@ def test_a_scheduler_that_misbehaves_ends_the_run_and_is_named(rlhf, tiny_model,
     assert time.monotonic() - started < 55  # the sleeping scheduler did not hold the process
 
 
+@pytest.mark.parametrize(("name", "way"), [("board", "write an Env"), ("tree", "here a scheduler leads one")])
+def test_a_scheduler_that_only_ms_swift_can_run_is_refused(rlhf, tiny_model, name, way):
+    plugin = PLUGIN.with_name("unfit_schedulers_plugin.py")
+    run = rlhf(tiny_model, multi_turn_scheduler=name, **FLAGS | {"external_plugins": [PLUGIN, plugin]})
+    assert run.code == 2 and f"--multi_turn_scheduler {name} " in run.errors and way in run.errors
+
+
 def test_an_unknown_scheduler_is_refused_before_the_model_is_loaded(rlhf, tiny_model):
     run = rlhf(tiny_model, max_steps=1, multi_turn_scheduler="agian", **FLAGS)
     assert run.code == 2 and "--multi_turn_scheduler agian: nothing of that name is registered" in run.errors
