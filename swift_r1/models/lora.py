@@ -113,7 +113,9 @@ def _add(model: PreTrainedModel, settings: LoraSettings, name: str) -> None:
 
     flag = "--target_modules" if settings.target_regex is None else "--target_regex"
     modules = list(settings.target_modules) if settings.target_regex is None else [settings.target_regex]
-    linear = [one for one, module in model.named_modules() if isinstance(module, nn.Linear)]
+    # Under an adapter that is there already, a layer is its `base_layer`.
+    named = ((one, module) for one, module in model.named_modules() if isinstance(module, nn.Linear))
+    linear = [one.removesuffix(".base_layer") for one, _ in named if ".lora_" not in one]
     experts = _expert_modules(model)
     if modules == [ALL_LINEAR] and experts:
         head = output_head(model)
@@ -135,7 +137,7 @@ def _add(model: PreTrainedModel, settings: LoraSettings, name: str) -> None:
         use_dora=settings.dora,
         init_lora_weights="gaussian" if settings.init == "gaussian" else True,
         modules_to_save=copied or None,
-        ensure_weight_tying=bool(copied) and output_head(model).weight is model.get_input_embeddings().weight,
+        ensure_weight_tying=bool(copied) and _tied(model),
         task_type="CAUSAL_LM",
     )
     # That there are two, those of `--ref_adapters` too.
@@ -183,8 +185,13 @@ def take_adapter(model: PreTrainedModel, name: str, folder: str | Path, flag: st
             raise UsageError(f"{flag} {folder} does not fit --model and the flags: {weight.name} {has}")
         with torch.no_grad():
             weight.base.copy_(value)
-    if left := [one for one in saved if not one.endswith("lm_head.weight")]:  # of a tied head the embedding's counts
+    if left := [one for one in saved if not (_tied(model) and one.endswith("lm_head.weight"))]:
         raise UsageError(f"{flag} {folder} does not fit --model and the flags: {left[0]} has no place there")
+
+
+def _tied(model: PreTrainedModel) -> bool:
+    """Whether the output head is the embedding."""
+    return output_head(model).weight is model.get_input_embeddings().weight
 
 
 def _lora_layers(model: nn.Module) -> list[Any]:
