@@ -45,6 +45,14 @@ def test_a_run_that_does_not_get_better_ends(runs, tmp_path):
     assert (summary["steps"], summary["best_step"], saved(folder)) == (4, 1, [1, 2, 3, 4])
 
 
+def test_two_processes_agree_on_when(runs, tmp_path):
+    folder = tmp_path / "run"
+    flags = EPOCHS | {"metric_for_best_model": "accuracy", "early_stop_interval": 1, "deepspeed": "zero0"}
+    flags["per_device_train_batch_size"] = 4
+    assert runs.run(folder, processes=2, **SETTINGS, **flags).code == 0
+    assert saved(folder) == evaluated(folder) == [6, 10]  # the second is not better
+
+
 def test_no_checkpoint_but_the_last(runs, tmp_path):
     folder = tmp_path / "run"
     flags = {"save_strategy": "no", "eval_strategy": "no", "max_steps": 3}
