@@ -10,7 +10,7 @@ from pathlib import Path
 from swift_r1.arguments import RlhfArguments, RolloutArguments
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import FlagSpec, flag_specs
-from swift_r1.arguments.ms_swift_flags import MEANINGS
+from swift_r1.arguments.meanings import MEANINGS
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.cli.help import shown
 from swift_r1.cli.merge_lora import MergeArguments

@@ -1,19 +1,12 @@
-"""The flags of ms-swift's GRPO (versions 3 and 4) that are no flags here, and what each means.
+"""The flags of ms-swift's GRPO (versions 3 and 4) that do not act here: under each reason those that share it.
 
-A flag of ms-swift has one of three meanings: it acts (it is a field of an argument class), it is always so here, or it
-is refused with a reason and a way. The table below has the last two: under each reason the flags, and behind `=` the
-values that are so here, which are accepted (`*`: any). At other values, and without any, the flag is refused with the
-reason.
+Behind `=` are the values that are so here, which are accepted (`*`: any). At other values, and without any, the flag is
+refused with the reason, which says what to do instead. `meanings` reads this.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-
-_TABLE = {
+TABLE = {
     # What others do
     "reward models are not done in this version: write a reward function (--external_plugins, --reward_funcs)": """
         reward_model reward_model_type reward_model_revision reward_model_plugin reward_model_template
@@ -349,49 +342,3 @@ _TABLE = {
         disable_gradient_checkpointing=true
     """,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Meaning:
-    """What a flag means that is no field of an argument class.
-
-    Attributes:
-        reason: why it is so here, and what to do instead of another value.
-        so: the values that are so here and are accepted, as written on a command line; none: always refused.
-    """
-
-    reason: str
-    so: tuple[str, ...] = ()
-
-    def accepts(self, words: Sequence[str]) -> bool:
-        """Whether the value is the one that is so here. No words are `true`, as for every switch."""
-        return "*" in self.so or _plain(" ".join(words) or "true") in map(_plain, self.so)
-
-    def fault(self, shown: str, words: Sequence[str]) -> str:
-        """The line about a value that is not accepted of the flag `shown`."""
-        if not self.so:
-            return f"{shown}: {self.reason}"
-        return f"{shown} must be {' or '.join(self.so)}, not {' '.join(words) or 'true'!r}: {self.reason}"
-
-
-def _plain(value: str) -> object:
-    """A value without differences of spelling: numbers and JSON by what they say, words by their letters."""
-    value = value.strip().lower()
-    with suppress(ValueError):
-        return float(value)
-    with suppress(ValueError):
-        return json.dumps(json.loads(value), sort_keys=True)
-    return value
-
-
-def _meanings() -> dict[str, Meaning]:
-    found: dict[str, Meaning] = {}
-    for reason, entries in _TABLE.items():
-        for entry in entries.split():
-            name, equals, values = entry.partition("=")
-            found[name] = Meaning(reason, tuple(values.split("|")) if equals else ())
-    return found
-
-
-MEANINGS = _meanings()
-"""By name, the flags of ms-swift that are no fields of `swift rlhf` or of `swift rollout`."""

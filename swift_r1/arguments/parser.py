@@ -24,7 +24,7 @@ from swift_r1.arguments.fields import (
     spellings,
     unread_flags,
 )
-from swift_r1.arguments.ms_swift_flags import MEANINGS, Meaning
+from swift_r1.arguments.meanings import MEANINGS, Meaning
 from swift_r1.arguments.world import ProcessArguments, World
 from swift_r1.errors import UsageError
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments, make_plan, parse_arguments
 from swift_r1.arguments.fields import flag_specs, spellings
-from swift_r1.arguments.ms_swift_flags import MEANINGS
+from swift_r1.arguments.meanings import MEANINGS
 from swift_r1.arguments.parser import unknown_flag
 from swift_r1.arguments.plan import plan_table
 from swift_r1.errors import UsageError
