@@ -58,4 +58,4 @@ def test_a_plugin_that_only_the_server_has(rlhf, tiny_model, server):
     told = {"multi_turn_scheduler": "again", "external_plugins": ["/only/there.py"]}
     run = rlhf(tiny_model, **server(**told) | {"external_plugins": [], "reward_funcs": "format"})
     assert run.code == 2
-    assert "was told --external_plugins /only/there.py, and that file is not on this machine: give" in run.errors
+    assert "was told --external_plugins /only/there.py, which is not a file of this machine" in run.errors
