@@ -205,3 +205,16 @@ def test_without_one_part_of_the_state_it_is_another_run(runs, uninterrupted, sa
     assert runs.run(folder, forget=part, resume_from_checkpoint="last", **FULL).code == 0
     with pytest.raises(AssertionError):
         same(expected, folder)
+
+
+@pytest.mark.long
+def test_without_the_random_generators_dropout_is_another(runs, same, tmp_path):
+    """The control for what the adapters drop."""
+    settings = LORA | {"save_total_limit": 9, "max_steps": 6}
+    assert runs.run(tmp_path / "whole", **settings).code == 0
+    for name, more in (("resumed", {}), ("forgetful", {"forget": "rng"})):
+        folder = cut_back(tmp_path / "whole", tmp_path / name, 2)
+        assert runs.run(folder, resume_from_checkpoint="last", **settings | more).code == 0
+    same(tmp_path / "whole", tmp_path / "resumed")
+    with pytest.raises(AssertionError):
+        same(tmp_path / "whole", tmp_path / "forgetful")
