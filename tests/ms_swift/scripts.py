@@ -115,13 +115,17 @@ def faults(command: ScriptCommand) -> tuple[str, ...]:
     return ()
 
 
+_STOPS = {
+    "sudoku_scheduler": "its scheduler, of a class that only ms-swift has (an Env and --use_gym_env true do without)",
+    "tree_rollout_scheduler": "its scheduler, which generates by itself (trees of completions are not done here)",
+}
+
+
 def stops_at(command: ScriptCommand) -> str | None:
     """What a run of accepted flags is refused for when it starts, with a line of its own; None: nothing."""
     if re.search(r"-(VL|Omni)-", command.value("model") or ""):
         return "the model, which sees images"
-    if command.value("multi_turn_scheduler") == "sudoku_scheduler":
-        return "its scheduler, of a class that only ms-swift has (an Env and --use_gym_env true do without)"
-    return None
+    return _STOPS.get(command.value("multi_turn_scheduler") or "")
 
 
 def verdict(found: Sequence[ScriptCommand]) -> str:
