@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-ms-swift test-lm-eval demo demo-ppo demo-server smollm2 lint format typecheck clean clean-all
+.PHONY: help install check test test-long test-ms-swift ms-swift-scripts test-lm-eval demo demo-ppo demo-server smollm2 lint format typecheck clean clean-all
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -34,6 +34,9 @@ test-ms-swift: install ## plugins and datasets beside the real ms-swift 4.6.0, i
 	  "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')"
 	@$(ENV) .venv-ms-swift/bin/python -m pytest tests/plugins/test_beside_ms_swift.py \
 	  tests/data/test_beside_ms_swift.py $(PYTEST_ARGS)
+
+ms-swift-scripts: install ## ms-swift's own GRPO scripts with small sizes (2 hours); MS_SWIFT_SOURCE=FOLDER of its sources
+	@$(ENV) MS_SWIFT_SOURCE=$(MS_SWIFT_SOURCE) $(PY) -m pytest -m long tests/ms_swift $(PYTEST_ARGS)
 
 test-lm-eval: install smollm2 ## `swift eval` against lm-eval 0.4.13, in .venv-lm-eval on top of .venv (half an hour)
 	@[ -x .venv-lm-eval/bin/python ] || $(PY) -m venv .venv-lm-eval

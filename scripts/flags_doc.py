@@ -26,7 +26,7 @@ ms-swift's. Brackets hold the default, and ms-swift's where it differs. Lists ar
 _OTHERS = """## The other flags of ms-swift
 
 The flags above act. Those that follow do not exist here, and each is either always so (it is accepted at the values
-shown, one line at the start lists it, and another value is refused) or refused, with the reason in front.
+shown (`*`: any), one line at the start lists it, and another value is refused) or refused, with the reason in front.
 """
 
 

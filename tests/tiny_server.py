@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -35,12 +36,13 @@ class TinyEngine:
     dead = False
     scores_alone = False
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str, can_sleep: bool = True) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval().requires_grad_(False)
         tokenizer = AutoTokenizer.from_pretrained(folder)
         self.engine = TransformersEngine(self.model, tokenizer, (tokenizer.eos_token_id,), 0)
         size = self.model.config.vocab_size
-        self.info = EngineInfo("tiny", "0", size, tokenizer_hash(tokenizer), MAX_MODEL_LEN, "float32", can_sleep=True)
+        hashed = tokenizer_hash(tokenizer)
+        self.info = EngineInfo("tiny", "0", size, hashed, MAX_MODEL_LEN, "float32", can_sleep=can_sleep)
         self.one_at_a_time = threading.Lock()
         self.version = 0
         self.asleep: set[str] = set()
@@ -95,7 +97,12 @@ def main(folder: str, port: int, more: str = "{}") -> int:
     stop_at_once()
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     torch.set_num_threads(1)
-    server.load_engine = lambda config: (TinyEngine(config.model), expected_weights(config.model))
+
+    def load(config: RolloutArguments) -> tuple[TinyEngine, Any]:
+        can_sleep = config.vllm_engine_kwargs.get("enable_sleep_mode", True)
+        return TinyEngine(config.model, can_sleep), expected_weights(config.model)
+
+    server.load_engine = load
     config = RolloutArguments(**{"model": folder, "port": port, "update_timeout": 20} | json.loads(more))
     return asyncio.run(server.serve(config, server.bind(config.host, port)))
 

@@ -52,6 +52,10 @@ class LossConfig:
     # the importance ratio is to `rollout_logps`, for completions by older weights; else to the log-probs of the policy
     # before the round's first step
     ratio_to_behaviour: bool = False
+    # completions with a negative advantage leave the loss where the policy has lowered their mean log-prob by more
+    # than this since they were sampled; None: none
+    off_policy_sequence_mask_delta: float | None = None
+    log_rollout_offpolicy_metrics: bool = False  # more about the gap between engine and trainer (`off_policy_metrics`)
     # completions were sampled with top-p or top-k, so that the engine's log-probs are those of a part of the
     # distribution
     cuts_sampling: bool = False
@@ -65,7 +69,7 @@ class LossConfig:
             raise ValueError(f"epsilon must be from 0 to 1, got {self.epsilon}")
         if not 0 < self.top_entropy_quantile <= 1:
             raise ValueError(f"top_entropy_quantile must be above 0 and at most 1, got {self.top_entropy_quantile}")
-        for name in ("epsilon_high", "beta"):
+        for name in ("epsilon_high", "beta", "off_policy_sequence_mask_delta"):
             if (number := getattr(self, name)) is not None and not number >= 0:
                 raise ValueError(f"{name} must be at least 0, got {number}")
         threshold = "rollout_importance_sampling_threshold"

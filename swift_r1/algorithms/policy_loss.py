@@ -16,6 +16,7 @@ from swift_r1.algorithms.aggregation import (
     token_means,
 )
 from swift_r1.algorithms.losses import LOG_RATIO_BOUND, TOKEN_LOSSES, LossConfig, RolloutCorrection, k3
+from swift_r1.algorithms.off_policy import kept_completions, off_policy_metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +28,9 @@ class LossOutput:
     loss: Tensor
     # `name/sum` and `name/count`, float64, 0-dim, no gradient; add them over micro-batches and ranks (`sum_metrics`),
     # then divide (`mean_metrics`). Names: `ratio`, `clip_ratio/low`, `clip_ratio/high`; with `ref_logps` `kl`; with
-    # `entropies` `entropy`; with `rollout_logps` `rollout/logp_diff` (mean absolute), and where top-p or top-k was used
-    # `rollout/kept_mass`; with a rollout correction `rollout/weight` and `rollout/weight_over_threshold`
+    # `entropies` `entropy`; with `rollout_logps` `rollout/logp_diff` (mean absolute), what `off_policy_metrics` gives
+    # where asked for, and where sampling cut the distribution `rollout/kept_mass`; with a rollout correction
+    # `rollout/weight` and `rollout/weight_over_threshold`; with an off-policy mask `rollout/off_policy_masked`
     metrics: dict[str, Tensor]
 
 
@@ -47,7 +49,8 @@ def policy_loss(
 ) -> LossOutput:
     """sum of (w * keep * l + beta * k3) over trained tokens, averaged as `config.loss_type` says.
 
-    `l` is the token's loss, `w` the rollout correction, `keep` the entropy filter. Only `logps` gets a gradient.
+    `l` is the token's loss, `w` the rollout correction, `keep` the entropy filter and the off-policy mask. Only `logps`
+    gets a gradient.
     Computed in float32 (float64 for float64 `logps`); what stands where `mask` is 0 has no effect, NaN included.
 
     Args:
@@ -90,11 +93,16 @@ def policy_loss(
     ratio = importance_ratio(logps, behaviour, weight, config)
     token = TOKEN_LOSSES[config.loss_type](ratio, logps, advantages, config)
     per_token = token.loss
-    metrics = {
+    metrics: dict[str, Tensor] = {
         **_ratio_metric("ratio", ratio, weight, config),
         **_ratio_metric("clip_ratio/low", token.clipped_low, weight, config),
         **_ratio_metric("clip_ratio/high", token.clipped_high, weight, config),
     }
+
+    if (delta := config.off_policy_sequence_mask_delta) is not None:
+        keep = kept_completions(logps, old_logps if rollout_logps is None else rollout_logps, advantages, weight, delta)
+        per_token = per_token * keep
+        metrics |= masked_metric("rollout/off_policy_masked", ~keep[:, 0], (weight.sum(1) > 0).to(dtype))
 
     if entropies is not None:
         entropies = _constant(entropies, trained, dtype)
@@ -108,6 +116,8 @@ def policy_loss(
 
     if rollout_logps is not None:
         metrics |= masked_metric("rollout/logp_diff", (old_logps - rollout_logps).abs(), weight)
+        if config.log_rollout_offpolicy_metrics:
+            metrics |= off_policy_metrics(old_logps, rollout_logps, weight)
         if config.cuts_sampling:
             metrics |= masked_metric("rollout/kept_mass", (old_logps - rollout_logps).exp(), weight)
     if config.rollout_importance_sampling_mode is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swift_r1.arguments.fields import Scope, flag
+from swift_r1.arguments.fields import Scope, flag, free
 
 DEFAULT_SCALE_REWARDS = {
     "grpo": "group",
@@ -40,10 +40,11 @@ _REFERENCE_OR_PPO = Scope(
     lambda args: args.wants_reference or args.rlhf_type == "ppo", "without a KL: give --beta above 0", unless_off=True
 )
 _OWN_REFERENCE = Scope(
-    lambda args: args.train_type == "full",
+    lambda args: args.train_type == "full" or args.ref_model is not None,
     "with --train_type {train_type}: the reference is the model without its adapters",
     unless_off=True,
 )
+_SAME_REFERENCE = Scope(lambda args: args.ref_model is None, "with --ref_model, another model", unless_off=True)
 _SYNC_REFERENCE = Scope(lambda args: args.sync_ref_model, "without --sync_ref_model true")
 _CORRECTED = Scope(
     lambda args: args.rollout_importance_sampling_mode is not None, "without --rollout_importance_sampling_mode"
@@ -67,7 +68,13 @@ class AlgorithmArguments:
     tau_pos: float = flag(1.0, "sapo: temperature where the advantage is positive", _ONE_LOSS, _SAPO, more_than=0)
     tau_neg: float = flag(1.05, "sapo: temperature where the advantage is negative", _ONE_LOSS, _SAPO, more_than=0)
     loss_type: str = flag(
-        "grpo", "the loss, and its divisor", _ONE_LOSS, choices=("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo")
+        "grpo",
+        "the loss, and its divisor",
+        _ONE_LOSS,
+        choices=("grpo", "bnpo", "dapo", "dr_grpo", "cispo", "sapo"),
+        elsewhere=dict.fromkeys(
+            ("fipo", "real"), "is not done in this version: grpo is the plain loss, dapo a near one"
+        ),
     )
     scale_rewards: str | None = flag(
         None,
@@ -75,7 +82,7 @@ class AlgorithmArguments:
         _not_ppo("rewards are not compared in groups; --whiten_rewards and --whiten_advantages scale"),
         choices=("group", "batch", "none"),
         synonyms={"true": "group", "false": "none"},
-        elsewhere={"gdpo": "--multi_objective_aggregation normalize_then_sum"},
+        elsewhere={"gdpo": "is written --multi_objective_aggregation normalize_then_sum here"},
     )
     advantage_estimator: str = flag(
         "grpo",
@@ -89,7 +96,9 @@ class AlgorithmArguments:
         "level of the importance ratio",
         _not_ppo("advantages, and so ratios, are of tokens"),
         choices=("token", "sequence"),
-        elsewhere={"sequence_token": "sequence (one advantage per completion makes their gradients the same)"},
+        elsewhere={
+            "sequence_token": "is written sequence here (one advantage per completion makes their gradients the same)"
+        },
     )
     top_entropy_quantile: float = flag(
         1.0, "share of the tokens, those of highest entropy, that keep their policy loss", more_than=0, at_most=1
@@ -108,9 +117,34 @@ class AlgorithmArguments:
         choices=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     )
     rollout_importance_sampling_threshold: float = flag(2.0, "largest weight in it", _CORRECTED, more_than=0)
+    off_policy_sequence_mask_delta: float | None = flag(
+        None,
+        "completions of negative advantage leave the loss where their mean log-prob is lower than the engine's by more "
+        "than this (default: none)",
+        _not_ppo("advantages are of tokens"),
+        at_least=0,
+    )
+    log_rollout_offpolicy_metrics: bool = free(
+        False, "log perplexities, KL and chi-squared between engine and trainer, under rollout/"
+    )
+    log_entropy: bool = flag(
+        False,
+        "write each completion's mean entropy to completions.jsonl, and log entropy/max and entropy/min (the mean is "
+        "always logged); one forward pass more where a round has one optimizer step",
+    )
     dynamic_sample: bool = flag(False, "replace groups of equal rewards by those of further prompts", _EQUAL)
     max_resample_times: int = flag(3, "how often per round; what is left is trained on", _EQUAL, _RESAMPLES, at_least=1)
-    sync_ref_model: bool = flag(False, "move the reference towards the policy now and then", _REFERENCE, _OWN_REFERENCE)
+    ref_model: str | None = flag(
+        None,
+        "folder or id of the reference policy, of the policy's architecture and tokenizer (default: --model, without "
+        "adapters)",
+        _REFERENCE,
+    )
+    sync_ref_model: bool = flag(
+        False,
+        "move the reference towards the policy now and then",
+        *(_REFERENCE, _OWN_REFERENCE, _SAME_REFERENCE),
+    )
     ref_model_sync_steps: int = flag(512, "optimizer steps between two such moves", _SYNC_REFERENCE, at_least=1)
     ref_model_mixup_alpha: float = flag(
         0.6, "reference = alpha * policy + (1 - alpha) * reference", _SYNC_REFERENCE, more_than=0, at_most=1
@@ -122,7 +156,9 @@ class AlgorithmArguments:
         1, "optimizer passes over a round of completions", at_least=1, aliases=("num_ppo_epochs",), ms_swift="4 for PPO"
     )
     steps_per_generation: int | None = flag(
-        None, "micro-batches per rank that are generated at once (default: --gradient_accumulation_steps)", at_least=1
+        None,
+        "micro-batches per rank that are generated at once (default: --gradient_accumulation_steps, and no fewer)",
+        at_least=1,
     )
     generation_batch_size: int | None = flag(
         None, "completions generated at once, over all ranks", at_least=2, instead_of=("steps_per_generation",)

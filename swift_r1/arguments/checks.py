@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from swift_r1.arguments.engine import engine_kwargs_faults
 from swift_r1.arguments.fields import no_effect
+from swift_r1.arguments.output import LAST
 from swift_r1.arguments.rlhf_flags import RlhfFlags
 from swift_r1.arguments.world import World
+from swift_r1.data.hubs import is_hub_id
 from swift_r1.errors import UsageError
 
+NO_REWARD = "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
 _SCHEDULER_KWARGS = {
     "cosine": {"num_cycles"},
     "cosine_with_min_lr": {"num_cycles", "min_lr", "min_lr_rate"},
@@ -24,16 +28,28 @@ def all_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator
     yield from algorithm_faults(args, given)
     yield from reward_flag_faults(args, given)
     yield from rollout_faults(args, given)
-    yield from round_faults(args, world)
+    if args.colocates:
+        yield from _colocate_faults(args, world)
+    elif args.use_vllm:
+        yield from _server_faults(args)
+    yield from round_faults(args, given, world)
     yield from training_faults(args, given, world)
     yield from evaluation_faults(args)
+    if "split_dataset_ratio" in given and args.evaluates and not args.split_dataset_ratio + bool(args.val_dataset):
+        yield "--split_dataset_ratio 0 leaves no row to evaluate: leave it out, or give --val_dataset"
     yield from data_faults(args)
+    if args.push_to_hub and not is_hub_id(args.hub_model_id or ""):
+        yield "--push_to_hub true needs --hub_model_id owner/name"
 
 
 def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """What the loss, the estimator and PPO need of other flags."""
-    if args.rlhf_type == "grpo" and args.num_generations < 2:
-        yield "--num_generations must be at least 2, not 1, with --rlhf_type grpo: it compares completions"
+    if args.rlhf_type == "grpo" and args.num_generations < 2 and args.advantage_estimator != "reinforce_plus_plus":
+        yield (
+            f"--num_generations 1 makes every advantage 0 with --advantage_estimator {args.advantage_estimator}, which "
+            "compares the completions of a prompt: give 2 or more, or --advantage_estimator reinforce_plus_plus, whose "
+            "baseline is the batch"
+        )
     if args.rlhf_type == "ppo" and 0 < args.max_steps <= (warmup := args.critic_warmup_steps):
         yield f"--critic_warmup_steps {warmup} leaves the policy no step of --max_steps {args.max_steps}"
     clip_high = args.epsilon if args.epsilon_high is None else args.epsilon_high
@@ -63,8 +79,8 @@ def algorithm_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
 
 def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Names and weights of the reward functions, and what some of them need."""
-    if not args.reward_funcs and not args.use_gym_env and args.command == "rlhf":
-        yield "--reward_funcs is missing: names of reward functions; their weighted sum is the reward"
+    if not args.reward_names and not args.asks_servers and args.command == "rlhf":
+        yield NO_REWARD
     if args.reward_weights is not None and len(args.reward_weights) != len(args.reward_names):
         yield (
             f"--reward_weights has {len(args.reward_weights)} values for {len(args.reward_names)} reward functions: "
@@ -97,35 +113,54 @@ def reward_flag_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
 
 def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
     """Where completions come from, how they are sampled, and how far ahead."""
-    if args.colocates and args.async_generate and args.max_staleness:
-        yield (
-            "--async_generate true gains nothing with --vllm_mode colocate, where engine and trainer share a device: "
-            "use --vllm_mode server, or leave it out"
-        )
-    if args.colocates and args.weight_transport == "nccl":
-        yield "--weight_transport nccl needs a GPU each for trainer and engine: with --vllm_mode colocate use auto"
-    if args.use_vllm and not args.colocates:
-        yield from _server_faults(args)
     if args.offload_optimizer and args.optim.startswith("paged"):
         yield (
             f"--offload_optimizer true with --optim {args.optim}, whose moments move between GPU and host by "
             "themselves: leave one out"
         )
+    if args.sleep_level and args.async_generate and args.max_staleness:
+        yield "--sleep_level with --async_generate true: the engine generates while the trainer trains; leave one out"
     if args.top_k == 0:
         yield "--top_k 0 leaves no token to sample: -1 is off"
     mode = args.rollout_importance_sampling_mode
-    if args.cuts_sampling and mode is not None and mode.startswith("sequence"):
+    otherwise = "--top_p, --top_k, --min_p, --repetition_penalty or --structured_outputs_regex"
+    if args.samples_otherwise and mode is not None and mode.startswith("sequence"):
         yield (
-            f"--rollout_importance_sampling_mode {mode} with --top_p or --top_k would weigh a completion by how "
-            "much of the distribution was cut at each of its tokens: use token_truncate"
+            f"--rollout_importance_sampling_mode {mode} with {otherwise} would weigh a completion by how much the "
+            "distribution was changed at each of its tokens: use token_truncate"
         )
+    if args.samples_otherwise and args.off_policy_sequence_mask_delta is not None:
+        yield f"--off_policy_sequence_mask_delta with {otherwise} would take the change of the distribution for drift"
+    if args.structured_outputs_regex is not None and not args.use_vllm:
+        yield "--structured_outputs_regex needs vLLM (--use_vllm true): the trainer's own engine follows no pattern"
     if args.async_generate and not args.use_vllm:
         yield "--async_generate true needs a `swift rollout` server (--use_vllm true), which generates meanwhile"
-    if args.cuts_sampling and args.ratio_to_behaviour:
+    if args.samples_otherwise and args.ratio_to_behaviour:
         yield (
-            "--async_generate true takes the ratio to the engine's log-probs, those of a part of the distribution with "
-            "--top_p or --top_k: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0"
+            "--async_generate true takes the ratio to the engine's log-probs, those of another distribution with "
+            f"{otherwise}: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0"
         )
+
+
+def _colocate_faults(args: RlhfFlags, world: World) -> Iterator[str]:
+    """The engines beside the ranks."""
+    if args.async_generate and args.max_staleness:
+        yield (
+            "--async_generate true gains nothing with --vllm_mode colocate, where engine and trainer share a device: "
+            "use --vllm_mode server, or leave it out"
+        )
+    if args.weight_transport == "nccl":
+        yield "--weight_transport nccl needs a GPU each for trainer and engine: with --vllm_mode colocate use auto"
+    if args.weight_transport == "shm" and world.nnodes > 1:
+        yield "--weight_transport shm does not reach the engines of other nodes: use auto"
+    if world.nproc_per_node % (size := args.vllm_tensor_parallel_size):
+        yield (
+            f"--vllm_tensor_parallel_size {size} does not divide the {world.nproc_per_node} processes of a machine "
+            "(NPROC_PER_NODE): with --vllm_mode colocate each engine has the devices of so many of them"
+        )
+    if args.vllm_enable_lora and args.sleep_level > 1:
+        yield "--sleep_level 2 discards what --vllm_enable_lora true puts adapters over: use --sleep_level 1"
+    yield from engine_kwargs_faults(type(args), args.vllm_engine_kwargs)
 
 
 def _server_faults(args: RlhfFlags) -> Iterator[str]:
@@ -146,20 +181,24 @@ def _server_faults(args: RlhfFlags) -> Iterator[str]:
         yield f"--weight_delta true sends changes by http, and --weight_transport is {args.weight_transport}"
 
 
-def round_faults(args: RlhfFlags, world: World) -> Iterator[str]:
+def round_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
     """The arithmetic of a round: completions, groups, micro-batches."""
     if args.generation_batch_size is not None and args.steps_per_generation is not None:
         return  # only one of them may be given
     micro_batch = args.per_device_train_batch_size * world.size
     across = f"--per_device_train_batch_size {args.per_device_train_batch_size} x {world.size} processes"
     accumulation = args.gradient_accumulation_steps
-    micro_batches = args.micro_batches_per_round
+    micro_batches = args.steps_per_generation or args.micro_batches_per_round
     if (size := args.generation_batch_size) is not None:
         if size % micro_batch:
             near = _near_multiples(size, micro_batch)
             yield f"--generation_batch_size {size} is not a multiple of {micro_batch} ({across}): {near}"
             return
         micro_batches = size // micro_batch
+    elif (chosen := args.chosen_accumulation(given, world.size)) is not None:
+        accumulation = micro_batches = chosen
+    if accumulation % micro_batches == 0:  # a part of an optimizer step: all of it is generated at once
+        micro_batches = accumulation
     if micro_batches % accumulation:
         yield (
             f"{micro_batches} micro-batches are generated at once, which is not a multiple of "
@@ -183,8 +222,13 @@ def _near_multiples(value: int, divisor: int) -> str:
 
 def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Iterator[str]:
     """What is trained, the learning-rate schedule, and the processes."""
-    if args.train_type != "full" and not args.target_modules:
-        yield "--target_modules names no module to adapt: all-linear means every linear one"
+    yield from args.dtype_faults()
+    if args.train_type != "full":
+        yield from args.adapter_faults(given)
+    if args.resume_only_model and args.resume_from_checkpoint == LAST:
+        yield "--resume_only_model true begins a new run with a checkpoint's weights: name its folder, not last"
+    if args.ref_model is not None and args.ref_adapters:
+        yield "give either --ref_model or --ref_adapters, not both"
     if args.max_steps == 0:
         yield "--max_steps 0 trains nothing: -1 means as many as --num_train_epochs says"
     if {"warmup_ratio", "warmup_steps"} <= given and args.warmup_steps:
@@ -205,12 +249,15 @@ def training_faults(args: RlhfFlags, given: frozenset[str], world: World) -> Ite
                 )
     if kind == "cosine_with_min_lr" and not {"min_lr", "min_lr_rate"} & set(kwargs):
         yield f"--lr_scheduler_type {kind} needs the minimum: --lr_scheduler_kwargs '{{\"min_lr_rate\": 0.1}}'"
-    if args.colocates and world.nnodes > 1:
-        yield "--vllm_mode colocate is for one machine: use `swift rollout` servers (--vllm_mode server) with several"
     if world.size == 1:
         alone = ["shutdown_timeout"] if args.distributed else ["shutdown_timeout", "ddp_timeout", "ddp_backend"]
         if unused := [name for name in alone if name in given]:
             yield no_effect(unused, "on one process: leave it out")
+    if world.size % (spread := args.sequence_parallel_size):
+        yield (
+            f"--sequence_parallel_size {spread} does not divide the number of processes, {world.size}: set "
+            f"NPROC_PER_NODE to a multiple of {spread}"
+        )
 
 
 def evaluation_faults(args: RlhfFlags) -> Iterator[str]:
@@ -227,7 +274,12 @@ def evaluation_faults(args: RlhfFlags) -> Iterator[str]:
         yield f"--metric_for_best_model {name}: it must be one of {', '.join(known)}"
     if args.eval_unit == "rollout":
         yield "--metric_for_best_model needs --eval_unit step"
-    elif args.eval_steps is None or args.save_steps % args.eval_steps:
+    elif args.save_strategy == "no":
+        yield "--metric_for_best_model compares checkpoints, and with --save_strategy no there is one"
+    elif args.save_strategy == "epoch":
+        if args.evaluation != "epoch":
+            yield "--metric_for_best_model needs --eval_strategy epoch with --save_strategy epoch"
+    elif args.evaluation != "steps" or args.save_steps % (args.eval_steps or args.save_steps):
         yield (
             f"--metric_for_best_model needs an evaluation at every save: --save_steps {args.save_steps} must be a "
             f"multiple of --eval_steps{'' if args.eval_steps is None else f' {args.eval_steps}'}"
@@ -238,6 +290,18 @@ def data_faults(args: RlhfFlags) -> Iterator[str]:
     """Data, trackers, and what a run promises."""
     if args.streaming and args.max_steps <= 0:
         yield "--streaming true needs --max_steps: the length of streamed data is not known"
+    for name, strategy in (("save", args.save_strategy), ("eval", args.evaluation)):
+        if args.streaming and strategy == "epoch":
+            yield f"--{name}_strategy epoch with --streaming true, where passes are not counted: use steps"
+    if (shares := args.interleave_prob) is not None:
+        if len(shares) != len(args.dataset):
+            yield f"--interleave_prob has {len(shares)} values for {len(args.dataset)} data sets: give one each"
+        elif abs(sum(shares) - 1) > 1e-6:
+            yield f"--interleave_prob {' '.join(map(str, shares))} must add up to 1"
+        if not args.dataset_shuffle and not args.streaming:
+            yield "--interleave_prob mixes loaded rows by shuffling them: leave --dataset_shuffle true"
+    if args.streaming and args.max_epochs:
+        yield "--max_epochs with --streaming true, where passes are not counted: give --max_steps alone"
     if args.streaming and args.split_dataset_ratio:
         yield "--streaming true cannot split rows off: give --val_dataset"
     if "none" in args.report_to and len(args.report_to) > 1:

@@ -7,15 +7,19 @@ from typing import Any
 
 from swift_r1.arguments.fields import Scope, flag, free
 from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_message
+from swift_r1.data.tools import AGENT_TEMPLATES
 
 _STORED = Scope(lambda args: not args.streaming, "with --streaming true: rows are prepared as they come")
 _STREAMED = Scope(lambda args: args.streaming, "without --streaming true")
+_PASSES = Scope(lambda args: not args.streaming, "with --streaming true, whose passes are not counted")
+_WORKERS = Scope(lambda args: args.dataloader_num_workers > 0, "without --dataloader_num_workers")
+_MIXED = Scope(lambda args: args.interleave_prob is not None, "without --interleave_prob")
 _SHUFFLED = Scope(lambda args: args.dataset_shuffle or not args.streaming, "with --dataset_shuffle false")
 _LIMITED = Scope(
     lambda args: args.max_length is not None or args.truncation_strategy == "delete", "without --max_length"
 )
 EVALUATED = Scope(
-    lambda args: args.eval_steps is not None or args.eval_on_start,
+    lambda args: args.evaluates,
     "without --eval_steps (or --eval_on_start true)",
     unless_off=True,
 )
@@ -47,9 +51,29 @@ class DataArguments:
     split_dataset_ratio: float = flag(
         0.0, "share of --dataset that is held out", EVALUATED, at_least=0, at_most=0.9, instead_of=("val_dataset",)
     )
+    interleave_prob: list[float] | None = flag(
+        None,
+        "mix the data sets: each next row is from one drawn with these probabilities, one per --dataset (default: all "
+        "rows of all of them)",
+        more_than=0,
+        at_most=1,
+    )
+    stopping_strategy: str = flag(
+        "first_exhausted",
+        "when a mixed pass ends: with the first data set that is used up, or with the last, the others repeated",
+        _MIXED,
+        choices=("first_exhausted", "all_exhausted"),
+    )
     use_hf: bool | None = USE_HF
     custom_dataset_info: list[str] = DATASET_INFO
     columns: dict[str, Any] = flag({}, 'rename dataset columns: \'{"question": "query"}\'')
+    agent_template: str | None = flag(
+        None,
+        "describes a row's column tools in the system message, and how to call them: ReAct with Thought: (react_en) or "
+        "in think tags (react_grpo); default: rows with tools are left out",
+        choices=AGENT_TEMPLATES,
+        ms_swift="by model",
+    )
     strict: bool = free(False, "a row that cannot be read or preprocessed stops the run instead of being left out")
     dataset_num_proc: int = free(1, "processes that preprocess rows", _STORED, at_least=1)
     load_from_cache_file: bool = free(
@@ -72,3 +96,9 @@ class DataArguments:
         ms_swift="left",
     )
     dataloader_num_workers: int = free(0, "processes that tokenise prompts in advance", at_least=0, ms_swift="1")
+    dataloader_prefetch_factor: int = free(2, "rounds of prompts that each of them prepares", _WORKERS, at_least=1)
+    dataloader_drop_last: bool = flag(
+        False,
+        "leave out the prompts at the end of a pass that fill no round; else the next pass fills it",
+        _PASSES,
+    )

@@ -76,7 +76,9 @@ class ModelUnderTest:
 class EndpointArguments:
     """Servers and endpoints."""
 
-    api_key: str | None = flag(None, "key of the server or endpoint (better: in SWIFT_API_KEY)", secret=True)
+    api_key: str | None = flag(
+        None, "key of the server or endpoint (better: in SWIFT_API_KEY)", secret=API_KEY_VARIABLE
+    )
     endpoint: str = flag(
         "auto",
         "protocol of a URL: that of `swift rollout` where it is one (rollouts), else OpenAI's chat, or completions",
@@ -163,12 +165,12 @@ class EvalArguments(
             parts = PurePosixPath(self.model.rstrip("/")).parts
             name = "-".join(parts[-2:] if parts and parts[-1].startswith("checkpoint-") else parts[-1:]) or "model"
         return replace(
-            self.with_key(environ),
+            self.with_secrets(environ),
             system=system_message(self.system),
             response_prefix=newlines(self.response_prefix),
             output_dir=self.output_dir or (None if self.compare else f"output/eval/{name}"),
         )
 
-    def with_key(self, environ: Mapping[str, str]) -> Self:
-        key = (self.api_key or environ.get(API_KEY_VARIABLE) or None) if self.is_url else None
-        return replace(self, api_key=key)
+    def with_secrets(self, environ: Mapping[str, str]) -> Self:
+        found = super().with_secrets(environ)
+        return found if self.is_url else replace(found, api_key=None)

@@ -8,6 +8,7 @@ import inspect
 import json
 import math
 import operator
+import re
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,11 +29,13 @@ class Scope:
         holds: whether these arguments read the flag.
         otherwise: ends the message "--flag has no effect ..."; `{name}` stands for the value of another flag.
         unless_off: a flag that is given as its default None, false, 0 or empty is no fault.
+        said: given elsewhere it is no fault; a line at the start of the run says that it has no effect.
     """
 
     holds: Callable[[Any], bool]
     otherwise: str
     unless_off: bool = False
+    said: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +54,9 @@ class FlagInfo:
         ms_swift: ms-swift's default where it differs from ours, as text for the help.
         instead_of: flags that say the same in another way; only one of them may be given.
         check: raises ValueError or UsageError for a value (of a list, for an item) that cannot be.
-        secret: never written to a file or shown.
+        secret: the variable in which its value goes to other processes; it is never written to a file or shown.
         synonyms: ms-swift's words for some of the choices.
-        elsewhere: ms-swift's words for what other flags do here, and how that is written.
+        elsewhere: ms-swift's words for what other flags do here, or nothing does, and what is said of each.
         objects: the value, or items of the list, may be JSON objects; in a config file they are written as such.
     """
 
@@ -71,7 +74,7 @@ class FlagInfo:
     ms_swift: str | None = None
     instead_of: tuple[str, ...] = ()
     check: Callable[[Any], object] | None = None
-    secret: bool = False
+    secret: str | None = None
     objects: bool = False
     synonyms: Mapping[str, str] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
@@ -95,7 +98,7 @@ def flag(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
     about = FlagInfo(help=help + (f"; instead of {others}" if others else ""), scopes=scopes, **info)
     if isinstance(default, list | dict):
         return dataclasses.field(default_factory=default.copy, metadata={_KEY: about})
-    return dataclasses.field(default=default, metadata={_KEY: about}, repr=not about.secret)
+    return dataclasses.field(default=default, metadata={_KEY: about}, repr=about.secret is None)
 
 
 def free(default: Any, help: str, *scopes: Scope, **info: Any) -> Any:
@@ -133,17 +136,21 @@ def no_effect(names: Sequence[str], otherwise: str) -> str:
 
 def scope_faults(args: Any, given: frozenset[str]) -> Iterator[str]:
     """The flags that were given outside their scope, or beside one that they stand for."""
+    for name, spec in flag_specs(type(args)).items():
+        stands = name in given and getattr(args, name) != spec.default
+        for other in given.intersection(spec.info.instead_of) if stands else ():
+            yield f"give either --{name} or --{other}, not both"
+    yield from unread_flags(args, given, said=False)
+
+
+def unread_flags(args: Any, given: frozenset[str], *, said: bool) -> Iterator[str]:
+    """A line about the flags that were given outside each scope that is `said`, or is not."""
     unused: dict[Scope, list[str]] = {}
     for name, spec in flag_specs(type(args)).items():
-        if name not in given:
-            continue
-        value = getattr(args, name)
-        off = not value and value == spec.default
-        for scope in spec.info.scopes:
-            if not (scope.unless_off and off) and not scope.holds(args):
+        off = not getattr(args, name) and getattr(args, name) == spec.default
+        for scope in spec.info.scopes if name in given else ():
+            if scope.said == said and not (scope.unless_off and off) and not scope.holds(args):
                 unused.setdefault(scope, []).append(name)
-        for other in given.intersection(spec.info.instead_of) if value not in (None, []) else ():
-            yield f"give either --{name} or --{other}, not both"
     for scope, names in unused.items():
         yield no_effect(names, scope.otherwise.format_map(vars(args)))
 
@@ -151,6 +158,13 @@ def scope_faults(args: Any, given: frozenset[str]) -> Iterator[str]:
 def check_url(url: str) -> None:
     if not url.startswith(("http://", "https://")):
         raise ValueError(f"must begin with http:// or https://: {url!r}")
+
+
+def check_pattern(text: str) -> None:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text}: no pattern ({error})") from error
 
 
 def check_stop_word(word: str) -> None:
@@ -208,6 +222,16 @@ def from_config(spec: FlagSpec, value: Any) -> Any:
     return _item(spec, _as_word(spec, value))
 
 
+def as_words(values: Mapping[str, Any]) -> list[str]:
+    """The command line that gives flags these values; None and {} leave a flag out."""
+    return [
+        word
+        for name, value in values.items()
+        if value not in (None, {})
+        for word in (f"--{name}", json.dumps(value) if isinstance(value, bool | dict) else str(value))
+    ]
+
+
 def _as_word(spec: FlagSpec, value: Any) -> str:
     if isinstance(value, bool) and str(value).lower() in spec.info.synonyms:
         return str(value).lower()
@@ -224,7 +248,7 @@ def _item(spec: FlagSpec, word: str) -> Any:
     info = spec.info
     value = info.synonyms.get(str(value).lower(), value) if info.synonyms else value
     if info.elsewhere and value in info.elsewhere:
-        raise ValueError(f"{value} is written {info.elsewhere[value]} here")
+        raise ValueError(f"{value} {info.elsewhere[value]}")
     if info.choices and value not in info.choices:
         raise ValueError(f"must be one of {', '.join(map(str, info.choices))}, not {value!r}")
     if info.check is not None:

@@ -2,7 +2,8 @@
 
 A flag of ms-swift has one of three meanings: it acts (it is a field of an argument class), it is always so here, or it
 is refused with a reason and a way. The table below has the last two: under each reason the flags, and behind `=` the
-values that are so here, which are accepted. At other values, and without any, the flag is refused with the reason.
+values that are so here, which are accepted (`*`: any). At other values, and without any, the flag is refused with the
+reason.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _TABLE = {
         mcore_model mcore_adapter use_distributed_optimizer overlap_grad_reduce overlap_param_gather
         recompute_granularity recompute_method recompute_num_layers train_iters micro_batch_size
         global_batch_size megatron_extra_kwargs offload_bridge load_safetensors=true
-        decoder_first_pipeline_num_layers parallelism_config accelerator_config
+        decoder_first_pipeline_num_layers parallelism_config accelerator_config sequence_parallel=false
     """,
     "generation is done by vLLM, or in the trainer's process (--use_vllm false): leave it out": """
         infer_backend=vllm sglang_context_length sglang_disable_cuda_graph sglang_disable_custom_all_reduce
@@ -68,6 +69,7 @@ _TABLE = {
         lmdeploy_vision_batch_size
     """,
     "belongs to `swift infer` and `swift deploy`, which ms-swift does: leave it out": """
+        stream temporary_dir verbose log_interval num_infer_workers
         max_batch_size owned_by reranker_use_activation result_path val_dataset_sample write_batch_size
         merge_lora=false
     """,
@@ -94,6 +96,79 @@ _TABLE = {
     "a run always trains; it evaluates where --eval_steps or --eval_on_start says so": """
         do_train=true|false do_eval=true|false do_predict=false
     """,
+    "--metric_for_best_model keeps the best checkpoint, and --create_checkpoint_symlink links it as `best`": """
+        load_best_model_at_end=false
+    """,
+    "logging.jsonl has a line every --logging_steps, in which what is not finite is left out of the means": """
+        logging_strategy=steps logging_nan_inf_filter=true
+    """,
+    "--eval_datasets has benchmarks (docs/evaluation.md), each with its own settings in the JSON form": """
+        eval_use_evalscope=false eval_dataset eval_dataset_args eval_datasets_args extra_eval_args
+    """,
+    "--eval_temperature, --eval_top_p and --eval_max_completion_length say how evaluation samples": """
+        eval_generation_config
+    """,
+    "the first evaluation is after --eval_steps steps, or with --eval_on_start true before the first": """
+        eval_delay=0
+    """,
+    "ms-swift's Trainer is not here: a plugin has rewards, data, turns and environments": """
+        callbacks
+    """,
+    "a flag that is not known is always a fault": """
+        ignore_args_error=false
+    """,
+    "what a flag means does not depend on files of another run: a config file comes first on the command line": """
+        load_args=false load_data_args=false
+    """,
+    "files of --model are read as they are; those of a checkpoint are checked by their hashes": """
+        check_model=false
+    """,
+    "logging.jsonl has tokens_per_second and completions/mean_length": """
+        include_num_input_tokens_seen=false|no
+    """,
+    "reward functions get every column of the data": """
+        remove_unused_columns=false
+    """,
+    "columns are always mapped by their names, and --columns renames them": """
+        disable_auto_column_mapping=false
+    """,
+    "all held-out prompts are evaluated, or --eval_limit of them at random: their order does not matter": """
+        val_dataset_shuffle=false
+    """,
+    "a hub's set is loaded again when it has changed; to force that, delete its folder in the hub's cache": """
+        download_mode=reuse_dataset_if_exists
+    """,
+    "prepared rows are kept and found again (--load_from_cache_file true): give --dataset": """
+        cached_dataset cached_val_dataset
+    """,
+    "prompts are shuffled each pass, whatever their lengths (--dataset_shuffle false: as they are)": """
+        train_dataloader_shuffle=true group_by_length=false train_sampling_strategy=random length_column_name=length
+    """,
+    "prompts are tokenised when they are needed, in advance by --dataloader_num_workers processes": """
+        lazy_tokenize=true
+    """,
+    "--packing true packs the completions of a step, up to --max_tokens_per_micro_batch tokens": """
+        packing_length packing_num_proc=1 packing_strategy
+    """,
+    "prompts are in the tokenizer's chat template, or that of --prompt_template (no: as they are)": """
+        template_backend=jinja use_chat_template=true
+    """,
+    "answers in the data are for rewards, and no part of the prompt": """
+        add_non_thinking_prefix=true|false disable_ignore_empty_think=false
+    """,
+    "nobody is told when a run ends: `swift rlhf ...; notify $?` does it, the exit code says how it ended": """
+        swanlab_notification_method swanlab_webhook_url swanlab_secret swanlab_sender_email swanlab_receiver_email
+        swanlab_smtp_server swanlab_smtp_port swanlab_email_language swanlab_lark_webhook_url swanlab_lark_secret
+    """,
+    "--hub_model_id names owner and repository, whose main branch gets the model": """
+        push_to_hub_organization hub_revision
+    """,
+    "while a checkpoint is sent to the hub, later ones are not, but for the last": """
+        hub_always_push=false
+    """,
+    "--report_to has the trackers: tensorboard, wandb, swanlab": """
+        project trackio_bucket_id trackio_space_id trackio_static_space_id
+    """,
     "the batch is what the flags say: where memory is short, --max_tokens_per_micro_batch cuts a step finer": """
         auto_find_batch_size=false
     """,
@@ -110,11 +185,90 @@ _TABLE = {
         use_flash_ckpt=false enable_jit_checkpoint=false restore_callback_states_from_checkpoint=false
         max_shard_size=5GB
     """,
-    "weights always go in flat buckets": """
-        enable_flattened_weight_sync=true
+    "weights always go to engines in flat buckets of 64 MiB or of one weight, whatever the number of layers": """
+        enable_flattened_weight_sync=true move_model_batches=*
     """,
-    "prompts are tokenised in order, by processes that stay": """
+    "--max_completion_length is the longest completion": """
+        max_new_tokens response_length
+    """,
+    "--multi_turn_scheduler is what leads several turns": """
+        multi_turn_func
+    """,
+    "--log_completions shows completions, and completions.jsonl has all of them": """
+        num_sample_generations=0
+    """,
+    "the thoughts of earlier turns stay in the conversation that the model reads": """
+        preserve_thinking=true
+    """,
+    "schedulers and environments always get the row's columns": """
+        vllm_server_pass_dataset=true
+    """,
+    "completions come whole and from one beam, each token with its own log-prob; others: /v1/chat/completions": """
+        logprobs=true num_beams=1 stream=false top_logprobs
+    """,
+    "the server's engine always works on requests as they come": """
+        vllm_use_async_engine=true
+    """,
+    "everything goes through the server's one port": """
+        vllm_server_group_port=*
+    """,
+    "ZeRO-3 always gathers whole weights to generate with": """
+        ds3_gather_for_generation=true
+    """,
+    "what --offload_model and --offload_optimizer free is always given back at once": """
+        gc_collect_after_offload=true
+    """,
+    "an engine is always on the devices of its ranks; CUDA_VISIBLE_DEVICES says which those are": """
+        vllm_device=auto
+    """,
+    "a model is spread over devices by --vllm_tensor_parallel_size": """
+        vllm_pipeline_parallel_size=1
+    """,
+    "beside a trainer is one engine for --vllm_tensor_parallel_size ranks; copies of it are for `swift rollout`": """
+        vllm_data_parallel_size=1 data_parallel_size=1
+    """,
+    "an answer has at most 20 of the likeliest tokens beside each of its own": """
+        max_logprobs=20
+    """,
+    "what a model is, is always read from its own files": """
+        model_type=*
+    """,
+    "a model's newest files are read: give a folder with those of another revision": """
+        model_revision=main|master
+    """,
+    "prompts are written with the chat template of the model's tokenizer, or with --prompt_template": """
+        template
+    """,
+    "weights come from the trainer as it has them, 16 or 32 bits each: leave it out": """
+        vllm_quantization
+    """,
+    "vLLM's log-probs of speculated tokens, which ratios need, are no numbers at times: leave it out": """
+        vllm_speculative_config
+    """,
+    "rewards get completions as they were written, thoughts included (ms-swift refuses it too): leave it out": """
+        vllm_reasoning_parser
+    """,
+    "--vllm_mode says where vLLM runs: colocate, or server for `swift rollout`": """
+        vllm_mode_colocate num_infer_workers
+    """,
+    "prompts are tokenised in order, to token ids, by processes that stay": """
+        dataloader_persistent_workers=true dataloader_pin_memory=false
         dataloader_in_order=true dataloader_multiprocessing_context=fork
+    """,
+    "the loss never holds logits here, which is what these kernels are for (docs/performance.md): leave it out": """
+        use_liger_kernel=false liger_kernel_config use_cce=false
+    """,
+    "what is not kept for the backward pass is always recomputed without reentrant autograd: leave it out": """
+        gradient_checkpointing_kwargs={"use_reentrant":false}
+    """,
+    "rows are padded on the right, where no token sees the padding, or packed: leave it out": """
+        padding_side=right
+    """,
+    "each process has a GPU of its own: --deepspeed zero3 spreads a model over them; --use_cpu true uses none": """
+        device_map max_memory
+    """,
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True keeps the memory of a GPU in one piece: leave it out": """
+        torch_empty_cache_steps
     """,
     "the trainer's forward is not compiled: leave it out": """
         torch_compile=false torch_compile_backend torch_compile_mode
@@ -146,42 +300,55 @@ _TABLE = {
     "each run has a folder of its own: --add_version false and --resume_from_checkpoint go on in an old one": """
         overwrite_output_dir=false
     """,
+    "biases would be trained in the model itself, which is the reference: --train_type full can train them alone": """
+        lora_bias=none
+    """,
+    "adapters are peft's LoRA layers (docs/backends.md): leave it out": """
+        tuner_backend=peft unsloth=false use_swift_lora=false target_parameters
+    """,
+    "LoRA-GA changes the model under the adapters, which is the reference: use --init_weights gaussian": """
+        lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale lora_ga_stable_gamma
+    """,
+    "4-bit weights are bitsandbytes', stored in bytes: leave it out": """
+        bnb_4bit_quant_storage=uint8 hqq_axis
+    """,
+    "--optim says which optimizers there are, and --adam_beta1 and its like are their numbers": """
+        optimizer optim_args optim_target_modules use_muon=false
+    """,
+    "the language model is what is trained: --freeze_parameters and its like freeze parts of it": """
+        freeze_llm=false task_type=causal_lm
+    """,
+    "noise in the embeddings would make the log-probs those of another policy: leave it out": """
+        neftune_noise_alpha=0
+    """,
+    "the loss is over the tokens of all processes, and a step that is not finite is skipped and logged as it is": """
+        average_tokens_across_devices=true logging_nan_inf_filter=false
+    """,
+    "download it first (hf download MODEL --revision REVISION) and give the folder": """
+        model_revision ref_model_revision
+    """,
+    "transformers' own code loads the model, by its config.json: leave it out": """
+        ref_model_type local_repo_path model_kwargs={} init_strategy
+    """,
+    "prompts are made by the model's own chat template: leave it out, or save another with its tokenizer": """
+        template
+    """,
+    "trainer and engines read it from the model's config.json: write it there": """
+        rope_scaling
+    """,
+    "the engines need them too: save a model with them (resize_token_embeddings) and give its folder": """
+        new_special_tokens
+    """,
+    "only the dataset swift/self-cognition reads it, which is not done here: leave it out": """
+        model_author model_name
+    """,
+    "log-probs before training always run without it: --gradient_checkpointing is for the training itself": """
+        disable_gradient_checkpointing=true
+    """,
 }
 
 _PENDING = """
-    evaluation_strategy no_cuda push_to_hub_model_id push_to_hub_organization push_to_hub_token
-    adapters add_non_thinking_prefix agent_template attn_impl average_tokens_across_devices bf16
-    bnb_4bit_compute_dtype bnb_4bit_quant_storage cached_dataset cached_val_dataset callbacks check_model
-    create_checkpoint_symlink custom_register_path data_parallel_size dataloader_drop_last
-    dataloader_persistent_workers dataloader_pin_memory dataloader_prefetch_factor
-    device_map
-    disable_auto_column_mapping disable_gradient_checkpointing disable_ignore_empty_think download_mode
-    ds3_gather_for_generation early_stop_interval eval_dataset eval_dataset_args eval_datasets_args eval_delay
-    eval_generation_config eval_strategy eval_use_evalscope extra_eval_args fp16 freeze_llm
-    full_determinism gc_collect_after_offload gradient_checkpointing_kwargs group_by_length hqq_axis
-    hub_always_push hub_model_id hub_private_repo hub_revision hub_strategy hub_token ignore_args_error
-    include_num_input_tokens_seen init_strategy init_weights interleave_prob lazy_tokenize length_column_name
-    liger_kernel_config load_args load_best_model_at_end load_data_args local_repo_path
-    local_rollout_forward_batch_size log_entropy log_interval log_rollout_offpolicy_metrics logging_dir
-    logging_first_step logging_nan_inf_filter logging_strategy logprobs lora_bias lora_dropout lora_dtype
-    lora_ga_batch_size lora_ga_direction lora_ga_iters lora_ga_max_length lora_ga_scale lora_ga_stable_gamma
-    lorap_lr_ratio loss_scale max_epochs max_logprobs max_memory max_new_tokens min_p model_author model_kwargs
-    model_name model_revision model_type modules_to_save move_model_batches multi_turn_func neftune_noise_alpha
-    new_special_tokens num_beams num_infer_workers num_sample_generations off_policy_sequence_mask_delta optim_args
-    optim_target_modules optimizer packing_length packing_num_proc packing_strategy padding_side
-    preserve_thinking project push_to_hub ref_adapters ref_model ref_model_revision ref_model_type
-    remove_unused_columns repetition_penalty response_length resume_only_model rope_scaling save_strategy
-    sequence_parallel sequence_parallel_size stopping_strategy stream structured_outputs_regex
-    swanlab_email_language swanlab_exp_name swanlab_lark_secret swanlab_lark_webhook_url swanlab_mode
-    swanlab_notification_method swanlab_project swanlab_receiver_email swanlab_secret swanlab_sender_email
-    swanlab_smtp_port swanlab_smtp_server swanlab_token swanlab_webhook_url swanlab_workspace target_parameters
-    target_regex task_type template template_backend temporary_dir tensor_parallel_size tf32 top_logprobs
-    torch_empty_cache_steps trackio_bucket_id trackio_space_id trackio_static_space_id train_dataloader_shuffle
-    train_sampling_strategy trainable_parameters_regex tuner_backend unsloth use_cce use_chat_template use_cpu
-    use_dora use_liger_kernel use_muon use_rslora use_swift_lora val_dataset_shuffle verbose vllm_device
-    vllm_disable_cascade_attn vllm_disable_custom_all_reduce vllm_kv_cache_dtype vllm_max_num_seqs
-    vllm_mode_colocate vllm_pipeline_parallel_size vllm_quantization vllm_reasoning_parser vllm_server_group_port
-    vllm_server_pass_dataset vllm_speculative_config vllm_use_async_engine wandb_log_unique_prompts wandb_project
+    local_rollout_forward_batch_size
 """
 """Names without a meaning yet: refused as not done in this version."""
 
@@ -200,7 +367,7 @@ class Meaning:
 
     def accepts(self, words: Sequence[str]) -> bool:
         """Whether the value is the one that is so here. No words are `true`, as for every switch."""
-        return _plain(" ".join(words) or "true") in map(_plain, self.so)
+        return "*" in self.so or _plain(" ".join(words) or "true") in map(_plain, self.so)
 
     def fault(self, shown: str, words: Sequence[str]) -> str:
         """The line about a value that is not accepted of the flag `shown`."""

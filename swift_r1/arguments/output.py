@@ -1,4 +1,4 @@
-"""Flags of what a run writes, shows and evaluates."""
+"""Flags of what a run writes and evaluates."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from swift_r1.arguments.data import EVALUATED
 from swift_r1.arguments.fields import Scope, free
 
 _BEST = Scope(lambda args: args.metric_for_best_model is not None, "without --metric_for_best_model")
+LAST = "last"  # of `--resume_from_checkpoint`: the newest checkpoint of the newest run
 _RESUMES = Scope(lambda args: args.resume_from_checkpoint is not None, "without --resume_from_checkpoint")
-_STEPS = Scope(lambda args: args.eval_steps is not None, "without --eval_steps")
-_TRACKED = Scope(
-    lambda args: bool({"wandb", "swanlab"} & set(args.report_to)),
-    "without --report_to wandb or swanlab",
-    unless_off=True,
-)
+_STEPS = Scope(lambda args: args.evaluation == "steps", "without --eval_steps")
+_EVAL_STEPS = Scope(lambda args: args.evaluation == "steps", "with --eval_strategy {eval_strategy}")
+_SAVE_STEPS = Scope(lambda args: args.save_strategy == "steps", "with --save_strategy {save_strategy}")
+STRATEGIES = ("no", "steps", "epoch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,21 +23,49 @@ class OutputArguments:
     output_dir: str | None = free(None, "folder of the runs (default: output/<model name>)")
     add_version: bool = free(True, "make a new folder vN-<time> in --output_dir for each run")
     logging_steps: int = free(5, "steps between two lines of metrics", at_least=1)
-    save_steps: int = free(500, "steps between two checkpoints", at_least=1)
+    logging_first_step: bool = free(True, "a line of metrics for the first step too")
+    save_strategy: str = free(
+        "steps",
+        "checkpoints: every --save_steps, at the end of each pass over the prompts, or no; the end of the run, planned "
+        "or not, always leaves one",
+        choices=STRATEGIES,
+    )
+    save_steps: int = free(500, "steps between two checkpoints", _SAVE_STEPS, at_least=1)
     save_total_limit: int | None = free(None, "checkpoints kept; older ones are removed", at_least=1)
     metric_for_best_model: str | None = free(
         None, "keep the checkpoint that is best by it: accuracy, reward or rewards/<name>/mean", ms_swift="reward"
     )
     greater_is_better: bool = free(True, "whether the best checkpoint has that metric largest", _BEST)
+    early_stop_interval: int | None = free(
+        None, "end the run with the save after which so many in a row were not better by that metric", _BEST, at_least=1
+    )
+    create_checkpoint_symlink: bool = free(
+        False, "links `last`, and with --metric_for_best_model `best`, in the run folder to those checkpoints"
+    )
     save_only_model: bool = free(False, "checkpoints without state/, which cannot be resumed from")
     resume_from_checkpoint: str | None = free(
         None,
         "go on in the same run folder: from a checkpoint's path, or from `last`, the newest whole checkpoint of the "
         "newest run in --output_dir (from the beginning where there is none)",
     )
+    resume_only_model: bool = free(
+        False,
+        "begin a new run with the weights of the checkpoint that --resume_from_checkpoint names: step 0, a new "
+        "optimizer, all of the data; the reference stays --model",
+        _RESUMES,
+        ms_swift="skips the data that the checkpoint's run has seen",
+    )
     resume_force: bool = free(False, "resume although flags, data or processes differ", _RESUMES)
+    eval_strategy: str | None = free(
+        None,
+        "evaluations: every --eval_steps, at the end of each pass over the prompts, or no (default: steps where "
+        "--eval_steps is given, else no)",
+        choices=STRATEGIES,
+        aliases=("evaluation_strategy",),
+        ms_swift="as --save_strategy",
+    )
     eval_steps: int | None = free(
-        None, "steps between two evaluations (default: none)", at_least=1, ms_swift="--save_steps"
+        None, "steps between two evaluations (default: --save_steps)", _EVAL_STEPS, at_least=1
     )
     eval_unit: str = free(
         "step", "what --eval_steps counts: optimizer steps, or rounds", EVALUATED, _STEPS, choices=("step", "rollout")
@@ -66,6 +93,13 @@ class OutputArguments:
     eval_max_completion_length: int | None = free(
         None, "longest completion in evaluation (default: --max_completion_length)", EVALUATED, at_least=1
     )
-    log_completions: bool = free(False, "show completions and send them to the trackers")
-    report_to: list[str] = free(["tensorboard"], "trackers", choices=("none", "tensorboard", "wandb", "swanlab"))
-    run_name: str | None = free(None, "name of the run in the trackers (default: the run folder's)", _TRACKED)
+
+    @property
+    def evaluation(self) -> str:
+        """`--eval_strategy`, or what follows from `--eval_steps` where it is not given."""
+        return self.eval_strategy or ("no" if self.eval_steps is None else "steps")
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether anything is evaluated."""
+        return self.evaluation != "no" or self.eval_on_start

@@ -11,11 +11,19 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
-from swift_r1.arguments.fields import FlagSpec, flag_specs, from_config, from_words, scope_faults, spellings
+from swift_r1.arguments.fields import (
+    FlagSpec,
+    flag_specs,
+    from_config,
+    from_words,
+    scope_faults,
+    spellings,
+    unread_flags,
+)
 from swift_r1.arguments.ms_swift_flags import MEANINGS, Meaning
 from swift_r1.arguments.world import ProcessArguments, World
 from swift_r1.errors import UsageError
@@ -33,6 +41,8 @@ class Command:
     command: ClassVar[str]
     always_so: tuple[str, ...] = ()
     """Flags of ms-swift that were given, as written, with the value that is always so here."""
+    unread: tuple[str, ...] = ()
+    """Lines about flags that were given and have no effect in this run."""
 
     def faults(self, given: frozenset[str], world: World) -> Iterator[str]:
         """What is wrong with the values taken together; `given` names the flags the user set."""
@@ -40,17 +50,30 @@ class Command:
 
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """The same arguments with every default that depends on others filled in."""
-        return self.with_key(environ)
+        return self.with_secrets(environ)
 
     @property
-    def about_always_so(self) -> Iterator[str]:
-        """The line that lists them, where there are any."""
+    def about_flags(self) -> Iterator[str]:
+        """Lines for the start of the run about flags that change nothing."""
         if self.always_so:
             yield f"always so here: {', '.join(self.always_so)}"
+        yield from self.unread
 
-    def with_key(self, environ: Mapping[str, str]) -> Self:
-        """The same arguments with the API key of the environment, where one is needed and not given."""
-        return self
+    def with_secrets(self, environ: Mapping[str, str]) -> Self:
+        """The same arguments with the environment's secrets, where they are needed and not given."""
+        variables = {name: spec.info.secret for name, spec in flag_specs(type(self)).items() if spec.info.secret}
+        found: dict[str, Any] = {
+            name: getattr(self, name) or environ.get(variable) or None for name, variable in variables.items()
+        }
+        return replace(self, **found)
+
+    @property
+    def secrets(self) -> dict[str, str]:
+        """The values of its secrets by the variables in which they go to other processes."""
+        specs = flag_specs(type(self)).items()
+        return {
+            spec.info.secret: getattr(self, name) for name, spec in specs if spec.info.secret and getattr(self, name)
+        }
 
     def to_dict(self) -> dict[str, Any]:
         """All flags as JSON-able values, without secrets, which travel in the environment."""
@@ -59,12 +82,12 @@ class Command:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """The arguments that `to_dict` wrote, and the API key of the environment; TypeError for a key that is no flag
+        """The arguments that `to_dict` wrote, and the secrets of the environment; TypeError for a key that is no flag
         (the file is of another version)."""
         unknown = sorted(set(values) - set(flag_specs(cls)))
         if unknown:
             raise TypeError(f"not flags of swift {cls.command}: {', '.join(unknown)}")
-        return cls(**values).with_key(os.environ)
+        return cls(**values).with_secrets(os.environ)
 
 
 A = TypeVar("A", bound=Command)
@@ -100,10 +123,13 @@ class _Reading:
             self.faults.append(meaning.fault(name, words))
 
 
-def parse_arguments(cls: type[A], argv: Sequence[str], environ: Mapping[str, str] | None = None) -> A:
+def parse_arguments(
+    cls: type[A], argv: Sequence[str], environ: Mapping[str, str] | None = None, told: Mapping[str, Any] | None = None
+) -> A:
     """The arguments of a command from the words after its name, checked and resolved.
 
-    `environ` (default: `os.environ`) has the world size and keys. Raises UsageError with every fault found.
+    `environ` (default: `os.environ`) has the world size and keys; `told` are values that count as given, from where
+    they were checked already. Raises UsageError with every fault found.
     """
     environ = os.environ if environ is None else environ
     reading = _Reading(cls)
@@ -116,6 +142,7 @@ def parse_arguments(cls: type[A], argv: Sequence[str], environ: Mapping[str, str
         if spec.info.required and spec.name not in reading.values and spec.name not in reading.faulty:
             reading.faults.append(f"--{spec.name} is missing: {spec.info.help}")
             reading.faulty.add(spec.name)
+    reading.values |= told or {}
     arguments = cls(**reading.values, always_so=tuple(reading.always_so))
     if isinstance(arguments, ProcessArguments):
         environ = {**environ, **arguments.process_variables}
@@ -128,6 +155,7 @@ def parse_arguments(cls: type[A], argv: Sequence[str], environ: Mapping[str, str
             reading.faults.append(text)
     if reading.faults:
         raise UsageError(*reading.faults)
+    arguments = replace(arguments, unread=tuple(unread_flags(arguments, given, said=True)))
     return arguments.resolved(given, world, environ)
 
 

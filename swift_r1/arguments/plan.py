@@ -6,7 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from swift_r1.arguments.engine import changed_flags
 from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,6 +21,7 @@ class Plan:
     Attributes:
         world_size: processes that train.
         dataset_size: prompts in the training data; None where they are streamed.
+        prompts_per_epoch: those of one pass: all, or with `--dataloader_drop_last` those that fill rounds.
         prompts_per_round, completions_per_round: over all processes; completions = prompts x num_generations.
         completions_per_optimizer_step: over all processes and accumulation steps.
         optimizer_steps_per_round: micro-batches / accumulation x num_iterations.
@@ -32,6 +35,7 @@ class Plan:
 
     world_size: int
     dataset_size: int | None
+    prompts_per_epoch: int | None
     prompts_per_round: int
     completions_per_round: int
     num_generations: int
@@ -53,7 +57,8 @@ class Plan:
 def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) -> Plan:
     """The plan of resolved arguments; `dataset_size` is None where prompts are streamed (`--max_steps` is set).
 
-    Raises ValueError where the dataset is empty, or a round does not divide into whole groups.
+    Raises ValueError where the dataset is empty, or a round does not divide into whole groups; UsageError where
+    `--dataloader_drop_last` leaves nothing.
     """
     if dataset_size is not None and dataset_size < 1:
         raise ValueError("the dataset is empty")
@@ -64,13 +69,22 @@ def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) ->
     if odd or micro_batches % accumulation:
         raise ValueError(f"{completions} completions per round do not divide into groups and optimizer steps")
     steps_per_round = micro_batches // accumulation * args.num_iterations
-    if args.max_steps > 0:
-        total_steps = args.max_steps
-        rounds = math.ceil(total_steps / steps_per_round)
-    else:
-        assert dataset_size is not None  # --streaming needs --max_steps
-        rounds = max(1, math.ceil(dataset_size * args.num_train_epochs / prompts))
-        total_steps = rounds * steps_per_round
+    epoch = dataset_size
+    if epoch is not None and args.dataloader_drop_last:
+        epoch -= epoch % prompts
+        if not epoch:
+            raise UsageError(
+                f"--dataloader_drop_last true leaves none of {dataset_size} prompts: a round takes {prompts}"
+            )
+
+    def steps_of(epochs: float) -> int:
+        assert epoch is not None  # --streaming needs --max_steps
+        return max(1, math.ceil(epoch * epochs / prompts)) * steps_per_round
+
+    total_steps = args.max_steps if args.max_steps > 0 else steps_of(args.num_train_epochs)
+    if args.max_epochs is not None:
+        total_steps = min(total_steps, steps_of(args.max_epochs))
+    rounds = math.ceil(total_steps / steps_per_round)
     if args.lr_scheduler_type == "constant":
         warmup_steps = 0
     elif args.warmup_steps is None:
@@ -83,6 +97,7 @@ def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) ->
     return Plan(
         world_size=world_size,
         dataset_size=dataset_size,
+        prompts_per_epoch=epoch,
         prompts_per_round=prompts,
         completions_per_round=completions,
         num_generations=args.num_generations,
@@ -91,7 +106,7 @@ def make_plan(args: RlhfArguments, world_size: int, dataset_size: int | None) ->
         rounds=rounds,
         total_steps=total_steps,
         warmup_steps=warmup_steps,
-        epochs=None if dataset_size is None else rounds * prompts / dataset_size,
+        epochs=None if epoch is None else rounds * prompts / epoch,
         max_tokens_per_round=completions * args.max_completion_length,
         max_tokens_per_micro_batch=bound,
     )
@@ -101,7 +116,8 @@ def rollouts_from(args: RlhfArguments) -> str:
     """Where completions come from, in words."""
     if args.colocates:
         sleeps = f", which sleeps between rounds (--sleep_level {args.sleep_level})" if args.sleep_level else ""
-        return f"vLLM beside each rank (--vllm_mode colocate){sleeps}"
+        shared = f", one engine for {size} ranks" if (size := args.vllm_tensor_parallel_size) > 1 else ""
+        return f"vLLM beside each rank (--vllm_mode colocate){shared}{sleeps}"
     if args.use_vllm:
         urls = args.rollout_base_urls
         return f"vLLM server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
@@ -127,7 +143,8 @@ def evaluation_of(args: RlhfArguments) -> str:
         sets.insert(0, f"held out (at most {args.eval_limit} prompts x {args.num_generations_eval} completions)")
     unit = "optimizer steps" if args.eval_unit == "step" else "rounds"
     times = ["at the start"] * args.eval_on_start
-    times += [] if args.eval_steps is None else [f"every {args.eval_steps} {unit}", "at the end"]
+    every = {"steps": f"every {args.eval_steps} {unit}", "epoch": "after each pass over the prompts"}
+    times += [] if args.evaluation == "no" else [every[args.evaluation], "at the end"]
     at_once = "" if args.use_vllm else f"; {args.per_device_eval_batch_size} completions per process at once"
     return f"{', '.join(sets)}; {', '.join(times)}{at_once}"
 
@@ -144,7 +161,8 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         "rollouts": rollouts_from(args),
         "rewards": ", ".join(f"{n} x {w:g}" for n, w in zip(args.reward_funcs, args.reward_weights or [], strict=True)),
         "data": f"{', '.join(args.dataset)}: {size}",
-        "processes": f"{plan.world_size} ({backend_of(args, plan.world_size)})",
+        "processes": f"{plan.world_size} ({backend_of(args, plan.world_size)})"
+        + (f", each row spread over {args.sequence_parallel_size}" if args.sequence_parallel_size > 1 else ""),
         "a round": f"{plan.prompts_per_round} prompts x {plan.num_generations} completions"
         f" = {plan.completions_per_round}, at most {plan.max_tokens_per_round:,} new tokens{per_turn}",
         "an optimizer step": f"{args.per_device_train_batch_size} completions x {plan.world_size} processes"
@@ -155,15 +173,19 @@ def plan_table(plan: Plan, args: RlhfArguments) -> Table:
         "in all": f"{plan.rounds:,} rounds, {plan.total_steps:,} optimizer steps,"
         f" {plan.warmup_steps:,} of them warm-up",
     }
+    if args.colocates and (changed := changed_flags(args) | args.vllm_engine_kwargs):
+        rows["engine"] = ", ".join(f"{name.removeprefix('vllm_')} {value}" for name, value in changed.items())
+    if args.chosen:
+        rows["chosen"] = "; ".join(args.chosen)
     if is_ppo:
         alone = f"; alone for {args.critic_warmup_steps} steps" if args.critic_warmup_steps else ""
         rows["critic"] = f"{args.critic_model}, all weights, learning rate {args.critic_learning_rate:g}{alone}"
         rows["rewards"] += f"; KL x {args.kl_coef:g}" if args.kl_coef else "; no KL"
     if args.multi_turn_scheduler:
         most = f"at most {args.max_turns}" if args.max_turns else "as many as it wants"
-        environment = f", environment {args.gym_env or 'by row'}" if args.use_gym_env else ""
-        rows["turns"] = f"{most}, driven by {args.multi_turn_scheduler}{environment}"
-    if args.eval_steps is not None or args.eval_on_start:
+        environment = f", environment {args.gym_env or 'by row'}" if args.plays_gym else ""
+        rows["turns"] = f"{most}, driven by {args.multi_turn_scheduler}, in the trainer{environment}"
+    if args.evaluates:
         rows["evaluation"] = evaluation_of(args)
     if plan.max_tokens_per_micro_batch:
         rows["a micro-batch"] = f"at most {plan.max_tokens_per_micro_batch:,} tokens, prompts included"

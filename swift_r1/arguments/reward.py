@@ -32,7 +32,9 @@ _COSINE, _REPETITION, _SOFT = map(_of_reward, ("cosine", "repetition", "soft_ove
 class PluginArguments:
     """Plugins and rewards."""
 
-    external_plugins: list[str] = flag([], "Python files that register rewards and datasets")
+    external_plugins: list[str] = flag(
+        [], "Python files that register rewards and datasets", aliases=("custom_register_path",)
+    )
     reward_timeout: float = free(
         10.0, "seconds per completion that a reward call may take before its process is killed", more_than=0
     )
@@ -54,7 +56,9 @@ class RewardArguments(PluginArguments):
     """Plugins and rewards."""
 
     reward_funcs: list[str] = flag(
-        [], "names of reward functions; their weighted sum is the reward (required, except with --use_gym_env true)"
+        [],
+        "names of reward functions; their weighted sum is the reward (required, except with --use_gym_env true "
+        "here or at the server)",
     )
     reward_weights: list[float] | None = flag(None, "one weight per reward function (default: 1 each)")
     renormalize_reward_weights: bool = flag(

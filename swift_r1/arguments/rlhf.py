@@ -11,11 +11,10 @@ from swift_r1.arguments import checks
 from swift_r1.arguments.algorithm import DEFAULT_SCALE_REWARDS
 from swift_r1.arguments.eval_tasks import limited
 from swift_r1.arguments.fields import flag, flag_specs, scope_faults
-from swift_r1.arguments.parser import API_KEY_VARIABLE
-from swift_r1.arguments.rlhf_flags import RlhfFlags
-from swift_r1.arguments.rollout import GYM_SCHEDULER
+from swift_r1.arguments.rlhf_flags import LEAST_BATCH, RlhfFlags
 from swift_r1.arguments.world import World
 from swift_r1.data.prompt_templates import newlines, system_message
+from swift_r1.tracking.reporters import chosen_trackers
 
 DEFAULT_EVAL_LIMIT = 64  # held-out prompts
 
@@ -31,9 +30,22 @@ class RlhfArguments(RlhfFlags):
     def resolved(self, given: frozenset[str], world: World, environ: Mapping[str, str]) -> Self:
         """Defaults that depend on other flags, filled in; afterwards only true "none" is None."""
         micro_batch = self.per_device_train_batch_size * world.size
-        micro_batches = self.micro_batches_per_round
+        chosen = []
+        accumulation, micro_batches = self.gradient_accumulation_steps, self.micro_batches_per_round
+        if (found := self.chosen_accumulation(given, world.size)) is not None:
+            accumulation = micro_batches = found
+            chosen.append(
+                f"--gradient_accumulation_steps {found}: whole groups of {self.num_generations}, and at least "
+                f"{LEAST_BATCH} completions a step"
+            )
         if self.generation_batch_size is not None:
             micro_batches = self.generation_batch_size // micro_batch
+        if (asked := self.steps_per_generation or micro_batches) < accumulation:
+            micro_batches = accumulation
+            chosen.append(
+                f"{asked} micro-batches were to be generated at once, less than a step of {accumulation}: its weights "
+                "generate all of it at once"
+            )
         scale = DEFAULT_SCALE_REWARDS[self.advantage_estimator]
         if self.multi_objective_aggregation == "normalize_then_sum":
             scale = "batch"  # GDPO: the groups are normalised already
@@ -42,12 +54,15 @@ class RlhfArguments(RlhfFlags):
             critic_model = critic_model or self.model
             critic_rate = self.peak_learning_rate if critic_rate is None else critic_rate
         return replace(
-            self.with_key(environ),
+            self.with_secrets(environ),
             critic_model=critic_model,
+            chosen=tuple(chosen),
+            gradient_accumulation_steps=accumulation,
             learning_rate=self.peak_learning_rate,
             critic_learning_rate=critic_rate,
             reward_funcs=self.reward_names,
-            multi_turn_scheduler=self.multi_turn_scheduler or (GYM_SCHEDULER if self.use_gym_env else None),
+            multi_turn_scheduler=self.scheduler_name,
+            use_gym_env=self.plays_gym or self.use_gym_env,
             steps_per_generation=micro_batches,
             generation_batch_size=micro_batch * micro_batches,
             quant_bits=4 if self.train_type == "qlora" else self.quant_bits,
@@ -64,13 +79,18 @@ class RlhfArguments(RlhfFlags):
             eval_max_completion_length=self.eval_max_completion_length or self.max_completion_length,
             eval_datasets=[limited(value, self.eval_limit) for value in self.eval_datasets],
             eval_limit=self.eval_limit or DEFAULT_EVAL_LIMIT,
+            eval_strategy=self.evaluation,
+            eval_steps=(self.eval_steps or self.save_steps) if self.evaluation == "steps" else None,
             output_dir=self.output_dir or f"output/{PurePosixPath(self.model.rstrip('/')).name or 'model'}",
-            report_to=[name for name in self.report_to if name != "none"],
+            report_to=chosen_trackers(self.report_to),
+            torch_dtype=self.dtype,
+            **self.given_adapters(given),
+            **self.resumed_weights,
         )
 
-    def with_key(self, environ: Mapping[str, str]) -> Self:
-        key = (self.api_key or environ.get(API_KEY_VARIABLE) or None) if self.use_vllm else None
-        return replace(self, api_key=key)
+    def with_secrets(self, environ: Mapping[str, str]) -> Self:
+        found = super().with_secrets(environ)
+        return found if self.use_vllm else replace(found, api_key=None)
 
 
 @dataclass(frozen=True, kw_only=True)

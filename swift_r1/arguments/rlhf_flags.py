@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from swift_r1.arguments.adapters import AdapterArguments
 from swift_r1.arguments.algorithm import AlgorithmArguments, PPOArguments
 from swift_r1.arguments.data import DataArguments
 from swift_r1.arguments.eval_tasks import Task, read_tasks
@@ -12,14 +14,21 @@ from swift_r1.arguments.output import OutputArguments
 from swift_r1.arguments.parser import Command
 from swift_r1.arguments.reward import BuiltinRewardArguments, RewardArguments
 from swift_r1.arguments.rollout import GenerationArguments, MultiTurnArguments
-from swift_r1.arguments.training import ModelArguments, TrainingArguments
+from swift_r1.arguments.sharing import HubArguments, TrackerArguments
+from swift_r1.arguments.training import TrainingArguments
 from swift_r1.arguments.world import ProcessArguments
 from swift_r1.data.sources import DataFlags
+from swift_r1.tracking.reporters import TrackerFlags
+
+LEAST_BATCH = 16
+"""Completions of an optimizer step where nothing says how many; ms-swift's number."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RlhfFlags(
     OutputArguments,
+    TrackerArguments,
+    HubArguments,
     TrainingArguments,
     AlgorithmArguments,
     PPOArguments,
@@ -28,13 +37,15 @@ class RlhfFlags(
     DataArguments,
     BuiltinRewardArguments,
     RewardArguments,
-    ModelArguments,
+    AdapterArguments,
     ProcessArguments,
     Command,
 ):
     """Every flag of `swift rlhf`, flat: the attribute has the flag's name."""
 
     command: ClassVar[str] = "rlhf"
+    chosen: tuple[str, ...] = ()
+    """What of the batch was chosen since the flags leave it open, as lines of the plan."""
 
     @property
     def peak_learning_rate(self) -> float:
@@ -44,14 +55,34 @@ class RlhfFlags(
         return 1e-5 if self.train_type == "full" else 1e-4
 
     @property
+    def takes_adapters(self) -> bool:
+        return self.train_type != "full"
+
+    @property
     def wants_reference(self) -> bool:
         """Whether there is a KL, and so a reference policy."""
         return (self.kl_coef if self.rlhf_type == "ppo" else self.beta) > 0
 
     @property
+    def start_adapters(self) -> list[str]:
+        resumed = [str(self.resume_from_checkpoint)] if self.resume_only_model and self.train_type != "full" else []
+        return self.adapters or resumed
+
+    @property
+    def resumed_weights(self) -> dict[str, Any]:
+        """The flags that `--resume_only_model` stands for."""
+        if not self.resume_only_model:
+            return {}
+        own: dict[str, Any] = {"resume_from_checkpoint": None, "resume_only_model": False}
+        if self.train_type != "full":
+            return own | {"adapters": self.start_adapters}
+        reference = self.ref_model or self.model
+        return own | {"model": self.resume_from_checkpoint, "ref_model": reference if self.wants_reference else None}
+
+    @property
     def reward_names(self) -> list[str]:
         """`--reward_funcs`, and the environment's own reward."""
-        episodes = ["gym_reward"] if self.use_gym_env and "gym_reward" not in self.reward_funcs else []
+        episodes = ["gym_reward"] if self.plays_gym and "gym_reward" not in self.reward_funcs else []
         return [*self.reward_funcs, *episodes]
 
     @property
@@ -61,13 +92,29 @@ class RlhfFlags(
 
     @property
     def micro_batches_per_round(self) -> int:
-        """`--steps_per_generation`, where `--generation_batch_size` does not say it."""
-        return self.steps_per_generation or (self.num_mini_batches or 1) * self.gradient_accumulation_steps
+        """`--steps_per_generation`, where `--generation_batch_size` does not say it; a whole optimizer step at least,
+        since its weights generate all of it."""
+        step = self.gradient_accumulation_steps
+        return max(self.steps_per_generation or (self.num_mini_batches or 1) * step, step)
+
+    def chosen_accumulation(self, given: frozenset[str], processes: int) -> int | None:
+        """`--gradient_accumulation_steps` where the flags leave it open and 1 would split a group: as many as make
+        whole groups, and `LEAST_BATCH` completions or more. None where 1 is good, or the user says."""
+        says = {"gradient_accumulation_steps", "steps_per_generation", "generation_batch_size", "num_mini_batches"}
+        micro_batch = self.per_device_train_batch_size * processes
+        if given & says or micro_batch % self.num_generations == 0:
+            return None
+        groups = math.lcm(micro_batch, self.num_generations)
+        return groups * math.ceil(LEAST_BATCH / groups) // micro_batch
 
     @property
     def data_flags(self) -> DataFlags:
         own = {one.name: getattr(self, one.name) for one in fields(DataFlags)}
         return DataFlags(**own | {"seed": self.seed if self.data_seed is None else self.data_seed})
+
+    @property
+    def tracker_flags(self) -> TrackerFlags:
+        return TrackerFlags(**{one.name: getattr(self, one.name) for one in fields(TrackerFlags)})
 
     def eval_tasks(self) -> list[Task]:
         """What `--eval_datasets` names, in its order; a reward of None is the run's own. Raises as `read_tasks`."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from swift_r1.arguments.fields import Scope, check_stop_word, check_url, flag, free
+from swift_r1.arguments.engine import EngineFlags
+from swift_r1.arguments.fields import Scope, check_pattern, check_stop_word, check_url, flag, free
+from swift_r1.arguments.parser import API_KEY_VARIABLE
 
 GYM_SCHEDULER = "gym_scheduler"
 
@@ -15,26 +17,21 @@ _OWN_ADDRESS = Scope(
     lambda args: not args.colocates,
     "with --vllm_mode colocate, whose engines have addresses and a key already: use --vllm_mode server",
 )
-_SHARED = Scope(
-    lambda args: args.colocates,
-    "without --use_vllm true --vllm_mode colocate: an engine on a device of its own need not sleep",
-    unless_off=True,
-)
-_SLEEPS = Scope(
-    lambda args: args.sleep_level > 0,
-    "without --sleep_level 1 or 2 (and --vllm_mode colocate, on a GPU): an engine that never sleeps needs no room",
-    unless_off=True,
-)
+_AN_ENGINE = Scope(lambda args: args.use_vllm, "without --use_vllm true", unless_off=True)
 _ASYNC = Scope(lambda args: args.async_generate, "without --async_generate true")
-_GYM = Scope(lambda args: args.use_gym_env, "without --use_gym_env true")
+_GYM = Scope(lambda args: args.plays_gym, "without --use_gym_env true")
 _TURNS = Scope(
-    lambda args: args.multi_turn_scheduler is not None or args.use_gym_env,
+    lambda args: args.scheduler_name is not None,
     "without --multi_turn_scheduler or --use_gym_env true",
 )
 
 
+def url_of(host: str, port: int) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 @dataclass(frozen=True, kw_only=True)
-class GenerationArguments:
+class GenerationArguments(EngineFlags):
     """Rollouts."""
 
     use_vllm: bool | None = flag(
@@ -57,7 +54,6 @@ class GenerationArguments:
         _COLOCATED,
         at_least=2,
     )
-    vllm_enforce_eager: bool | None = free(None, "colocate: as for `swift rollout`", _COLOCATED)
     vllm_gpu_memory_utilization: float | None = free(
         None,
         "colocate, on a GPU: the engine's share (default: 0.3)",
@@ -69,18 +65,21 @@ class GenerationArguments:
     )
     sleep_level: int = free(
         0,
-        "colocate, on a GPU: what the engine frees between rounds: 0 nothing, 1 its memory, with its weights kept in "
-        "host memory, 2 with its weights discarded",
-        _SHARED,
+        "on a GPU: what the engine frees between rounds: 0 nothing, 1 its memory, with its weights kept in host "
+        "memory, 2 with its weights discarded; a `swift rollout` sleeps if vLLM's enable_sleep_mode is on there",
+        _AN_ENGINE,
         at_least=0,
         at_most=2,
         gpu_only=True,
     )
     offload_model: bool = free(
-        False, "with --sleep_level: trained models and reference are in host memory meanwhile", _SLEEPS, gpu_only=True
+        False,
+        "on a GPU: trained models and reference are in host memory while the engine generates",
+        _AN_ENGINE,
+        gpu_only=True,
     )
     offload_optimizer: bool = free(
-        False, "with --sleep_level: float32 weights, gradients and moments are too", _SLEEPS, gpu_only=True
+        False, "on a GPU: float32 weights, gradients and moments are too", _AN_ENGINE, gpu_only=True
     )
     vllm_engine_kwargs: dict[str, Any] = free({}, "colocate: other arguments of vLLM's engine", _COLOCATED)
     vllm_server_host: list[str] = free([], "address of each `swift rollout` server", _VLLM, _OWN_ADDRESS)
@@ -124,25 +123,58 @@ class GenerationArguments:
         _ASYNC,
         at_least=0,
     )
-    api_key: str | None = free(None, "the server's key (better: in SWIFT_API_KEY)", _VLLM, _OWN_ADDRESS, secret=True)
-    num_generations: int = flag(8, "completions per prompt: the size of a group; with PPO it may be 1", at_least=1)
+    api_key: str | None = free(
+        None, "the server's key (better: in SWIFT_API_KEY)", _VLLM, _OWN_ADDRESS, secret=API_KEY_VARIABLE
+    )
+    num_generations: int = flag(
+        8, "completions per prompt: the size of a group; 1 with PPO or reinforce_plus_plus", at_least=1
+    )
     temperature: float = flag(1.0, "sampling temperature", more_than=0, ms_swift="0.9")
     top_p: float = flag(
         1.0, "sample from the likeliest tokens of this mass", more_than=0, at_most=1, ms_swift="1, 0.9 in version 3"
     )
     top_k: int = flag(-1, "sample from so many likeliest tokens; -1: all", at_least=-1, ms_swift="-1, 50 in version 3")
+    min_p: float = flag(
+        0.0, "sample from the tokens of at least this share of the likeliest one's probability", at_least=0, less_than=1
+    )
+    repetition_penalty: float = flag(
+        1.0,
+        "divides (or multiplies, where negative) the logits of tokens that were there already; the engine samples from "
+        "the penalised distribution, the policy's ratios are without it (docs/algorithms.md)",
+        more_than=0,
+    )
+    structured_outputs_regex: str | None = flag(
+        None,
+        "completions match this pattern as a whole (vLLM); tokens that cannot follow are not sampled",
+        check=check_pattern,
+    )
     max_completion_length: int = flag(512, "longest completion in tokens", at_least=1)
     stop_words: list[str] = flag([], "strings that end a completion", check=check_stop_word)
 
     @property
     def cuts_sampling(self) -> bool:
-        """Whether completions come from a part of the policy's distribution."""
-        return self.top_p < 1 or self.top_k > 0
+        """Whether completions come from a part of the policy's distribution, which is not changed otherwise."""
+        cut = self.top_p < 1 or self.top_k > 0 or self.min_p > 0 or self.structured_outputs_regex is not None
+        return cut and self.repetition_penalty == 1
+
+    @property
+    def samples_otherwise(self) -> bool:
+        """Whether completions come from another distribution than the policy's at `--temperature`."""
+        return self.cuts_sampling or self.repetition_penalty != 1
 
     @property
     def colocates(self) -> bool:
         """Whether engines are this run's own; the launcher then fills in `vllm_server_base_url`."""
         return bool(self.use_vllm) and self.vllm_mode == "colocate"
+
+    @property
+    def starts_engine(self) -> bool:
+        return self.colocates
+
+    @property
+    def asks_servers(self) -> bool:
+        """Whether completions come from servers that others have started, and that may say how turns go."""
+        return bool(self.use_vllm) and self.vllm_mode == "server"
 
     @property
     def rollout_base_urls(self) -> tuple[str, ...]:
@@ -154,23 +186,56 @@ class GenerationArguments:
         hosts, ports = self.vllm_server_host or ["127.0.0.1"], self.vllm_server_port
         number = max(len(hosts), len(ports))
         pairs = zip(hosts * (number // len(hosts)), ports * (number // len(ports)), strict=False)
-        return tuple(f"http://{f'[{host}]' if ':' in host else host}:{port}" for host, port in pairs)
+        return tuple(url_of(host, port) for host, port in pairs)
 
 
 @dataclass(frozen=True, kw_only=True)
-class MultiTurnArguments:
+class TurnArguments:
     """Several turns."""
 
     multi_turn_scheduler: str | None = flag(
         None, "name of the scheduler, registered in multi_turns, that drives completions"
     )
     max_turns: int | None = flag(None, "most turns of a completion (default: no limit)", _TURNS, at_least=1)
+    use_gym_env: bool | None = flag(
+        None,
+        "play episodes of an environment; their total is one more reward, gym_reward (default: where --gym_env is "
+        "given)",
+    )
+    gym_env: str | None = flag(None, "name of the environment (default: the column env_config says)", _GYM)
+    context_manager: str | None = flag(None, "name of a context manager for the environment's episodes", _GYM)
+
+    @property
+    def plays_gym(self) -> bool:
+        """`--use_gym_env` with its default."""
+        return self.gym_env is not None if self.use_gym_env is None else self.use_gym_env
+
+    @property
+    def scheduler_name(self) -> str | None:
+        """The scheduler's name; that of environments where only one of those is named."""
+        return self.multi_turn_scheduler or (GYM_SCHEDULER if self.plays_gym else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiTurnArguments(TurnArguments):
+    """Several turns."""
+
+    loss_scale: str = flag(
+        "default",
+        "of several turns, which are trained: default all that the policy wrote, last_round those of its last message",
+        choices=("default", "last_round"),
+        elsewhere={
+            "all": "is written default here (prompts are never trained)",
+            **dict.fromkeys(
+                ("react", "hermes", "qwen", "agentflan", "alpha_umi"),
+                "is written default here (weights by pattern are for supervised training)",
+            ),
+        },
+        ms_swift="last_round without a scheduler, where both are the same",
+    )
     completion_length_limit_scope: str = flag(
         "per_round", "whether --max_completion_length is per turn or in all", _TURNS, choices=("per_round", "total")
     )
     multi_turn_timeout: float = free(
         60.0, "seconds for schedulers and environments between two turns", _TURNS, more_than=0
     )
-    use_gym_env: bool = flag(False, "play episodes of an environment; their total is one more reward, gym_reward")
-    gym_env: str | None = flag(None, "name of the environment (default: the column env_config says)", _GYM)
-    context_manager: str | None = flag(None, "name of a context manager for the environment's episodes", _GYM)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from swift_r1.arguments.data import EVALUATED
-from swift_r1.arguments.fields import Scope, flag, free
+from swift_r1.arguments.fields import Scope, check_pattern, flag, free
 
 DTYPES = ("float32", "bfloat16", "float16")
 
@@ -26,13 +26,6 @@ def seconds_of(duration: str) -> float:
     return seconds
 
 
-def _pattern(text: str) -> None:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"{text}: no pattern ({error})") from error
-
-
 def _named_or_json(names: Sequence[str], value: str) -> None:
     text = value.strip()
     if text.startswith("{"):
@@ -44,12 +37,7 @@ def _named_or_json(names: Sequence[str], value: str) -> None:
         raise ValueError(f"must be one of {', '.join(names)}, a .json file or JSON, not {text!r}")
 
 
-_ADAPTERS = Scope(lambda args: args.train_type != "full", "with --train_type {train_type}: use lora")
 _FULL = Scope(lambda args: args.train_type == "full", "with --train_type {train_type}: use full")
-_QUANTIZED = Scope(
-    lambda args: args.train_type == "qlora" or (args.train_type == "lora" and args.quant_bits is not None),
-    "with --train_type {train_type}: use qlora",
-)
 _ADAM = Scope(lambda args: args.optim != "sgd", "with --optim sgd")
 _WARMS_UP = Scope(
     lambda args: args.lr_scheduler_type != "constant" or not (args.warmup_ratio or args.warmup_steps),
@@ -60,6 +48,8 @@ _FROZEN = Scope(
     "where nothing is frozen",
     unless_off=True,
 )
+_EVALUATED = replace(EVALUATED, said=True)
+_BATCHES = Scope(lambda args: not args.use_vllm, "with --use_vllm true: the engine batches by itself", said=True)
 
 _ZERO = Scope(lambda args: args.deepspeed is not None, "without --deepspeed: use zero3")
 
@@ -72,6 +62,9 @@ class ModelArguments:
     torch_dtype: str | None = flag(
         None, "dtype of the model's weights in compute (default: its config's)", choices=DTYPES, aliases=("dtype",)
     )
+    bf16: bool | None = flag(None, "true: --torch_dtype bfloat16, with float32 masters")
+    fp16: bool | None = flag(None, "true: --torch_dtype float16, with float32 masters and a loss scale")
+    model_type: str | None = flag(None, "checked against config.json, which says what the model is: qwen2_5, llama3_1")
     train_type: str = flag(
         "full",
         "which weights are trained: all, adapters, or adapters over 4-bit weights",
@@ -79,24 +72,46 @@ class ModelArguments:
         aliases=("tuner_type",),
         ms_swift="lora",
     )
-    lora_rank: int = flag(8, "rank of the adapters of --train_type lora and qlora", _ADAPTERS, at_least=1)
-    lora_alpha: int = flag(32, "the adapters' product is scaled by --lora_alpha / --lora_rank", _ADAPTERS, at_least=1)
-    target_modules: list[str] = flag(
-        ["all-linear"], "modules that get adapters; all-linear: every linear one except the output head", _ADAPTERS
-    )
-    quant_bits: int | None = flag(None, "bits of the weights under the adapters: 4", _ADAPTERS, at_least=4, at_most=4)
-    quant_method: str = flag("bnb", "who stores 4-bit weights: bitsandbytes", _QUANTIZED, choices=("bnb",))
-    bnb_4bit_quant_type: str = flag("nf4", "the 16 numbers that 4 bits stand for", _QUANTIZED, choices=("nf4", "fp4"))
-    bnb_4bit_use_double_quant: bool = flag(True, "store the scales of 4-bit weights in 8 bits", _QUANTIZED)
     freeze_parameters: list[str] = flag([], "beginnings of the names of weights that stay frozen", _FULL)
     freeze_parameters_regex: str | None = flag(
-        None, "pattern of the names of weights that stay frozen", _FULL, check=_pattern
+        None, "pattern of the names of weights that stay frozen", _FULL, check=check_pattern
     )
     freeze_parameters_ratio: float = flag(
         0.0, "share of the model, from its first weight on, that stays frozen", _FULL, at_least=0, less_than=1
     )
     trainable_parameters: list[str] = flag([], "beginnings of names that are trained all the same", _FULL, _FROZEN)
+    trainable_parameters_regex: str | None = flag(
+        None, "pattern of names that are trained all the same", _FULL, _FROZEN, check=check_pattern
+    )
     gradient_checkpointing: bool = flag(True, "recompute activations in the backward pass: less memory, ~30 % slower")
+    attn_impl: str | None = free(
+        None,
+        "who computes attention (default: the config's, else SDPA); only SDPA shares prompts and spreads rows over "
+        "ranks; flash and flex attention need a GPU: on a CPU it is SDPA",
+        choices=("sdpa", "eager", "flash_attention_2", "flash_attention_3", "flex_attention"),
+        synonyms={"flash_attn": "flash_attention_2"},
+    )
+    tf32: bool = flag(
+        False, "float32 matrix products in TF32, with 10 bits of mantissa: faster", gpu_only=True, ms_swift="PyTorch's"
+    )
+
+    @property
+    def dtype(self) -> str | None:
+        """`--torch_dtype`, or what `--bf16` and `--fp16` say; None: as the model's config says."""
+        named = {"bfloat16": self.bf16, "float16": self.fp16}
+        return self.torch_dtype or next((name for name, wanted in named.items() if wanted), None)
+
+    def dtype_faults(self) -> Iterator[str]:
+        """What `--bf16` and `--fp16` say against each other and `--torch_dtype`."""
+        for name, dtype in (("bf16", "bfloat16"), ("fp16", "float16")):
+            value = getattr(self, name)
+            if value and self.dtype != dtype:
+                yield (
+                    f"--{name} true is --torch_dtype {dtype} here (masters are float32 all the same), and "
+                    f"{f'--torch_dtype {self.torch_dtype}' if self.torch_dtype else '--bf16 true'} is given: keep one"
+                )
+            if value is False and self.dtype in (None, dtype):
+                yield f"--{name} false says not which dtype it is: give --torch_dtype float32, or another"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +137,21 @@ class TrainingArguments:
     warmup_steps: int | None = flag(None, "steps in which the rate rises, instead", _WARMS_UP, at_least=0)
     num_train_epochs: float = flag(1.0, "passes over the prompts", more_than=0, ms_swift="3")
     max_steps: int = flag(-1, "optimizer steps; -1: from --num_train_epochs", at_least=-1)
+    max_epochs: int | None = flag(
+        None, "most passes over the prompts, where --max_steps or --num_train_epochs would come to more", at_least=1
+    )
     per_device_train_batch_size: int = flag(
         1, "completions per micro-batch and process; shorter ones share it (--max_tokens_per_micro_batch)", at_least=1
     )
     per_device_eval_batch_size: int = free(
-        1, "completions a process generates at once in evaluation", EVALUATED, at_least=1
+        1, "completions a process generates at once in evaluation", _EVALUATED, _BATCHES, at_least=1
     )
     gradient_accumulation_steps: int = flag(
-        1, "micro-batches per optimizer step", at_least=1, ms_swift="so that about 16 completions make a step"
+        1,
+        "micro-batches per optimizer step; where no flag sizes the round, as many as hold whole groups and at least 16 "
+        "completions if 1 does not",
+        at_least=1,
+        ms_swift="so that about 16 completions make a step",
     )
     max_tokens_per_micro_batch: int | None = flag(
         None,
@@ -142,6 +164,12 @@ class TrainingArguments:
         "compute a prompt once for the completions of its group in a micro-batch; same numbers; auto: where that "
         "saves a quarter of the tokens and the model has full attention by SDPA",
         choices=("auto", "true", "false"),
+    )
+    sequence_parallel_size: int = flag(
+        1,
+        "ranks that share each row, with a part of its tokens each (Ulysses): for completions too long for one; rows "
+        "are packed then. It must divide the processes and the attention heads",
+        at_least=1,
     )
     packing: bool = flag(
         False,
@@ -168,6 +196,7 @@ class TrainingArguments:
         False,
         "the same bits in every run, also in one that was killed and resumed: deterministic kernels, request ids from "
         "--seed (docs/checkpoints.md)",
+        aliases=("full_determinism",),
     )
     max_runtime: str | None = free(
         None,

@@ -64,9 +64,11 @@ class ProcessArguments:
     node_rank: int | None = free(None, "number of this machine, from 0 (default: NODE_RANK, else 0)", at_least=0)
     master_addr: str | None = free(None, "address of machine 0 (default: MASTER_ADDR)")
     master_port: int | None = free(None, "port of machine 0 (default: MASTER_PORT)", at_least=1, at_most=65535)
+    use_cpu: bool = free(False, "train on the CPU although there is a GPU", aliases=("no_cuda",))
 
     @property
     def process_variables(self) -> dict[str, str]:
         """The variables that the flags stand for, for all processes of the run."""
-        values = {one.name: getattr(self, one.name) for one in fields(ProcessArguments)}
-        return {name.upper(): str(value) for name, value in values.items() if value is not None}
+        values = {one.name: getattr(self, one.name) for one in fields(ProcessArguments) if one.name != "use_cpu"}
+        hidden = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""} if self.use_cpu else {}
+        return {name.upper(): str(value) for name, value in values.items() if value is not None} | hidden

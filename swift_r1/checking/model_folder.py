@@ -20,23 +20,36 @@ def is_local(model: str) -> bool:
     return Path(model).expanduser().is_dir()
 
 
-def model_faults(model: str, environ: Mapping[str, str], flag: str = "--model") -> list[str]:
+def model_faults(model: str, environ: Mapping[str, str], flag: str = "--model", spread: int = 1) -> list[str]:
     """What is wrong with the model that `flag` names, [] where it can be loaded. A hub id is downloaded into the hub's
-    cache."""
+    cache. `spread` is `--sequence_parallel_size`."""
     path = Path(model).expanduser()
     if path.is_dir():
-        return _folder_faults(model, path, flag)
+        return _folder_faults(model, path, flag, spread)
     if path.exists():
         return [f"{flag} {model} is a file: give the folder that holds config.json and the weights"]
     if not is_hub_id(model) or path.parent.is_dir():
         return [f"{flag} {model}: there is no such folder (looked in {Path.cwd()})"]
-    return _hub_faults(model, environ, flag)
+    return _hub_faults(model, environ, flag, spread)
 
 
 def config_dtype(model: str) -> str:
     """The dtype that the config of the model folder names; float32 where it names none or cannot be read yet."""
     config = _config(Path(model).expanduser())
     return str(config.get("dtype") or config.get("torch_dtype") or "float32")
+
+
+def family_faults(model: str, family: str | None) -> list[str]:
+    """What is wrong with `--model_type`, ms-swift's word for a family (`qwen2_5`), for a model folder: it must begin as
+    the config's (`qwen2`) does. One that cannot be read yet is left to the loader."""
+    own = _config(Path(model).expanduser()).get("model_type")
+    if family is None or own is None or _letters(family).startswith(_letters(own)):
+        return []
+    return [f"--model_type {family}: --model {model} is a {own} by its config.json, which decides: leave it out"]
+
+
+def _letters(word: str) -> str:
+    return "".join(filter(str.isalnum, word.lower()))
 
 
 def _config(folder: Path) -> dict[str, Any]:
@@ -48,7 +61,7 @@ def _config(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _config_faults(model: str, path: Path, flag: str) -> list[str]:
+def _config_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
     """Kinds of models that cannot be trained here, told by their config; one that cannot be read is left to the loader,
     which says why."""
     config = _config(path)
@@ -59,10 +72,13 @@ def _config_faults(model: str, path: Path, flag: str) -> list[str]:
     if isinstance(stored, dict) and stored and stored.get("quant_method") != "bitsandbytes":
         method = stored.get("quant_method", "?")
         return [f"{flag} {model} is stored quantized ({method}), which cannot be trained: save it in 16 bits first"]
+    heads = config.get("num_attention_heads")
+    if isinstance(heads, int) and heads % spread:
+        return [f"--sequence_parallel_size {spread} does not divide the {heads} attention heads of {flag} {model}"]
     return []
 
 
-def _folder_faults(model: str, path: Path, flag: str) -> list[str]:
+def _folder_faults(model: str, path: Path, flag: str, spread: int) -> list[str]:
     missing = []
     if not (path / "config.json").is_file():
         missing.append("config.json")
@@ -72,10 +88,10 @@ def _folder_faults(model: str, path: Path, flag: str) -> list[str]:
         missing.append("a tokenizer (tokenizer.json)")
     if missing:
         return [f"{flag} {model} is not a model folder: it lacks {', '.join(missing)}"]
-    return _config_faults(model, path, flag)
+    return _config_faults(model, path, flag, spread)
 
 
-def _hub_faults(model: str, environ: Mapping[str, str], flag: str) -> list[str]:
+def _hub_faults(model: str, environ: Mapping[str, str], flag: str, spread: int) -> list[str]:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
@@ -84,7 +100,7 @@ def _hub_faults(model: str, environ: Mapping[str, str], flag: str) -> list[str]:
     for cache_only in (True, False):
         try:
             folder = snapshot_download(model, allow_patterns=_PATTERNS, local_files_only=cache_only)
-            return _config_faults(model, Path(folder), flag)
+            return _config_faults(model, Path(folder), flag, spread)
         except HFValidationError:
             return [f"{flag} {model}: there is no such folder, and it is not a Hugging Face id"]
         except HfHubHTTPError as error:

@@ -16,19 +16,23 @@ from types import MethodType
 from typing import Any
 
 from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.arguments.rollout import GYM_SCHEDULER, TurnArguments
 from swift_r1.arguments.world import World
-from swift_r1.checking.model_folder import config_dtype, model_faults
+from swift_r1.checking.model_folder import config_dtype, family_faults, model_faults
 from swift_r1.checking.rewards import made_up_batch, ordinary
+from swift_r1.data.hubs import default_hub
 from swift_r1.data.loading import LoadedData, columns_of, load_rows
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import RESERVED
 from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
+from swift_r1.plugins.compat import instead_of
 from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
 from swift_r1.rewards import orms, worker
 from swift_r1.rewards.confine import end_strays, end_whole
 from swift_r1.rewards.types import Item, ItemOutcome, RewardBatch
+from swift_r1.tracking.reporters import tracker_faults
 
 _SECONDS = 1.8  # for all rewards in the quick check, from when their process can call them
 _START_S = 30.0  # for that process to start and load the plugins, which this one has loaded already
@@ -47,6 +51,8 @@ def check_inputs(
     faults = [
         *reward_name_faults(args),
         *scheduler_name_faults(args),
+        *tracker_faults(args.report_to),
+        *hub_faults(args),
         *known_faults,
         *deepspeed_faults(args, world),
         *fsdp_faults(args),
@@ -62,9 +68,12 @@ def check_inputs(
     faults += eval_dataset_faults(args)
     if data is not None and not faults:
         faults += quick_faults(args, data.train[0])
-    faults += model_faults(args.model, environ)
+    faults += model_faults(args.model, environ, spread=args.sequence_parallel_size)
     if args.critic_model is not None and args.critic_model != args.model:
-        faults += model_faults(args.critic_model, environ, "--critic_model")
+        faults += model_faults(args.critic_model, environ, "--critic_model", args.sequence_parallel_size)
+    if args.ref_model is not None and args.ref_model != args.model:
+        faults += model_faults(args.ref_model, environ, "--ref_model")
+    faults += family_faults(args.model, args.model_type)
     if faults or data is None:
         raise UsageError(*faults)
     return data
@@ -88,7 +97,7 @@ def eval_dataset_faults(args: RlhfArguments) -> list[str]:
     """What is wrong with the data of `--eval_datasets`, and with the rewards that judge it."""
     from swift_r1.evaluation.questions import load_questions, unfit_rewards
 
-    if args.eval_steps is None and not args.eval_on_start:
+    if not args.evaluates:
         return []
     faults: list[str] = []
     for task in args.eval_tasks():
@@ -102,25 +111,38 @@ def eval_dataset_faults(args: RlhfArguments) -> list[str]:
     return faults
 
 
-def scheduler_name_faults(args: RlhfArguments) -> list[str]:
+def hub_faults(args: RlhfArguments) -> list[str]:
+    """Why nothing could be sent to Hugging Face; ModelScope's login is for its library to find."""
+    if not args.push_to_hub or args.hub_token or default_hub(args.use_hf) != "hf":
+        return []
+    from huggingface_hub import get_token
+
+    return [] if get_token() else ["--push_to_hub true needs a token: SWIFT_HUB_TOKEN, --hub_token, or `hf auth login`"]
+
+
+def scheduler_name_faults(args: TurnArguments) -> list[str]:
     """A scheduler, environment or context manager that nothing registered, with the ones there are."""
     named = (
         ("multi_turn_scheduler", args.multi_turn_scheduler, multi_turns),
         ("gym_env", args.gym_env, envs),
         ("context_manager", args.context_manager, context_managers),
     )
-    return [
-        f"--{flag} {name}: nothing of that name is registered; known are {', '.join(sorted(registry)) or 'none'}"
-        for flag, name, registry in named
-        if name is not None and name not in registry
-    ]
+    faults = []
+    for flag, name, registry in named:
+        if name is not None and name not in registry:
+            known = ", ".join(sorted(registry)) or "none"
+            faults.append(f"--{flag} {name}: nothing of that name is registered; known are {known}")
+        elif name is not None and (instead := instead_of(registry[name])) is not None:
+            faults.append(f"--{flag} {name} needs a class that only ms-swift has: {instead}")
+    return faults
 
 
 def column_faults(args: RlhfArguments, columns: frozenset[str]) -> list[str]:
     """Columns that a reward asks for by name and that some rows lack."""
     own = sorted(columns - RESERVED - {"messages"})
     faults = []
-    if args.use_gym_env and args.gym_env is None and "env_config" not in columns:
+    unnamed = args.multi_turn_scheduler == GYM_SCHEDULER and args.gym_env is None and not args.asks_servers
+    if unnamed and "env_config" not in columns:
         faults.append("--use_gym_env true needs --gym_env, or a column env_config with a name")
     given = RESERVED if args.multi_turn_scheduler else RESERVED - {"rollout_infos"}
     for name in args.reward_funcs:

@@ -125,7 +125,8 @@ def _rows(args: CheckArguments, source: Source, encoder: PromptEncoder | None, r
     drops = Drops()
     raws = source.rows("train", args.num_rows if source.samples_itself else None, args.data_seed or 0)
     try:
-        rows = list(islice(preprocessed(source, islice(raws, 100 + args.num_rows), args.columns, drops), args.num_rows))
+        how = (args.columns, drops, False, args.agent_template)
+        rows = list(islice(preprocessed(source, islice(raws, 100 + args.num_rows), *how), args.num_rows))
         prompt, tokens = _prompt(rows[0], encoder) if rows else ("", None)
     except UsageError as error:
         report.datasets.append(DatasetReport(source.name, False, 0, error.faults, (), "", None))

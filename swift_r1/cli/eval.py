@@ -51,7 +51,7 @@ def run(words: Sequence[str]) -> int:
     world, _ = World.from_environment({})
     offline, gpu = not args.is_url and is_local(args.model), has_gpu(os.environ)
     added = trainer_environment(os.environ, world, offline=offline, cpus=usable_cpus(), gpu=gpu)
-    environ = new_environment(os.environ, added, args.api_key) | {ADDED_VARIABLE: " ".join(added)}
+    environ = new_environment(os.environ, added, args.secrets) | {ADDED_VARIABLE: " ".join(added)}
     content = {"args": args.to_dict(), "command": ["swift", "eval", *without_secrets(words)]}
     replace_process(EVAL_MODULE, (file_in_memory("swift-eval-args", content),), environ)
 

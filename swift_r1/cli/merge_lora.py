@@ -3,7 +3,6 @@ folder for commands that take `--adapters`."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -14,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar, Self
 
+from swift_r1.arguments.adapters import adapter_config
 from swift_r1.arguments.fields import flag
 from swift_r1.arguments.parser import Command, parse_arguments
 from swift_r1.arguments.training import DTYPES
@@ -21,7 +21,6 @@ from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import model_faults
 from swift_r1.errors import EXIT_OK, RunFailed, UsageError
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _MERGED = "swift-r1-merged-"
 _USAGE = """swift merge-lora --adapters FOLDER [--model M] [--output_dir D]
 
@@ -76,16 +75,7 @@ def run(words: Sequence[str]) -> int:
 def base_model(adapters: Path, model: str | None) -> str:
     """The model under the adapters: `model`, else the one that they name; UsageError where the folder holds no
     adapters, they do not name their model, or it cannot be loaded."""
-    if not (adapters / CONFIG).is_file() or not (adapters / WEIGHTS).is_file():
-        raise UsageError(
-            f"--adapters {adapters} holds no adapters ({CONFIG} and {WEIGHTS}): give a checkpoint of --train_type lora "
-            "or qlora"
-        )
-    try:
-        named = json.loads((adapters / CONFIG).read_text(encoding="utf-8")).get("base_model_name_or_path")
-    except (ValueError, AttributeError) as error:
-        raise UsageError(f"--adapters {adapters}: {CONFIG} is not a JSON object") from error
-    base = model or named
+    base = model or adapter_config("--adapters", adapters).get("base_model_name_or_path")
     if not base:
         raise UsageError(f"--adapters {adapters} does not say which model is under it: give --model")
     if faults := model_faults(str(base), os.environ):

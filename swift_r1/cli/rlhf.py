@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import logging
 import os
-import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Sequence
 
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.plan import make_plan, plan_table
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import is_local
-from swift_r1.errors import EXIT_OK, RunFailed, ServerUnreachable, UsageError
-from swift_r1.launch.colocate import check_device, chosen, compiled, start_engines
+from swift_r1.errors import EXIT_OK
+from swift_r1.launch.colocate import chosen, compiled, on_this_machine
+from swift_r1.launch.engines import own_engines
 from swift_r1.launch.environment import has_gpu, launch_training, new_environment, trainer_environment, usable_cpus
+from swift_r1.launch.nodes import launching
 from swift_r1.launch.run_folder import (
     check_same_run,
     dataset_hash,
     find_checkpoint,
-    make_run_folder,
+    run_folder,
     run_folder_faults,
     write_args,
 )
+from swift_r1.launch.servers import wait_for_servers, with_servers_turns
 from swift_r1.runtime.processes import say
 
 _USAGE = """swift rlhf [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
@@ -40,8 +39,6 @@ swift rlhf --rlhf_type grpo --model models/smollm2-135m --external_plugins plugi
 NPROC_PER_NODE=2 swift rlhf grpo.yaml --deepspeed zero3 --use_vllm true --vllm_server_host 127.0.0.1
 """
 HELP = (_USAGE, RlhfArguments, _EXAMPLES)
-_HANDOVER_S = 60.0
-"""Until the trainer, which imports torch first, renews the lease that was taken for it."""
 
 
 def run(words: Sequence[str]) -> int:
@@ -51,34 +48,38 @@ def run(words: Sequence[str]) -> int:
         UsageError: bad flags, plugin, data, model folder or environment.
         ServerUnreachable: no rollout server within `--vllm_server_timeout`.
     """
-    args = parse_arguments(RlhfArguments, words)
+    args = parsed = parse_arguments(RlhfArguments, words)
     os.environ.update(args.process_variables)
     world, _ = World.from_environment(os.environ)
     gpu, is_first_node = has_gpu(os.environ), world.node_rank == 0
     if args.estimate:
         return print_estimate(args, world, gpu)
-    check_device(args, gpu)
+    args, about_machine = on_this_machine(parsed, gpu)
     from swift_r1.checking.preflight import check_inputs
 
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
     data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
+    if args.asks_servers and is_first_node and (told := with_servers_turns(words, parsed, world)) != parsed:
+        args, about_machine = on_this_machine(told, gpu)
+        data = check_inputs(args, world, os.environ, run_folder_faults(args, world))
     data_hash = dataset_hash(data.train)
     plan = make_plan(args, world.size, None if args.streaming else len(data.train))
     args, about_vllm = chosen(args, plan, world, gpu)
     args, about_compiling = compiled(args, plan, gpu)
-    for line in (*args.about_always_so, about_vllm, about_compiling):
+    for line in (*args.about_flags, *about_machine, about_vllm, about_compiling):
         if line is not None and is_first_node:
             say(line)
     folder, checkpoint = find_checkpoint(args)
     if checkpoint is not None:
         check_same_run(args, world, data_hash, checkpoint)
     token = None
-    if args.colocates:
-        folder = folder or make_run_folder(args, world)
-        args, token = own_engines(args, world, folder, by_default=about_vllm is not None)
-    elif args.use_vllm and is_first_node:
-        token = wait_for_servers(args, folder)
-    folder = folder or make_run_folder(args, world)
+    with launching(world, args.ddp_timeout, 2 * args.vllm_server_timeout) as nodes:  # for servers, and for leases
+        if args.use_vllm and not args.colocates and is_first_node:
+            token = wait_for_servers(args, folder)
+        folder = run_folder(args, world, nodes, folder)
+        peer = None if nodes is None else nodes.peer()
+        if args.colocates:
+            args, token = own_engines(args, world, nodes, folder, by_default=about_vllm is not None)
     if token is not None:
         from swift_r1.weights.writer import save_token
 
@@ -87,12 +88,14 @@ def run(words: Sequence[str]) -> int:
     added = trainer_environment(
         os.environ,
         world,
-        offline=all(map(is_local, filter(None, (args.model, args.critic_model)))),
+        offline=not args.push_to_hub
+        and all(map(is_local, filter(None, (args.model, args.critic_model, args.ref_model)))),
         cpus=usable_cpus(),
         gpu=gpu,
         deterministic=args.deterministic,
+        peer=peer,
     )
-    environ = new_environment(os.environ, added, args.api_key)
+    environ = new_environment(os.environ, added, args.secrets)
     if is_first_node:
         from rich.console import Console
 
@@ -100,61 +103,6 @@ def run(words: Sequence[str]) -> int:
         # Not through rich, which would break a long path.
         print(f"run folder: {folder}")
     launch_training(args_json, world, environ)
-
-
-def own_engines(args: RlhfArguments, world: World, folder: Path, by_default: bool) -> tuple[RlhfArguments, str | None]:
-    """Starts the engines beside the ranks and waits for them; returns the arguments with their addresses, and the
-    leases' token. Where the user did not ask for them, a run whose engines do not start goes on without; else
-    that raises RunFailed or ServerUnreachable."""
-    ranks, gpu = world.nproc_per_node, has_gpu(os.environ)
-    started, supervisor = start_engines(args, ranks, folder, os.environ, usable_cpus(), gpu)
-
-    def check() -> None:
-        if supervisor.poll() is not None:
-            raise RunFailed("--vllm_mode colocate: the engine beside the trainer could not be started (see above)")
-
-    try:
-        return started, wait_for_servers(started, folder, check)
-    except (RunFailed, ServerUnreachable) as error:
-        supervisor.terminate()
-        supervisor.wait()
-        if not by_default:
-            raise
-        say(f"{error}; completions come from the trainer's own process instead (--use_vllm false)")
-        return replace(args, use_vllm=False, vllm_mode="server", vllm_enforce_eager=None), None
-
-
-def wait_for_servers(
-    args: RlhfArguments, resumed: Path | None, while_waiting: Callable[[], None] = lambda: None
-) -> str:
-    """Waits for the rollout servers with a countdown on stderr, and for the right to write their weights; returns the
-    leases' token, which the trainer goes on with. `while_waiting` is called every few seconds.
-
-    Raises:
-        ServerUnreachable: one is not ready within `--vllm_server_timeout` seconds.
-        UsageError: one wants another API key, or another trainer writes to it; or they are not alike.
-    """
-    from swift_r1.sampling.pool.session import why_not_alike
-    from swift_r1.weights.writer import WeightWriter, saved_token
-    from swift_r1.wire.client import RolloutClient
-
-    def report(text: str) -> None:
-        while_waiting()
-        say(text)
-
-    end = time.monotonic() + args.vllm_server_timeout
-    with ExitStack() as cleanup:
-        clients = [cleanup.enter_context(RolloutClient(url, api_key=args.api_key)) for url in args.rollout_base_urls]
-        infos = [one.wait_until_ready(max(end - time.monotonic(), 1.0), report=report) for one in clients]
-        if why := why_not_alike([(one.base_url, info) for one, info in zip(clients, infos, strict=True)]):
-            raise UsageError(why)
-        token = saved_token(resumed)
-        for client in clients:
-            writer = WeightWriter(client, ttl_s=_HANDOVER_S, token=token)
-            writer.take_when_free(args.vllm_server_timeout, report=say)
-            token = writer.token
-    assert token is not None
-    return token
 
 
 def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from swift_r1.arguments.parser import API_KEY_VARIABLE, parse_arguments
 from swift_r1.arguments.server import LOOPBACK, RolloutArguments
+from swift_r1.arguments.told import named
 from swift_r1.checking.model_folder import is_local, model_faults
 from swift_r1.cli.merge_lora import base_model, merged_folder
 from swift_r1.errors import PortTaken, UsageError
@@ -24,6 +25,7 @@ from swift_r1.launch.environment import (
     server_environment,
     usable_cpus,
 )
+from swift_r1.runtime.processes import say
 
 SERVER_MODULE = "swift_r1.inference.server"
 _USAGE = (
@@ -55,11 +57,14 @@ def run(words: Sequence[str]) -> int:
         faults += [] if adapters is not None else model_faults(base, os.environ)
     except UsageError as error:
         faults += error.faults
+    faults += turn_faults(args)
     if faults:
         raise UsageError(*faults)
     check_port(args.host, args.port)
-    for line in args.about_always_so:
+    for line in args.about_flags:
         print(line, file=sys.stderr)
+    if args.told:
+        say(f"{named(args.told)}: the trainer is told (GET /info), and runs the turns", "rollout")
     if adapters is not None:
         print(f"merging {adapters} into {base}", file=sys.stderr)
         args = replace(args, model=str(merged_folder(adapters, base, os.environ)))
@@ -71,9 +76,23 @@ def run(words: Sequence[str]) -> int:
         engines=args.vllm_tensor_parallel_size * args.vllm_data_parallel_size,
     )
     # The key is not in the file, but in the environment.
-    environ = new_environment(os.environ, added, args.api_key)
+    environ = new_environment(os.environ, added, args.secrets)
     content = {"args": args.to_dict() | {"merged": adapters is not None}}
     replace_process(SERVER_MODULE, (file_in_memory("swift-rollout-args", content),), environ)
+
+
+def turn_faults(args: RolloutArguments) -> list[str]:
+    """Why the trainer could not run the turns that are named, as far as this machine can tell."""
+    if not args.external_plugins and not args.scheduler_name:
+        return []
+    from swift_r1.checking.preflight import scheduler_name_faults
+    from swift_r1.plugins import load_plugins
+
+    try:
+        load_plugins(args.external_plugins)
+    except UsageError as error:
+        return list(error.faults)
+    return scheduler_name_faults(args)
 
 
 def check_port(host: str, port: int) -> None:

@@ -7,6 +7,7 @@ what the hub has, prepared like any other.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -145,6 +146,19 @@ class DapoPreprocessor(ProblemPreprocessor):
         return super().preprocess(row)
 
 
+class ToolCallPreprocessor(RowPreprocessor):
+    """A question, tools, and the calls that answer it: the first is the `solution`, as `toolbench` reads it.
+
+    ms-swift draws one of the calls at random, another one at each start.
+    """
+
+    def preprocess(self, row: Row) -> Preprocessed:
+        calls = row["answers"]
+        call = (json.loads(calls) if isinstance(calls, str) else calls)[0]
+        solution = f"Action: {call['name']}\nAction Input: {json.dumps(call['arguments'])}"
+        return {"messages": [{"role": "user", "content": row["query"]}], "tools": row["tools"], "solution": solution}
+
+
 def _builtin(name: str, of_id: RowPreprocessor | None = None, **about: Any) -> None:
     """Registers a set under its bare name; `of_id` prepares the sets of its ids on the hubs (default: automatic)."""
     given: dict[str, Any] = {"preprocess_func": WorkedPreprocessor(), "tags": ["math"]} | about
@@ -194,6 +208,15 @@ _builtin(
     eval_split=["test"],
     files={"train": "math_train.jsonl", "eval": "math_test.jsonl"},
     help="competition problems of five levels (MATH); the solution is LaTeX",
+)
+_builtin(
+    "xlam",
+    ms_dataset_id="LLM-Research/xlam-function-calling-60k",
+    hf_dataset_id="Salesforce/xlam-function-calling-60k",
+    subsets=[SubsetDataset("grpo", "dataset", preprocess_func=ToolCallPreprocessor())],
+    preprocess_func=ToolCallPreprocessor(),
+    tags=["agent"],
+    help="questions, tools and the calls that answer them; the solution is the first (--agent_template)",
 )
 _builtin(
     "dapo-math",

@@ -14,7 +14,7 @@ from swift_r1.data.prepare import prepared_rows, request_key, require_rows
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
-from swift_r1.data.sampler import RowStream
+from swift_r1.data.sampler import RowStream, mixed_counts
 from swift_r1.data.sources import DataFlags, Source, Split
 from swift_r1.data.store import Part, Rows
 from swift_r1.errors import UsageError
@@ -105,11 +105,10 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
     """
     seed, held_out = flags.seed, Rows()
     collector, validation = _Collector(flags, prepared, keep), _Collector(flags, prepared, keep)
-    evaluates = flags.eval_steps is not None or flags.eval_on_start
     limit = sys.maxsize if flags.eval_limit is None else flags.eval_limit
     if flags.streaming:
         train: Sequence[Row] = first_rows(flags)
-        if evaluates:
+        if flags.evaluates:
             held_out = _held_out_of_stream(flags, validation, limit)
         return LoadedData(train, held_out, validation.broken, validation.prepared)
     if flags.val_dataset and flags.split_dataset_ratio:
@@ -119,7 +118,7 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
     if not prepared:
         _check_column_names(sources, flags)
     training = [collector.collect(source, "train", source.spec.sample) for source in sources]
-    if flags.val_dataset and evaluates:
+    if flags.val_dataset and flags.evaluates:
         for source in open_sources(flags.val_dataset, labels, flags.use_hf):
             wanted = source.spec.sample or (limit if source.samples_itself else None)
             held_out += validation.collect(source, "eval", wanted)
@@ -132,7 +131,7 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
             share = max(1, int(flags.split_dataset_ratio * len(rows)))
             training[number], out = _take_out(rows, min(share, len(rows) - 1), seed)
             held_out += out
-    elif evaluates and not flags.eval_datasets:
+    elif flags.evaluates and not flags.eval_datasets:
         for number, (source, quota) in enumerate(zip(sources, _shares(limit, len(sources)), strict=True)):
             if quota and source.has_held_out:
                 held_out += validation.collect(source, "eval", quota, repeat=False)
@@ -142,6 +141,10 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
     if len(held_out) > limit:
         _logger.info("evaluating on %d of %d held-out rows (--eval_limit)", limit, len(held_out))
         held_out = held_out.chosen(_choice(len(held_out), limit, f"{seed}:eval"))
+    if flags.interleave_prob is not None:
+        counts = mixed_counts([len(rows) for rows in training], flags)
+        training = [_resized(rows, counts[n], f"{seed}:mix:{n}") for n, rows in enumerate(training)]
+        _logger.info("--interleave_prob: %s of %s rows", counts, [len(rows) for rows in training])
     train = Rows(part for rows in training for part in rows.parts)
     if not train:
         raise UsageError("no training row is left; see the causes above")
@@ -174,7 +177,8 @@ def first_rows(flags: DataFlags, count: int = 4) -> list[Row]:
     for source in sources:
         drops = Drops()
         raws = source.rows("train", count if source.samples_itself else None, flags.seed)
-        rows = list(islice(preprocessed(source, raws, flags.columns, drops, flags.strict), count))
+        how = (flags.columns, drops, flags.strict, flags.agent_template)
+        rows = list(islice(preprocessed(source, raws, *how), count))
         require_rows(source, len(rows), drops)
         found += rows
     return found
@@ -253,6 +257,13 @@ def _take_out(rows: Rows, count: int, seed: int) -> tuple[Rows, Rows]:
     chosen = {different[place] for place in _choice(len(different), min(count, most), f"{seed}:held out")}
     kept = rows.chosen(place for place, key in enumerate(keys) if key not in chosen)
     return kept, rows.chosen(place for key, place in first.items() if key in chosen)
+
+
+def _resized(rows: Rows, count: int, seed: str) -> Rows:
+    """`count` of these rows: all of them as often as they go into it, and a choice for the rest."""
+    turns, rest = divmod(count, len(rows))
+    pieces = [*(rows for _ in range(turns)), rows.chosen(_choice(len(rows), rest, seed))]
+    return Rows(part.again(turn) for turn, piece in enumerate(pieces) for part in piece.parts)
 
 
 def _choice(among: int, count: int, seed: str) -> list[int]:

@@ -13,12 +13,13 @@ from typing import Any
 from swift_r1.data.files import RawRow
 from swift_r1.data.preprocessors import TOOL_CALL_KEYS, Row, preprocess_row, rename_columns
 from swift_r1.data.sources import Source
+from swift_r1.data.tools import with_tools
 from swift_r1.errors import UsageError, describe
 
 # What rewards get beside the dataset's columns; a column of such a name would be overwritten silently.
 RESERVED = frozenset(
     ("completions", "dataset", "finish_reason", "is_truncated", "prompt_id", "request_id", "response_token_ids")
-) | {"rollout_infos", "trainer_state"}
+) | {"rollout_infos", "trainer_state", "trajectory_inputs"}
 _ROLES = ("system", "user", "assistant", "tool")
 _CALL_ROLES = ("tool_call", "tool_response", "function_call", "function", "observation")  # ms-swift's, ShareGPT's
 # What ms-swift puts into the prompt, and no prompt here has.
@@ -48,22 +49,33 @@ class Drops:
 
 
 def preprocessed(
-    source: Source, raws: Iterable[RawRow], columns: Mapping[str, str], drops: Drops, strict: bool = False
+    source: Source,
+    raws: Iterable[RawRow],
+    columns: Mapping[str, str],
+    drops: Drops,
+    strict: bool = False,
+    agent_template: str | None = None,
 ) -> Iterator[Row]:
     """Training rows of `source`: `messages` without the reference answer, all other columns, `dataset`, `prompt_id`.
+    With an `agent_template` their system message describes the column `tools`.
 
     Broken rows and rows whose preprocessor returns None are counted in `drops`. `prompt_id` is `<label>:<row index>`.
 
     Raises:
         UsageError: a column has a reserved name, or `columns` renames one onto another; with `strict`, a broken row.
     """
-    for raw, number, row, _line in results(source, raws, columns, drops, strict):
+    for raw, number, row, _line in results(source, raws, columns, drops, strict, agent_template):
         suffix = f".{number}" if number else ""
         yield {**row, "dataset": source.name, "prompt_id": f"{source.label}:{raw.index}{suffix}"}
 
 
 def results(
-    source: Source, raws: Iterable[RawRow], columns: Mapping[str, str], drops: Drops, strict: bool = False
+    source: Source,
+    raws: Iterable[RawRow],
+    columns: Mapping[str, str],
+    drops: Drops,
+    strict: bool = False,
+    agent_template: str | None = None,
 ) -> Iterator[tuple[RawRow, int, Row, bytes]]:
     """As `preprocessed`, without `dataset` and `prompt_id`: the raw row, which of its rows it is, the row, its JSON."""
     for raw in raws:
@@ -76,8 +88,10 @@ def results(
             try:
                 rows = _as_list(preprocess_row(source.of_subset.get(raw.subset or "", source.preprocess), renamed))
                 for row in rows:
-                    _refuse_unread(row)
+                    _refuse_unread(row, agent_template)
                     row["messages"] = _prompt_messages(row)
+                    if agent_template is not None and not _is_empty(row.get("tools")):
+                        row["messages"] = with_tools(row["messages"], row["tools"], agent_template)
                     lines.append(_as_json(row))
             except UsageError:
                 raise
@@ -121,7 +135,7 @@ def _as_list(result: Any) -> list[Row]:
     return [dict(one) for one in results]
 
 
-def _refuse_unread(row: Mapping[str, Any]) -> None:
+def _refuse_unread(row: Mapping[str, Any], agent_template: str | None) -> None:
     """Raises RowFault where a column belongs in the prompt but would be missing from it."""
     for name in _MEDIA:
         if not _is_empty(row.get(name)):
@@ -129,8 +143,8 @@ def _refuse_unread(row: Mapping[str, Any]) -> None:
                 f"the column {name} is for multimodal models, this trains on text: leave such rows out, or rename the "
                 f'column to keep it for the rewards (--columns \'{{"{name}": "..."}}\')'
             )
-    if not _is_empty(row.get("tools")):
-        raise RowFault(f"the column tools describes tools: {_TOOL_CALLS}")
+    if agent_template is None and not _is_empty(row.get("tools")):
+        raise RowFault("the column tools describes tools: --agent_template puts them into the prompt")
     if not _is_empty(row.get("chat_template_kwargs")):
         raise RowFault("the column chat_template_kwargs is not read: --enable_thinking applies to all rows")
 

@@ -34,11 +34,15 @@ class PromptSampler:
         prompts_per_round: prompts per round over all ranks, > 0.
         shuffle: False gives the rows in file order every epoch.
         seed: of the permutations.
+        drop_last: an epoch ends with its last whole round; the rows that are left out are others each time.
     """
 
-    def __init__(self, num_rows: int, prompts_per_round: int, shuffle: bool = True, seed: int = 42) -> None:
+    def __init__(
+        self, num_rows: int, prompts_per_round: int, shuffle: bool = True, seed: int = 42, drop_last: bool = False
+    ) -> None:
         if num_rows <= 0 or prompts_per_round <= 0:
             raise ValueError(f"a sampler needs rows and prompts, got {num_rows} and {prompts_per_round}")
+        self.rows_per_epoch = num_rows - num_rows % prompts_per_round if drop_last else num_rows
         self.num_rows = num_rows
         self.prompts_per_round = prompts_per_round
         self.shuffle = shuffle
@@ -68,7 +72,7 @@ class PromptSampler:
         self._drawn = int(state["drawn"])
 
     def _draw(self) -> int:
-        epoch, position = divmod(self._drawn, self.num_rows)
+        epoch, position = divmod(self._drawn, self.rows_per_epoch)
         if epoch != self._order_epoch:
             self._order = list(range(self.num_rows))
             if self.shuffle:
@@ -100,6 +104,8 @@ class RowStream:
         cannot be read, or no row is left; with `strict`, where a row is broken."""
         for epoch in count():
             rows: Iterator[Row] = (row for source in self.sources for row in self._once(source, log=epoch == 0))
+            if self.flags.interleave_prob is not None:
+                rows = self._mixed(epoch)
             if self.flags.dataset_shuffle:
                 rows = shuffled(rows, self.first, self.flags.shuffle_buffer_size, f"{self.flags.seed}:{epoch}")
             found = 0
@@ -109,6 +115,24 @@ class RowStream:
                 raise UsageError("no training row is left; see the causes above")
             _logger.info("--streaming true: %s rows were one epoch, the next begins", f"{found:,}")
 
+    def _mixed(self, epoch: int) -> Iterator[Row]:
+        """The rows of one epoch with `--interleave_prob`, in the order of `datasets.interleave_datasets`."""
+        running = [self._once(source, log=epoch == 0) for source in self.sources]
+        coming = [next(rows, None) for rows in running]
+        turns = [int(row is None) for row in coming]
+        for number in drawn_sources(self.flags, epoch):
+            if sum(map(bool, turns)) >= _ending(self.flags):
+                return
+            if (row := coming[number]) is None:
+                continue
+            turn = turns[number]
+            yield row if not turn else {**row, "prompt_id": f"{row['prompt_id']}+{turn}"}
+            if (following := next(running[number], None)) is None:
+                turns[number] += 1
+                running[number] = self._once(self.sources[number], log=False)
+                following = next(running[number], None)
+            coming[number] = following
+
     def _once(self, source: Source, log: bool) -> Iterator[Row]:
         """A source's rows of one epoch: all that fit, or `#N` of them, repeated where there are fewer."""
         wanted = source.spec.sample
@@ -117,7 +141,8 @@ class RowStream:
         for turn in count():
             before = found
             raws = source.rows("train", wanted if source.samples_itself else None, self.flags.seed)
-            for row in preprocessed(source, raws, self.flags.columns, drops, self.flags.strict):
+            how = (self.flags.columns, drops, self.flags.strict, self.flags.agent_template)
+            for row in preprocessed(source, raws, *how):
                 if log and turn == 0:
                     for example in drops.examples[shown:]:
                         _logger.warning("dataset %s: a row is left out: %s", source.name, example)
@@ -137,6 +162,32 @@ class RowStream:
             _logger.warning("dataset %s: %d prompts left out: longer than --max_length", source.name, too_long)
         if log and drops.broken:
             _logger.warning("dataset %s: %d of %d rows left out", source.name, drops.broken, drops.seen)
+
+
+def drawn_sources(flags: DataFlags, epoch: int = 0) -> Iterator[int]:
+    """Which source each next row comes from, without an end."""
+    import numpy as np
+
+    shares = list(flags.interleave_prob or ())
+    rng = np.random.default_rng(flags.seed if not epoch else (flags.seed, epoch))
+    while True:
+        yield from rng.choice(len(shares), size=1000, p=shares).tolist()
+
+
+def mixed_counts(sizes: Sequence[int], flags: DataFlags) -> list[int]:
+    """How many rows of sources of these sizes a mixed pass has."""
+    counts, used_up = [0] * len(sizes), 0
+    for number in drawn_sources(flags):
+        counts[number] += 1
+        used_up += counts[number] == sizes[number]
+        if used_up == _ending(flags):
+            break
+    return counts
+
+
+def _ending(flags: DataFlags) -> int:
+    """How many sources are used up where a mixed pass ends."""
+    return 1 if flags.stopping_strategy == "first_exhausted" else len(flags.dataset)
 
 
 def shuffled(rows: Iterable[Row], first: int, size: int, seed: str) -> Iterator[Row]:

@@ -27,17 +27,19 @@ class DataFlags:
     dataset: Sequence[str]
     val_dataset: Sequence[str] = ()
     split_dataset_ratio: float = 0.0
+    interleave_prob: Sequence[float] | None = None
+    stopping_strategy: str = "first_exhausted"
     use_hf: bool | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     strict: bool = False
+    agent_template: str | None = None
     dataset_num_proc: int = 1
     load_from_cache_file: bool = True
     streaming: bool = False
     shuffle_buffer_size: int = 1000
     dataset_shuffle: bool = True
     seed: int = 42
-    eval_steps: int | None = None
-    eval_on_start: bool = False
+    evaluates: bool = False
     eval_limit: int | None = None
     eval_datasets: Sequence[str] = ()
 

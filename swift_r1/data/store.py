@@ -179,6 +179,11 @@ class Part:
         name, row = self.store.row(place)
         return {**row, "dataset": self.dataset, "prompt_id": f"{self.label}:{name}{f'+{turn}' if turn else ''}"}
 
+    def again(self, turn: int) -> Part:
+        """The same rows for the `turn`th time more."""
+        used = int(self.places.max(initial=0)) // len(self.store) + 1
+        return replace(self, places=self.places + turn * used * len(self.store))
+
     def column(self, name: str) -> pa.ChunkedArray:
         """A column of the store, for each of these rows."""
         return self.store.table[name].take(self.places % len(self.store))

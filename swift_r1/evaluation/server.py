@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import random
@@ -18,7 +17,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from swift_r1.arguments.engine import changed_flags
 from swift_r1.arguments.evaluation import EvalArguments
+from swift_r1.arguments.fields import as_words
 from swift_r1.errors import EXIT_PORT_TAKEN, RunFailed, ServerUnreachable, UsageError
 from swift_r1.evaluation import ADDED_VARIABLE, adapters_base
 from swift_r1.evaluation.engine import EvalEngine, OnWritten, Question, config_of, rollout_request, written_of
@@ -182,15 +183,10 @@ class OwnServerEngine(EvalEngine):
 
 def _engine_words(args: EvalArguments) -> list[str]:
     names = (
-        *("torch_dtype", "max_model_len", "vllm_gpu_memory_utilization", "vllm_enforce_eager", "seed"),
-        *("vllm_tensor_parallel_size", "vllm_data_parallel_size", "vllm_enable_prefix_caching", "vllm_engine_kwargs"),
+        *("torch_dtype", "max_model_len", "vllm_gpu_memory_utilization", "seed"),
+        *("vllm_data_parallel_size", "vllm_engine_kwargs"),
     )
-    given = {name: value for name in names if (value := getattr(args, name)) not in (None, {})}
-    return [
-        word
-        for name, value in given.items()
-        for word in (f"--{name}", json.dumps(value) if isinstance(value, bool | dict) else str(value))
-    ]
+    return as_words({name: getattr(args, name) for name in names} | changed_flags(args))
 
 
 def _free_port() -> int:

@@ -63,6 +63,7 @@ class RolloutService:
             tokenizer_hash=known.tokenizer_hash,
             weight_version=self.machine.version,
             broken=self.machine.broken,
+            can_sleep=known.can_sleep,
             asleep=self.updates.sleeping.level,
             max_model_len=known.max_model_len,
             max_n=self.max_n,
@@ -70,6 +71,7 @@ class RolloutService:
             max_lora_rank=self.config.vllm_max_lora_rank if self.config.vllm_enable_lora else None,
             own_base=self.updates.own_base,
             nccl_workers=known.nccl_workers,
+            turns=wire.Turns(**self.config.told),
         )
 
     async def rollouts(self, batch: wire.RolloutBatch, lease: str | None) -> wire.RolloutResponse:

@@ -33,19 +33,16 @@ from swift_r1.errors import (
     SwiftError,
 )
 from swift_r1.launch.environment import WORKER_MODULE, has_gpu
-from swift_r1.launch.nodes import Cause, Nodes
+from swift_r1.launch.nodes import DEFAULT_MASTER_PORT, MEETING_SECONDS, Cause, Nodes
 from swift_r1.runtime.processes import leave, say, stop_at_once
 
 if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
-MEETING_SECONDS = 900  # for the nodes to find each other
 _ENDING_SECONDS = 30.0  # for a rank to end after another has failed
 _KILLED = "killed by SIGKILL (likely out of memory)"
 _SAME_MOMENT = 5  # seconds after the first failure in which a rank may die of the same cause
 _POLL_S = 0.1
-_LEAST_SILENCE_S = 5.0  # of a node, before it counts as dead
-_DEFAULT_MASTER_PORT = 29500
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -120,8 +117,7 @@ def run_workers(
     if world.nnodes == 1:
         cause = _run_node(world, command, kill_workers, finished)
         return _tell(cause, world, memory_advice) if isinstance(cause, Cause) else cause
-    port = world.master_port or _DEFAULT_MASTER_PORT
-    with Nodes(world, port, max(_LEAST_SILENCE_S, ddp_timeout / 2), MEETING_SECONDS, kill_workers) as nodes:
+    with Nodes(world, ddp_timeout, kill_workers) as nodes:
         cause = _run_node(world, command, kill_workers, finished)
         if isinstance(cause, Cause):
             return _tell(nodes.settle(cause), world, memory_advice)
@@ -165,7 +161,7 @@ def _run_node(
         run_id=f"swift-r1-{os.getpid() if single else 'nodes'}",
         rdzv_backend="c10d" if single else "static",
         # Port 0: the system picks a free one.
-        rdzv_endpoint="127.0.0.1:0" if single else f"{world.master_addr}:{world.master_port or _DEFAULT_MASTER_PORT}",
+        rdzv_endpoint="127.0.0.1:0" if single else f"{world.master_addr}:{world.master_port or DEFAULT_MASTER_PORT}",
         rdzv_configs={"timeout": MEETING_SECONDS} | ({} if single else {"rank": world.node_rank}),
         local_addr="127.0.0.1" if single else None,
         max_restarts=0,

@@ -22,7 +22,6 @@ from typing import NoReturn
 
 import psutil
 
-from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.world import World
 
 WORKER_MODULE = "swift_r1.training.worker"
@@ -67,13 +66,13 @@ def file_in_memory(name: str, content: object) -> str:
     return f"/proc/self/fd/{descriptor}"
 
 
-def new_environment(environ: Mapping[str, str], added: Mapping[str, str], api_key: str | None) -> dict[str, str]:
+def new_environment(environ: Mapping[str, str], added: Mapping[str, str], secrets: Mapping[str, str]) -> dict[str, str]:
     """The environment of a new process; a line on stderr says what is added to the user's."""
     if added:
         short = {"LD_PRELOAD": re.sub(r"[^:]*/", "", added.get("LD_PRELOAD", "")), "GLIBC_TUNABLES": "..."}
         shown = ", ".join(f"{name}={short.get(name, value)}" for name, value in added.items())
         print(f"environment: {shown} (set a variable yourself to override it)", file=sys.stderr)
-    return {**environ, **added} | ({API_KEY_VARIABLE: api_key} if api_key else {})
+    return {**environ, **added, **secrets}
 
 
 def has_gpu(environ: Mapping[str, str]) -> bool:
@@ -97,14 +96,16 @@ def trainer_environment(
     cpus: Sequence[int],
     gpu: bool,
     deterministic: bool = False,
+    peer: str | None = None,
 ) -> dict[str, str]:
     """Variables to add for the trainer: threads shared out between the ranks, and an allocator without a GPU.
 
     Args:
-        offline: neither the model nor the data needs the hub.
+        offline: neither the model nor the data nor an upload needs the hub.
         cpus: the usable CPUs.
         gpu: whether training runs on GPUs.
         deterministic: `--deterministic true`.
+        peer: the address of another node.
     """
     wanted = {"OMP_NUM_THREADS": str(max(1, len(cpus) // world.nproc_per_node))}
     if not gpu:
@@ -117,7 +118,7 @@ def trainer_environment(
         wanted["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch refuses matrix products in deterministic mode without it
     if world.nnodes > 1:
         wanted["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # else torch warns of every address that has no name
-        if name := interface_to(str(world.master_addr)):
+        if peer and (name := interface_to(peer)):
             # gloo would take the address of this machine's name, often one that no other machine reaches.
             wanted |= {"GLOO_SOCKET_IFNAME": name} | ({"NCCL_SOCKET_IFNAME": name} if gpu else {})
     if offline:
@@ -125,15 +126,20 @@ def trainer_environment(
     return {name: value for name, value in wanted.items() if name not in environ}
 
 
-def interface_to(host: str) -> str | None:
-    """Name of the network interface that reaches `host`; None where that cannot be told. Sends nothing."""
+def own_address(host: str) -> str | None:
+    """This machine's address on the way to `host`; None where that cannot be told. Sends nothing."""
     try:
         family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect(address)
-            own = str(probe.getsockname()[0]).partition("%")[0]
+            return str(probe.getsockname()[0]).partition("%")[0]
     except OSError:
         return None
+
+
+def interface_to(host: str) -> str | None:
+    """Name of the network interface that reaches `host`; None where that cannot be told."""
+    own = own_address(host)
     for name, addresses in psutil.net_if_addrs().items():
         if own in (item.address.partition("%")[0] for item in addresses):
             return str(name)

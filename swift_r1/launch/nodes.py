@@ -1,4 +1,5 @@
-"""What the launchers of several machines tell each other: that they are alive, and why one of them ends.
+"""What the launchers of several machines tell each other: that they are alive, why one of them ends, and what they
+agree on before their ranks start.
 
 Through the store that torch's launcher has on node 0 anyway (MASTER_ADDR:MASTER_PORT), as JSON. The ranks themselves
 notice that a peer is gone only when they wait for it, and do not know why.
@@ -7,21 +8,28 @@ notice that a peer is gone only when they wait for it, and do not know why.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from swift_r1.arguments.world import World
-from swift_r1.errors import EXIT_RUN_FAILED, PortTaken, RunFailed
+from swift_r1.errors import EXIT_INTERRUPTED, EXIT_RUN_FAILED, PortTaken, RunFailed, SwiftError
+from swift_r1.launch.environment import own_address
+from swift_r1.runtime.processes import leave, say
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # `torch.distributed.Store`, which torch does not export to mypy
 
 _BEAT_SECONDS = 1.0
+_LOOK_SECONDS = 0.2
+_LEAST_SILENCE_SECONDS = 5.0
+MEETING_SECONDS = 900  # for the nodes to find each other
+DEFAULT_MASTER_PORT = 29500
 _ANSWER_SECONDS = 5
 """For the store to answer, and for a cause to arrive after its consequences."""
 
@@ -53,18 +61,19 @@ class Nodes:
     """One launcher's view of the nodes; a context manager around its workers' life.
 
     Args:
-        silence_s: a node that has not been heard from for this long counts as dead.
+        ddp_timeout: seconds; a node that has not been heard from for half of it counts as dead.
         end_workers: ends this node's ranks at once; called from another thread.
+        patience_s: the longest that `ask` waits.
 
     Raises (on entering):
         PortTaken: this is node 0 and MASTER_PORT is taken.
-        RunFailed: node 0 is not there within `meeting_s`.
+        RunFailed: node 0 is not there within `MEETING_SECONDS`.
     """
 
     def __init__(
-        self, world: World, port: int, silence_s: float, meeting_s: float, end_workers: Callable[[], None]
+        self, world: World, ddp_timeout: float, end_workers: Callable[[], None], patience_s: float = MEETING_SECONDS
     ) -> None:
-        self.world, self.port, self.silence_s, self.meeting_s = world, port, silence_s, meeting_s
+        self.world, self.patience_s, self.silence_s = world, patience_s, max(_LEAST_SILENCE_SECONDS, ddp_timeout / 2)
         self._end_workers = end_workers
         self._over = threading.Event()
         self._heard = {node: time.monotonic() for node in range(world.nnodes) if node != world.node_rank}
@@ -75,7 +84,8 @@ class Nodes:
         self.seen: Cause | None = None
 
     def __enter__(self) -> Nodes:
-        self._own, self._watching = self._connect(self.meeting_s), self._connect(self.meeting_s)
+        self._own, self._watching = self._connect(), self._connect()
+        self._tell(self._own, f"beat/{self.world.node_rank}", "0")  # who goes before the first beat is missed too
         # Meeting may have taken minutes.
         self._heard = dict.fromkeys(self._heard, time.monotonic())
         for thread in self._threads:
@@ -84,11 +94,51 @@ class Nodes:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
+        for thread in self._threads:
+            thread.join(_BEAT_SECONDS)
+        # On node 0 this closes the port, which the process that replaces this one listens on again.
+        del self._own, self._watching
 
     def done(self) -> None:
         """This node's ranks have ended well; its silence from now on means nothing."""
         self._over.set()
         self._tell(self._own, f"done/{self.world.node_rank}", "1")
+
+    def tell(self, key: str, value: str) -> None:
+        """Something for the others to `ask` for."""
+        self._own.set(key, value)
+
+    def ask(self, keys: Sequence[str], while_waiting: Callable[[], None] = lambda: None) -> list[str]:
+        """What the others tell, once they have told all of it; who is silent counts as dead. Raises RunFailed: node 0,
+        which holds the store, has ended; or the others do not tell."""
+        deadline = time.monotonic() + self.patience_s
+        try:
+            while not self._own.check(list(keys)):
+                while_waiting()
+                if time.monotonic() > deadline:
+                    raise RunFailed(f"the nodes do not agree ({keys[0]} is missing): do they have the same flags?")
+                time.sleep(_LOOK_SECONDS)
+            return [self._own.get(key).decode() for key in keys]
+        except RuntimeError as error:
+            raise RunFailed("node 0 has ended") from error
+
+    def peer(self) -> str:
+        """The address of another node as this one reaches it; MASTER_ADDR may be loopback on node 0."""
+        if not self.world.node_rank:
+            return self.ask(["address/1"])[0]
+        master = str(self.world.master_addr)
+        self.tell(f"address/{self.world.node_rank}", own_address(master) or "")
+        return master
+
+    def part(self) -> None:
+        """Node 0 closes the store when the others have nothing to ask any more, and these go on when it has."""
+        others = [f"parted/{node}" for node in range(1, self.world.nnodes)]
+        if not self.world.node_rank:
+            self.ask(others)
+            return
+        self.tell(f"parted/{self.world.node_rank}", "1")
+        with suppress(RunFailed):
+            self.ask(["closed"])  # never told: the store goes first
 
     def settle(self, own: Cause) -> Cause:
         """Tells the others why this node's ranks ended, and returns the first cause of all.
@@ -177,22 +227,50 @@ class Nodes:
         with suppress(RuntimeError):  # node 0 has ended
             store.set(key, value)
 
-    def _connect(self, meeting_s: float) -> Store:
+    def _connect(self) -> Store:
         import torch.distributed as dist
 
         host, is_first = str(self.world.master_addr), self.world.node_rank == 0
-        limit = timedelta(seconds=meeting_s)
+        port, limit = self.world.master_port or DEFAULT_MASTER_PORT, timedelta(seconds=MEETING_SECONDS)
         try:
             store = dist.TCPStore(  # type: ignore[attr-defined]  # public, but not exported to mypy
-                host, self.port, None, is_first, limit, wait_for_workers=False, multi_tenant=True
+                host, port, None, is_first, limit, wait_for_workers=False, multi_tenant=True
             )
         except (dist.DistNetworkError, dist.DistStoreError) as error:
             if is_first and "EADDRINUSE" in str(error):
-                raise PortTaken(f"MASTER_PORT {self.port} is taken: give another one on every node") from error
+                raise PortTaken(f"MASTER_PORT {port} is taken: give another one on every node") from error
             raise RunFailed(
                 f"the {self.world.nnodes} nodes did not meet: node {self.world.node_rank} found nobody at "
-                f"{host}:{self.port} within {meeting_s:g} s"
+                f"{host}:{port} within {MEETING_SECONDS} s"
             ) from error
         store.set_timeout(timedelta(seconds=_ANSWER_SECONDS))
         prefixed: Store = dist.PrefixStore("swift-r1-launchers", store)  # type: ignore[attr-defined]  # as above
         return prefixed
+
+
+@contextmanager
+def launching(world: World, ddp_timeout: float, waits_s: float = 0.0) -> Iterator[Nodes | None]:
+    """The nodes before their ranks start; None where there is one. They meet within `MEETING_SECONDS` and leave
+    together; meanwhile one may wait `waits_s` for something else. An error on one node ends this process on all of
+    them, with its cause and exit code."""
+    if world.nnodes == 1:
+        yield None
+        return
+
+    def end() -> None:
+        assert nodes.seen is not None
+        cause = nodes.settle(nodes.seen)
+        say(cause.line(several=True))
+        leave(cause.code)
+
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else torch warns of every address that has no name
+    nodes = Nodes(world, ddp_timeout, end, MEETING_SECONDS + waits_s)
+    with nodes:
+        try:
+            yield nodes
+            nodes.part()
+        except BaseException as error:
+            code = error.exit_code if isinstance(error, SwiftError) else EXIT_INTERRUPTED
+            text = str(error) if isinstance(error, SwiftError) else "interrupted"
+            nodes.settle(Cause(world.node_rank, None, code, f"node {world.node_rank}: {text}"))
+            raise

@@ -9,27 +9,28 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from swift_r1.arguments.fields import flag_specs
+from swift_r1.arguments.fields import flag_specs, spellings
+from swift_r1.arguments.output import LAST
+from swift_r1.arguments.parser import Command
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
+from swift_r1.launch.nodes import Nodes
 from swift_r1.runtime.libraries import package_versions
 from swift_r1.runtime.processes import run_folder_held, say
 
 _VERSION = re.compile(r"v(\d+)-\d{8}-\d{6}$")
-LAST = "last"
 _SIGNS_OF_A_RUN = ("args.json", "logging.jsonl", "completions.jsonl", "checkpoint-*")
 
 
 def run_folder_faults(args: RlhfArguments, world: World) -> list[str]:
     """Why the output folder cannot be used, before anything is made."""
     folder = Path(str(args.output_dir))
-    if world.nnodes > 1 and args.add_version:
-        return ["several nodes need --add_version false, so that all of them write to the same folder"]
     existing = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     if not existing.is_dir():
         return [f"--output_dir {folder}: {existing} is a file"]
@@ -56,7 +57,23 @@ def newest_version(base: Path) -> tuple[int, Path | None]:
     return max(found, default=(-1, None))
 
 
-def make_run_folder(args: RlhfArguments, world: World) -> Path:
+def run_folder(args: RlhfArguments, world: World, nodes: Nodes | None, resumed: Path | None) -> Path:
+    """The run's folder: that of the `resumed` run, or a new one. Node 0 tells the others. Raises UsageError where it
+    cannot be made, or another node resumes another run."""
+    if nodes is not None and world.node_rank:
+        [told] = nodes.ask(["folder"])
+        if resumed is not None and resumed != Path(told):
+            raise UsageError(
+                f"node 0 trains in {told}, and this node would go on in {resumed}: --output_dir must be shared"
+            )
+        return make_run_folder(replace(args, output_dir=told, add_version=False))
+    folder = resumed or make_run_folder(args)
+    if nodes is not None:
+        nodes.tell("folder", str(folder))
+    return folder
+
+
+def make_run_folder(args: RlhfArguments) -> Path:
     """Makes and returns the run's folder (absolute): `vN-YYYYmmdd-HHMMSS` in `--output_dir`, or that itself.
     UsageError where it cannot be made."""
     base = Path(str(args.output_dir)).absolute()
@@ -106,12 +123,13 @@ def write_args(
 
 
 def without_secrets(words: Sequence[str]) -> list[str]:
-    """A command line with the value of `--api_key` replaced by `***`."""
+    """A command line with the values of secrets replaced by `***`."""
+    secrets = {name for one in Command.__subclasses__() for name, spec in spellings(one).items() if spec.info.secret}
     shown: list[str] = []
     hide_next = False
     for word in words:
         name, equals, _ = word.partition("=")
-        is_key = name.lstrip("-").replace("-", "_") == "api_key" and name.startswith("--")
+        is_key = name.lstrip("-").replace("-", "_") in secrets and name.startswith("--")
         shown.append("***" if hide_next else f"{name}=***" if is_key and equals else word)
         hide_next = is_key and not equals
     return shown

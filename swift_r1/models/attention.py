@@ -3,10 +3,13 @@
 A prompt that several completions share is in the row once, so that everything except attention computes it once.
 Attention is exact: a completion's queries meet the keys of its prompt and then its own, at the positions they have in a
 row of their own. Nothing is padded outside this module.
+
+Where a row is spread over ranks, each has here all its tokens for a part of the heads.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -17,6 +20,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from swift_r1.runtime.sequence_parallel import SequenceGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,11 +63,12 @@ def packed_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     packed_row: PackedRow | None = None,
+    sequence: SequenceGroup | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """`query [1, H, S, D]`, `key [1, KV, S, D]`, `value [1, KV, S, V]` -> `[1, S, H, V]`. A layer's `sliding_window` is
-    how many tokens each sees, itself among them. Without `packed_row` it is SDPA, whose mask has the window. Raises
-    ValueError: on dropout, which would differ between the two forms."""
+    """`query [1, H, S, D]`, `key [1, KV, S, D]`, `value [1, KV, S, V]` -> `[1, S, H, V]`; with `sequence` `S` counts
+    this rank's tokens. A layer's `sliding_window` is how many tokens each sees, itself among them. Without `packed_row`
+    it is SDPA, whose mask has the window. Raises ValueError: on dropout, which would differ between the two forms."""
     if packed_row is None:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, dropout=dropout, **kwargs
@@ -71,6 +77,8 @@ def packed_attention(
         raise ValueError("packed attention has no dropout")
     # Token by token `[S, heads, D]`, so that a completion's tokens are rows of one matrix.
     query, key, value = (states[0].transpose(0, 1) for states in (query, key, value))
+    if sequence is not None:
+        query, key, value = _to_heads(sequence, packed_row, query, key, value)
     parts = []
     for group in packed_row:
         middle = group.start + group.prompt_length
@@ -83,7 +91,16 @@ def packed_attention(
         if group.completions:
             own = [states[middle:end] for states in (query, key, value)]
             parts.append(_after_prompt(group, own, k, v, scaling, sliding_window))
-    return torch.cat(parts)[None], None
+    out = torch.cat(parts)
+    return (out if sequence is None else sequence.to_tokens(out))[None], None
+
+
+def _to_heads(sequence: SequenceGroup, row: PackedRow, query: Tensor, *shared: Tensor) -> tuple[Tensor, ...]:
+    """All tokens of this rank's heads; of keys and values the copies that its queries meet, where they are fewer."""
+    tokens = row[-1].start + row[-1].prompt_length + len(row[-1].places)
+    copies = sequence.size // math.gcd(sequence.size, shared[0].shape[1])
+    spread = (states.repeat_interleave(copies, 1) if copies > 1 else states for states in shared)
+    return tuple(sequence.to_heads(states, tokens) for states in (query, *spread))
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor, scaling: float | None, window: int | None) -> Tensor:

@@ -56,20 +56,23 @@ def load_model(
     *,
     quantization: Quantization | None = None,
     freezing: Freezing | None = None,
+    attention: str | None = None,
+    flag: str = "--model",
 ) -> PreTrainedModel:
-    """The causal LM in `path`, in `dtype` (None: as its config says), with `lora`'s adapters over weights of
-    `quantization`, or with the weights of `freezing` frozen. Raises UsageError: if transformers cannot load it, or it
-    has none of the modules to adapt or weights to freeze."""
+    """The causal LM in `path` (which `flag` names), in `dtype` (None: as its config says), with `lora`'s adapters over
+    weights of `quantization`, or with the weights of `freezing` frozen; `attention` is transformers' name of one (None:
+    the config's). Raises UsageError: if transformers cannot load it, or it has none of the modules to adapt or weights
+    to freeze."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"attn_implementation": attention}
     try:
         if quantization is not None:
             compute = getattr(torch, dtype) if dtype else AutoConfig.from_pretrained(path).dtype
             more["quantization_config"] = quantization.config(compute or torch.float32)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(path, dtype=_dtype(dtype), **more)
     except (OSError, ValueError, KeyError) as error:
-        raise UsageError(f"cannot load --model {path}: {one_line(error)}") from error
+        raise UsageError(f"cannot load {flag} {path}: {one_line(error)}") from error
     if quantization is not None:
         for module in model.modules():
             # On a CPU bitsandbytes would repack the weights for good when the model generates.
@@ -84,7 +87,9 @@ def load_model(
     return model
 
 
-def load_critic(path: str | Path, dtype: str | None, gradient_checkpointing: bool) -> PreTrainedModel:
+def load_critic(
+    path: str | Path, dtype: str | None, gradient_checkpointing: bool, attention: str | None = None
+) -> PreTrainedModel:
     """The critic in `path`: a causal LM, which gets a new head of zeros (every value is 0 at first), or a sequence
     classifier of one label, as a checkpoint's `critic/` is, with the head it has. Raises UsageError: transformers
     cannot load it as a classifier, or it has several labels."""
@@ -96,7 +101,7 @@ def load_critic(path: str | Path, dtype: str | None, gradient_checkpointing: boo
         if trained_head and config.num_labels != 1:
             raise UsageError(f"--critic_model {path} gives {config.num_labels} numbers per token: a critic gives one")
         model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            path, num_labels=1, dtype=_dtype(dtype)
+            path, num_labels=1, dtype=_dtype(dtype), attn_implementation=attention
         )
     except (OSError, ValueError, KeyError) as error:
         raise UsageError(f"cannot load the critic from {path}: {one_line(error)}") from error

@@ -14,13 +14,14 @@ import torch
 
 from swift_r1.errors import UsageError, one_line
 from swift_r1.models.loading import Quantization, load_model, load_tokenizer
+from swift_r1.models.lora import take_adapter
 from swift_r1.models.weights import ADAPTER, has_adapters, policy_weights
 from swift_r1.weights.expected import own_weights, skeleton
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_LORA_WEIGHT = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_ADDED = re.compile(r"base_model\.model\.(.+?)(?:\.lora_([AB])\.weight|\.lora_(magnitude)_vector|\.weight|\.bias)")
 BASE = "base_model.json"  # in a checkpoint of adapters: how the model under them was loaded
 
 
@@ -44,6 +45,8 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
 
     Raises UsageError: the adapters are not of this model.
     """
+    from peft import PeftConfig
+
     path = adapters / BASE
     known: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     quantization = Quantization(**known["quantization"]) if known.get("quantization") else None
@@ -51,9 +54,11 @@ def merge(base: str, adapters: Path, output: Path, dtype: str | None) -> None:
         raise UsageError(f"--adapters {adapters} are not of --model {base}: {fault}")
     model = load_model(base, known.get("dtype"), False, quantization=quantization)
     try:
-        model.load_adapter(str(adapters), adapter_name=ADAPTER)
+        # Not by transformers' `load_adapter`, which leaves DoRA's magnitudes out and unties what is trained whole.
+        model.add_adapter(PeftConfig.from_pretrained(str(adapters)), ADAPTER)
     except (ValueError, RuntimeError, KeyError) as error:
         raise UsageError(f"--adapters {adapters} are not of --model {base}: {one_line(error)}") from error
+    take_adapter(model, ADAPTER, adapters, "--adapters")
     plain = plain_like(model)
     weights = {weight.name: weight.base for weight in policy_weights(plain)}
     with torch.no_grad():
@@ -71,14 +76,19 @@ def misfit(base: str, adapters: Path) -> str | None:
     """Why the adapters cannot be of the model `base`, by names and shapes; None where they fit."""
     from safetensors import safe_open
 
-    expected = own_weights(skeleton(base))
+    empty: Any = skeleton(base)
+    expected = own_weights(empty)
+    tied = empty.config.get_text_config().tie_word_embeddings
     with safe_open(adapters / "adapter_model.safetensors", "pt") as file:
         shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     for name, shape in sorted(shapes.items()):
-        match = _LORA_WEIGHT.fullmatch(name)
-        under = expected.get(f"{match[1]}.weight") if match else None
+        match = _ADDED.fullmatch(name)
+        under = expected.get(f"{match[1]}{'.bias' if name.endswith('.bias') else '.weight'}") if match else None
+        if tied and name.endswith("lm_head.weight"):
+            continue
         if match is None or under is None:
             return f"it has no {match[1] if match else name}"
+        # Of a whole weight (`--modules_to_save`), and of DoRA's magnitudes, the first side stands for the others.
         side, own = (shape[1], under[1]) if match[2] == "A" else (shape[0], under[0])
         if side != own:
             return f"{match[1]} is {list(under)} there, and they are for one with {side} in place of {own}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from swift_r1.models.attention import PackedRow
 from swift_r1.models.logprobs import LogitForm, TokenLogprobs, selective_logprobs
 from swift_r1.models.weights import output_head
+from swift_r1.runtime.sequence_parallel import SequenceGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -31,6 +34,21 @@ class ModelInputs(NamedTuple):
     # the packed row's groups for `packed_attention`; None where rows are not packed, or where the model's own attention
     # tells samples apart by position ids that start again
     packed_row: PackedRow | None = None
+    sequence: SequenceGroup | None = None  # the ranks that a packed row's tokens are spread over
+
+    def own(self) -> tuple[ModelInputs, Tensor]:
+        """This rank's part of a row that is spread over a group, and which of the `K` tokens it predicts (bool `[K]`);
+        `packed_row` stays that of the whole row."""
+        assert self.sequence is not None and self.position_ids is not None
+        part = self.sequence.own(self.token_ids.shape[1])
+        mine = (self.positions >= part.start) & (self.positions < part.stop)
+        inputs = self._replace(
+            token_ids=self.token_ids[:, part],
+            position_ids=self.position_ids[:, part],
+            positions=self.positions[mine] - part.start,
+            targets=self.targets[mine],
+        )
+        return inputs, mine
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +86,8 @@ class Policy(nn.Module):
 
     def forward(self, temperature: float, *fields: Any) -> TokenLogprobs:
         """Of the fields of `ModelInputs` (ZeRO-3 looks for tensors among the arguments); `[K]` float32 each."""
-        inputs = ModelInputs(*fields)
-        found: TokenLogprobs = self.logprob_head(_chosen_states(self.model, inputs), inputs.targets, temperature)
-        return found
+        head = partial(self.logprob_head, temperature=temperature)
+        return TokenLogprobs(*_of_tokens(self.model, ModelInputs(*fields), head))
 
 
 class Critic(nn.Module):
@@ -84,25 +101,31 @@ class Critic(nn.Module):
     def forward(self, *fields: Any) -> Tensor:
         """Of the fields of `ModelInputs`; float32 `[K]`: at the position that predicts a token the value of the state
         before it."""
-        values: Tensor = self.value_head(_chosen_states(self.model, ModelInputs(*fields)))
+        [values] = _of_tokens(self.model, ModelInputs(*fields), lambda states, _: [self.value_head(states)])
         return values
 
 
 class LogprobHead(nn.Module):
-    """Holds the output head's own parameters, so that ZeRO-3 gathers them around this module's forward."""
+    """Holds the output head's own parameters, so that ZeRO-3 gathers them around this module's forward; where it is
+    trained beside adapters (`--modules_to_save`) also those of the model as it was loaded."""
 
     weight: nn.Parameter
 
     def __init__(self, output_embeddings: Any, config: Any) -> None:
         super().__init__()
-        self.weight = output_embeddings.weight
-        self.bias = getattr(output_embeddings, "bias", None)
+        self.weight, self.bias = output_embeddings.weight, getattr(output_embeddings, "bias", None)
+        self._switch = [output_embeddings]  # in a list: not a module of this one
+        if (loaded := getattr(output_embeddings, "original_module", None)) is not None:
+            self.loaded_weight, self.loaded_bias = loaded.weight, getattr(loaded, "bias", None)
         # By transformers' names; `check_logprobs` finds out where an architecture does something else.
         scale = (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
         self.form = LogitForm(scale, getattr(config, "final_logit_softcapping", None))
 
     def forward(self, hidden: Tensor, targets: Tensor, temperature: float) -> TokenLogprobs:
-        return selective_logprobs(hidden, self.weight, targets, bias=self.bias, form=self.form, temperature=temperature)
+        weight, bias = self.weight, self.bias
+        if getattr(self._switch[0], "disable_adapters", False):
+            weight, bias = self.loaded_weight, self.loaded_bias
+        return selective_logprobs(hidden, weight, targets, bias=bias, form=self.form, temperature=temperature)
 
 
 class ValueHead(nn.Module):
@@ -119,13 +142,25 @@ class ValueHead(nn.Module):
         return (hidden.float() @ self.weight.float().t()).squeeze(-1)
 
 
+def _of_tokens(
+    model: PreTrainedModel, inputs: ModelInputs, head: Callable[[Tensor, Tensor], Sequence[Tensor]]
+) -> Sequence[Tensor]:
+    """What `head` gives (`[K]` each) of the states before `K` tokens and of these; each rank of a group computes it for
+    its own tokens."""
+    if inputs.sequence is None:
+        return head(_chosen_states(model, inputs), inputs.targets)
+    own, mine = inputs.own()
+    found = head(_chosen_states(model, own), own.targets)
+    return [inputs.sequence.together(values, mine) for values in found]
+
+
 def _chosen_states(model: PreTrainedModel, inputs: ModelInputs) -> Tensor:
     """`[K, hidden]`: the last hidden states of a transformers model, with any head, at `positions`."""
     packed: dict[str, Any] = {} if inputs.position_ids is None else {"position_ids": inputs.position_ids}
     if inputs.packed_row is not None:
         # A mask of four dimensions is taken as it is: none is made for the row, and `packed_attention` needs none.
         mask = inputs.token_ids.new_zeros(1, 1, 1, 1, dtype=torch.bool)
-        packed |= {"packed_row": inputs.packed_row, "attention_mask": mask}
+        packed |= {"packed_row": inputs.packed_row, "sequence": inputs.sequence, "attention_mask": mask}
     # Some of transformers' classes (Llama 4) misname the model under their head, and are their own base model.
     whole: Any = model
     inner = whole.get_decoder() if whole.base_model is whole else whole.base_model

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from swift_r1.errors import UsageError, one_line
-from swift_r1.models.lora import ALL_LINEAR
+from swift_r1.models.lora import LoraSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +39,13 @@ class ModelShape:
         """Numbers that are stored in 4 bits where weights are."""
         return sum(rows * columns for _, (rows, columns) in self.linear)
 
-    def adapters(self, rank: int, targets: Sequence[str]) -> int:
-        """Numbers in adapters of `rank` for modules named `targets`."""
-        everything, ends = list(targets) == [ALL_LINEAR], tuple(f".{target}" for target in targets)
-        chosen = (shape for name, shape in self.linear if everything or f".{name}".endswith(ends))
-        return sum(rank * (rows + columns) for rows, columns in chosen)
+    def adapters(self, lora: LoraSettings) -> int:
+        """Numbers in these adapters, and in the modules that are trained whole beside them."""
+        chosen = (shape for name, shape in self.linear if lora.adapts(name))
+        low_rank = sum(lora.rank * (rows + columns) + lora.dora * rows for rows, columns in chosen)
+        words = tuple(word.removeprefix("all-") for word in lora.modules_to_save)
+        whole = (size for name, size in self.weights if any(word in name for word in words))
+        return low_rank + sum(whole)
 
 
 @cache

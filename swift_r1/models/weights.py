@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-ADAPTER = "default"  # peft's name for the one adapter that a model has here
+ADAPTER = "default"  # peft's name for the adapter that is trained
+_SAVED = f".modules_to_save.{ADAPTER}."  # peft's name for a module's copy that is trained in its place
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,11 @@ class Weight:
     kind: str  # its attribute there
     # None, or peft's `LoraLayer` whose adapter is to be merged: it knows `scaling * B A` in the base's layout
     layer: Any = None
+
+    @property
+    def _magnitude(self) -> Any:
+        """Of a DoRA adapter (arXiv 2402.09353): peft's module with the length of each output's weights; else None."""
+        return None if self.layer is None else dict(self.layer.lora_magnitude_vector).get(ADAPTER)
 
     @property
     def base(self) -> Tensor:
@@ -50,7 +56,8 @@ class Weight:
             return ()
         if self.layer is None:
             return (self.base,)
-        return (self.base, self.layer.lora_A[ADAPTER].weight, self.layer.lora_B[ADAPTER].weight)
+        more = () if self._magnitude is None else (self._magnitude.weight,)
+        return (self.base, self.layer.lora_A[ADAPTER].weight, self.layer.lora_B[ADAPTER].weight, *more)
 
     @property
     def nbytes(self) -> int:
@@ -58,8 +65,8 @@ class Weight:
 
     @torch.no_grad()
     def value(self) -> Tensor:
-        """The weight in the dtype that it is computed in; an adapter is merged in float32. A plain parameter is not
-        copied."""
+        """The weight in the dtype that it is computed in; an adapter is merged in float32: `W + D`, of DoRA
+        `m (W + D) / |W + D|` for each output. A plain parameter is not copied."""
         base = self.base.detach()
         if (state := _quant_state(self.base)) is not None:
             from bitsandbytes.functional import dequantize_4bit
@@ -68,7 +75,13 @@ class Weight:
         if self.layer is None:
             return base
         delta: Tensor = self.layer.get_delta_weight(ADAPTER)
-        return (base.float() + delta.float()).to(base.dtype)
+        merged = base.float() + delta.float()
+        if (dora := self._magnitude) is not None:
+            flip = self.layer.fan_in_fan_out
+            norm = dora.get_weight_norm(base, delta.T if flip else delta, scaling=1)  # rounded as in the forward pass
+            factor = (dora.weight / norm).float()
+            merged *= factor if flip else factor[:, None]
+        return merged.to(base.dtype)
 
 
 def _quant_state(parameter: Tensor) -> Any:
@@ -109,8 +122,8 @@ def has_adapters(model: PreTrainedModel) -> bool:
 
 
 def policy_weights(model: PreTrainedModel) -> list[Weight]:
-    """The model's weights, tied ones once, each with its adapter; then its persistent buffers, which belong to a
-    checkpoint as weights do."""
+    """The model's weights, tied ones once, each with its adapter, or the one trained in its place
+    (`--modules_to_save`); then its persistent buffers, which belong to a checkpoint as weights do."""
     lasting = model.state_dict(keep_vars=True)
     buffers = [_weight_at(model, name) for name, _ in model.named_buffers() if name in lasting]
     adapted = {}
@@ -124,8 +137,8 @@ def policy_weights(model: PreTrainedModel) -> list[Weight]:
         if layer := adapted.get(owner):
             adapter = layer if kind == "weight" else None
             weights.append(replace(_weight_at(model, name), name=f"{owner}.{kind}", layer=adapter))
-        elif ".lora_" not in name:
-            weights.append(_weight_at(model, name))
+        elif ".lora_" not in name and ".original_module." not in name:
+            weights.append(replace(_weight_at(model, name), name=name.replace(_SAVED, ".")))
     return weights + buffers
 
 
@@ -134,14 +147,14 @@ def _weight_at(model: nn.Module, name: str) -> Weight:
     return Weight(name, model.get_submodule(owner), kind)
 
 
-def lora_weights(model: PreTrainedModel) -> list[Weight]:
-    """The adapters alone, under the names that they have in `model`."""
-    return [_weight_at(model, name) for name, _ in model.named_parameters() if ".lora_" in name]
+def added_weights(model: PreTrainedModel, adapter: str = ADAPTER) -> list[Weight]:
+    """The adapters and `--modules_to_save` alone, under the names that they have in `model`; tied ones once."""
+    return [_weight_at(model, name) for name, _ in model.named_parameters() if f".{adapter}." in name]
 
 
 def adapter_weights(model: PreTrainedModel) -> list[Weight]:
     """The adapters alone, under the names that they have in peft's files."""
-    return [replace(weight, name=adapter_name(weight.name, ADAPTER)) for weight in lora_weights(model)]
+    return [replace(weight, name=adapter_name(weight.name, ADAPTER)) for weight in added_weights(model)]
 
 
 def parameters_of(weights: Sequence[Weight]) -> list[nn.Parameter]:
@@ -173,18 +186,20 @@ def trained_share(model: nn.Module) -> str:
 @dataclass(frozen=True, slots=True)
 class Freezing:
     """Weights of full training that stay as they are. Fields are the flags of the same names; names are matched at
-    their beginning, the pattern anywhere."""
+    their beginning, patterns anywhere."""
 
     freeze_parameters: tuple[str, ...] = ()
     freeze_parameters_regex: str | None = None
     freeze_parameters_ratio: float = 0.0
     trainable_parameters: tuple[str, ...] = ()
+    trainable_parameters_regex: str | None = None
 
 
 def freezing_of(args: ModelArguments) -> Freezing | None:
     """Of the flags; None where they freeze nothing."""
     prefixes, trainable = tuple(args.freeze_parameters), tuple(args.trainable_parameters)
-    found = Freezing(prefixes, args.freeze_parameters_regex, args.freeze_parameters_ratio, trainable)
+    patterns = args.freeze_parameters_regex, args.trainable_parameters_regex
+    found = Freezing(prefixes, patterns[0], args.freeze_parameters_ratio, trainable, patterns[1])
     return None if found == Freezing() else found
 
 
@@ -192,24 +207,28 @@ def frozen_names(sizes: Sequence[tuple[str, int]], freezing: Freezing) -> set[st
     """Names of the weights that are frozen.
 
     The ratio is of all numbers in the model, from its first weight on: a weight is frozen where it ends within it.
-    `trainable_parameters` has the last word.
+    `trainable_parameters` and its pattern have the last word.
 
     Args:
         sizes: every weight's name and how many numbers it holds, in the model's order.
 
-    Raises UsageError: a prefix or the pattern matches no weight, or none is left to train.
+    Raises UsageError: a prefix or pattern matches no weight, or none is left to train.
     """
     names = [name for name, _ in sizes]
+
+    def matching(flag: str) -> set[str]:
+        pattern = getattr(freezing, flag)
+        found = {name for name in names if pattern is not None and re.search(pattern, name)}
+        if pattern is not None and not found:
+            raise UsageError(f"--{flag} {pattern}: no weight's name matches")
+        return found
+
     for flag in ("freeze_parameters", "trainable_parameters"):
         for prefix in getattr(freezing, flag):
             if not any(name.startswith(prefix) for name in names):
                 raise UsageError(f"--{flag} {prefix}: no weight's name begins so; the first is {names[0]}")
     frozen = {name for name in names if name.startswith(freezing.freeze_parameters)}
-    if freezing.freeze_parameters_regex is not None:
-        matching = {name for name in names if re.search(freezing.freeze_parameters_regex, name)}
-        if not matching:
-            raise UsageError(f"--freeze_parameters_regex {freezing.freeze_parameters_regex}: no weight's name matches")
-        frozen |= matching
+    frozen |= matching("freeze_parameters_regex")
     budget = freezing.freeze_parameters_ratio * sum(size for _, size in sizes)
     for name, size in sizes:
         budget -= size
@@ -217,6 +236,7 @@ def frozen_names(sizes: Sequence[tuple[str, int]], freezing: Freezing) -> set[st
             break
         frozen.add(name)
     frozen = {name for name in frozen if not name.startswith(freezing.trainable_parameters)}
+    frozen -= matching("trainable_parameters_regex")
     if len(frozen) == len(names):
         raise UsageError("nothing is left to train: --freeze_parameters and its like freeze every weight")
     return frozen

@@ -149,6 +149,11 @@ class _Meta(type):
         _missing(cls)
 
 
+def instead_of(cls: Any) -> str | None:
+    """What to do in the place of a class that derives from a stand-in; None for any other."""
+    return type.__getattribute__(cls, "_instead") if isinstance(cls, _Meta) else None
+
+
 @cache
 def stand_in(name: str, instead: str) -> type:
     """A class named after `name` (`swift.template.Template`) that fails at its use; `instead` says what to do here."""

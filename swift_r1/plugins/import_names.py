@@ -21,7 +21,7 @@ class Missing:
 Entry = str | Missing
 
 _ORM = "ORM AsyncORM orms "
-_BUILTIN = "Format ReActFormat CosineReward RepetitionPenalty SoftOverlong "
+_BUILTIN = "MathAccuracy Format ReActFormat CosineReward RepetitionPenalty SoftOverlong "
 _PRM = "PRM prms "
 _RM = "rm_plugins DefaultRMPlugin GenRMPlugin "
 _TURNS = "RolloutScheduler MultiTurnScheduler multi_turns "
@@ -50,6 +50,7 @@ _HOMES = {
     "swift_r1.data.registry": "DATASET_MAPPING register_dataset_info",
     "swift_r1.plugins.protocol": _PRM + _PROTOCOL + "rm_plugins get_logger remove_response to_device",
     "swift_r1.plugins.rollouts": _TURNS + _ENV + _CONTEXT + "GYMScheduler",
+    "swift_r1.plugins.schedulers": "MathTipsScheduler ThinkingModelTipsScheduler",
 }
 _INSTEAD = {
     "prompts are rendered by the tokenizer's own chat template; change that, or use --system, or build the prompt "
@@ -57,7 +58,7 @@ _INSTEAD = {
     "a reward that asks a model calls one over HTTP (`swift rollout` speaks the OpenAI protocol)": _ENGINES_V3
     + _ENGINES_V4,
     "reward models are not done here; write a reward class and register it in orms": "DefaultRMPlugin GenRMPlugin",
-    "derive from MultiTurnScheduler instead": "MathTipsScheduler ThinkingModelTipsScheduler OpenEnvScheduler",
+    "write an Env that calls OpenEnv's client, and give --use_gym_env true": "OpenEnvScheduler",
 }
 _ENTRIES: dict[str, Entry] = {name: home for home, names in _HOMES.items() for name in names.split()}
 _ENTRIES |= {name: Missing(instead) for instead, names in _INSTEAD.items() for name in names.split()}

@@ -32,7 +32,7 @@ class RolloutScheduler:
     def __init__(self, infer_engine: Any = None, max_turns: int | None = None, *args: Any, **kwargs: Any) -> None:
         self.infer_engine = infer_engine
         self.max_turns = max_turns
-        self.tokenizer = kwargs.get("tokenizer")
+        self.tokenizer: Any = kwargs.get("tokenizer")
 
     @property
     def engine(self) -> Any:

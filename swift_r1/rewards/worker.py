@@ -154,8 +154,12 @@ def _call_all(
 
 
 def _call(reward: Reward, item: Item, state: Mapping[str, Any]) -> ItemOutcome:
+    columns = item.columns
+    if "rollout_infos" in columns:  # ms-swift's: the samples of each conversation, which is one here
+        samples = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+        state = {**state, "trajectory_inputs": {one["request_id"]: [one] for one in samples}}
     try:
-        return checked(reward.call(item.completions, {**item.columns, **state}), len(item.completions))
+        return checked(reward.call(item.completions, {**columns, **state}), len(item.completions))
     except (MemoryError, KeyboardInterrupt):
         raise
     except BaseException as error:  # noqa: BLE001  a user's reward may raise anything, SystemExit too

@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
 from swift_r1.errors import UsageError
+from swift_r1.runtime.sequence_parallel import SequenceGroup, join_sequence_group
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # `dist.Store`, which torch does not export to mypy
@@ -133,7 +134,8 @@ class Ranks:
     """This process's place among the training processes.
 
     `group` is a gloo group for control messages (also beside nccl), None where there is one process. It has no time
-    limit of its own: `presence` knows which ranks are alive.
+    limit of its own: `presence` knows which ranks are alive. With `--sequence_parallel_size` the ranks of a `sequence`
+    group have the same completions: they are one data-parallel rank.
     """
 
     rank: int
@@ -141,10 +143,21 @@ class Ranks:
     device: torch.device
     group: dist.ProcessGroup | None
     presence: Presence | None = None
+    sequence: SequenceGroup | None = None
 
     @property
     def is_rank0(self) -> bool:
         return self.rank == 0
+
+    @property
+    def data_parallel_size(self) -> int:
+        """How many parts the completions of an optimizer step are split into."""
+        return self.world_size // (self.sequence.size if self.sequence is not None else 1)
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which of these parts this rank has."""
+        return self.rank // (self.sequence.size if self.sequence is not None else 1)
 
     def busy(self) -> AbstractContextManager[None]:
         """For long work of this rank while the others wait: they see that it is alive. The work needs a deadline of its
@@ -192,11 +205,23 @@ class Ranks:
             return None
         return [part[: int(size)] for part, size in zip(received, sizes, strict=True)]
 
-    def sum(self, tensor: Tensor) -> Tensor:
-        """Elementwise sum over ranks, on every rank (CPU, same dtype)."""
+    def gather_data(self, tensor: Tensor) -> list[Tensor] | None:
+        """As `gather`, once for each data-parallel rank: tensors of the completions that a rank has."""
+        everyones = self.gather(tensor if self._speaks else tensor[:0])
+        return None if everyones is None else everyones[:: self.world_size // self.data_parallel_size]
+
+    def sum_data(self, tensor: Tensor) -> Tensor:
+        """Elementwise sum over data-parallel ranks, on every rank (CPU, same dtype)."""
         total = tensor.detach().cpu().clone()
+        if not self._speaks:
+            total.zero_()
         self._wait(dist.all_reduce, total)
         return total
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether this rank stands for its data-parallel rank."""
+        return self.sequence is None or self.sequence.rank == 0
 
     def max(self, value: float) -> float:
         """The largest of all ranks' values, on every rank."""
@@ -226,6 +251,7 @@ def join_ranks(
     heard: Callable[[str], None] = lambda _doing: None,
     *,
     backend: str | None = None,
+    sequence_parallel_size: int = 1,
 ) -> Ranks:
     """Joins the process group that the launcher's environment describes (RANK, WORLD_SIZE, LOCAL_RANK, ...).
 
@@ -234,6 +260,7 @@ def join_ranks(
         distributed: join a group even if this is its only process (DeepSpeed needs one).
         heard: see `Presence`.
         backend: what exchanges gradients and weights, `nccl` or `gloo`; None: nccl between GPUs, else gloo.
+        sequence_parallel_size: divides the number of ranks.
 
     Raises UsageError: nccl without a GPU.
     """
@@ -263,7 +290,8 @@ def join_ranks(
     # Making the group has a time limit; collectives in it have none, since `presence` decides.
     group = dist.new_group(backend="gloo", timeout=timeout)
     distributed_c10d._set_pg_timeout(_NEVER, group)
-    return Ranks(rank, world_size, device, group, presence)
+    sequence = join_sequence_group(sequence_parallel_size, timeout) if sequence_parallel_size > 1 else None
+    return Ranks(rank, world_size, device, group, presence, sequence)
 
 
 _LOST_PEER = re.compile(

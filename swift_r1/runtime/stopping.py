@@ -16,14 +16,15 @@ from typing import Self
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, EXIT_TERMINATED
 from swift_r1.runtime.processes import say
 
-OUT_OF_TIME = 1
+OUT_OF_TIME, NOT_BETTER = 1, 2
 _EXIT_CODES: dict[int, int] = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 _LAST_RESORT_S = 30.0
 
 
 class StopRequest:
     """What this process knows of a stop. Its `reason`, as all ranks have agreed, is 0 while there is none,
-    `OUT_OF_TIME`, or the exit code of the signal (130, 143): numbers, so that ranks can agree on the largest."""
+    `OUT_OF_TIME`, `NOT_BETTER` (`--early_stop_interval`), or the exit code of the signal (130, 143): numbers, so that
+    ranks can agree on the largest."""
 
     def __init__(self) -> None:
         self.reason = 0
@@ -52,7 +53,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        return EXIT_OK if self.reason == OUT_OF_TIME else self.reason
+        return EXIT_OK if self.reason in (OUT_OF_TIME, NOT_BETTER) else self.reason
 
     def limit(self, seconds: float) -> None:
         """The run must have ended in this many seconds from now."""

@@ -89,7 +89,7 @@ class MultiTurn:
 
 class Stage:
     """Where the scheduler `name` runs: an event loop in a thread, so that one that hangs is noticed, after `timeout`
-    seconds between two turns of the model."""
+    seconds between two turns of the model; `last_message_only` are trained."""
 
     def __init__(
         self,
@@ -99,8 +99,10 @@ class Stage:
         encoder: PromptEncoder,
         ends: tuple[int, ...],
         limits: Limits,
+        last_message_only: bool = False,
     ) -> None:
         self._name, self._timeout = name, timeout
+        self._last_message_only = last_message_only
         self._tasks: dict[Play, asyncio.Task[Conversation]] = {}
         self._groups: list[list[Play]] = []  # not yet taken
         self._ended = 0
@@ -181,7 +183,7 @@ class Stage:
             output = await _run_of(self._scheduler)(request, config)
         except SystemExit as error:  # it would end the thread that the run waits for
             raise TurnFault(f"it left with SystemExit({error.code})") from error
-        return _conversation(play, output)
+        return _conversation(play, output, self._last_message_only)
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -218,7 +220,7 @@ def _run_of(scheduler: RolloutScheduler) -> Callable[..., Awaitable[Any]]:
     return partial(MultiTurnScheduler.run, scheduler) if theirs else scheduler.run  # type: ignore[arg-type]
 
 
-def _conversation(play: Play, output: Any) -> Conversation:
+def _conversation(play: Play, output: Any, last_message_only: bool) -> Conversation:
     """Raises TurnFault where the scheduler returned no rollout, or one with other tokens than the model's."""
     transcript = play.transcript
     if not hasattr(output, "rollout_infos"):  # ms-swift's own class has the same fields
@@ -226,7 +228,7 @@ def _conversation(play: Play, output: Any) -> Conversation:
     if transcript is None or not transcript.sampled_length:
         raise TurnFault("the trajectory ended without a turn of the model")
     transcript.check_turns(output.response_token_ids or [], output.response_loss_mask or [])
-    end = transcript.sampled_length
+    end, first = transcript.sampled_length, transcript.last_message if last_message_only else 0
     messages = output.messages or transcript.messages
     spans = spans_of(transcript.versions[:end])
     versions = [version for _, version in spans]
@@ -242,7 +244,7 @@ def _conversation(play: Play, output: Any) -> Conversation:
         request_id=play.request.request_id.rpartition("/")[0],
         prompt=play.prompt,
         completion=completion,
-        loss_mask=tuple(transcript.loss_mask[:end]),
+        loss_mask=tuple(own and place >= first for place, own in enumerate(transcript.loss_mask[:end])),
         turns=transcript.turn_token_ids,
         messages=messages,
         text=messages[-1]["content"] if messages[-1]["role"] == "assistant" else transcript.text,

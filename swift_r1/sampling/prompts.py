@@ -81,11 +81,13 @@ class PromptStream(Prompts):
     """Prompts without end, epoch after epoch, in the sampler's order, from its position on; all rows fit
     (`PromptEncoder.fitting`)."""
 
-    def __init__(self, rows: Sequence[Row], encoder: PromptEncoder, sampler: PromptSampler, workers: int) -> None:
+    def __init__(
+        self, rows: Sequence[Row], encoder: PromptEncoder, sampler: PromptSampler, workers: int, ahead: int = 2
+    ) -> None:
         def load(stream: Prompts, workers: int) -> DataLoader[Any]:
             # The sampler itself runs ahead by what workers prepare.
             sampler.load_state_dict(sampler.state_dict() | {"drawn": stream.taken})
-            return DataLoader(_EncodedRows(rows, encoder), batch_sampler=sampler, **_by(workers))
+            return DataLoader(_EncodedRows(rows, encoder), batch_sampler=sampler, **_by(workers, ahead))
 
         super().__init__(load, workers, int(sampler.state_dict()["drawn"]))
 
@@ -95,11 +97,18 @@ class StreamedPrompts(Prompts):
     Of those that the run has `taken` the `digest` must be the same. More than one worker would change the order."""
 
     def __init__(
-        self, rows: RowStream, encoder: PromptEncoder, taken: int, digest: str, round_size: int, workers: int
+        self,
+        rows: RowStream,
+        encoder: PromptEncoder,
+        taken: int,
+        digest: str,
+        round_size: int,
+        workers: int,
+        ahead: int = 2,
     ) -> None:
         def load(stream: Prompts, workers: int) -> DataLoader[Any]:
             encoded = _EncodedStream(rows, encoder, stream.taken, stream.digest)
-            return DataLoader(encoded, batch_size=round_size, **_by(workers))
+            return DataLoader(encoded, batch_size=round_size, **_by(workers, ahead))
 
         super().__init__(load, min(workers, 1), taken, digest)
 
@@ -134,8 +143,14 @@ class _EncodedStream(IterableDataset[_Encoded]):
             yield _Encoded(None, fault=str(error))
 
 
-def _by(workers: int) -> dict[str, Any]:
-    return {"num_workers": workers, "collate_fn": list, "worker_init_fn": _ignore_signals}
+def _by(workers: int, ahead: int) -> dict[str, Any]:
+    """What a loader is made with, for so many processes that each prepare so many rounds ahead."""
+    return {
+        "num_workers": workers,
+        "prefetch_factor": ahead if workers else None,
+        "collate_fn": list,
+        "worker_init_fn": _ignore_signals,
+    }
 
 
 def _ignore_signals(_worker: int) -> None:

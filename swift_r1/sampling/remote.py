@@ -44,6 +44,7 @@ class ServerRollouts:
 
     Attributes:
         weight_version: the highest number of the weights that the servers hold.
+        can_sleep: whether the engines do.
         before_scoring: called on all ranks before servers score, which an engine that sleeps cannot do.
     """
 
@@ -54,13 +55,14 @@ class ServerRollouts:
         ranks: Ranks,
         check_steps: int = 0,
         adapter: AdapterConfig | None = None,
+        can_sleep: bool = False,
     ) -> None:
         self.pool, self.backend, self.ranks = pool, backend, ranks
         self.served = ServedVersions() if pool is None else pool.served
         self.weight_version = 0 if pool is None else pool.version
         self.max_model_length = None if pool is None else pool.first.max_model_len
         self._check_steps, self._updates = check_steps, 0
-        self._adapter = adapter
+        self._adapter, self.can_sleep = adapter, can_sleep
         self.before_scoring: Callable[[], None] = lambda: None
         self._metrics: dict[str, float] = {}
 

@@ -117,7 +117,7 @@ class Scoring:
             len(group),
             messages=[one.messages for one in group],
             prompt_id=[one.prompt.prompt_id for one in group],
-            request_id=[one.request_id for one in group],
+            request_id=[f"{one.request_id}/{number}" for number, one in enumerate(group)],  # a scheduler's uuid
             dataset=[one.prompt.dataset for one in group],
             finish_reason=[one.completion.finish_reason for one in group],
             response_token_ids=turns if scheduled else [own[0] for own in turns],  # with a scheduler a list per turn

@@ -38,6 +38,7 @@ class Transcript:
         self.text = ""  # of the last one
         self._encoder, self._ends = encoder, frozenset(ends)
         self._spans: list[slice] = []  # of the turns' tokens
+        self.last_message = 0  # where the tokens of the model's last message begin, which may be several turns
         self._revised = False  # the last turn's tokens are no longer those that its text came from
         self.sampled_length = 0  # tokens up to the last one that the model wrote: nothing behind it was answered
 
@@ -73,6 +74,8 @@ class Transcript:
     ) -> None:
         """Adds a turn of the model. `text` has no special tokens; `versions` are of the weights, one per token."""
         self._revised = False
+        if self.messages[-1]["role"] != "assistant":
+            self.last_message = len(self.token_ids)
         self._spans.append(slice(len(self.token_ids), len(self.token_ids) + len(token_ids)))
         self._extend(token_ids, logprobs, [0] * len(token_ids) if versions is None else versions)
         self.turns += 1

@@ -67,9 +67,10 @@ class RunRecorder(Recorder):
         reporters: Sequence[Reporter],
         logging_steps: int,
         show_completions: bool,
+        first_step: bool = False,
     ) -> None:
         self.run_dir, self.console, self.reporters = run_dir, console, reporters
-        self.logging_steps, self.show_completions = logging_steps, show_completions
+        self.logging_steps, self.show_completions, self.first_step = logging_steps, show_completions, first_step
         names = ("logging", "completions", "eval_completions")
         self._files = self._log, self._completions, self._eval_completions = [
             JsonLines(run_dir / f"{name}.jsonl") for name in names
@@ -108,7 +109,7 @@ class RunRecorder(Recorder):
             self._window[name].append(value)
         self._step = step
         self.console.step_done(step, metrics)
-        if step % self.logging_steps == 0 or last:
+        if step % self.logging_steps == 0 or last or (step == 1 and self.first_step):
             self._log_window()
 
     def _log_window(self) -> None:

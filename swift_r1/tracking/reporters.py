@@ -6,6 +6,8 @@ import importlib
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +16,21 @@ from swift_r1.errors import UsageError
 logger = logging.getLogger(__name__)
 
 _COLUMNS = ("step", "prompt", "completion", "reward", "advantage")
+
+
+@dataclass(frozen=True)
+class TrackerFlags:
+    """The flags of the trackers. SwanLab's key is in SWANLAB_API_KEY, which its library reads."""
+
+    report_to: Sequence[str] = ()
+    run_name: str | None = None
+    logging_dir: str | None = None
+    wandb_project: str | None = None
+    wandb_log_unique_prompts: bool = False
+    swanlab_project: str | None = None
+    swanlab_workspace: str | None = None
+    swanlab_exp_name: str | None = None
+    swanlab_mode: str | None = None
 
 
 class Reporter(Protocol):
@@ -25,10 +42,10 @@ class Reporter(Protocol):
 
 
 class TensorBoard:
-    def __init__(self, run_dir: Path, run_name: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._writer = SummaryWriter(str(run_dir / "tensorboard"))
+        self._writer = SummaryWriter(flags.logging_dir or str(run_dir / "tensorboard"))
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
         for name, value in metrics.items():
@@ -47,7 +64,7 @@ class TensorBoard:
 class WeightsAndBiases:
     """Online where there is a key, else offline with a warning; it never prompts."""
 
-    def __init__(self, run_dir: Path, run_name: str, config: Mapping[str, Any]) -> None:
+    def __init__(self, flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> None:
         import wandb
 
         netrc = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
@@ -55,10 +72,10 @@ class WeightsAndBiases:
         if "WANDB_MODE" not in os.environ and not has_key:
             logger.warning("wandb has no API key: this run is kept offline in %s", run_dir / "wandb")
             os.environ["WANDB_MODE"] = "offline"
-        self._wandb = wandb
+        self._wandb, self._unique = wandb, flags.wandb_log_unique_prompts
         self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", "swift-r1"),
-            name=run_name,
+            project=flags.wandb_project or os.environ.get("WANDB_PROJECT", "swift-r1"),
+            name=flags.run_name or run_dir.name,
             dir=str(run_dir),
             config=dict(config),
             settings=wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True),
@@ -68,6 +85,8 @@ class WeightsAndBiases:
         self._run.log(dict(metrics), step=step)
 
     def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        if self._unique:
+            rows = list({row["prompt"]: row for row in reversed(rows)}.values())[::-1]
         table = self._wandb.Table(columns=list(_COLUMNS), data=[[row[name] for name in _COLUMNS] for row in rows])
         self._run.log({"completions": table}, step=step)
 
@@ -77,15 +96,23 @@ class WeightsAndBiases:
 
 
 class SwanLab:
-    def __init__(self, run_dir: Path, run_name: str, config: Mapping[str, Any]) -> None:
+    """In the cloud where there is a key, else in the run folder; it never prompts."""
+
+    def __init__(self, flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> None:
         swanlab = importlib.import_module("swanlab")
         self._swanlab = swanlab
+        has_key = bool(os.environ.get("SWANLAB_API_KEY")) or Path.home().joinpath(".swanlab", ".netrc").is_file()
+        mode = flags.swanlab_mode or os.environ.get("SWANLAB_MODE") or ("cloud" if has_key else "local")
+        if mode == "cloud" and not has_key:
+            logger.warning("swanlab has no key (--swanlab_token): this run is kept in %s", run_dir / "swanlab")
+            mode = "local"
         swanlab.init(
-            project=os.environ.get("SWANLAB_PROJ_NAME", "swift-r1"),
-            experiment_name=run_name,
+            project=flags.swanlab_project or os.environ.get("SWANLAB_PROJ_NAME", "swift-r1"),
+            workspace=flags.swanlab_workspace,
+            experiment_name=flags.swanlab_exp_name or flags.run_name or run_dir.name,
             config=dict(config),
             logdir=str(run_dir / "swanlab"),
-            mode=os.environ.get("SWANLAB_MODE") or ("cloud" if os.environ.get("SWANLAB_API_KEY") else "local"),
+            mode=mode,
         )
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
@@ -106,17 +133,32 @@ REPORTERS: Mapping[str, type[TensorBoard] | type[WeightsAndBiases] | type[SwanLa
 }
 
 
-def open_reporters(
-    names: Sequence[str], run_dir: Path, run_name: str | None, config: Mapping[str, Any]
-) -> list[Reporter]:
-    """The trackers of `--report_to`; raises UsageError where a tracker's package is not installed."""
-    reporters: list[Reporter] = []
-    for name in names:
-        if name == "none":
-            continue
-        try:
-            reporters.append(REPORTERS[name](run_dir, run_name or run_dir.name, config))
-        except ImportError as error:
-            package = error.name or name
-            raise UsageError(f"--report_to {name} needs the package {package}: pip install {name}") from error
-    return reporters
+def chosen_trackers(names: Sequence[str]) -> list[str]:
+    """The trackers that `--report_to` names: none, or with `all` those that are installed."""
+    return [name for name in REPORTERS if is_installed(name)] if "all" in names else [n for n in names if n != "none"]
+
+
+def is_installed(name: str) -> bool:
+    """Whether a tracker's package, which has its name, is installed."""
+    return find_spec(name) is not None
+
+
+def tracker_faults(names: Sequence[str]) -> list[str]:
+    """Why a run would be in no tracker; where one of several is installed, the others are only warned about."""
+    if not names or any(map(is_installed, names)):
+        return []
+    wanted = " ".join(names)
+    return [
+        f"--report_to {wanted}: not installed: pip install {wanted}; logging.jsonl in the run folder has it all too"
+    ]
+
+
+def open_reporters(flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> list[Reporter]:
+    """The trackers of `--report_to`, with a warning about those that are not installed. Raises UsageError as
+    `tracker_faults`."""
+    if faults := tracker_faults(flags.report_to):
+        raise UsageError(*faults)
+    for name in flags.report_to:
+        if not is_installed(name):
+            logger.warning("--report_to %s: it is not installed, so nothing is sent there: pip install %s", name, name)
+    return [REPORTERS[name](flags, run_dir, config) for name in flags.report_to if is_installed(name)]

@@ -13,6 +13,7 @@ from swift_r1.algorithms import drop_truncated
 from swift_r1.models.attention import PackedRow, prompt_group
 from swift_r1.models.policy import MicroBatch, ModelInputs
 from swift_r1.runtime.ranks import Ranks
+from swift_r1.runtime.sequence_parallel import SequenceGroup
 from swift_r1.training.micro_batches import SHARED, Form, Lengths, Unit, plan_micro_batches, tokens_computed
 
 
@@ -97,13 +98,13 @@ def split_step(batch: RoundBatch, samples: range, batching: Batching, ranks: Ran
     groups = [(sample // batching.group_size, number) for sample, number in zip(samples, numbers, strict=True)]
     lengths = Lengths(prompts, completions, groups)
     budget = batching.max_tokens or batching.completions * lengths.longest()
-    form, plan = batching.form, plan_micro_batches(lengths, batching.form, ranks.world_size, budget)
+    form, plan = batching.form, plan_micro_batches(lengths, batching.form, ranks.data_parallel_size, budget)
     if batching.share_from is not None:
-        shared = plan_micro_batches(lengths, SHARED, ranks.world_size, budget)
+        shared = plan_micro_batches(lengths, SHARED, ranks.data_parallel_size, budget)
         if tokens_computed(shared, SHARED, lengths) <= (1 - batching.share_from) * tokens_computed(plan, form, lengths):
             form, plan = SHARED, shared
-    numbered = [[tuple(samples[one] for one in unit) for unit in units] for units in plan[ranks.rank]]
-    how = (form, ranks.device, batching.own_attention, batching.overlong_filter)
+    numbered = [[tuple(samples[one] for one in unit) for unit in units] for units in plan[ranks.data_parallel_rank]]
+    how = (form, ranks.device, batching.own_attention, batching.overlong_filter, ranks.sequence)
     return [collate(batch, units, *how) for units in numbered]
 
 
@@ -125,10 +126,13 @@ def collate(
     device: torch.device,
     own_attention: bool = True,
     overlong_filter: bool = False,
+    sequence: SequenceGroup | None = None,
 ) -> MicroBatch:
-    """The given completions in one micro-batch: a row each, padded on the right to their own longest, or packed."""
+    """The given completions in one micro-batch: a row each, padded on the right to their own longest, or packed; a
+    packed row is spread over the ranks of `sequence`."""
     samples = torch.tensor([sample for unit in units for sample in unit])
-    rows = _packed(batch, units, form.shared, device, own_attention) if form.packed else _padded(batch, samples)
+    ranks = 1 if sequence is None else sequence.size
+    rows = _packed(batch, units, form.shared, device, own_attention, ranks) if form.packed else _padded(batch, samples)
     lengths, totals = batch.completion_lengths[samples], batch.prompt_lengths + batch.completion_lengths
     steps = torch.arange(int(lengths.max()))
     mask = steps < lengths[:, None]
@@ -146,6 +150,7 @@ def collate(
             targets=batch.token_ids[(token_starts[:, None] + steps)[mask]].to(device),
             position_ids=None if rows.position_ids is None else rows.position_ids.to(device),
             packed_row=rows.packed_row,
+            sequence=sequence,
         ),
         mask=mask.to(device),
         trained=(drop_truncated(mask, batch.truncated[samples]) if overlong_filter else mask).to(device),
@@ -164,8 +169,10 @@ def _padded(batch: RoundBatch, samples: Tensor) -> _Rows:
     return _Rows(token_ids, own - 1, own)
 
 
-def _packed(batch: RoundBatch, units: Sequence[Unit], shared: bool, device: torch.device, own_attention: bool) -> _Rows:
-    """One row; with `shared` each unit's prompt once, then its completions."""
+def _packed(
+    batch: RoundBatch, units: Sequence[Unit], shared: bool, device: torch.device, own_attention: bool, least: int
+) -> _Rows:
+    """One row of `least` tokens or more; with `shared` each unit's prompt once, then its completions."""
     totals = batch.prompt_lengths + batch.completion_lengths
     starts = (totals.cumsum(0) - totals).tolist()
     prompts, completions = batch.prompt_lengths.tolist(), batch.completion_lengths.tolist()
@@ -187,6 +194,10 @@ def _packed(batch: RoundBatch, units: Sequence[Unit], shared: bool, device: torc
         alone = len(unit) == 1
         lengths = [] if alone else [completions[sample] for sample in unit]
         groups.append(prompt_group(first, place - first if alone else prompt, lengths, device))
+    if place < least:
+        sources.append(torch.zeros(least - place, dtype=torch.long))
+        position_ids.append(torch.arange(least - place))
+        groups.append(prompt_group(place, least - place, [], device))
     return _Rows(
         batch.token_ids[torch.cat(sources)][None],
         torch.tensor(before),

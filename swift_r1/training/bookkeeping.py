@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from torch import Tensor
+
 from swift_r1.arguments import Plan
 from swift_r1.errors import RunFailed
 from swift_r1.rewards.monitor import InvalidRewardMonitor
@@ -39,18 +41,25 @@ class Bookkeeping:
     timed: Sequence[str]  # what of a step the stopwatch measures
     max_skipped_steps: int
 
-    def round(self, scored: ScoredRound, advantages: Sequence[float], progress: RunProgress) -> dict[str, float]:
-        """Writes the round's completions down, checks that rewards are valid often enough, and returns its metrics; on
-        rank 0. Raises RunFailed: rewards are invalid too often."""
+    def round(
+        self, scored: ScoredRound, advantages: Sequence[float], progress: RunProgress, entropies: Tensor | None = None
+    ) -> dict[str, float]:
+        """Writes the round's completions (with their `entropies` `[N]`) down, checks that rewards are valid often
+        enough, and returns its metrics; on rank 0. Raises RunFailed: rewards are invalid too often."""
         assert self.monitor is not None
         step = progress.summary.steps + 1
         rows = [completion_row(item, step, value) for item, value in zip(scored.trained, advantages, strict=True)]
+        for row, entropy in zip(rows, [] if entropies is None else entropies.tolist(), strict=entropies is not None):
+            row["entropy"] = entropy
         rows += [completion_row(item, step, None, dropped=True) for item in scored.dropped]
         with self.ranks.busy():
             self.recorder.completions(rows)
         for batch, columns in scored.calls:
             self.monitor.update(columns, batch)
         metrics = round_metrics(scored)
+        if entropies is not None:
+            known = entropies[~entropies.isnan()]
+            metrics |= {"entropy/max": known.max().item(), "entropy/min": known.min().item()} if len(known) else {}
         progress.summary.saw_reward(metrics["reward"])
         return metrics
 

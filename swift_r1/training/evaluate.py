@@ -145,7 +145,7 @@ def _graded(item: ScoredCompletion, reward: str) -> Graded:
 
 def _tasks(args: RlhfArguments) -> Sequence[Task]:
     """Those of `--eval_datasets`, where something is evaluated."""
-    return args.eval_tasks() if args.eval_steps is not None or args.eval_on_start else ()
+    return args.eval_tasks() if args.evaluates else ()
 
 
 def eval_rewards(args: RlhfArguments) -> list[str]:
@@ -208,6 +208,9 @@ def eval_sets(
             "temperature": task.temperature,
             "top_p": task.top_p,
             "top_k": -1,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "structured_outputs_regex": None,
             "max_tokens": task.max_completion_length,
             "stop_token_ids": tuple(sorted(ends)),
         }

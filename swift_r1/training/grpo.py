@@ -99,14 +99,26 @@ def rewards_after_kl(rewards: Tensor, steps: Sequence[Sequence[MicroBatch]], bet
         nothing = torch.zeros(len(micro.samples), dtype=torch.float64, device=micro.mask.device)
         penalty = rewards_less_kl(nothing, micro.old_logps, micro.ref_logps, micro.mask, beta)
         penalties[micro.samples] = penalty.cpu()
-    return (rewards + ranks.sum(penalties)).to(rewards.dtype)
+    return (rewards + ranks.sum_data(penalties)).to(rewards.dtype)
+
+
+def completion_entropies(steps: Sequence[Sequence[MicroBatch]], count: int, ranks: Ranks) -> Tensor:
+    """Mean entropy (nats) of each of the round's `count` completions before its first update, float64 `[count]`, NaN
+    without trained tokens, on every rank. Collective."""
+    found = torch.zeros(2, count, dtype=torch.float64)  # sums and lengths
+    for micro in chain.from_iterable(steps):
+        assert micro.old_entropies is not None
+        found[0, micro.samples] = micro.old_entropies.double().masked_fill(~micro.mask, 0.0).sum(1).cpu()
+        found[1, micro.samples] = micro.mask.double().sum(1).cpu()
+    found = ranks.sum_data(found)
+    return found[0] / found[1]
 
 
 def entropy_threshold(batches: Sequence[MicroBatch], quantile: float, ranks: Ranks) -> Tensor:
     """The entropy (float32 scalar) from which on a token of this optimizer step is trained, from those of all ranks
     under the policy before the round's first update. Collective."""
     entropies = [micro.old_entropies[micro.trained] for micro in batches if micro.old_entropies is not None]
-    everyones = ranks.gather(torch.cat(entropies).cpu())
+    everyones = ranks.gather_data(torch.cat(entropies).cpu())
     mine = None
     if everyones is not None:
         together = torch.cat(everyones)
@@ -136,7 +148,7 @@ def train_step(
     """
     normalizer = torch.stack([loss_normalizer(micro.trained, config) for micro in batches]).sum().cpu()
     computed = torch.tensor(sum(micro.inputs.token_ids.numel() for micro in batches), dtype=torch.float64)
-    normalizer, computed = ranks.sum(torch.stack([normalizer, computed]))
+    normalizer, computed = ranks.sum_data(torch.stack([normalizer, computed]))
     filtered = config.top_entropy_quantile < 1
     threshold = entropy_threshold(batches, config.top_entropy_quantile, ranks) if filtered else None
 
@@ -194,7 +206,7 @@ def update(
     scale = backend.loss_scale
     grad_norm, learning_rate = (0.0, 0.0) if frozen else (backend.step(learning_rate), learning_rate)
     names, sums = zip(*sorted(sum_metrics(metrics).items()), strict=True)
-    totals = ranks.sum(torch.stack([loss, *(value.double().cpu() for value in sums)]))
+    totals = ranks.sum_data(torch.stack([loss, *(value.double().cpu() for value in sums)]))
     found = {"loss": totals[0].item(), "grad_norm": grad_norm, "learning_rate": learning_rate}
     found |= mean_metrics(dict(zip(names, totals[1:], strict=True)))
     return found if scale is None else found | {"loss_scale": scale}

@@ -14,6 +14,7 @@ from it and compute their share.
 
 from __future__ import annotations
 
+import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from swift_r1.algorithms import Advantages, LossConfig, from_flags, group_advant
 from swift_r1.arguments import Plan, RlhfArguments
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
-from swift_r1.runtime.stopping import StopRequest, Watchdog
+from swift_r1.runtime.stopping import NOT_BETTER, StopRequest, Watchdog
 from swift_r1.sampling.prefetch import PrefetchedRounds
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.tracking.metrics import Stopwatch
@@ -92,6 +93,7 @@ class Trainer:
         # Sample and score: completions of the next prompts (with --dynamic_sample until all groups have a signal) with
         # their rewards, on rank 0. With --async_generate they are there already, or nearly.
         self.device.to_generate()
+        epoch = self.epoch()
         scored = self.rounds.sample(self.progress.rounds, self.summary.steps)
         self.device.to_train()
         self.progress.rounds += 1
@@ -107,15 +109,21 @@ class Trainer:
                 self.backend,
                 self.reference,
                 self.args.temperature,
-                old_policy=critic_kl or grpo.needs_old_policy(self.loss, updates),
+                old_policy=critic_kl or self.args.log_entropy or grpo.needs_old_policy(self.loss, updates),
                 critic=critic.backend if critic is not None else None,
             )
             advantages, metrics = self.advantages(batch, steps)
+            entropies = grpo.completion_entropies(steps, len(batch), self.ranks) if self.args.log_entropy else None
         if scored is not None:
-            metrics |= self.books.round(scored, advantages.of_completions.tolist(), self.progress)
+            metrics |= self.books.round(scored, advantages.of_completions.tolist(), self.progress, entropies)
         # What the round took as a whole is divided among its steps.
         seconds = {name: value / updates for name, value in self.stopwatch.take().items()}
-        return OpenRound(batch, steps, advantages, metrics, seconds)
+        return OpenRound(batch, steps, advantages, metrics, seconds, ends_epoch=self.epoch() > epoch)
+
+    def epoch(self) -> int:
+        """Passes over the prompts that are complete; 0 where they are streamed."""
+        taken = self.rounds.position[0] if self.ranks.is_rank0 else 0
+        return int(self.ranks.max(float(taken // (self.plan.prompts_per_epoch or sys.maxsize))))
 
     def split(self, batch: RoundBatch) -> list[list[MicroBatch]]:
         """This rank's micro-batches of each optimizer step of one pass over the round."""
@@ -177,6 +185,7 @@ class Trainer:
             complete = step == self.plan.total_steps
             if complete or round_.done == len(updates):
                 progress.open_round = None
+            progress.ended_epoch = progress.open_round is None and round_.ends_epoch
 
             # Weight sync, log, evaluation, checkpoint.
             stops = self.stop_asked()
@@ -186,7 +195,9 @@ class Trainer:
             self.books.step(metrics, round_, step, complete)
             if evaluates:
                 self.evaluate()
-            if complete or stops or step % args.save_steps == 0:
+                if self.ranks.max(self.summary.saves_since_best) >= (args.early_stop_interval or sys.maxsize):
+                    self.stop.reason, stops = NOT_BETTER, True
+            if complete or stops or self.due(args.save_strategy, args.save_steps):
                 self.save(complete or stops)
 
     def publish(self) -> None:
@@ -203,13 +214,21 @@ class Trainer:
         self.stop.reason = int(self.ranks.max(self.stop.due()))
         return bool(self.stop.reason)
 
-    def evaluates_now(self, complete: bool) -> bool:
-        every, done, due = self.args.eval_steps, self.summary.steps, True
-        if not every or self.stop.reason:
+    def due(self, strategy: str | None, every: int | None, unit: str = "step") -> bool:
+        """Whether a `--save_strategy` or `--eval_strategy` asks for something after this step."""
+        if strategy == "epoch":
+            return self.progress.ended_epoch
+        if strategy == "no" or every is None:
             return False
-        if self.args.eval_unit == "rollout":
-            done, due = self.progress.rounds, self.progress.open_round is None
-        return complete or (due and done % every == 0)
+        if unit == "rollout":
+            return self.progress.open_round is None and self.progress.rounds % every == 0
+        return self.summary.steps % every == 0
+
+    def evaluates_now(self, complete: bool) -> bool:
+        args = self.args
+        if args.eval_strategy == "no" or self.stop.reason:
+            return False
+        return complete or self.due(args.eval_strategy, args.eval_steps, args.eval_unit)
 
     def evaluate(self) -> None:
         """Evaluates the published weights on the held-out prompts."""
@@ -225,7 +244,7 @@ class Trainer:
                 metrics, rows = found
                 self.recorder.evaluation(steps, metrics, rows)
                 self.summary.saw_evaluation(metrics)
-                saves = steps == self.plan.total_steps or steps % args.save_steps == 0
+                saves = steps == self.plan.total_steps or self.due(args.save_strategy, args.save_steps)
                 if saves and steps and args.metric_for_best_model is not None:
                     self.summary.saw_checkpoint(metrics, args.metric_for_best_model, args.greater_is_better)
         self.stopwatch.take()
@@ -241,7 +260,7 @@ class Trainer:
         """Goes on after the step of a checkpoint, also one in the middle of a round. Before `run`. Raises UsageError:
         the state is not of this model."""
         self.progress = self.checkpoints.restore(checkpoint)
-        if saved := saved_round(checkpoint, self.split, self.ranks.rank):
+        if saved := saved_round(checkpoint, self.split, self.ranks.data_parallel_rank):
             batch, steps, facts = saved
             advantages, _ = self.advantages(batch, steps)
             self.progress.open_round = OpenRound(batch, steps, advantages, **facts)

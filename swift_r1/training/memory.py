@@ -20,6 +20,7 @@ import torch
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.models.logprobs import LOGITS_BYTES
+from swift_r1.models.lora import LoraSettings
 from swift_r1.models.shape import ModelShape, shape_of
 from swift_r1.models.weights import freezing_of, frozen_names
 from swift_r1.training.backends.deepspeed_config import offloads, read_config
@@ -107,8 +108,9 @@ def estimate(
         "gradients": _gradients(trained, width, ranks, stage, shape if fsdp else None),
         "optimizer": _optimizer(args, trained, width, ranks, stage),
     }
-    if args.wants_reference and args.train_type == "full":
-        parts["reference"] = shape.total * width / sharded
+    if args.wants_reference and (args.train_type == "full" or args.ref_model):
+        reference = shape if args.ref_model is None else shape_of(args.ref_model)
+        parts["reference"] = reference.total * width / sharded
     if critic is not None:
         numbers, bytes_each = critic.without_head, _BYTES[args.torch_dtype or critic.dtype]
         parts["critic's weights"] = numbers * bytes_each / sharded
@@ -142,23 +144,24 @@ def estimate(
 
 
 def _tokens(args: RlhfArguments, prompt: int) -> tuple[int, int]:
-    """Tokens of the largest micro-batch, and how many of them are predicted."""
+    """Tokens that a rank computes of the largest micro-batch, and how many of them are predicted."""
     size, group = args.per_device_train_batch_size, args.num_generations
     row = prompt + args.max_completion_length
     budget = args.max_tokens_per_micro_batch or size * row
-    step = size * args.gradient_accumulation_steps
+    spread = args.sequence_parallel_size
+    step = size * args.gradient_accumulation_steps * spread
     apart = step * row
     shared = step * args.max_completion_length + math.ceil(step / group) * prompt
     shares = args.share_prompt == "true" or (args.share_prompt == "auto" and shared <= (1 - LEAST_SAVING) * apart)
     whole = shared if shares else apart
-    tokens = min(budget, whole)
+    tokens = math.ceil(min(budget, whole) / spread)
     return tokens, round(tokens * step * args.max_completion_length / whole)
 
 
 def trained_numbers(args: RlhfArguments, shape: ModelShape) -> tuple[int, int]:
     """How many numbers get a gradient, and how many of them are in adapters."""
-    if args.train_type != "full":
-        adapters = shape.adapters(args.lora_rank, args.target_modules)
+    if (lora := LoraSettings.of(args)) is not None:
+        adapters = shape.adapters(lora)
         return adapters, adapters
     freezing = freezing_of(args)
     if freezing is None:

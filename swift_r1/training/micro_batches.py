@@ -1,8 +1,8 @@
 """Which completions each rank trains together: micro-batches by token budget.
 
-Units of work (a completion, or a whole group where its prompt is computed once) are split among the ranks by length,
-and each rank fills its micro-batches up to the budget. Every rank gets as many completions and micro-batches as the
-others, because ZeRO's ranks run each forward pass together. All ranks compute the same plan.
+Units of work (a completion, or a whole group where its prompt is computed once) are split among the data-parallel
+ranks by length, and each rank fills its micro-batches up to the budget. Every rank gets as many completions and
+micro-batches as the others, because ZeRO's ranks run each forward pass together. All ranks compute the same plan.
 """
 
 from __future__ import annotations

@@ -55,25 +55,32 @@ def head_states(critic: Backend, inputs: ModelInputs) -> Tensor:
         critic.values(inputs)
     finally:
         hook.remove()
-    return seen[0] / seen[0].abs().mean()
+    states = seen[0]
+    if inputs.sequence is not None:
+        states = inputs.sequence.together(states, inputs.own()[1])
+    return states / states.abs().mean()
 
 
 def why_not_packed(backend: Backend, form: Form) -> str:
     """Why rows cannot be packed so for this architecture, or "" where they can. Collective.
 
-    Layers other than attention cannot; else log-probs (of a critic the head's inputs) of four completions in one row
-    are compared with those of a row each.
+    Layers other than attention cannot; else log-probs (of a critic the head's inputs) of four completions in one row,
+    which a sequence group shares, are compared with those of a row each.
     """
 
     def output(units: Sequence[Unit], form: Form) -> Tensor:
-        inputs = collate(batch, units, form, backend.device, own_attention).inputs
+        group = sequence if form.packed else None
+        inputs = collate(batch, units, form, backend.device, own_attention, sequence=group).inputs
         critic = isinstance(backend.module, Critic)
         return head_states(backend, inputs) if critic else backend.logprobs(inputs, 1.0).logps
 
     name, own_attention = type(backend.model).__name__, takes_packed_rows(backend.model)
-    config = backend.model.config.get_text_config()
-    if form.shared and not own_attention:
-        return f"{name} attends by {config._attn_implementation}, and only SDPA can share a prompt"
+    config, sequence = backend.model.config.get_text_config(), backend.ranks.sequence
+    if not own_attention and (form.shared or sequence is not None):
+        what = "share a prompt" if form.shared else "be spread over ranks"
+        return f"{name} attends by {config._attn_implementation}, and only SDPA can {what}"
+    if sequence is not None and (heads := config.num_attention_heads) % sequence.size:
+        return f"its {heads} attention heads do not divide among {sequence.size} ranks"
     if kinds := other_layers(config):
         return f"{name} has {', '.join(kinds)} layers, and only attention can be packed"
     tokens = (torch.arange(1, 33) * 7919 % backend.vocab_size).tolist()
@@ -95,7 +102,7 @@ def why_not_packed(backend: Backend, form: Form) -> str:
 
 def choose_batching(args: RlhfArguments, backend: Backend, critic: Backend | None = None) -> Batching:
     """How this run batches its rounds, by the flags and what the model can do. Collective. Raises UsageError: if the
-    model cannot do what `--share_prompt true` or `--packing true` asks for."""
+    model cannot do what `--share_prompt true`, `--packing true` or `--sequence_parallel_size` asks for."""
 
     def why_not(form: Form) -> str:
         found = why_not_packed(backend, form)
@@ -105,9 +112,10 @@ def choose_batching(args: RlhfArguments, backend: Backend, critic: Backend | Non
             return f"policy and critic ({type(critic.model).__name__}) attend in different ways"
         return why_not_packed(critic, form)
 
-    form = Form(packed=args.packing)
+    spread = args.sequence_parallel_size
+    form = Form(packed=args.packing or spread > 1)
     if form.packed and (why := why_not(form)):
-        raise UsageError(f"--packing true: {why}")
+        raise UsageError(f"--sequence_parallel_size {spread}: {why}" if spread > 1 else f"--packing true: {why}")
     share_from = {"auto": LEAST_SAVING, "true": 0.0, "false": None}[args.share_prompt]
     if share_from is not None and (why := why_not(SHARED)):
         if args.share_prompt == "true":

@@ -24,19 +24,28 @@ class OptimizerConfig:
     adam_epsilon: float
     max_grad_norm: float
     optim: str = "adamw_torch_fused"
+    lorap_lr_ratio: float | None = None
 
 
 EIGHT_BIT = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
 """Names of bitsandbytes' AdamW, with 8-bit moments (arXiv 2110.02861)."""
 
 
-def parameter_groups(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Matrices decay; vectors (norms, biases) do not, as in transformers' trainer."""
-    trained = [parameter for parameter in parameters if parameter.requires_grad]
-    matrices = [parameter for parameter in trained if len(whole_shape(parameter)) >= 2]
-    vectors = [parameter for parameter in trained if len(whole_shape(parameter)) < 2]
-    groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": vectors, "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
+def parameter_groups(parameters: Iterable[tuple[str, nn.Parameter]], config: OptimizerConfig) -> list[dict[str, Any]]:
+    """Matrices decay; vectors (norms, biases) do not, as in transformers' trainer. A group's `lr_ratio` is that of its
+    rate to the learning rate: with LoRA+ (arXiv 2402.12354) `--lorap_lr_ratio` for `B`, else 1."""
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in parameters:
+        decay = config.weight_decay if len(whole_shape(parameter)) >= 2 else 0.0
+        ratio = config.lorap_lr_ratio if config.lorap_lr_ratio and ".lora_B." in name else 1.0
+        if parameter.requires_grad:
+            groups.setdefault((decay, ratio), []).append(parameter)
+    return [{"params": own, "weight_decay": decay, "lr_ratio": ratio} for (decay, ratio), own in groups.items()]
+
+
+def set_learning_rate(optimizer: Any, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group["lr_ratio"]
 
 
 def build_optimizer(groups: list[dict[str, Any]], config: OptimizerConfig) -> torch.optim.Optimizer:

@@ -40,7 +40,7 @@ def token_advantages(
         for micro in chain.from_iterable(steps):
             part: Tensor = getattr(micro, name)
             together[micro.samples, : part.shape[1]] = part.float().cpu()
-        return ranks.sum(together)
+        return ranks.sum_data(together)
 
     kl = {name: of_round(name) for name in ("old_logps", "ref_logps")} if config.kl_coef else {}
     return ppo_targets(batch.rewards, of_round("old_values"), mask, config, **kl)
@@ -61,7 +61,7 @@ def critic_step(
     def trained(micro: MicroBatch) -> Tensor:
         return micro.trained & of_micro_batch(valid, micro)[:, None]
 
-    normalizer = ranks.sum(torch.stack([trained(micro).sum().double().cpu() for micro in batches]).sum())
+    normalizer = ranks.sum_data(torch.stack([trained(micro).sum().double().cpu() for micro in batches]).sum())
 
     def loss_of(micro: MicroBatch) -> LossOutput:
         assert micro.old_values is not None

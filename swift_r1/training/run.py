@@ -31,7 +31,7 @@ from swift_r1.rewards.pool import rewards_for
 from swift_r1.runtime.libraries import quiet_libraries
 from swift_r1.runtime.processes import run_folder_held
 from swift_r1.runtime.ranks import join_ranks
-from swift_r1.runtime.stopping import OUT_OF_TIME, StopRequest, Watchdog
+from swift_r1.runtime.stopping import NOT_BETTER, OUT_OF_TIME, StopRequest, Watchdog
 from swift_r1.sampling.prefetch import PrefetchedRounds, prefetches
 from swift_r1.sampling.prompts import Prompts, PromptStream, StreamedPrompts
 from swift_r1.sampling.remote import ServerRollouts
@@ -43,7 +43,7 @@ from swift_r1.tracking.recorder import Recorder, RunRecorder
 from swift_r1.tracking.reporters import open_reporters
 from swift_r1.training import setup
 from swift_r1.training.bookkeeping import Bookkeeping
-from swift_r1.training.checkpoint.folder import set_aside_later
+from swift_r1.training.checkpoint.folder import link_checkpoints, set_aside_later
 from swift_r1.training.checkpoint.resume import Checkpoints
 from swift_r1.training.checkpoint.saving import Saver
 from swift_r1.training.checkpoint.state import Fingerprint, RunState, truncate_logs
@@ -64,6 +64,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         torch.use_deterministic_algorithms(True)
         # Nothing here reads memory that was not written.
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # missing in torch's stub
+    torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
     if args.max_runtime is not None:
         stop.limit(seconds_of(args.max_runtime) - (time.time() - start.time))
     saved = RunState.read(start.checkpoint) if start.checkpoint else None
@@ -75,7 +76,13 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         )
     with ExitStack() as cleanup, ExitStack() as start_up:
         watchdog = Watchdog(args.step_timeout, int(os.environ.get("RANK", "0")))
-        ranks = join_ranks(args.ddp_timeout, args.distributed, watchdog.progress, backend=args.ddp_backend)
+        ranks = join_ranks(
+            args.ddp_timeout,
+            args.distributed,
+            watchdog.progress,
+            backend=args.ddp_backend,
+            sequence_parallel_size=args.sequence_parallel_size,
+        )
         cleanup.callback(ranks.close)
         cleanup.enter_context(watchdog)
         # Data, models, servers and trackers: every rank waits for the slowest at each of them.
@@ -84,6 +91,8 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             cleanup.enter_context(run_folder_held(start.run_dir))
             truncate_logs(start.run_dir, saved.logs if saved else {})
             set_aside_later(start.run_dir, saved.step if saved else 0)
+            if args.create_checkpoint_symlink:
+                link_checkpoints(start.run_dir, saved.outcome["best_step"] if saved else None)
             (start.run_dir / "summary.json").unlink(missing_ok=True)
         context = Context(args, start, saved, ranks, load_tokenizer(args.model), watchdog, cleanup)
         data, counts = _Data(), None
@@ -102,6 +111,8 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             logger.info(
                 "--max_runtime %s is over after step %d of %d", args.max_runtime, summary.steps, plan.total_steps
             )
+        if ranks.is_rank0 and stop.reason == NOT_BETTER:
+            logger.info("--early_stop_interval: no save since step %s was better", summary.best_step)
         trainer.recorder.finish(asdict(summary))
         return summary.exit_code
 
@@ -130,15 +141,18 @@ def _open_data(context: Context) -> _Data:
     eval_prompts = [held_out, *load_eval_prompts(args, context.tokenizer, data.train)]
     size = make_plan(args, context.ranks.world_size, len(rows)).prompts_per_round
     number, digest = 0, ""
+    workers, ahead = args.dataloader_num_workers, args.dataloader_prefetch_factor
     if saved is not None and saved.fingerprint.dataset == start.dataset:  # other data begins at its beginning
         number, digest = saved.prompts_taken, saved.prompts_digest
     if args.streaming:
         stream = stream_of(args.data_flags, size, encoder.fits)
-        prompts: Prompts = StreamedPrompts(stream, encoder, number, digest, size, args.dataloader_num_workers)
+        prompts: Prompts = StreamedPrompts(stream, encoder, number, digest, size, workers, ahead)
     else:
-        sampler = PromptSampler(len(rows), size, args.dataset_shuffle, int(args.data_seed or 0))
+        sampler = PromptSampler(
+            len(rows), size, args.dataset_shuffle, int(args.data_seed or 0), args.dataloader_drop_last
+        )
         sampler.load_state_dict(sampler.state_dict() | {"drawn": number})
-        prompts = PromptStream(rows, encoder, sampler, args.dataloader_num_workers)
+        prompts = PromptStream(rows, encoder, sampler, workers, ahead)
     cleanup.callback(prompts.close)
     names, load = [*args.reward_funcs, *eval_rewards(args)], partial(load_plugins, args.external_plugins)
     pool = cleanup.enter_context(rewards_for(args, names, load))
@@ -161,15 +175,20 @@ def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int],
         temperature=args.temperature,
         top_p=args.top_p,
         top_k=args.top_k,
+        min_p=args.min_p,
+        repetition_penalty=args.repetition_penalty,
+        structured_outputs_regex=args.structured_outputs_regex,
         stop=tuple(args.stop_words),
         stop_token_ids=ends,
     )
     turns, stopwatch, run_id = make_turns(rollouts, ranks), Stopwatch(), _run_id(args, context.saved)
     recorder: Recorder = Recorder()
     if ranks.is_rank0:
-        reporters = open_reporters(args.report_to, start.run_dir, args.run_name, args.to_dict())
-        outputs = (RunConsole(plan.total_steps), reporters, args.logging_steps, args.log_completions)
-        recorder = context.cleanup.enter_context(RunRecorder(start.run_dir, *outputs))
+        reporters = open_reporters(args.tracker_flags, start.run_dir, args.to_dict())
+        shown = (args.logging_steps, args.log_completions, args.logging_first_step)
+        recorder = context.cleanup.enter_context(
+            RunRecorder(start.run_dir, RunConsole(plan.total_steps), reporters, *shown)
+        )
 
     def on_done(count: int) -> None:
         watchdog.progress("generation")
@@ -223,6 +242,8 @@ def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int],
         setup.quantization_of(args),
         critic_backend,
         watchdog.progress,
+        args.create_checkpoint_symlink,
+        setup.open_uploader(context),
     )
     return Trainer(
         args=args,

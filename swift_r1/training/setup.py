@@ -16,6 +16,7 @@ from transformers import AutoConfig, PreTrainedModel, PreTrainedTokenizerBase
 from swift_r1.algorithms import PPOConfig, from_flags
 from swift_r1.algorithms.losses import CISPO_EPSILON_HIGH
 from swift_r1.arguments import Plan, RlhfArguments
+from swift_r1.data.hubs import default_hub
 from swift_r1.data.prompts import PromptEncoder, Wording
 from swift_r1.errors import ServerUnreachable, UsageError
 from swift_r1.inference.engines.checks import check_engine
@@ -38,6 +39,7 @@ from swift_r1.sampling.turn_engine import Limits, TurnEngine
 from swift_r1.training.backends import open_backend
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.checkpoint.state import RunState, seed_everything
+from swift_r1.training.checkpoint.upload import HubFlags, Uploader
 from swift_r1.training.model_checks import check_logprobs
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
@@ -77,7 +79,7 @@ def open_policy(context: Context) -> Backend:
     """The policy and its optimizer. Collective. Raises UsageError: the model cannot be loaded, adapted, frozen or
     trained as the flags say."""
     args, ranks = context.args, context.ranks
-    lora, quantization, freezing = lora_of(args), quantization_of(args), freezing_of(args)
+    lora, quantization, freezing = LoraSettings.of(args), quantization_of(args), freezing_of(args)
     if not args.use_vllm:
         check_layers(AutoConfig.from_pretrained(args.model).get_text_config())
 
@@ -89,6 +91,7 @@ def open_policy(context: Context) -> Backend:
             lora,
             quantization=quantization,
             freezing=freezing,
+            attention=args.attn_impl,
         )
 
     seed_everything(args.seed)
@@ -98,10 +101,23 @@ def open_policy(context: Context) -> Backend:
         logger.info("backend: %s", json.dumps(backend.describe()))
         if lora is not None or freezing is not None:
             logger.info("--train_type %s: %s", args.train_type, trained_share(backend.model))
+        if args.lora_dropout:
+            logger.info(
+                "--lora_dropout %g: completions and old log-probs are without it, so that ratio, kl and "
+                "rollout/logp_diff of a training pass are off by its noise",
+                args.lora_dropout,
+            )
         if args.advantage_estimator == "reinforce_plus_plus":
             logger.info(
                 "--advantage_estimator reinforce_plus_plus has the batch's mean as its baseline, as in the paper; "
                 "ms-swift's has the group's, which is reinforce_plus_plus_baseline here"
+            )
+        if args.repetition_penalty != 1:
+            logger.info(
+                "--repetition_penalty %g: the engine samples from the penalised distribution, ratios are those of the "
+                "policy without it; rollout/logp_diff has the difference, which is not corrected%s",
+                args.repetition_penalty,
+                " except by --rollout_importance_sampling_mode" if args.rollout_importance_sampling_mode else "",
             )
         if args.loss_type == "cispo" and args.epsilon_high is None:
             logger.info("--loss_type cispo caps the importance ratio at %g (--epsilon_high)", CISPO_EPSILON_HIGH)
@@ -115,10 +131,10 @@ def open_critic(context: Context, plan: Plan) -> TrainedCritic | None:
     if args.rlhf_type != "ppo":
         return None
     path, rate = str(args.critic_model), float(args.critic_learning_rate or 0.0)
-    check_critic_tokens(path, context.tokenizer)
+    check_tokens(path, "--critic_model", context.tokenizer)
 
     def load() -> PreTrainedModel:
-        return load_critic(path, args.torch_dtype, args.gradient_checkpointing)
+        return load_critic(path, args.torch_dtype, args.gradient_checkpointing, args.attn_impl)
 
     backend = open_backend(args, path, load, rate, ranks, Critic)
     if ranks.is_rank0:
@@ -147,20 +163,25 @@ def open_reference(context: Context, backend: Backend) -> ReferencePolicy | None
         return None
     if args.offload_ref_model and ranks.is_rank0 and ranks.device.type == "cpu":
         logger.info("--offload_ref_model true does nothing here: without a GPU the reference is in host memory anyway")
-    return backend.reference(args.offload_ref_model and ranks.device.type != "cpu")
+    offload, path, load = args.offload_ref_model and ranks.device.type != "cpu", args.ref_model, None
+    if path is not None:
+        check_tokens(path, "--ref_model", context.tokenizer)
+
+        def load() -> PreTrainedModel:
+            model = load_model(path, args.torch_dtype, gradient_checkpointing=False, flag="--ref_model")
+            if type(model) is not type(backend.model):
+                names = type(model).__name__, type(backend.model).__name__
+                raise UsageError(f"--ref_model {path} is a {names[0]} and the policy a {names[1]}: they must be alike")
+            return model
+
+    return backend.reference(offload, load)
 
 
-def check_critic_tokens(path: str, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Raises UsageError where the critic in `path` reads other tokens than the policy writes."""
-    own = load_tokenizer(path, "--critic_model")
+def check_tokens(path: str, flag: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Raises UsageError where the model in `path` reads other tokens than the policy writes."""
+    own = load_tokenizer(path, flag)
     if tokenizer_hash(own) != tokenizer_hash(tokenizer):
-        raise UsageError(f"--critic_model {path} has another tokenizer than --model: it would read other words")
-
-
-def lora_of(args: RlhfArguments) -> LoraSettings | None:
-    if args.train_type == "full":
-        return None
-    return LoraSettings(args.lora_rank, args.lora_alpha, tuple(args.target_modules))
+        raise UsageError(f"{flag} {path} has another tokenizer than --model: it would read other words")
 
 
 def quantization_of(args: RlhfArguments) -> Quantization | None:
@@ -171,7 +192,7 @@ def open_writers(context: Context) -> list[WeightWriter]:
     """The leases on the rollout servers' weights, from now to the end of the run. On rank 0, before a model is
     loaded: another trainer may hold one. The launcher has taken them already, and saved their token.
 
-    With `--sleep_level`, engines beside the trainer give their memory back for the loading.
+    With `--sleep_level`, engines that can give their memory back for the loading.
     """
     args, cleanup = context.args, context.cleanup
     writers = []
@@ -183,7 +204,8 @@ def open_writers(context: Context) -> list[WeightWriter]:
         writers[-1].hold(args.vllm_server_timeout)
     for writer in writers if args.sleep_level else ():
         try:
-            writer.sleep(args.sleep_level)
+            if writer.client.info().can_sleep:
+                writer.sleep(args.sleep_level)
         except (ServerUnreachable, ServerRefused) as error:  # as a lost server, it is brought back by the first push
             logger.warning("the engine stays awake while the model is loaded: %s", error)
     return writers
@@ -211,11 +233,21 @@ def open_rollouts(
         sessions = [ServerSession(writer, expected, timeout, transport) for writer in writers]
         pool = ServerPool(sessions, timeout, transport, compare)
         context.cleanup.callback(pool.close)
-        limits = [torch.tensor([pool.first.max_lora_rank or 0, pool.first.own_base])]
-    max_rank, own_base = ranks.broadcast(limits)[0].tolist()
-    adapter, lora = None, lora_of(args)
-    # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy.
-    if lora is not None and max_rank and quantization_of(args) is None:
+        limits = [torch.tensor([pool.first.max_lora_rank or 0, pool.first.own_base, pool.first.can_sleep])]
+        if args.sleep_level and not pool.first.can_sleep:
+            logger.info(
+                "--sleep_level %d has no effect on a server that cannot sleep: it can on a GPU, started with "
+                """--vllm_engine_kwargs '{"enable_sleep_mode": true}'""",
+                args.sleep_level,
+            )
+    max_rank, own_base, can_sleep = ranks.broadcast(limits)[0].tolist()
+    adapter, lora = None, LoraSettings.of(args)
+    # The server's base weights are not the trainer's 4-bit ones, so adapters over them are another policy; and vLLM
+    # knows no magnitudes (DoRA), nor modules beside the adapters.
+    alone = lora is not None and quantization_of(args) is None and lora.low_rank_alone
+    if lora is not None and max_rank and not alone and ranks.is_rank0:
+        logger.info("whole weights go to the rollout server: it would make another policy of these adapters alone")
+    if lora is not None and max_rank and alone:
         if lora.rank > max_rank:
             raise UsageError(
                 f"--lora_rank {lora.rank} is more than the rollout server takes: start it with --vllm_max_lora_rank "
@@ -229,7 +261,19 @@ def open_rollouts(
         adapter = adapter_config(backend.model, lora)
         if ranks.is_rank0:
             logger.info("adapters alone go to the rollout server, which takes them up to rank %d", max_rank)
-    return ServerRollouts(pool, backend, ranks, args.weight_check_steps, adapter)
+    return ServerRollouts(pool, backend, ranks, args.weight_check_steps, adapter, bool(can_sleep))
+
+
+def open_uploader(context: Context) -> Uploader | None:
+    """What sends checkpoints to a hub, on rank 0 with `--push_to_hub`."""
+    args = context.args
+    if not args.push_to_hub or not context.ranks.is_rank0:
+        return None
+    hub, repo = default_hub(args.use_hf), str(args.hub_model_id)
+    flags = HubFlags(hub, repo, args.hub_private_repo, args.hub_strategy, args.hub_timeout)
+    uploader = Uploader(flags, context.watchdog.progress)
+    context.cleanup.callback(uploader.close)
+    return uploader
 
 
 def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None) -> MakeTurns:
@@ -240,7 +284,7 @@ def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None
             generator, lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
         )
     name, stage = args.multi_turn_scheduler, None
-    gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.use_gym_env else {}
+    gym = {"gym_env": args.gym_env, "context_manager": args.context_manager} if args.plays_gym else {}
 
     def make_scheduler(engine: TurnEngine) -> RolloutScheduler:
         made: RolloutScheduler = multi_turns[name](
@@ -251,7 +295,8 @@ def open_turns(context: Context, ends: tuple[int, ...], model_length: int | None
     if context.ranks.is_rank0:
         limits = Limits(model_length, args.completion_length_limit_scope == "total", args.max_turns, args.temperature)
         encoder = PromptEncoder(tokenizer, wording=Wording.of(args))
-        stage = Stage(name, args.multi_turn_timeout, make_scheduler, encoder, ends, limits)
+        last_message_only = args.loss_scale == "last_round"
+        stage = Stage(name, args.multi_turn_timeout, make_scheduler, encoder, ends, limits, last_message_only)
         context.cleanup.callback(stage.close)
     return lambda generator, ranks: MultiTurn(generator, ranks, stage)
 

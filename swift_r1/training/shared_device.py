@@ -1,4 +1,4 @@
-"""`--vllm_mode colocate` on a GPU: engine and trainer take turns on the memory of one device.
+"""Engine and trainer take turns on the memory of one GPU (`--sleep_level`, `--offload_model`, `--offload_optimizer`).
 
 | now | engine | trainer's weights | optimizer |
 |---|---|---|---|
@@ -22,7 +22,7 @@ from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy
 
 
 class SharedDevice:
-    """Whose turn it is. All methods are collective, and do nothing without `--sleep_level`, or where it is so already.
+    """Whose turn it is. All methods are collective, and do nothing without those flags, or where it is so already.
 
     `trained` are the policy and PPO's critic; `timed` names what this takes on the stopwatch.
     """
@@ -40,19 +40,22 @@ class SharedDevice:
         weights = [one.weights for one in trained] + ([reference.weights] if reference is not None else [])
         self._weights = weights if args.offload_model else []
         self._states = [one.states for one in trained] if args.offload_optimizer else []
-        self.timed = ("sleep", "offload") if self._level else ()
-        self._asleep = False  # as far as is known: an engine that was started again is awake
-        if self._level:
-            assert isinstance(rollouts, ServerRollouts)
+        self._engine: ServerRollouts | None = None  # one that sleeps
+        if self._level and isinstance(rollouts, ServerRollouts) and rollouts.can_sleep:
             self._engine = rollouts
+        self._shares = self._engine is not None or args.offload_model or args.offload_optimizer
+        self.timed = [name for name, used in (("sleep", self._engine), ("offload", self._shares)) if used]
+        self._asleep = False  # as far as is known: an engine that was started again is awake
+        if self._engine is not None:
             # Within a publication, whose time has a name already.
             self._engine.before_scoring = self._let_engine_work
 
     def to_generate(self) -> None:
         """The engine can be asked."""
-        if self._level:
+        if self._shares:
             with self._stopwatch.timed("offload"):
                 self._leave([*self._weights, *self._states])
+        if self._engine is not None:
             with self._stopwatch.timed("sleep"):
                 self._let_engine_work()
 
@@ -66,15 +69,15 @@ class SharedDevice:
 
     def to_publish(self) -> None:
         """The weights can be gathered, and there is room for those of the engine beside them."""
-        if self._level:
+        if self._shares:
             with self._stopwatch.timed("offload"):
                 self._leave(self._states)
             self._asleep = False  # the load wakes a part of it
 
     def _to_train(self, level: int) -> None:
-        if not self._level:
+        if not self._shares:
             return
-        if not self._asleep:
+        if self._engine is not None and not self._asleep:
             with self._stopwatch.timed("sleep"):
                 self._engine.sleep(level)
             self._asleep = True
@@ -83,6 +86,7 @@ class SharedDevice:
                 one.come_back()
 
     def _let_engine_work(self) -> None:
+        assert self._engine is not None
         self._leave([*self._weights, *self._states])
         self._engine.wake()
         self._asleep = False

@@ -92,7 +92,8 @@ def check_bucket(tensors: Mapping[str, TensorEntry], expected: Shapes, already: 
 
 def adapter_name(parameter: str, adapter: str = "default") -> str:
     """peft's name in a file for a parameter that it adds to the model (`x.lora_A.default.weight`)."""
-    return _PEFT_PREFIX + parameter.replace(f".{adapter}.", ".")
+    name = parameter.replace(".modules_to_save.", ".").replace(f".{adapter}.", ".")
+    return _PEFT_PREFIX + name.replace(".lora_magnitude_vector.weight", ".lora_magnitude_vector")
 
 
 def adapter_shapes(model: Shapes, config: AdapterConfig) -> dict[str, tuple[int, ...]]:
@@ -124,6 +125,7 @@ def write_adapter(folder: Path, files: Sequence[Path], config: AdapterConfig) ->
         "task_type": "CAUSAL_LM",
         "r": config.rank,
         "lora_alpha": config.alpha,
+        "use_rslora": config.rslora,
         "target_modules": list(config.target_modules),
         "bias": "none",
     }

@@ -53,14 +53,18 @@ class Wire(BaseModel):
 
 
 class SamplingParams(Wire):
-    """How completions are sampled. Log-probs are those of the distribution actually sampled from: after
-    temperature, and after `top_p` / `top_k` where these cut it. Temperature 0 is greedy; its log-probs are those at
-    temperature 1. The model's end tokens (generation config included) end a completion unless `ignore_eos`."""
+    """How completions are sampled. Log-probs are those of the distribution actually sampled from: after the penalty and
+    temperature, and after `min_p`, `top_p`, `top_k` and the pattern where these cut it. Temperature 0 is greedy; its
+    log-probs are those at temperature 1. The model's end tokens (generation config included) end a completion unless
+    `ignore_eos`."""
 
     max_tokens: int = Field(gt=0)
     temperature: float = Field(default=1.0, ge=0.0, le=1000.0)
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     top_k: int = Field(default=-1, ge=-1, lt=TOP_K_LIMIT)
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)  # of the likeliest token's probability
+    repetition_penalty: float = Field(default=1.0, gt=0.0)  # of tokens that the prompt or the completion has
+    structured_outputs_regex: Text | None = None  # completions match it as a whole; not in every engine
     stop: tuple[Text, ...] = ()
     stop_token_ids: tuple[TokenId, ...] = ()
     ignore_eos: bool = False
@@ -108,6 +112,19 @@ class RolloutResponse(Wire):
     outputs: tuple[RolloutOutput, ...]
 
 
+class Turns(Wire):
+    """What `swift rollout` was told of several turns, under its flags' names. The trainer runs them."""
+
+    multi_turn_scheduler: str | None = None
+    max_turns: int | None = None
+    use_gym_env: bool | None = None
+    gym_env: str | None = None
+    context_manager: str | None = None
+    external_plugins: tuple[str, ...] = ()  # absolute paths
+    enable_thinking: bool | None = None
+    max_length: int | None = None
+
+
 class ServerInfo(Wire):
     """Answer of `GET /info`: enough for a trainer to know that this is the right server."""
 
@@ -125,7 +142,9 @@ class ServerInfo(Wire):
     max_lora_rank: int | None  # None where adapters alone are not accepted
     own_base: bool  # False once whole weights were pushed: an adapter would be applied to those
     nccl_workers: int  # processes that take weights over NCCL, 0 without a GPU
+    can_sleep: bool = False
     asleep: int = 0  # sleep level of the engine
+    turns: Turns = Turns()
 
 
 class LeaseRequest(Wire):
@@ -142,11 +161,13 @@ class Lease(Wire):
 
 
 class AdapterConfig(Wire):
-    """A LoRA adapter: `W + alpha / rank * B A` for the weight `W` of each module that ends in a target module."""
+    """A LoRA adapter: `W + alpha / rank * B A` for the weight `W` of each module that ends in a target module; with
+    `rslora` the square root of the rank divides."""
 
     rank: int = Field(ge=1, le=4096)
     alpha: float = Field(gt=0)
     target_modules: tuple[str, ...] = Field(min_length=1, max_length=4096)
+    rslora: bool = False
 
 
 class UpdateBegin(Wire):

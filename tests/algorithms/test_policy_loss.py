@@ -103,6 +103,10 @@ def loop_loss(given: Given, c: LossConfig) -> float:
                 loss = -min(capped * a, clipped * a)
             if entropies[i][t] < threshold:
                 loss = 0.0
+            most = c.off_policy_sequence_mask_delta
+            drift = sum(roll[i][u] - logps[i][u] for u in tokens) / len(tokens)
+            if most is not None and a < 0 and drift > most:
+                loss = 0.0
             mode = c.rollout_importance_sampling_mode
             if mode is not None:
                 if mode.startswith("sequence"):
@@ -139,6 +143,7 @@ configs = st.builds(
     tau_pos=st.sampled_from([1.0, 0.5]),
     tau_neg=st.sampled_from([1.05, 2.0]),
     top_entropy_quantile=st.sampled_from([1.0, 0.2, 0.55]),
+    off_policy_sequence_mask_delta=st.sampled_from([None, 0.0, 0.3]),
     rollout_importance_sampling_mode=st.sampled_from(MODES),
     rollout_importance_sampling_threshold=st.sampled_from([1.05, 2.0]),
 )
@@ -172,6 +177,7 @@ def test_gradient_by_finite_differences(
         beta=0.1,
         delta=1.6,
         top_entropy_quantile=0.6,
+        off_policy_sequence_mask_delta=0.1,
         rollout_importance_sampling_mode=mode,
     )
     if loss_type == "cispo":

@@ -35,14 +35,17 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--use_vllm true --vllm_server_host h --async_generate true --max_staleness -1", ["max_staleness"]),
         ("--use_vllm true --vllm_server_base_url h:1", ["must begin with http://"]),
         ("--use_vllm true --vllm_server_base_url http://h --vllm_server_port 1", ["not both"]),
-        ("--sleep_level 1", ["--sleep_level has no effect without --use_vllm true --vllm_mode colocate"]),
-        ("--use_vllm true --vllm_server_host h --sleep_level 2", ["an engine on a device of its own need not sleep"]),
-        ("--use_vllm true --vllm_mode colocate --sleep_level 3", ["--sleep_level must be at most 2"]),
-        ("--offload_model true", ["--offload_model has no effect without --sleep_level 1 or 2"]),
+        ("--sleep_level 1", ["--sleep_level has no effect without --use_vllm true"]),
         (
-            "--use_vllm true --vllm_mode colocate --offload_optimizer true",
-            ["--offload_optimizer has no effect without --sleep_level 1 or 2"],
+            "--use_vllm true --vllm_server_host h --sleep_level 2 --async_generate true",
+            ["--sleep_level with --async_generate true: the engine generates while the trainer trains"],
         ),
+        (
+            "--use_vllm true --vllm_server_host h --vllm_tensor_parallel_size 2",
+            ["--vllm_tensor_parallel_size has no effect without --vllm_mode colocate: give it to `swift rollout`"],
+        ),
+        ("--use_vllm true --vllm_mode colocate --sleep_level 3", ["--sleep_level must be at most 2"]),
+        ("--offload_model true", ["--offload_model has no effect without --use_vllm true"]),
         (
             "--use_vllm true --vllm_mode colocate --sleep_level 1 --offload_optimizer true --optim paged_adamw_8bit",
             ["whose moments move between GPU and host by themselves"],
@@ -55,6 +58,13 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
             ["takes the ratio to the engine's log-probs"],
         ),
         ("--top_p 0.9 --rollout_importance_sampling_mode sequence_mask", ["use token_truncate"]),
+        ("--repetition_penalty 1.1 --rollout_importance_sampling_mode sequence_mask", ["use token_truncate"]),
+        ("--min_p 1", ["--min_p must be less than 1"]),
+        ("--structured_outputs_regex a+", ["--structured_outputs_regex needs vLLM"]),
+        ("--structured_outputs_regex (", ["(: no pattern"]),
+        ("--num_beams 2", ["--num_beams must be 1, not '2'"]),
+        ("--loss_scale all", ["all is written default"]),
+        ("--loss_scale react", ["weights by pattern are for supervised training"]),
         ("--use_vllm true --vllm_server_base_url http://h h:2", ["must begin with http://", "'h:2'"]),
         ("--use_vllm true --vllm_server_base_url http://h http://h/", ["http://h is named 2 times: each server once"]),
         ("--use_vllm true --vllm_server_host a a", ["http://a:8000 is named 2 times"]),
@@ -105,8 +115,8 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--fsdp fsdp2 --deepspeed zero2", ["give either --fsdp or --deepspeed, not both"]),
         ("--ddp_bucket_cap_mb 50", ["gradients are sent in buckets of 25 MiB"]),
         (
-            "--eval_limit 3 --per_device_eval_batch_size 4",
-            ["--per_device_eval_batch_size, --eval_limit have no effect"],
+            "--eval_limit 3 --eval_top_p 0.5",
+            ["--eval_limit, --eval_top_p have no effect"],
         ),
         ("--eval_steps 1 --val_dataset v --split_dataset_ratio 0.1", ["not both"]),
         ("--streaming true", ["--streaming true needs --max_steps"]),
@@ -155,6 +165,21 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
             ["--sync_ref_model has no effect with --train_type lora: the reference is"],
         ),
         ("--train_type lora --lora_rank 0", ["--lora_rank"]),
+        ("--train_type lora --init_weights pissa", ["pissa: adapters begin as the identity over the model as it is"]),
+        ("--train_type lora --lora_dtype float16", ["--lora_dtype float16 is not --torch_dtype"]),
+        (
+            "--train_type lora --target_regex q --target_modules q_proj",
+            ["give either --target_regex or --target_mod"],
+        ),
+        ("--train_type lora --adapters tests", ["--adapters tests holds no adapters (adapter_config.json"]),
+        ("--train_type lora --lora_bias all", ["--lora_bias must be none, not 'all': biases would be trained in the"]),
+        ("--bf16 true --torch_dtype float32", ["--bf16 true is --torch_dtype bfloat16 here"]),
+        ("--bf16 true --fp16 true", ["--fp16 true is --torch_dtype float16 here"]),
+        ("--fp16 false", ["--fp16 false says not which dtype it is"]),
+        ("--ref_model m", ["--ref_model has no effect without a KL"]),
+        ("--beta 1 --ref_model m --sync_ref_model true", ["--sync_ref_model has no effect with --ref_model"]),
+        ("--resume_only_model true", ["--resume_only_model has no effect without --resume_from_checkpoint"]),
+        ("--resume_from_checkpoint last --resume_only_model true", ["name its folder, not last"]),
         ("--train_type qlora --quant_bits 8", ["--quant_bits must be at most 4"]),
         ("--beta 0.1 --ref_model_mixup_alpha 0.5", ["no effect without --sync_ref_model true"]),
         ("--rollout_importance_sampling_threshold 3", ["without --rollout_importance_sampling_mode"]),
@@ -197,7 +222,8 @@ def ppo_faults(words: str) -> tuple[str, ...]:
         ("--vf_coef 1", "--vf_coef has no effect"),
         ("--whiten_rewards true", "--whiten_rewards has no effect"),
         ("--whiten_advantages false", "--whiten_advantages has no effect"),
-        ("--num_generations 1", "--num_generations must be at least 2, not 1, with --rlhf_type grpo"),
+        ("--num_generations 1", "--num_generations 1 makes every advantage 0 with --advantage_estimator grpo"),
+        ("--num_generations 1 --advantage_estimator rloo", "or --advantage_estimator reinforce_plus_plus"),
         ("--offload_ref_model true", "--offload_ref_model has no effect without a KL: give --beta"),
         (
             "--offload_ref_model true --beta 1 --train_type lora",
@@ -278,6 +304,10 @@ def test_ppo_resolves_its_defaults() -> None:
         "--loss_type sapo --tau_pos 2 --tau_neg 1",
         "--delta 1.5 --epsilon_high 0.28",
         "--tuner_type lora --lora_rank 4 --lora_alpha 8 --target_modules q_proj v_proj",
+        "--tuner_type lora --bf16 true --lora_dtype bfloat16 --lora_dropout 0.05 --init_weights true --use_rslora true",
+        "--train_type lora --target_regex q --modules_to_save norm --lorap_lr_ratio 4 --lora_bias none --use_dora true",
+        "--bf16 false --fp16 true --freeze_llm false --task_type causal_lm --model_type llama",
+        "--beta 0.1 --ref_model m --offload_ref_model true",
         "--beta 0.1 --kl_in_reward true --sync_ref_model true --ref_model_sync_steps 5 --ref_model_mixup_alpha 1",
         "--rollout_importance_sampling_mode sequence_mask --rollout_importance_sampling_threshold 3",
         "--dynamic_sample true --max_resample_times 1 --overlong_filter true --top_entropy_quantile 0.2",
@@ -299,9 +329,14 @@ def test_accepted(words: str) -> None:
 @pytest.mark.parametrize(
     ("batch", "words", "environ", "part"),
     [
-        (["--per_device_train_batch_size", "6"], "", {}, "a round of 6 completions"),
-        (BATCH, "--num_generations 5", {}, "groups of --num_generations 5"),
-        (["--per_device_train_batch_size", "3"], "--deepspeed zero2", TWO, "3 x 2 processes x 1 micro-batches"),
+        (["--per_device_train_batch_size", "6"], "--gradient_accumulation_steps 1", {}, "a round of 6 completions"),
+        (BATCH, "--num_generations 5 --steps_per_generation 1", {}, "groups of --num_generations 5"),
+        (
+            ["--per_device_train_batch_size", "3"],
+            "--deepspeed zero2 --gradient_accumulation_steps 1",
+            TWO,
+            "3 x 2 processes x 1 micro-batches",
+        ),
         (
             BATCH,
             "--generation_batch_size 12",
@@ -309,7 +344,7 @@ def test_accepted(words: str) -> None:
             "not a multiple of 8 (--per_device_train_batch_size 8 x 1 processes): use 8 or 16",
         ),
         (BATCH, "--steps_per_generation 3 --gradient_accumulation_steps 2", {}, "use 2 or 4"),
-        (BATCH, "--steps_per_generation 1 --gradient_accumulation_steps 2", {}, "use 2 for"),
+        (BATCH, "--steps_per_generation 2 --gradient_accumulation_steps 3", {}, "use 3 for"),
         (BATCH, "--steps_per_generation 1 --generation_batch_size 8", {}, "either"),
     ],
 )
@@ -332,6 +367,12 @@ def test_a_micro_batch_holds_at_least_one_completion() -> None:
 @pytest.mark.parametrize("backend", ["", "--deepspeed zero3", "--fsdp fsdp2"])
 def test_several_processes_take_any_backend(backend: str) -> None:
     assert faults(f"{backend} --ddp_timeout 60 --ddp_backend gloo", TWO) == ()
+
+
+def test_rows_are_spread_over_whole_groups_of_processes() -> None:
+    assert faults("--deepspeed zero2 --sequence_parallel_size 2", TWO) == ()
+    (found,) = faults("--deepspeed zero2 --sequence_parallel_size 3", TWO)
+    assert "--sequence_parallel_size 3 does not divide the number of processes, 2" in found
 
 
 @pytest.mark.parametrize(
@@ -366,6 +407,27 @@ def test_durations(text: str, seconds: float) -> None:
     assert faults(f"--max_runtime {text}") == ()
 
 
+def test_a_batch_of_evaluations_without_one_is_said_and_no_fault() -> None:
+    base = [
+        *[
+            "--rlhf_type",
+            "grpo",
+            "--model",
+            "m",
+            "--dataset",
+            "d",
+            "--reward_funcs",
+            "a",
+            "--per_device_train_batch_size",
+            "8",
+        ]
+    ]
+    given = [*base, "--per_device_eval_batch_size", "4"]
+    lines = parse_arguments(RlhfArguments, given, {}).about_flags
+    assert list(lines) == ["--per_device_eval_batch_size has no effect without --eval_steps (or --eval_on_start true)"]
+    assert not list(parse_arguments(RlhfArguments, [*given, "--eval_steps", "5"], {}).about_flags)
+
+
 @pytest.mark.parametrize(
     ("words", "part"),
     [
@@ -373,19 +435,40 @@ def test_durations(text: str, seconds: float) -> None:
         ("--metric_for_best_model accuracy --eval_steps 3", "must be a multiple of --eval_steps 3"),
         ("--metric_for_best_model loss --eval_steps 5", "it must be one of accuracy, reward, rewards/"),
         ("--greater_is_better false", "--greater_is_better has no effect without --metric_for_best_model"),
+        (
+            "--metric_for_best_model reward --save_strategy epoch --eval_steps 5",
+            "needs --eval_strategy epoch",
+        ),
+        ("--metric_for_best_model reward --save_strategy no", "with --save_strategy no there is one"),
+        ("--save_strategy epoch --save_steps 5", "--save_steps has no effect with --save_strategy epoch"),
+        ("--eval_strategy no --eval_steps 5", "--eval_steps has no effect with --eval_strategy no"),
+        ("--eval_strategy no --eval_limit 5", "--eval_limit has no effect without --eval_steps"),
+        ("--save_strategy epoch --streaming true --max_steps 5", "--save_strategy epoch with --streaming true"),
+        ("--eval_steps 5 --split_dataset_ratio 0", "leaves no row to evaluate"),
+        ("--early_stop_interval 2", "--early_stop_interval has no effect without --metric_for_best_model"),
+        ("--interleave_prob 0.5 0.5", "--interleave_prob has 2 values for 1 data sets"),
+        ("--interleave_prob 0.5", "--interleave_prob 0.5 must add up to 1"),
+        ("--interleave_prob 1 --dataset_shuffle false", "mixes loaded rows by shuffling them"),
+        ("--stopping_strategy all_exhausted", "--stopping_strategy has no effect without --interleave_prob"),
+        ("--max_epochs 2 --streaming true --max_steps 5", "--max_epochs with --streaming true"),
+        ("--dataloader_prefetch_factor 3", "--dataloader_prefetch_factor has no effect without --dataloader_num_"),
     ],
 )
 def test_the_best_checkpoint_needs_its_metric(words: str, part: str) -> None:
     (found,) = faults(words)
     assert part in found
     assert faults("--metric_for_best_model reward --eval_steps 250 --greater_is_better false") == ()
+    assert faults("--eval_steps 5 --val_dataset v --split_dataset_ratio 0") == ()
+    assert faults("--metric_for_best_model reward --eval_strategy steps --save_strategy steps") == ()
+    assert faults("--metric_for_best_model reward --eval_strategy epoch --save_strategy epoch") == ()
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
     [
         ("--max_turns 3", "--max_turns has no effect without --multi_turn_scheduler or --use_gym_env true"),
-        ("--gym_env a --context_manager b", "--gym_env, --context_manager have no effect without --use_gym_env true"),
+        ("--context_manager b", "--context_manager has no effect without --use_gym_env true"),
+        ("--use_gym_env false --gym_env a", "--gym_env has no effect without --use_gym_env true"),
         ("--use_gym_env true --reward_weights 1 2", "--reward_weights has 2 values for 3 reward functions"),
     ],
 )
@@ -394,6 +477,7 @@ def test_flags_of_several_turns(words: str, part: str) -> None:
     assert part in found
     assert faults("--multi_turn_scheduler a --max_turns 3 --completion_length_limit_scope total") == ()
     assert faults("--use_gym_env true --gym_env a --reward_weights 1 2 3") == ()
+    assert faults("--gym_env a --reward_weights 1 2 3") == ()  # an environment that is named is played
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swift_r1.arguments import RlhfArguments, RolloutArguments, parse_arguments
+from swift_r1.arguments import RlhfArguments, RolloutArguments, make_plan, parse_arguments
 from swift_r1.arguments.fields import flag_specs, spellings
 from swift_r1.arguments.ms_swift_flags import MEANINGS
 from swift_r1.arguments.parser import unknown_flag
+from swift_r1.arguments.plan import plan_table
 from swift_r1.errors import UsageError
+from swift_r1.launch.run_folder import without_secrets
 
 BASE = shlex.split("--rlhf_type grpo --model m --dataset d --reward_funcs a --per_device_train_batch_size 8")
 
@@ -99,7 +101,7 @@ def test_all_faults_come_together_one_a_line() -> None:
         (["--system", "a\udcff"], "--system is not valid UTF-8"),
         (["--seed", "1", "2"], "--seed takes one value but got 2"),
         (["--dtype", "float32", "--torch_dtype", "float16"], "--torch_dtype is given twice, once as --dtype: keep one"),
-        (["--num_generations", "1"], "--num_generations must be at least 2, not 1"),
+        (["--num_generations", "1"], "--num_generations 1 makes every advantage 0"),
         (["--max_pixels", "9"], "--max_pixels: vision and audio are not done here"),
         (["--vllm_mode", "remote"], "--vllm_mode must be one of server, colocate, not 'remote'"),
         (["--zzz"], "unknown flag --zzz: `swift rlhf --help` lists the flags"),
@@ -119,7 +121,6 @@ def test_what_is_missing_is_named() -> None:
         "--dataset",
         "--rlhf_type",
         "--reward_funcs",
-        "a",
     ]
 
 
@@ -206,6 +207,41 @@ def test_ms_swifts_words_for_values(tmp_path: Path) -> None:
         assert parse_arguments(RlhfArguments, [str(config), *BASE], {}).scale_rewards == ours
 
 
+@pytest.mark.parametrize(
+    ("words", "processes", "accumulation", "round_size", "line"),
+    [
+        ("", 1, 16, 16, "--gradient_accumulation_steps 16: whole groups of 8"),
+        ("--num_generations 12", 1, 24, 24, "--gradient_accumulation_steps 24: whole groups of 12"),
+        ("--per_device_train_batch_size 4 --deepspeed zero2", 2, 1, 8, None),
+        ("--per_device_train_batch_size 3 --deepspeed zero2", 2, 4, 24, "--gradient_accumulation_steps 4"),
+        (
+            "--num_generations 4 --generation_batch_size 4 --gradient_accumulation_steps 8",
+            1,
+            8,
+            8,
+            "4 micro-batches were",
+        ),
+        (
+            "--num_generations 2 --steps_per_generation 4 --gradient_accumulation_steps 8",
+            1,
+            8,
+            8,
+            "4 micro-batches were",
+        ),
+        ("--num_generations 2 --steps_per_generation 8 --gradient_accumulation_steps 4", 1, 4, 8, None),
+        ("--num_generations 1 --advantage_estimator reinforce_plus_plus", 1, 1, 1, None),
+    ],
+)
+def test_the_batch_where_the_flags_leave_it_open(words, processes, accumulation, round_size, line) -> None:
+    bare = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "a"]
+    args = parse_arguments(RlhfArguments, [*bare, *words.split()], {"NPROC_PER_NODE": str(processes)})
+    assert (args.gradient_accumulation_steps, args.generation_batch_size) == (accumulation, round_size)
+    plan = make_plan(args, processes, 100)
+    assert plan.completions_per_round == round_size == plan.prompts_per_round * args.num_generations
+    shown = list(plan_table(plan, args).columns[1].cells)
+    assert [one for one in shown if line is not None and str(one).startswith(line)] == list(args.chosen)
+
+
 def test_defaults_that_depend_on_others() -> None:
     args = parse("--gradient_accumulation_steps", "2", "--seed", "7", "--temperature", "0.8")
     assert (args.steps_per_generation, args.generation_batch_size) == (2, 16)
@@ -239,6 +275,21 @@ def test_every_flag_of_ms_swift_has_one_meaning_and_none_is_a_typo() -> None:
     ] == []
 
 
+def test_flags_of_the_forward_pass_as_scripts_write_them(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("gradient_checkpointing_kwargs:\n  use_reentrant: false\n")
+    words = ["--attn_impl", "flash_attn", "--padding_side", "right", "--use_cpu", "true", "--full_determinism", "true"]
+    args = parse_arguments(RlhfArguments, [str(config), *BASE, *words], {})
+    assert args.attn_impl == "flash_attention_2" and args.deterministic and len(args.always_so) == 2
+    assert args.process_variables == {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+    kwargs = "--gradient_checkpointing_kwargs"
+    assert parse(kwargs, '{"use_reentrant": false}').always_so == (f'{kwargs} {{"use_reentrant": false}}',)
+    (fault,) = faults(kwargs, '{"use_reentrant": true}')
+    assert fault.startswith(kwargs) and "always recomputed without reentrant autograd" in fault
+    for flag in ("--use_liger_kernel", "--use_cce", "--padding_side left", "--device_map auto", "--tf32 perhaps"):
+        assert len(faults(*flag.split())) == 1, flag
+
+
 def test_a_flag_that_is_always_so_is_accepted_at_that_value_and_listed(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("safe_serialization: true\nmax_pixels:\nlabel_smoothing: 0.0\n")
@@ -249,8 +300,8 @@ def test_a_flag_that_is_always_so_is_accepted_at_that_value_and_listed(tmp_path:
         f"{config}: safe_serialization true",
         f"{config}: label_smoothing 0.0",
     )
-    assert list(args.about_always_so) == [f"always so here: {', '.join(args.always_so)}"]
-    assert "always_so" not in args.to_dict() and not list(parse().about_always_so)
+    assert list(args.about_flags) == [f"always so here: {', '.join(args.always_so)}"]
+    assert "always_so" not in args.to_dict() and not list(parse().about_flags)
     assert faults("--use_galore", "--do_predict", "yes", "--use_galore", "false") == (
         "--use_galore must be false, not 'true': " + MEANINGS["use_galore"].reason,
         "--do_predict must be false, not 'yes': " + MEANINGS["do_predict"].reason,
@@ -291,3 +342,13 @@ def test_no_input_crashes_the_parser(words: list[str]) -> None:
         parse_arguments(RlhfArguments, [*BASE, *words], {})
     except UsageError as error:
         assert error.faults
+
+
+def test_secrets_travel_in_the_environment_alone() -> None:
+    words = ["--report_to", "swanlab", "--swanlab_token", "s3cret"]
+    args = parse(*words)
+    assert args.secrets == {"SWANLAB_API_KEY": "s3cret"} and "s3cret" not in repr(args) + str(args.to_dict())
+    assert RlhfArguments.from_dict(args.to_dict()).swanlab_token is None
+    assert without_secrets([*words, "--swanlab-token=s3cret", "--api_key", "s3cret"]) == [
+        *("--report_to", "swanlab", "--swanlab_token", "***", "--swanlab-token=***", "--api_key", "***")
+    ]

@@ -7,6 +7,7 @@ import pytest
 
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
 from swift_r1.arguments.plan import evaluation_of, plan_table, rollouts_from
+from swift_r1.errors import UsageError
 
 ISSUE = shlex.split("""
     --rlhf_type grpo --model models/smollm2-135m --external_plugins plugins/countdown.py --reward_funcs
@@ -87,6 +88,27 @@ def test_warmup(words: str, steps: int) -> None:
     assert make_plan(replace(args, lr_scheduler_type="constant"), 1, 100).warmup_steps == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "steps", "epoch"),
+    [
+        ("", 13, 100),  # of 8 prompts
+        ("--dataloader_drop_last true", 12, 96),
+        ("--dataloader_drop_last true --num_train_epochs 2", 24, 96),
+        ("--max_steps 50 --max_epochs 2", 25, 100),
+        ("--max_steps 20 --max_epochs 2", 20, 100),
+        ("--num_train_epochs 3 --max_epochs 1", 13, 100),
+    ],
+)
+def test_passes_over_the_prompts(words: str, steps: int, epoch: int) -> None:
+    plan = make_plan(arguments("--per_device_train_batch_size", "64", *words.split()), 1, 100)
+    assert (plan.total_steps, plan.rounds, plan.prompts_per_epoch) == (steps, steps, epoch)
+
+
+def test_a_pass_without_a_whole_round_is_none() -> None:
+    with pytest.raises(UsageError, match="leaves none of 7 prompts: a round takes 8"):
+        make_plan(arguments("--per_device_train_batch_size", "64", "--dataloader_drop_last", "true"), 1, 7)
+
+
 def test_the_table_shows_the_numbers() -> None:
     from rich.console import Console
 
@@ -105,6 +127,8 @@ def test_the_table_says_what_is_evaluated_and_when() -> None:
         "held out (at most 64 prompts x 8 completions); every 5 optimizer steps, at the end; "
         "1 completions per process at once"
     )
+    epochs = evaluation_of(arguments("--per_device_train_batch_size", "8", "--eval_strategy", "epoch"))
+    assert "; after each pass over the prompts, at the end; " in epochs
     words = f"{base} --eval_unit rollout --eval_on_start true --eval_datasets gsm8k aime24#9 --num_generations_eval 4"
     words += " --use_vllm true --vllm_server_host 127.0.0.1"
     assert evaluation_of(arguments(*words.split())) == (

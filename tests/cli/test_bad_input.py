@@ -135,6 +135,14 @@ def test_bad_plugin_reward_data_model(good: dict[str, str], tmp_path: Path, chan
     assert not (tmp_path / "output").exists(), "a run that cannot start left a folder"
 
 
+def test_attention_heads_that_the_ranks_cannot_share(good: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "model" / "config.json").write_text('{"num_attention_heads": 9}')
+    change = {"deepspeed": "zero2", "sequence_parallel_size": "2"}
+    done = rlhf(good | change, tmp_path, {"NPROC_PER_NODE": "2"})
+    said = "--sequence_parallel_size 2 does not divide the 9 attention heads of --model"
+    assert (done.code, done.heavy) == (2, ()) and done.lines[0].startswith(f"swift rlhf: {said}")
+
+
 def test_faults_of_rewards_data_and_model_come_together(good: dict[str, str], tmp_path: Path) -> None:
     done = rlhf(good | {"reward_funcs": "nope", "dataset": "cuntdown", "model": "./gone"}, tmp_path)
     assert done.code == 2

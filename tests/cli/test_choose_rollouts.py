@@ -12,8 +12,9 @@ from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.plan import Plan, make_plan
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
+from swift_r1.errors import UsageError
 from swift_r1.launch import colocate
-from swift_r1.launch.colocate import LEAST_MODEL_BYTES, chosen, compiled
+from swift_r1.launch.colocate import LEAST_MODEL_BYTES, attention_of, chosen, compiled
 
 FLAGS = {
     "rlhf_type": "grpo",
@@ -56,7 +57,7 @@ def test_a_long_run_of_a_real_model_gets_an_engine(model: Path) -> None:
     [
         ({"max_steps": 2}, "at most 32,768 tokens are to be generated"),
         ({"gpu": True}, "on a GPU"),
-        ({"nnodes": 2}, "for one machine"),
+        ({"nnodes": 2}, "on several nodes only --use_vllm true starts"),
         ({"deterministic": "true"}, "--deterministic true"),
         ({"train_type": "qlora"}, "4-bit weights"),
         ({"model": "Qwen/Qwen2.5-3B-Instruct"}, "not a local folder"),
@@ -98,3 +99,29 @@ def test_what_the_user_or_a_gpu_decides(model: Path) -> None:
         assert args.vllm_enforce_eager is kept and line is None
     args, plan = parse(FLAGS | {"model": model, "use_vllm": "false"})
     assert compiled(args, plan, gpu=False) == (args, None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "gpu", "found", "why"),
+    [
+        ({}, False, None, None),
+        ({"attn_impl": "eager"}, False, "eager", None),
+        ({"attn_impl": "flash_attn"}, False, "sdpa", "there is no GPU"),
+        ({"attn_impl": "flex_attention"}, True, "flex_attention", None),
+    ],
+)
+def test_attention_is_what_the_machine_can_do(
+    flags: dict[str, Any], gpu: bool, found: str | None, why: str | None
+) -> None:
+    args, line = attention_of(parse(FLAGS | {"model": "m"} | flags)[0], gpu)
+    assert args.attn_impl == found
+    assert line == (why and f"--attn_impl flash_attention_2: attention is PyTorch's SDPA here, since {why}")
+
+
+def test_flash_attention_on_a_gpu() -> None:
+    """Its package must be there; rows that are spread over ranks do without."""
+    args, _ = parse(FLAGS | {"model": "m", "attn_impl": "flash_attention_3"})
+    with pytest.raises(UsageError, match=r"--attn_impl flash_attention_3 needs the package flash_attn_interface: "):
+        attention_of(args, gpu=True)
+    args, line = attention_of(replace(args, sequence_parallel_size=2), gpu=True)
+    assert args.attn_impl == "sdpa" and line is not None and "rows that are spread over ranks" in line

@@ -43,7 +43,7 @@ def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     }
     added = trainer_environment(mine, TWO, offline=True, cpus=(0, 1), gpu=False)
     assert added == {}
-    assert new_environment(mine, added, None) == mine and not capsys.readouterr().err
+    assert new_environment(mine, added, {}) == mine and not capsys.readouterr().err
 
 
 def test_without_a_gpu_an_allocator_is_preloaded(
@@ -54,7 +54,7 @@ def test_without_a_gpu_an_allocator_is_preloaded(
     assert added["LD_PRELOAD"] == "/lib/libtcmalloc_minimal.so.4"
     assert added["HF_HUB_OFFLINE"] == "1"
     assert "GLIBC_TUNABLES" not in added
-    assert new_environment({"A": "1"}, added, "key") == {"A": "1", **added, "SWIFT_API_KEY": "key"}
+    assert new_environment({"A": "1"}, added, {"SWIFT_API_KEY": "key"}) == {"A": "1", **added, "SWIFT_API_KEY": "key"}
     (line,) = capsys.readouterr().err.splitlines()
     assert "LD_PRELOAD=libtcmalloc_minimal.so.4" in line and "key" not in line
 

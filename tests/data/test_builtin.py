@@ -57,7 +57,7 @@ def test_the_held_out_rows_of_gsm8k_are_its_test_set(monkeypatch: pytest.MonkeyP
     if not DATA.is_dir():
         pytest.skip(f"no data sets in {DATA}")
     monkeypatch.setenv(DATA_FOLDER, str(DATA))
-    data = load_rows(arguments(dataset=["gsm8k#100"], eval_steps=1, eval_limit=2000))
+    data = load_rows(arguments(dataset=["gsm8k#100"], evaluates=True, eval_limit=2000))
     assert (len(data.train), len(data.eval)) == (100, 1319)
     solutions = {row["prompt_id"]: row["solution"] for row in data.eval}
     assert len(solutions) == 1319 and solutions["gsm8k/eval:0"] == "18"
@@ -66,7 +66,7 @@ def test_the_held_out_rows_of_gsm8k_are_its_test_set(monkeypatch: pytest.MonkeyP
 def test_countdown_without_a_plugin() -> None:
     from swift_r1.data.countdown import countdown_problems
 
-    data = load_rows(arguments(dataset=["countdown#20"], eval_steps=1, eval_limit=5))
+    data = load_rows(arguments(dataset=["countdown#20"], evaluates=True, eval_limit=5))
     assert [row["nums"] for row in data.train] == [list(one.nums) for one in countdown_problems(20, 42)]
     assert "Using the numbers [" in data.train[0]["messages"][0]["content"]
     assert len(data.eval) == 5 and data.eval[0]["prompt_id"] == "countdown/eval:0"

@@ -59,9 +59,9 @@ def test_too_small_a_space_is_told() -> None:
 
 def test_the_plugin_end_to_end() -> None:
     load_plugins([PLUGIN])
-    data = load_rows(arguments(dataset=["countdown#2000"], eval_steps=10))
-    again = load_rows(arguments(dataset=["countdown#2000"], eval_steps=10))
-    other = load_rows(arguments(dataset=["countdown#2000"], eval_steps=10, seed=1))
+    data = load_rows(arguments(dataset=["countdown#2000"], evaluates=True))
+    again = load_rows(arguments(dataset=["countdown#2000"], evaluates=True))
+    other = load_rows(arguments(dataset=["countdown#2000"], evaluates=True, seed=1))
     assert (len(data.train), len(data.eval)) == (2000, 64)
     assert data == again
     assert data.train != other.train

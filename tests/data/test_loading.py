@@ -78,11 +78,11 @@ def test_files_of_one_name_keep_apart(tmp_path: Path) -> None:
 
 def test_held_out_rows_are_taken_out_of_the_training_rows(tmp_path: Path) -> None:
     rows = [*questions(30), *questions(30)]  # every prompt twice
-    data = load_rows(arguments(dataset=[jsonl(tmp_path / "a.jsonl", rows)], eval_steps=5, eval_limit=8))
+    data = load_rows(arguments(dataset=[jsonl(tmp_path / "a.jsonl", rows)], evaluates=True, eval_limit=8))
     assert len(data.eval) == len(set(solutions(data.eval))) == 8
     assert len(data.train) == 60 - 2 * 8
     assert {prompt_key(row) for row in data.train}.isdisjoint(prompt_key(row) for row in data.eval)
-    assert data == load_rows(arguments(dataset=[str(tmp_path / "a.jsonl")], eval_steps=5, eval_limit=8))
+    assert data == load_rows(arguments(dataset=[str(tmp_path / "a.jsonl")], evaluates=True, eval_limit=8))
 
 
 def test_split_ratio(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_ms_swifts_call(tmp_path: Path) -> None:
 
 def test_val_dataset(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     train, val = jsonl(tmp_path / "a.jsonl", questions(10)), jsonl(tmp_path / "b.jsonl", questions(10, 8))
-    data = load_rows(arguments(dataset=[train], val_dataset=[val], eval_on_start=True, eval_limit=5))
+    data = load_rows(arguments(dataset=[train], val_dataset=[val], evaluates=True, eval_limit=5))
     assert len(data.train) == 10
     assert len(data.eval) == 5 and set(solutions(data.eval)) <= set(range(8, 18))
     assert "2 prompts of --val_dataset are in the training rows too" in caplog.text
@@ -113,11 +113,11 @@ def test_the_loaders_own_held_out_split() -> None:
         return questions(count or 1000, 0 if split == "train" else 10_000)
 
     register_dataset(DatasetMeta(dataset_name="made", loader=loader))
-    data = load_rows(arguments(dataset=["made#10"], eval_steps=1, eval_limit=4))
+    data = load_rows(arguments(dataset=["made#10"], evaluates=True, eval_limit=4))
     assert solutions(data.train) == list(range(10))
     assert solutions(data.eval) == list(range(10_000, 10_004))
     assert data.eval[0]["prompt_id"] == "made/eval:0"
-    data = load_rows(arguments(dataset=["made#10"], val_dataset=["made#3"], eval_steps=1))
+    data = load_rows(arguments(dataset=["made#10"], val_dataset=["made#3"], evaluates=True))
     assert solutions(data.eval) == [10_000, 10_001, 10_002]
 
 

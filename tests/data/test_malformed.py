@@ -88,7 +88,10 @@ def test_nothing_can_be_used(tmp_path: Path, name: str, content: bytes, line: st
 LOST = [
     ({"question": "q", "images": ["a.png"]}, "the column images is for multimodal models, this trains on text"),
     ({"question": "q", "image": {"path": "a.png"}}, "the column image is for multimodal models"),
-    ({"question": "q", "tools": [{"name": "add"}]}, "the column tools describes tools: tool calls are not rendered"),
+    (
+        {"question": "q", "tools": [{"name": "add"}]},
+        "the column tools describes tools: --agent_template puts them into",
+    ),
     ({"question": "q", "tools": '[{"name": "add"}]'}, "the column tools describes tools"),
     ({"question": "q", "chat_template_kwargs": {"x": 1}}, "the column chat_template_kwargs is not read"),
     *(

@@ -15,6 +15,12 @@ def drawn(sampler: PromptSampler, rounds: int) -> list[list[int]]:
     return list(islice(sampler, rounds))
 
 
+def test_an_epoch_may_end_with_its_last_whole_round():
+    rounds = drawn(PromptSampler(10, 4, seed=1, drop_last=True), 40)
+    epochs = [{*rounds[number], *rounds[number + 1]} for number in range(0, 40, 2)]
+    assert {len(rows) for rows in epochs} == {8} and set().union(*epochs) == set(range(10))
+
+
 def test_every_epoch_is_a_new_permutation() -> None:
     rows = [index for round_ in drawn(PromptSampler(10, 4, seed=1), 10) for index in round_]
     epochs = [rows[start : start + 10] for start in range(0, 40, 10)]

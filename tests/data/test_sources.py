@@ -71,7 +71,7 @@ def test_folders_of_save_to_disk(tmp_path: Path) -> None:
     assert solutions("one") == solutions("one/") == solutions(str(tmp_path / "splits")) == ALL
     assert len(solutions("one#9")) == 9
     register_dataset(DatasetMeta(dataset_name="mine", dataset_path=str(tmp_path / "splits"), eval_split=["test"]))
-    data = load_rows(arguments(dataset=["mine"], eval_steps=1))
+    data = load_rows(arguments(dataset=["mine"], evaluates=True))
     assert (len(data.train), len(data.eval)) == (6, 2)
     register_dataset(DatasetMeta(dataset_name="other", dataset_path=str(tmp_path / "splits"), split=["validation"]))
     with pytest.raises(UsageError, match=r"splits has no split validation: it has train, test"):

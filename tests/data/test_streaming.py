@@ -148,9 +148,9 @@ def test_the_chain_of_hashes() -> None:
 
 def test_held_out_rows(tmp_path: Path) -> None:
     train, val = jsonl(tmp_path / "a.jsonl", 5), jsonl(tmp_path / "b.jsonl", 8)
-    data = load_rows(arguments(dataset=[train], val_dataset=[val], eval_steps=1, streaming=True))
+    data = load_rows(arguments(dataset=[train], val_dataset=[val], evaluates=True, streaming=True))
     assert sorted(solutions(data.eval)) == list(range(8))
     with pytest.raises(UsageError, match="give --val_dataset"):
-        load_rows(arguments(dataset=[train], eval_steps=1, streaming=True))
-    data = load_rows(arguments(dataset=["countdown#50"], eval_steps=1, eval_limit=4, streaming=True))
+        load_rows(arguments(dataset=[train], evaluates=True, streaming=True))
+    data = load_rows(arguments(dataset=["countdown#50"], evaluates=True, eval_limit=4, streaming=True))
     assert len(data.eval) == 4 and data.eval[0]["prompt_id"] == "countdown/eval:0"

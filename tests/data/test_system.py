@@ -27,6 +27,9 @@ def test_files_and_newlines(command: type, words: list[str], tmp_path: Path, mon
     Path("prompt.txt").write_bytes("\ufeffThink.\nKeep \\n as it is. Grüße\n".encode())
     assert system("--system", "prompt.txt") == ("Think.\nKeep \\n as it is. Grüße\n", "")
     assert system("--system", r"one\ntwo", "--response_prefix", r"<think>\n") == ("one\ntwo", "<think>\n")
+    lines = 'Show it in <think> </think>, then:\nFor example:\n<think>\\n... </think>\n#### 42 \\boxed{}"'
+    assert system("--system", lines) == (lines.replace("\\n", "\n"), "")
+    assert system("--system", "\nAction Input:\n- a\n--b c") == ("\nAction Input:\n- a\n--b c", "")
     assert system("--system", "about notes.txt here") == ("about notes.txt here", "") and system() == (None, "")
     Path("latin.txt").write_bytes(b"a\xff")
     for name, cause in (("gone.txt", "No such file or directory .*path of a file"), ("latin.txt", "not UTF-8 at byte")):

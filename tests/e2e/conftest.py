@@ -36,8 +36,8 @@ class Run:
 
 @pytest.fixture
 def rlhf(tmp_path: Path) -> Callable[..., Run]:
-    """`rlhf(model, processes=1, cold=False, **flags) -> Run` on the digits task; what it prints is shown if a test
-    fails. `cold` pays for the imports, goes through the real launcher, and draws curves."""
+    """`rlhf(model, processes=1, cold=False, **flags) -> Run` on the digits task, a flag that is [] is left out; what it
+    prints is shown if a test fails. `cold` pays for the imports, goes through the real launcher, and draws curves."""
 
     def run(model: Path, processes: int = 1, cold: bool = False, **flags: Any) -> Run:
         defaults = {
@@ -55,7 +55,7 @@ def rlhf(tmp_path: Path) -> Callable[..., Run]:
             "output_dir": tmp_path / "run",
             "add_version": "false",
         }
-        words = [word for name, value in (defaults | flags).items() for word in _flag(name, value)]
+        words = [word for name, value in (defaults | flags).items() if value != [] for word in _flag(name, value)]
         words = ["-m", "swift_r1", "rlhf", "--model", str(model), *words]
         environ = {"NPROC_PER_NODE": str(processes), "OMP_NUM_THREADS": "1"}
         if cold:

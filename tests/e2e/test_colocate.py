@@ -69,15 +69,28 @@ def follow_while_an_engine_dies(run: Run, folder: Path) -> list[dict[str, Any]]:
     return steps
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize(
+    ("processes", "more"),
+    [
+        (1, {}),
+        (2, {}),
+        (2, {"vllm_tensor_parallel_size": 2}),
+        (1, {"train_type": "lora", "vllm_enable_lora": "true", "vllm_max_num_seqs": 8}),
+    ],
+)
 def test_engines_hold_the_trainers_weights_and_come_back(
-    start: Callable[..., Run], tmp_path: Path, processes: int
+    start: Callable[..., Run], tmp_path: Path, processes: int, more: dict[str, Any]
 ) -> None:
-    run = start(processes, max_steps=6, weight_check_steps=2)
+    run = start(processes, max_steps=6, weight_check_steps=2, **more)
     steps = follow_while_an_engine_dies(run, tmp_path / "run")
     assert all(step.get("rollout/weight_check", 0) < LOGP_NOISE for step in steps)
     check_every_prompt_once(tmp_path / "run", 6)
     assert "restarted" in run.said
+    engines = list((tmp_path / "run").glob("engine-*.log"))
+    assert len(engines) == processes // more.get("vllm_tensor_parallel_size", 1)
+    if "train_type" in more:
+        assert "adapters alone go to the rollout server" in run.said
+        assert "'max_num_seqs': 8" in engines[0].read_text()
     run.all_gone()
 
 

@@ -20,6 +20,16 @@ CONFIGURATIONS = {
     "lora": (1, {"per_device_train_batch_size": 64, "torch_dtype": "float32", "train_type": "lora"}),
     "zero2": (2, {"per_device_train_batch_size": 16, "torch_dtype": "bfloat16", "deepspeed": "zero2"}),
     "zero3": (2, {"per_device_train_batch_size": 16, "torch_dtype": "bfloat16", "deepspeed": "zero3"}),
+    "sequence": (
+        2,
+        {
+            "per_device_train_batch_size": 16,
+            "torch_dtype": "bfloat16",
+            "deepspeed": "zero2",
+            "sequence_parallel_size": 2,
+            "max_tokens_per_micro_batch": 832,
+        },
+    ),
     "checkpointed": (
         1,
         {"per_device_train_batch_size": 64, "gradient_checkpointing": "true", "optim": "adamw_8bit", "beta": 0.1},

@@ -1,7 +1,7 @@
 """Whole runs whose engine sleeps between rounds, with the trainer's tensors in host memory meanwhile.
 
-The engine is a small one behind the real server, which can sleep without a GPU; the flags are put in behind the checks
-that want one. With vLLM on a GPU: `tests/rollout/test_sleep.py` and `test_colocate.py`.
+The engine is a small one behind the real server, which can sleep without a GPU; the flags are put in behind the place
+where a run on a CPU leaves them out. With vLLM on a GPU: `tests/rollout/test_sleep.py` and `test_colocate.py`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +30,7 @@ def train(tmp_path: Path, save_model: Callable[..., Path], start_tiny: Callable[
     model = save_model(tmp_path / "model", dtype="bfloat16")  # computed with in float32
 
     def run(name: str, processes: int = 1, resumed_from: Path | None = None, **flags: Any) -> Any:
-        server = start_tiny(model)
-        shared = {key: flags.pop(key) for key in ("sleep_level", "offload_model", "offload_optimizer") if key in flags}
+        server = start_tiny(model, vllm_engine_kwargs={"enable_sleep_mode": flags.pop("can_sleep", True)})
         values = {
             "rlhf_type": "grpo",
             "model": model,
@@ -59,7 +57,7 @@ def train(tmp_path: Path, save_model: Callable[..., Path], start_tiny: Callable[
         } | flags
         words = [word for flag, value in values.items() if value is not None for word in (f"--{flag}", str(value))]
         environ = {"NPROC_PER_NODE": str(processes), "OMP_NUM_THREADS": "1"}
-        args = replace(parse_arguments(RlhfArguments, words, environ), vllm_mode="colocate", **shared)
+        args = parse_arguments(RlhfArguments, words, environ)
         folder = tmp_path / name
         folder.mkdir(exist_ok=True)
         (folder / "args.json").write_text(
@@ -109,7 +107,7 @@ def learned(line: dict[str, Any]) -> dict[str, Any]:
 def test_a_run_with_an_engine_that_sleeps_learns_the_same(train: Callable[..., Any], level: int, more: Any) -> None:
     """Evaluations and saves in the middle of a round too, and from such a save it goes on."""
     awake, folder, _ = train("awake", **more)
-    flags = more | {"sleep_level": level, "offload_model": True, "offload_optimizer": True}
+    flags = more | {"sleep_level": level, "offload_model": "true", "offload_optimizer": "true"}
     lines, slept, log = train("asleep", **flags)
     assert [learned(line) for line in lines] == [learned(line) for line in awake]
     steps = [line for line in lines if "loss" in line]
@@ -127,3 +125,13 @@ def test_a_run_with_an_engine_that_sleeps_learns_the_same(train: Callable[..., A
         again = [line for line in train("asleep", resumed_from=checkpoints[0], **flags)[0] if "loss" in line]
         kept = ("step", "loss", "reward", "grad_norm")
         assert [[line[name] for name in kept] for line in again] == [[line[name] for name in kept] for line in steps]
+
+
+def test_a_server_that_cannot_sleep_stays_awake_while_the_trainer_moves(train: Callable[..., Any], capfd: Any) -> None:
+    short = {"can_sleep": False, "max_steps": 2, "eval_steps": None, "val_dataset": None, "save_steps": 2}
+    lines, *_ = train("awake", **short)
+    moved, _, log = train("moved", **short, sleep_level=1, offload_model="true", offload_optimizer="true")
+    assert "--sleep_level 1 has no effect on a server that cannot sleep" in capfd.readouterr().out
+    assert [learned(line) for line in moved] == [learned(line) for line in lines]
+    assert all(line["time/offload"] > 0 and "time/sleep" not in line for line in moved if "loss" in line)
+    assert "the engine sleeps" not in log

@@ -1,23 +1,32 @@
 """ms-swift's own GRPO scripts: their commands as bash reads them, and the same commands cut down to a laptop.
 
-    python -m tests.ms_swift.scripts CHECKOUT...     # prints what becomes of each script; --write puts it in the docs
+    python -m tests.ms_swift.scripts 4=FOLDER 3=FOLDER
 
-A checkout is a folder of ms-swift's sources that holds `examples/train`, at any version.
+prints what becomes of each script; `--write` puts it into docs/migrating.md. A folder has ms-swift's sources, with
+`examples/train`, of the version in front.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments
 from swift_r1.arguments.parser import Command, parse_arguments
 from swift_r1.errors import UsageError
 
+PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
+_BEGIN, _END = "<!-- scripts -->", "<!-- end of scripts -->"
+NODES_OF = {
+    "colocate_multi_node2.sh": Path("examples/train/grpo/multi_node/colocate_multi_node1.sh"),
+}
+"""The second script of a run, and the first, which is tested with it."""
 FOLDERS = ("examples/train/grpo", "examples/train")
 VARIABLES = ("NPROC_PER_NODE", "NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 _CLASSES: dict[str, type[Command]] = {"rlhf": RlhfArguments, "rollout": RolloutArguments}
@@ -62,7 +71,7 @@ def commands(script: Path) -> list[ScriptCommand]:
     """
     text = re.sub(r"<node(\d)_ip>", r"10.0.0.\1", _uncommented(script.read_text()))
     text = re.sub(r"<node(\d)_port>", r"800\1", text)
-    environ = {"PATH": "/nonexistent", "WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    environ = {"PATH": "/nonexistent", "WORLD_SIZE": "3", "RANK": "0", "MASTER_ADDR": "127.0.0.1"}
     done = subprocess.run(
         ["/bin/bash", "--restricted", "-c", _PRELUDE + text],
         env=environ,
@@ -89,7 +98,7 @@ def _uncommented(text: str) -> str:
     for line in text.splitlines():
         comment = re.match(r"#\s*(.*)", line)
         if comment and (inside or _STARTS.match(comment[1])):
-            lines.append(comment[1])
+            lines.append(line[1:])  # its spaces too: a word may end in a backslash
             inside = comment[1].rstrip().endswith("\\")
         else:
             lines.append(line)
@@ -106,32 +115,79 @@ def faults(command: ScriptCommand) -> tuple[str, ...]:
     return ()
 
 
-def is_about_text(command: ScriptCommand) -> bool:
-    """Whether its model reads text alone, by its name."""
-    return not re.search(r"-(VL|Omni)-", command.value("model") or "")
+def stops_at(command: ScriptCommand) -> str | None:
+    """What a run of accepted flags is refused for when it starts, with a line of its own; None: nothing."""
+    if re.search(r"-(VL|Omni)-", command.value("model") or ""):
+        return "the model, which sees images"
+    if command.value("multi_turn_scheduler") == "sudoku_scheduler":
+        return "its scheduler, of a class that only ms-swift has (an Env and --use_gym_env true do without)"
+    return None
 
 
 def verdict(found: Sequence[ScriptCommand]) -> str:
-    """What becomes of a script: `as it is`, or why one of its commands is refused."""
-    refused = [f"`swift {one.name}`: {fault}" for one in found for fault in faults(one)]
-    if refused:
-        return "refused: " + "; ".join(dict.fromkeys(refused))
-    return "as it is" if all(map(is_about_text, found)) else "as it is; the model is refused (vision)"
+    """What becomes of a script: `as it is`, or why its commands are refused, flags with one reason together."""
+    reasons: dict[str, list[str]] = {}
+    for fault in (fault for one in found for fault in faults(one)):
+        flag, _, reason = fault.partition(": ")
+        named = [flag] if flag.startswith("--") and " " not in flag else []
+        reasons.setdefault(reason if named else fault, []).extend(named)
+    if reasons:
+        texts = (
+            f"{reason} ({', '.join(dict.fromkeys(flags))})" if flags else reason for reason, flags in reasons.items()
+        )
+        return f"refused: {'; '.join(texts)}"
+    stop = next(filter(None, map(stops_at, found)), None)
+    return f"as it is, until {stop}" if stop else "as it is"
 
 
-def table(checkouts: Mapping[str, Path]) -> str:
-    """The verdicts on all scripts as a Markdown table, under one line of counts per version."""
+def table(checkouts: Mapping[str, Path], ran: Container[str] = ()) -> str:
+    """The verdicts on all scripts as a Markdown table, under one line of counts per version; `ran` are the names of
+    the tests in `test_scripts.py` that have passed."""
     verdicts: dict[str, dict[str, str]] = {}
     counts = []
     for version, checkout in checkouts.items():
         with contextlib.chdir(checkout):  # as their users do: paths in the scripts begin there
-            found = {str(path): verdict(commands(path)) for path in scripts(Path())}
+            found = {path: verdict(commands(path)) for path in scripts(Path())}
         good = sum(text.startswith("as it is") for text in found.values())
-        counts.append(f"{good} of {len(found)} scripts of version {version} are accepted as they are.")
+        runs = {path for path in found if case_of(checkout, NODES_OF.get(path.name, path)) in ran}
+        counts.append(
+            f"Version {version}: {good} of {len(found)} scripts are accepted as they are"
+            + (f", {len(runs)} were run with small sizes." if ran else ".")
+        )
         for path, text in found.items():
-            verdicts.setdefault(path.removeprefix("examples/train/"), {})[version] = text
-    lines = [*counts, "", "| script | versions | |", "|---|---|---|"]
+            name = str(path).removeprefix("examples/train/")
+            verdicts.setdefault(name, {})[version] = f"{text}; runs" if path in runs else text
+    lines = [*counts, "", "| script | version | |", "|---|---|---|"]
     for path, texts in verdicts.items():
         for text in dict.fromkeys(texts.values()):
             lines.append(f"| {path} | {', '.join(v for v, one in texts.items() if one == text)} | {text} |")
     return "\n".join(lines)
+
+
+def case_of(checkout: Path, script: Path) -> str:
+    """What pytest calls the test of a script."""
+    return f"{checkout.name}-{script.relative_to(FOLDERS[1]).with_suffix('')}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.ms_swift.scripts", description=__doc__)
+    parser.add_argument("checkouts", nargs="+", metavar="VERSION=FOLDER")
+    parser.add_argument("--ran", nargs="*", default=[], metavar="FILE", help="what pytest --junitxml wrote of the runs")
+    parser.add_argument("--write", action="store_true", help="into docs/migrating.md")
+    given = parser.parse_args()
+    passed = {
+        case.get("name", "").partition("[")[2].removesuffix("]")
+        for file in given.ran
+        for case in ElementTree.parse(file).iter("testcase")
+        if not list(case)
+    }
+    found = table({name: Path(folder) for name, _, folder in (one.partition("=") for one in given.checkouts)}, passed)
+    if not given.write:
+        return print(found)
+    before, begin, rest = PAGE.read_text().partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    PAGE.write_text(f"{before}{begin}\n{found}\n{end}{after}")
+
+
+if __name__ == "__main__":
+    main()

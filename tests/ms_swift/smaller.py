@@ -14,7 +14,7 @@ from tests.ms_swift.scripts import ScriptCommand
 
 REPLACED = {
     "model": "a random model of two layers",
-    "dataset": "16 rows of the same columns, in a file",
+    "the hub": "one on this machine, whose data sets have 16 rows of the same columns (USE_HF, HF_ENDPOINT)",
     "output_dir": "a folder of the test",
     "num_train_epochs": "--max_steps 2",
     "per_device_train_batch_size, per_device_eval_batch_size, gradient_accumulation_steps": "at most 2",
@@ -48,40 +48,45 @@ _DROPPED = ("num_train_epochs", "steps_per_generation", "generation_batch_size",
 
 @dataclass(frozen=True)
 class Place:
-    """Where a small command runs: the model, the folder of data files by data set, the folder of the run, the
-    rollout servers' ports, and that of the first rank."""
+    """Where a small command runs: the model, the folder of the run, the rollout servers' ports, and that of the first
+    rank."""
 
     model: Path
-    data: Path
     output: Path
     server_ports: Sequence[int] = ()
     master_port: int = 0
 
 
-def rows_of(dataset: str) -> list[dict[str, object]]:
-    """Rows with the columns of a data set that ms-swift's scripts name. KeyError for another."""
-    rows: list[dict[str, object]] = []
+def write_hub(folder: Path) -> None:
+    """The data sets that the scripts name, as `hub_stand_in.Hub` serves them, with 16 rows of the same columns each."""
+    sets: dict[str, list[dict[str, object]]] = {}
     for a, b in PROBLEMS:
         question, said = f"What is {a} + {b}?", f"{a} + {b} = {a + b}."
         turns = [{"role": "user", "content": question}, {"role": "assistant", "content": said}]
-        call = {"name": "add", "arguments": {"a": a, "b": b}}
-        tool = {"name": "add", "description": "Adds two numbers.", "parameters": {"a": {"type": "int"}}}
-        columns: dict[str, dict[str, object]] = {
-            "AI-MO/NuminaMath-TIR": {
+        rows: dict[str, dict[str, object]] = {
+            "AI-MO/NuminaMath-TIR default": {
                 "problem": question,
                 "solution": f"{said} \\boxed{{{a + b}}}",
                 "messages": turns,
             },
-            "modelscope/gsm8k": {"question": question, "answer": f"{said}\n#### {a + b}"},
-            "LLM-Research/xlam-function-calling-60k": {
+            "modelscope/gsm8k main": {"question": question, "answer": f"{said}\n#### {a + b}"},
+            "LLM-Research/xlam-function-calling-60k dataset": {
                 "id": a * 10 + b,
                 "query": question,
-                "answers": json.dumps([call]),
-                "tools": json.dumps([tool]),
+                "answers": json.dumps([{"name": "add", "arguments": {"a": a, "b": b}}]),
+                "tools": json.dumps(
+                    [{"name": "add", "description": "Adds two.", "parameters": {"a": {"type": "int"}}}]
+                ),
             },
         }
-        rows.append(columns[dataset])
-    return rows
+        for name, row in rows.items():
+            sets.setdefault(name, []).append(row)
+    for name, found in sets.items():
+        repo, config = name.split()
+        (folder / repo).mkdir(parents=True)
+        (folder / repo / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in found))
+        card = f"---\nconfigs:\n- config_name: {config}\n  default: true\n  data_files: rows.jsonl\n---\n"
+        (folder / repo / "README.md").write_text(card)
 
 
 def smaller(command: ScriptCommand, place: Place) -> tuple[list[str], dict[str, str]]:
@@ -103,7 +108,6 @@ def smaller(command: ScriptCommand, place: Place) -> tuple[list[str], dict[str, 
         environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(place.master_port)}
     steps = _micro_batches(flags, was, processes * int(environ.get("NNODES", "1")))
     servers = len(flags.get("vllm_server_host", ()))
-    flags["dataset"] = [_data_file(name, place.data) for name in flags["dataset"]]
     for name in _DROPPED:
         flags.pop(name, None)
     if steps is not None:
@@ -127,16 +131,6 @@ def _micro_batches(flags: Mapping[str, list[str]], was: Mapping[str, int], proce
     else:
         return None
     return max(1, round(round_of * min(old, 2) / old))
-
-
-def _data_file(dataset: str, folder: Path) -> str:
-    """A file for `id[:subset][#N]`; what follows the id stays, except the number."""
-    name, _, _ = dataset.partition("#")
-    name, colon, subset = name.partition(":")
-    file = folder / f"{name.replace('/', '--')}.jsonl"
-    if not file.exists():
-        file.write_text("".join(json.dumps(row) + "\n" for row in rows_of(name)))
-    return f"{file}{colon}{subset}"
 
 
 def _flags(words: Sequence[str]) -> dict[str, list[str]]:

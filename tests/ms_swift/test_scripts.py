@@ -9,19 +9,20 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from contextlib import ExitStack, chdir
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import REPO, ServerProcess, free_port, save_tiny_model, wait_until_serving
-from tests.ms_swift.scripts import ScriptCommand, commands, faults, is_about_text, scripts
-from tests.ms_swift.smaller import Place, smaller
+from tests.data.hub_stand_in import Hub
+from tests.ms_swift.scripts import NODES_OF, ScriptCommand, case_of, commands, faults, scripts, stops_at
+from tests.ms_swift.smaller import Place, smaller, write_hub
 
 SOURCES = [Path(name) for name in os.environ.get("MS_SWIFT_SOURCE", "").split(":") if name]
 SECONDS = 900
-NODES_OF = {"colocate_multi_node1.sh": "colocate_multi_node2.sh"}
-"""Scripts that make one run together."""
 
 pytestmark = [
     pytest.mark.long,
@@ -31,10 +32,10 @@ pytestmark = [
 
 def cases() -> list[object]:
     return [
-        pytest.param(source, path, id=f"{source.name}-{path.relative_to('examples/train').with_suffix('')}")
+        pytest.param(source, path, id=case_of(source, path))
         for source in SOURCES
         for path in scripts(source)
-        if path.name not in NODES_OF.values()
+        if path.name not in NODES_OF
     ]
 
 
@@ -53,30 +54,41 @@ def started(words: list[str], environ: dict[str, str], log: Path, cwd: Path) -> 
 
 
 @pytest.fixture(scope="module")
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Variables that lead to a hub with the scripts' data sets."""
+    folder = tmp_path_factory.mktemp("hub")
+    write_hub(folder / "files")
+    with Hub(folder / "files") as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield {"USE_HF": "1", "HF_ENDPOINT": served.url, "HF_HOME": str(folder / "cache"), "HF_HUB_OFFLINE": "0"}
+        served.shutdown()
+
+
+@pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("models") / "tiny", kind="qwen2", max_position_embeddings=4096)
 
 
 @pytest.mark.parametrize(("source", "path"), cases())
-def test_script(source: Path, path: Path, model: Path, tmp_path: Path) -> None:
+def test_script(source: Path, path: Path, model: Path, hub: dict[str, str], tmp_path: Path) -> None:
     with chdir(source):
-        called = commands(path) + (commands(path.with_name(NODES_OF[path.name])) if path.name in NODES_OF else [])
+        others = [path.with_name(second) for second, first in NODES_OF.items() if first == path]
+        called = [command for one in (path, *others) for command in commands(one)]
         refused = [fault for one in called for fault in faults(one)]
     if refused:
         pytest.skip(f"refused: {'; '.join(refused)}")
-    if not all(map(is_about_text, called)):
-        pytest.skip("its model is not about text alone")
-    run_commands(called, source, model, tmp_path)
+    if stop := next(filter(None, map(stops_at, called)), None):
+        pytest.skip(f"it is refused for {stop}")
+    run_commands(called, source, model, hub, tmp_path)
 
 
-def run_commands(called: list[ScriptCommand], source: Path, model: Path, folder: Path) -> None:
+def run_commands(called: list[ScriptCommand], source: Path, model: Path, hub: dict[str, str], folder: Path) -> None:
     """Runs the servers, then the trainer's nodes; fails with the end of the log of what fails."""
-    data, ports, master_port = folder / "data", [], free_port()
-    data.mkdir()
+    ports, master_port = [], free_port()
     with ExitStack() as cleanup:
         for number, command in enumerate(one for one in called if one.name == "rollout"):
             port, log = free_port(), folder / f"rollout-{number}.log"
-            words, environ = smaller(command, Place(model, data, folder, [port]))
+            words, environ = smaller(command, Place(model, folder, [port]))
             process = started(words, environ, log, source)
             server = ServerProcess(f"http://127.0.0.1:{port}", port, process, log)
             cleanup.callback(server.stop)
@@ -84,10 +96,10 @@ def run_commands(called: list[ScriptCommand], source: Path, model: Path, folder:
             ports.append(port)
         nodes = []
         for number, command in enumerate(one for one in called if one.name == "rlhf"):
-            place = Place(model, data, folder / "run", ports, master_port)
+            place = Place(model, folder / "run", ports, master_port)
             words, environ = smaller(command, place)
             log = folder / f"rlhf-{number}.log"
-            process = started(words, environ, log, source)
+            process = started(words, environ | hub, log, source)
             cleanup.callback(process.kill)
             nodes.append((process, log))
         for process, log in nodes:

@@ -1,4 +1,5 @@
-"""Two hosts train, a third generates: `swift rlhf` as a user starts it on each, and no address is loopback."""
+"""Two hosts train, a third generates, or each has an engine beside its rank: `swift rlhf` as a user starts it on each,
+and no address is loopback except that of the engine beside rank 0."""
 
 from __future__ import annotations
 
@@ -8,9 +9,13 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
+
+from tests.conftest import until, wait_until_gone
 
 TESTS = Path(__file__).resolve().parents[1]
 KEY = "not-on-loopback"
@@ -30,11 +35,11 @@ def server(hosts, tiny_model, tmp_path):
 
 
 @pytest.fixture
-def train(hosts, tiny_model, server, tmp_path):
+def train(hosts, tiny_model, tmp_path):
     """`train(**flags) -> the two processes`."""
     started: list[subprocess.Popen[bytes]] = []
 
-    def start(**flags):
+    def start(master=hosts[0].address, **flags):
         values = {
             "rlhf_type": "grpo",
             "model": tiny_model,
@@ -54,8 +59,6 @@ def train(hosts, tiny_model, server, tmp_path):
             "deepspeed": "zero2",
             "ddp_timeout": DDP_TIMEOUT,
             "use_vllm": "true",
-            "vllm_server_base_url": server,
-            "weight_transport": "http",
         } | flags
         words = [word for name, value in values.items() for word in (f"--{name}", str(value))]
         for number in range(2):
@@ -67,7 +70,7 @@ def train(hosts, tiny_model, server, tmp_path):
                     NNODES="2",
                     NODE_RANK=str(number),
                     NPROC_PER_NODE="1",
-                    MASTER_ADDR=hosts[0].address,
+                    MASTER_ADDR=hosts[0].address if number else master,
                     MASTER_PORT="29512",
                     SWIFT_API_KEY=KEY,
                 )
@@ -84,8 +87,8 @@ def train(hosts, tiny_model, server, tmp_path):
 
 
 def steps_of(folder: Path) -> list[dict[str, float]]:
-    path = folder / "run" / "logging.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
+    path = next((folder / "run").glob("**/logging.jsonl"), None)
+    lines = path.read_text().splitlines() if path else []
     return [row for row in map(json.loads, lines) if "loss" in row]
 
 
@@ -105,8 +108,8 @@ def rank_of(launcher: subprocess.Popen[bytes]) -> list[int]:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_two_hosts_train_and_a_third_generates(train, tmp_path):
-    processes = train(max_steps=3)
+def test_two_hosts_train_and_a_third_generates(train, server, tmp_path):
+    processes = train(vllm_server_base_url=server, weight_transport="http", max_steps=3)
     assert [process.wait(500) for process in processes] == [0, 0]
     steps = steps_of(tmp_path)
     assert [row["step"] for row in steps] == [1, 2, 3]
@@ -118,7 +121,8 @@ def test_two_hosts_train_and_a_third_generates(train, tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("node", [0, 1])
-def test_a_killed_rank_ends_both_hosts_and_the_run_goes_on(train, tmp_path, node):
+def test_a_killed_rank_ends_both_hosts_and_the_run_goes_on(train, server, tmp_path, node):
+    train = partial(train, vllm_server_base_url=server, weight_transport="http")
     processes = train(max_steps=100_000, save_steps=1, save_total_limit=1)
     deadline = time.monotonic() + 400
     while not list((tmp_path / "run").glob("checkpoint-*")):
@@ -142,3 +146,48 @@ def test_a_killed_rank_ends_both_hosts_and_the_run_goes_on(train, tmp_path, node
     processes = train(save_steps=1, save_total_limit=1, **again)[2:]
     assert [process.wait(400) for process in processes] == [0, 0]
     assert [row["step"] for row in steps_of(tmp_path)] == list(range(1, saved + 2))
+
+
+BESIDE = {
+    "vllm_mode": "colocate",
+    "torch_dtype": "float32",
+    "vllm_engine_kwargs": json.dumps({"kv_cache_memory_bytes": 64 << 20}),
+    "vllm_server_timeout": 400,
+}
+
+
+def engines_of(hosts, number):
+    """The rollout servers on a host, and what they have started."""
+    listed = subprocess.run(
+        ["ip", "netns", "pids", hosts[number].namespace], capture_output=True, text=True, check=True
+    )
+    processes = [psutil.Process(int(pid)) for pid in listed.stdout.split()]
+    servers = [one for one in processes if "swift_r1.inference.server" in " ".join(one.cmdline())]
+    return [process for one in servers for process in (one, *one.children(recursive=True))]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_each_host_has_engines_and_a_killed_rank_ends_those_of_both(train, hosts, tmp_path):
+    # As in ms-swift's script for node 0.
+    processes = train("127.0.0.1", max_steps=100_000, weight_check_steps=1, add_version="true", **BESIDE)
+
+    def trained():
+        assert all(process.poll() is None for process in processes)
+        return len(steps_of(tmp_path)) >= 3
+
+    until(trained, 600)
+    engines = [engines_of(hosts, number) for number in range(2)]
+    assert all(engines)
+    [folder] = (tmp_path / "run").iterdir()  # which node 0 has named
+    args = json.loads((folder / "args-node1.json").read_text())["args"]
+    assert [url.rpartition(":")[0] for url in args["vllm_server_base_url"]] == [
+        "http://127.0.0.1",
+        f"http://{hosts[1].address}",
+    ]
+    assert all(row["rollout/servers"] == 2 and row["rollout/weight_check"] < 0.01 for row in steps_of(tmp_path))
+    assert sorted(log.name for log in folder.glob("engine-*.log")) == ["engine-0.log", "engine-1.log"]
+    [rank] = rank_of(processes[1])
+    os.kill(rank, signal.SIGKILL)
+    assert [process.wait(60) for process in processes] == [5, 5]
+    wait_until_gone([one for engine in engines for one in engine], 30)

@@ -103,6 +103,14 @@ RELIED_ON = {
     "adapters (models/lora.py)": [
         ("transformers", "integrations/peft.py", "PeftAdapterMixin._hf_peft_config_loaded"),
         ("peft", "tuners/lora/layer.py", "LoraLayer.lora_A LoraLayer.lora_B Linear.get_delta_weight(adapter)"),
+        ("peft", "tuners/lora/layer.py", "LoraLayer.lora_dropout LoraLayer.lora_magnitude_vector"),
+        ("peft", "tuners/lora/dora.py", "DoraLinearLayer.get_weight_norm(weight lora_weight scaling)"),
+        ("peft", "tuners/tuners_utils.py", "BaseTunerLayer._disable_adapters BaseTunerLayer._active_adapter"),
+        (
+            "peft",
+            "utils/other.py",
+            "AuxiliaryTrainingWrapper._disable_adapters AuxiliaryTrainingWrapper.original_module",
+        ),
     ],
     "4-bit weights (models/loading.py)": [
         ("bitsandbytes", "functional.py", "dequantize_4bit(A quant_state) QuantState.shape QuantState.dtype"),

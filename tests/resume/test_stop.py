@@ -35,7 +35,7 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(runs, uninterrupted, tmp_p
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 5 and summary["exit_code"] == code
     # What was not due yet is logged for people, and not twice after resuming.
-    assert [json.loads(line)["step"] for line in (folder / "logging.jsonl").read_text().splitlines()] == [3, 5]
+    assert [json.loads(line)["step"] for line in (folder / "logging.jsonl").read_text().splitlines()] == [1, 3, 5]
     assert runs.run(folder, resume_from_checkpoint="last", **SETTINGS).code == 0
     same(uninterrupted, folder)
 

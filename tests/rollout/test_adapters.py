@@ -25,7 +25,7 @@ from swift_r1.wire.client import RolloutClient
 from swift_r1.wire.protocol import AdapterConfig, HTTPError, ServerRefused, tokenizer_hash
 from tests.rollout.conftest import pool_of
 
-SETTINGS = LoraSettings(rank=4, alpha=8, target_modules=("all-linear",))
+SETTINGS = LoraSettings(rank=4, alpha=8, target_modules=("all-linear",), rslora=True)
 ONE_RANK = Ranks(0, 1, torch.device("cpu"), None)
 SEQUENCE = tuple(range(5, 45))
 

@@ -157,9 +157,8 @@ def test_vllm_on_two_workers_takes_new_weights(
     [
         ('{"no_such_thing": 1}', "--vllm_engine_kwargs: vLLM's engine has no argument no_such_thing"),
         (
-            '{"max_num_seqs": "many"}',
-            """vLLM does not take --vllm_engine_kwargs {"max_num_seqs": "many"}: '<' not supported between """
-            "instances of 'int' and 'str'",
+            '{"max_num_batched_tokens": "many"}',
+            """vLLM does not take --vllm_engine_kwargs {"max_num_batched_tokens": "many"}: """,
         ),
     ],
 )
@@ -168,5 +167,5 @@ def test_engine_arguments_that_vllm_does_not_take(tiny_model: Path, argument: st
     ended = subprocess.run(
         [sys.executable, "-m", "swift_r1", *words], capture_output=True, text=True, timeout=VLLM_WAIT_S, check=False
     )
-    assert ended.returncode == 2 and ended.stderr.splitlines()[-1] == line
+    assert ended.returncode == 2 and ended.stderr.splitlines()[-1].startswith(line)
     assert "Traceback" not in ended.stderr

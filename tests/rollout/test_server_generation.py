@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import uuid
 from pathlib import Path
@@ -55,6 +56,33 @@ def test_logprobs_are_those_of_transformers_after_temperature(
     # Scoring at another temperature must not leave it behind.
     plain = torch.tensor(client.score([PROMPT]).logprobs[0])
     torch.testing.assert_close(plain, trainer_logprobs(policy, PROMPT, 1.0), atol=2e-3, rtol=0)
+
+
+def test_logprobs_are_those_of_what_was_sampled_from(client: RolloutClient, policy: torch.nn.Module) -> None:
+    """With a penalty and min-p, as in the trainer's own engine."""
+    ways = {"temperature": 1.3, "min_p": 0.2, "repetition_penalty": 1.7}
+    [output] = client.generate([request(n=8, seeds=tuple(range(8)), ignore_eos=True, **ways)])
+    for completion in output.completions:
+        sequence = PROMPT + completion.token_ids
+        with torch.no_grad():
+            logits = policy(torch.tensor([sequence])).logits[0].float()
+        for place, sampled in enumerate(completion.logprobs, start=len(PROMPT)):
+            seen, row = list(set(sequence[:place])), logits[place - 1]
+            row[seen] = torch.where(row[seen] > 0, row[seen] / 1.7, row[seen] * 1.7)
+            probs = (row / 1.3).softmax(-1)
+            probs[probs < 0.2 * probs.max()] = 0.0
+            assert sampled == pytest.approx((probs[sequence[place]] / probs.sum()).log().item(), abs=2e-3)
+
+
+def test_a_pattern_is_followed(client: RolloutClient, policy: torch.nn.Module, tiny_model: Path) -> None:
+    pattern = "<answer>[0-9]{2,4}</answer>"
+    [output] = client.generate([request(n=8, seeds=tuple(range(8)), structured_outputs_regex=pattern)])
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    for completion in output.completions:
+        text = tokenizer.decode(completion.token_ids, skip_special_tokens=True)
+        assert re.fullmatch(pattern, text) and completion.finish_reason == "stop"
+        free = trainer_logprobs(policy, PROMPT + completion.token_ids, 1.0)[len(PROMPT) - 1 :]
+        assert (torch.tensor(completion.logprobs) > free - 2e-3).all()  # of the part that may follow
 
 
 def test_a_seed_pins_its_completion(client: RolloutClient) -> None:

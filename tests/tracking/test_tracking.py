@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import sys
 
 import psutil
 import pytest
@@ -12,7 +13,7 @@ from swift_r1.errors import UsageError
 from swift_r1.tracking.console import RunConsole
 from swift_r1.tracking.metrics import JsonLines, merged, read_json_lines
 from swift_r1.tracking.recorder import RunRecorder, draw_curves
-from swift_r1.tracking.reporters import open_reporters
+from swift_r1.tracking.reporters import TrackerFlags, chosen_trackers, open_reporters
 
 
 def test_every_line_is_standard_json(tmp_path):
@@ -48,6 +49,10 @@ def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):
         recorder.finish({"steps": 5})
     lines = read_json_lines(tmp_path / "logging.jsonl")
     assert [(line["step"], line.get("loss")) for line in lines] == [(2, 1.5), (4, 3.5), (5, 5.0), (5, None)]
+    with RunRecorder(tmp_path, RunConsole(3, Console(file=text)), [], 2, False, first_step=True) as recorder:
+        for step in range(1, 4):
+            recorder.step(step, {"loss": float(step)}, last=step == 3)
+    assert [line["step"] for line in read_json_lines(tmp_path / "logging.jsonl")][len(lines) :] == [1, 2, 3]
     assert len((tmp_path / "completions.jsonl").read_text().splitlines()) == 1
     assert json.loads((tmp_path / "summary.json").read_text()) == {"steps": 5}
     assert {path.name for path in (tmp_path / "images").iterdir()} >= {"reward.png", "loss.png", "eval.png"}
@@ -66,15 +71,30 @@ def test_wandb_without_a_key_is_offline_and_does_not_ask(tmp_path, monkeypatch):
     for name in ("WANDB_API_KEY", "WANDB_MODE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "none"))
-    (reporter,) = open_reporters(["wandb"], tmp_path, "name", {"a": 1})
+    flags = TrackerFlags(["wandb"], wandb_project="mine", wandb_log_unique_prompts=True)
+    (reporter,) = open_reporters(flags, tmp_path, {"a": 1})
     reporter.log({"loss": 1.0}, 1)
-    reporter.log_completions([{"step": 1, "prompt": "p", "completion": "c", "reward": 1.0, "advantage": 0.0}], 1)
+    row = {"step": 1, "prompt": "p", "completion": "c", "reward": 1.0, "advantage": 0.0}
+    reporter.log_completions([row, row | {"completion": "d"}, row | {"prompt": "q"}], 1)
+    (table,) = (tmp_path / "wandb").rglob("completions*.table.json")
+    assert [line[1:3] for line in json.loads(table.read_text())["data"]] == [["p", "c"], ["q", "c"]]
+    import wandb
+
+    assert wandb.run.project == "mine"
     reporter.close()
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert not [child for child in psutil.Process().children() if "wandb-core" in child.name()]
 
 
-def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "swanlab", None)
-    with pytest.raises(UsageError, match="swanlab"):
-        open_reporters(["swanlab"], tmp_path, None, {})
+def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch, caplog):
+    monkeypatch.setitem(sys.modules, "swanlab", None)
+    with pytest.raises(UsageError, match="--report_to swanlab: not installed: pip install swanlab"):
+        open_reporters(TrackerFlags(["swanlab"]), tmp_path, {})
+    # One tracker of two is enough: scripts name those of their authors.
+    (reporter,) = open_reporters(
+        TrackerFlags(["tensorboard", "swanlab"], logging_dir=str(tmp_path / "t")), tmp_path, {}
+    )
+    reporter.log({"loss": 1.0}, 1)
+    reporter.close()
+    assert list((tmp_path / "t").glob("events*")) and "swanlab: it is not installed" in caplog.text
+    assert "swanlab" not in chosen_trackers(["all"]) and chosen_trackers(["none"]) == []

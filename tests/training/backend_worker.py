@@ -9,9 +9,12 @@ import json
 import sys
 import traceback
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import cache
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 
 from swift_r1.algorithms import LossConfig, PPOConfig, from_flags
@@ -21,7 +24,9 @@ from swift_r1.models.lora import LoraSettings
 from swift_r1.models.policy import Critic, Policy
 from swift_r1.models.weights import Freezing, part_of, policy_weights
 from swift_r1.runtime.ranks import join_ranks
+from swift_r1.runtime.sequence_parallel import join_sequence_group
 from swift_r1.training.backends.deepspeed_config import read_config
+from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, collate, round_batch
 from swift_r1.training.checkpoint.tensors import write_tensors
 from swift_r1.training.grpo import before_training, needs_old_policy, rewards_after_kl, split_round, train_step
@@ -104,11 +109,15 @@ class Case:
     """One run.
 
     Attributes:
-        backend: `local`, `ddp`, `fsdp2`, `fsdp-grad` (shard_grad_op), or what `--deepspeed` takes.
+        backend: `local`, `ddp`, `fsdp2`, `fsdp-grad` (shard_grad_op), what `--deepspeed` takes, or `summed`: plain
+            torch on every rank, which takes no step and writes the first step's gradients, summed over ranks, in place
+            of weights.
+        sequence: `--sequence_parallel_size`.
         cuts: of each step, see `step_on`.
         loss: fields of LossConfig, and overlong_filter.
         mix_after: the step after which the reference moves to the policy.
-        train: full, lora or qlora, with a prefix to freeze behind a colon (`full:model.embed`).
+        train: full, lora or qlora, with a prefix to freeze behind a colon (`full:model.embed`), or with flags of the
+            adapters as JSON (`lora:{"dora": true}`).
         reload_after: the step after which the training state goes through `training_state` into a new backend.
         away: between two steps all that can leaves the device, and nothing is left of it there.
         ppo: flags of PPO, for steps of it in place of GRPO's.
@@ -128,6 +137,7 @@ class Case:
     reload_after: int | None = None
     ppo: str = ""
     away: bool = False
+    sequence: int = 1
 
 
 def run_ppo(case, ranks):
@@ -168,13 +178,13 @@ def open_critic_backend(case, ranks):
         return load_critic(case.model, case.dtype, case.checkpointing)
 
     if case.backend == "local":
-        from swift_r1.training.backends.local import LocalBackend
-
         return LocalBackend(load(), optimizer, wrap=Critic)
     if case.backend == "ddp":
         from swift_r1.training.backends.ddp import DdpBackend
 
         return DdpBackend(load(), optimizer, ranks, Critic)
+    if case.backend == "summed":
+        return Summed(load(), optimizer, wrap=Critic)
     if case.backend.startswith("fsdp"):
         return fsdp_backend(case, load, optimizer, ranks, Critic)
     from swift_r1.training.backends.deepspeed import DeepSpeedBackend
@@ -183,8 +193,23 @@ def open_critic_backend(case, ranks):
     return DeepSpeedBackend(load, dtype, optimizer, config, ranks, wrap=Critic)
 
 
+class Summed(LocalBackend):
+    def step(self, learning_rate):
+        gradients = {name: one.grad for name, one in self.model.named_parameters() if one.requires_grad}
+        for gradient in gradients.values() if dist.is_initialized() else ():
+            dist.all_reduce(gradient)
+        self.gradients = {name: gradient.clone() for name, gradient in gradients.items()}
+        self.optimizer.zero_grad(set_to_none=False)
+        return torch.stack([one.norm() for one in self.gradients.values()]).norm().item()
+
+    def weight_buckets(self, weights, to=0, on_host=True):
+        yield list(self.gradients.items())
+
+
 def open_backend(case, ranks):
-    kind, _, frozen = case.train.partition(":")
+    kind, _, more = case.train.partition(":")
+    settings = json.loads(more) if more and kind != "full" else {}
+    ratio = settings.pop("lorap_lr_ratio", None)
 
     def load():
         torch.manual_seed(0)
@@ -192,21 +217,21 @@ def open_backend(case, ranks):
             case.model,
             case.dtype,
             case.checkpointing,
-            None if kind == "full" else LoraSettings(4, 16, ("all-linear",)),
+            None if kind == "full" else LoraSettings(4, 16, ("all-linear",), **settings),
             quantization=Quantization() if kind == "qlora" else None,
-            freezing=Freezing((frozen,)) if frozen else None,
+            freezing=Freezing((more,)) if more and kind == "full" else None,
         )
 
-    optimizer = OptimizerConfig(case.rate, 0.1, 0.9, 0.95, 1e-8, 1.0, case.optim)
+    optimizer = OptimizerConfig(case.rate, 0.1, 0.9, 0.95, 1e-8, 1.0, case.optim, ratio)
     if case.backend == "local":
-        from swift_r1.training.backends.local import LocalBackend
-
         return LocalBackend(load(), optimizer)
     if case.backend == "ddp":
         from swift_r1.training.backends import ddp
 
         ddp.BUCKET_NUMBERS = 10_000  # several buckets
         return ddp.DdpBackend(load(), optimizer, ranks)
+    if case.backend == "summed":
+        return Summed(load(), optimizer)
     if case.backend.startswith("fsdp"):
         return fsdp_backend(case, load, optimizer, ranks)
     from deepspeed.accelerator import get_accelerator
@@ -257,7 +282,13 @@ def reloaded(backend, ranks, out, make):
     return fresh
 
 
+@cache
+def with_sequence(ranks, size):
+    return replace(ranks, sequence=join_sequence_group(size, timedelta(seconds=60))) if size > 1 else ranks
+
+
 def run(case, ranks):
+    ranks = with_sequence(ranks, case.sequence)
     if case.ppo:
         run_ppo(case, ranks)
         return
@@ -281,7 +312,8 @@ def run(case, ranks):
     generation = backend.generation_model()
     if ranks.is_rank0:
         out = Path(case.out)
-        same = all(torch.equal(weights[w.name], w.value()) for w in policy_weights(generation))
+        wanted = [] if case.backend == "summed" else policy_weights(generation)
+        same = all(torch.equal(weights[w.name], w.value()) for w in wanted)
         save_file({name: tensor.float() for name, tensor in weights.items()}, out.with_suffix(".safetensors"))
         out.write_text(json.dumps({"steps": steps, "generation_equals_weights": same, **backend.describe()}))
 

@@ -29,7 +29,7 @@ def main(scene: str, rank: int, port: str, timeout_s: float) -> None:
     if rank == 0:
         SCENES[scene](ranks, timeout_s)
     try:
-        total = int(ranks.sum(torch.ones(1))[0])
+        total = int(ranks.sum_data(torch.ones(1))[0])
     except (RuntimeError, LostRank) as error:
         assert lost_peer(error), error
         print(f"lost: {error}", flush=True)

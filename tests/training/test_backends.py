@@ -91,6 +91,37 @@ def test_zero3_equals_one_process_with_adapters(train, tiny_model):
         assert torch.equal(reference[1][name], value) == ("proj" not in name), name
 
 
+ADAPTERS = {
+    "dora": {"dora": True},
+    "whole": {"rslora": True, "modules_to_save": ["all-embedding", "all-norm", "lm_head"], "lorap_lr_ratio": 4},
+}
+"""What is trained beside or in place of `B A`, and at another rate."""
+APART = json.dumps(
+    {
+        "zero_optimization": {
+            "stage": 3,
+            "stage3_param_persistence_threshold": 0,
+            "stage3_max_live_parameters": 0,
+            "stage3_max_reuse_distance": 0,
+        }
+    }
+)
+"""ZeRO-3 that gathers a weight only where it is used, as it does with large ones."""
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(APART, id="apart"),
+        *(pytest.param(name, marks=pytest.mark.long) for name in ("zero2", "zero3", "fsdp2")),
+    ],
+)
+def test_other_adapters_equal_one_process(train, backend, kind):
+    case = f"lora:{json.dumps(ADAPTERS[kind])}"
+    assert_same(train(backend, ranks=2, cuts="150 40s 70", train=case, reload_after=2), train("local", train=case))
+
+
 PPO = "--kl_coef 0.1 --gamma 0.95 --lam 0.9 --num_ppo_epochs 2 --whiten_rewards true"
 
 

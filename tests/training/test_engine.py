@@ -116,6 +116,27 @@ def test_greedy_top_k_and_stop_strings(model):
     assert stopped.completions[0].finish_reason == "stop"
 
 
+def test_min_p_and_the_penalty_change_the_distribution_that_is_sampled_and_reported(model):
+    asked = requests([5, 9], n=40, temperature=1.3, min_p=0.2, repetition_penalty=1.7, ignore_eos=True)
+    for request, output in zip(asked, engine(model).generate(asked, 1), strict=True):
+        for one in output.completions:
+            ids = [*request.prompt_token_ids, *one.token_ids]
+            logits = model(torch.tensor([ids])).logits[0].float()
+            for place, logprob in enumerate(one.logprobs, start=len(request.prompt_token_ids)):
+                row = logits[place - 1].tolist()
+                for token in set(ids[:place]):
+                    row[token] = row[token] / 1.7 if row[token] > 0 else row[token] * 1.7
+                probs = (torch.tensor(row) / 1.3).softmax(-1)
+                probs = probs.where(probs >= 0.2 * probs.max(), 0.0)
+                assert probs[ids[place]] > 0
+                assert logprob == pytest.approx((probs[ids[place]] / probs.sum()).log().item(), abs=1e-4)
+
+
+def test_a_pattern_is_refused(model):
+    with pytest.raises(ValueError, match="this engine follows no pattern"):
+        engine(model).generate(requests([5], structured_outputs_regex="a+"), 0)
+
+
 def test_outputs_are_given_as_soon_as_a_prompt_has_all_of_its_completions(model):
     asked = requests([4, 9, 6], n=2, max_tokens=5, ignore_eos=True)
     asked += requests([7], n=2, max_tokens=9, ignore_eos=True)

@@ -21,6 +21,7 @@ SIZES = [
         (Freezing(("embed", "a.1")), {"embed", "a.1.q", "a.1.norm"}),
         (Freezing(freeze_parameters_regex=r"norm$"), {"a.0.norm", "a.1.norm"}),
         (Freezing(freeze_parameters_ratio=0.5), {"embed", "a.0.q"}),
+        (Freezing(freeze_parameters_ratio=0.5, trainable_parameters_regex=r"q$"), {"embed"}),
         (Freezing(freeze_parameters_ratio=0.39), set()),
         (Freezing(("a",), trainable_parameters=("a.1",)), {"a.0.q", "a.0.norm"}),
         (

@@ -10,7 +10,7 @@ from swift_r1.cli.main import main
 from swift_r1.models.loading import Quantization, load_model
 from swift_r1.models.lora import LoraSettings
 from swift_r1.models.merging import write_base
-from swift_r1.models.weights import lora_weights, policy_weights
+from swift_r1.models.weights import added_weights, policy_weights
 
 
 def adapted(model, folder, quantization):
@@ -23,7 +23,7 @@ def adapted(model, folder, quantization):
         for name, parameter in loaded.named_parameters():
             if ".lora_" in name:
                 parameter.normal_(std=0.1)
-    loaded.save_pretrained(folder, state_dict={w.name: w.value() for w in lora_weights(loaded)})
+    loaded.save_pretrained(folder, state_dict={w.name: w.value() for w in added_weights(loaded)})
     write_base(loaded, folder, quantization)
     AutoTokenizer.from_pretrained(model).save_pretrained(folder)
     return loaded

@@ -14,6 +14,7 @@ from swift_r1.models.loading import load_model
 from swift_r1.plugins import load_plugins
 from swift_r1.plugins.protocol import RequestConfig, RolloutOutput
 from swift_r1.plugins.rollouts import GymScheduler, MultiTurnScheduler, RolloutScheduler, multi_turns
+from swift_r1.plugins.schedulers import MathTipsScheduler, ThinkingModelTipsScheduler
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import EmbeddedRollouts
 from swift_r1.sampling.multi_turn import MultiTurn, Stage
@@ -66,20 +67,21 @@ def play(rollouts, tokenizer):
     """`play(scheduler class, n=4, max_tokens=8, timeout=20, **limits) -> trajectories` of two prompts."""
     stages = []
 
-    def run(kind, n=4, max_tokens=8, timeout=20.0, model_length=1024, total=False, turns=None, prefix=""):
+    def run(kind, n=4, max_tokens=8, timeout=20.0, model_length=1024, total=False, turns=None, prefix="", last=False):
         encoder = PromptEncoder(tokenizer, wording=Wording(response_prefix=prefix))
         limits = Limits(model_length, total, turns, 1.0)
 
         def make_scheduler(engine):
             return kind(infer_engine=engine, max_turns=turns, tokenizer=tokenizer)
 
-        stage = Stage("test", timeout, make_scheduler, encoder, (tokenizer.eos_token_id,), limits)
+        stage = Stage("test", timeout, make_scheduler, encoder, (tokenizer.eos_token_id,), limits, last)
         stages.append(stage)
         rows = [
             {
                 "messages": [{"role": "user", "content": f"say {what}"}],
                 "what": what,
                 "number": 7,
+                "solution": "1",
                 "prompt_id": what,
                 "dataset": "d",
             }
@@ -135,6 +137,39 @@ def test_the_trainer_computes_the_engines_logprobs_of_the_trained_tokens(play, r
         )
         assert len(one.turns) == 3 and one.infos == {"num_turns": 3}
         assert [message["role"] for message in one.messages] == ["user", "assistant", "user", "assistant"]
+
+
+@pytest.mark.parametrize("prefix", ["", "<think>"])
+@pytest.mark.parametrize("kind", [MathTipsScheduler, ThinkingModelTipsScheduler])
+def test_a_wrong_answer_gets_one_more_chance(play, tokenizer, kind, prefix):
+    def judge(completions, solution):
+        assert solution == ["1"]
+        return [float("9" in completions[0])]
+
+    played = play(partial(kind, acc_function=judge), n=8, max_tokens=100, prefix=prefix)  # some end by themselves
+    chances = [len(one.turns) == 2 for one in played]
+    assert True in chances and False in chances
+    for one, chance in zip(played, chances, strict=True):
+        said = [message["content"] for message in one.messages if message["role"] == "assistant"]
+        assert all(text.startswith(prefix) for text in said)
+        trained = [t for t, own in zip(one.completion.token_ids, one.loss_mask, strict=True) if own]
+        assert chance or "9" in said[0] or one.completion.finish_reason == "length"
+        if chance and kind is MathTipsScheduler:
+            [text] = said
+            before, after = text.split(kind.tips_prompt)
+            assert "</think>" not in before and "<answer>" not in before
+            assert prefix + tokenizer.decode(trained, skip_special_tokens=True) == before + after
+        elif chance:
+            assert [message["role"] for message in one.messages] == ["user", "assistant", "user", "assistant"]
+            assert one.messages[2]["content"] == kind.tips_prompt
+
+
+def test_last_round_trains_the_last_message_alone(play, tokenizer):
+    for all_of_it, one in zip(play(HalfOfATurn), play(HalfOfATurn, last=True), strict=True):
+        assert one.completion.token_ids == all_of_it.completion.token_ids
+        start = len(one.loss_mask) - sum(map(len, one.turns[1:]))  # two turns make the last message
+        assert any(all_of_it.loss_mask[:start]) and not any(one.loss_mask[:start])
+        assert one.loss_mask[start:] == all_of_it.loss_mask[start:] and any(one.loss_mask)
 
 
 def test_the_same_seeds_give_the_same_trajectories(play):

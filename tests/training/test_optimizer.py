@@ -15,6 +15,7 @@ from swift_r1.training.optimizer import (
     OptimizerConfig,
     build_optimizer,
     parameter_groups,
+    set_learning_rate,
 )
 
 PEAK, WARMUP, TOTAL = 1.0, 2, 10
@@ -52,12 +53,23 @@ def test_the_course(name):
     assert again.value == values[5]
 
 
+def test_lora_plus_has_a_rate_of_its_own_for_b():
+    a, b = (nn.Parameter(torch.ones(80, 80)) for _ in range(2))
+    config = OptimizerConfig(0.1, 0.0, 0.9, 0.95, 1e-8, 1.0, lorap_lr_ratio=16)
+    optimizer = build_optimizer(parameter_groups([("q.lora_A.x", a), ("q.lora_B.x", b)], config), config)
+    set_learning_rate(optimizer, 0.01)
+    a.grad = b.grad = torch.full_like(a, 0.5)
+    optimizer.step()
+    torch.testing.assert_close(1 - a.detach(), torch.full((80, 80), 0.01), rtol=1e-3, atol=0)
+    torch.testing.assert_close(1 - b.detach(), torch.full((80, 80), 0.16), rtol=1e-3, atol=0)
+
+
 @pytest.mark.parametrize("name", flag_specs(RlhfArguments)["optim"].info.choices)
 @pytest.mark.filterwarnings("ignore:Paged optimizers are not supported on CPU")
 def test_every_optimizer_takes_a_step_down(name):
     parameter = nn.Parameter(torch.ones(80, 80))
     config = OptimizerConfig(0.1, 0.0, 0.9, 0.95, 1e-8, 1.0, name)
-    optimizer = build_optimizer(parameter_groups([parameter], 0.0), config)
+    optimizer = build_optimizer(parameter_groups([("x", parameter)], config), config)
     parameter.grad = torch.full_like(parameter, 0.5)
     optimizer.step()
     # Adam's first step is the learning rate, whatever the gradient's size.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -160,20 +161,28 @@ def uniform_streams(seeds: Sequence[int], length: int) -> Tensor:
     return rows
 
 
-def sample(logits: Tensor, uniforms: Tensor, sampling: SamplingParams) -> tuple[Tensor, Tensor]:
+def sample(
+    logits: Tensor, uniforms: Tensor, sampling: SamplingParams, seen: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Draws one token per row of `logits [B, V]` by inverting the cumulative distribution at `uniforms [B]` in [0, 1);
-    temperature 0 takes the most likely token.
+    temperature 0 takes the most likely token. `seen` bool `[B, V]` are the tokens that the penalty is for.
 
     Returns:
-        `tokens [B]` int64 and `logprobs [B]` float32: natural logs under the distribution after temperature, top-k and
-        top-p (greedy: at temperature 1).
+        `tokens [B]` int64 and `logprobs [B]` float32: natural logs under the distribution after penalty, temperature,
+        min-p, top-k and top-p (greedy: at temperature 1, uncut).
     """
     logits = logits.float()
+    if seen is not None:  # CTRL (arXiv 1909.05858): away from the token, whatever the logit's sign
+        penalty = sampling.repetition_penalty
+        logits = torch.where(seen, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
     if sampling.temperature == 0.0:
         tokens = logits.argmax(-1)
         return tokens, logits.log_softmax(-1).gather(-1, tokens[:, None]).squeeze(-1)
     if sampling.temperature != 1.0:
         logits = logits / sampling.temperature
+    if sampling.min_p > 0:
+        least = logits.amax(-1, keepdim=True) + math.log(sampling.min_p)
+        logits = logits.masked_fill(logits < least, float("-inf"))
     if sampling.top_k > 0 or sampling.top_p < 1.0:
         logits = _nucleus(logits, sampling.top_k, sampling.top_p)
     logprobs = logits.log_softmax(-1)

@@ -62,12 +62,14 @@ class TransformersEngine:
             on_output: called with each request's number and output as soon as all its completions have ended.
 
         Raises:
-            ValueError: a request does not have one seed per completion.
+            ValueError: a request does not have one seed per completion, or has a pattern.
         """
         groups: list[list[_Row]] = []
         for number, request in enumerate(requests):
             if request.seeds is None or len(request.seeds) != request.n:
                 raise ValueError(f"request {request.request_id}: one seed per completion is needed")
+            if request.sampling.structured_outputs_regex is not None:
+                raise ValueError(f"request {request.request_id}: this engine follows no pattern, vLLM does")
             groups.append([_Row(number, seed) for seed in request.seeds])
         outputs: dict[int, RolloutOutput] = {}
 
@@ -135,9 +137,17 @@ class TransformersEngine:
 
         # `rows` are the completions still in the batch; ended ones leave it when enough have gathered.
         rows = torch.arange(len(wave), device=device)
-        logits, state = self._read_prompts([requests[row.request].prompt_token_ids for row in wave])
+        prompts = [requests[row.request].prompt_token_ids for row in wave]
+        logits, state = self._read_prompts(prompts)
+        seen = None
+        if sampling.repetition_penalty != 1:
+            seen = torch.zeros(len(wave), logits.shape[-1], dtype=torch.bool, device=device)
+            for place, prompt in enumerate(prompts):
+                seen[place, list(prompt)] = True
         for step in range(longest):
-            tokens, chosen = sample(logits, uniforms[rows, step], sampling)
+            tokens, chosen = sample(logits, uniforms[rows, step], sampling, None if seen is None else seen[rows])
+            if seen is not None:
+                seen[rows, tokens] = True
             written[rows, step], logprobs[rows, step] = tokens, chosen
             ended = torch.isin(tokens, ends)
             if sampling.stop:

@@ -16,7 +16,7 @@ from vllm.inputs import tokens_input
 from vllm.logprobs import Logprob
 from vllm.lora.request import LoRARequest
 from vllm.outputs import CompletionOutput, RequestOutput
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.sampling_params import SamplingParams as VllmSampling
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
@@ -237,11 +237,15 @@ def _versions(output: CompletionOutput) -> tuple[tuple[int, int], ...] | None:
 
 
 def _sampling(sampling: SamplingParams, seed: int | None, **more: Any) -> VllmSampling:
+    pattern = sampling.structured_outputs_regex
     values: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
         "top_k": max(sampling.top_k, 0),
+        "min_p": sampling.min_p,
+        "repetition_penalty": sampling.repetition_penalty,
+        "structured_outputs": pattern and StructuredOutputsParams(regex=pattern),
         "stop": list(sampling.stop),
         "stop_token_ids": list(sampling.stop_token_ids),
         "ignore_eos": sampling.ignore_eos,

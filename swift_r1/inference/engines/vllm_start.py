@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
+from swift_r1.arguments.engine import passed_to_vllm
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.errors import UsageError, one_line
 from swift_r1.inference.engines.base import InferenceEngine, Replicas
@@ -106,22 +107,19 @@ def replica_environments(environ: Mapping[str, str], config: RolloutArguments, h
 
 def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
     """vLLM's engine arguments for this configuration."""
-    eager = config.vllm_enforce_eager if config.vllm_enforce_eager is not None else not has_gpu
     arguments: dict[str, Any] = {
         "model": config.model,
         "dtype": config.torch_dtype or _config_dtype(config),
         "seed": config.seed,
-        "enforce_eager": eager,
-        "tensor_parallel_size": config.vllm_tensor_parallel_size,
-        "enable_prefix_caching": config.vllm_enable_prefix_caching,
+        "enforce_eager": not has_gpu,
+        **passed_to_vllm(config),
         "trust_remote_code": False,
         "logprobs_mode": "processed_logprobs",  # of the distribution that was sampled from, after temperature
         "worker_extension_cls": _WORKER,
         "disable_log_stats": True,
     }
     if config.vllm_enable_lora:
-        # Two: generations that an update does not wait for end with the adapter that they began with.
-        arguments |= {"enable_lora": True, "max_loras": 2, "max_lora_rank": config.vllm_max_lora_rank}
+        arguments["max_loras"] = 2  # generations that an update does not wait for end with the one that they began with
     if config.max_model_len is not None:
         arguments["max_model_len"] = config.max_model_len
     if has_gpu:

@@ -44,7 +44,8 @@ class ServerPool:
             raise UsageError(why)
         infos = [one.first for one in sessions]
         # The servers' info at the start.
-        self.first = infos[0].model_copy(update={"own_base": all(info.own_base for info in infos)})
+        of_all = {name: all(getattr(info, name) for info in infos) for name in ("own_base", "can_sleep")}
+        self.first = infos[0].model_copy(update=of_all)
         self.served = ServedVersions(max(info.weight_version for info in infos))
         self.snapshot = WeightSnapshot()
         self.sessions = sessions

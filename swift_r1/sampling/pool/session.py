@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 _CONFLICT = 409
 _MAX_LOSSES = 5
 _MAX_REFUSALS = 2  # of weights: one full push repairs them, or nothing does
-_ALIKE = ("model", "tokenizer_hash", "vocab_size", "dtype", "max_model_len", "max_lora_rank", "engine_version")
+_ALIKE = ("model", "tokenizer_hash", "vocab_size", "dtype", "max_model_len", "max_lora_rank", "engine_version", "turns")
 
 LogProbs = Sequence[Sequence[float]]
 

@@ -88,9 +88,9 @@ class Backend(ABC):
         return self._copy_for_generation
 
     @abstractmethod
-    def reference(self, offload: bool = False) -> ReferencePolicy:
-        """The frozen policy of the run's start; with adapters the model without them (collective). With `offload` its
-        weights are in host memory except while they are used."""
+    def reference(self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None) -> ReferencePolicy:
+        """The frozen policy of the run's start; with adapters the model without them; or the model that `load` makes
+        (collective). With `offload` its weights are in host memory except while they are used."""
 
     @abstractmethod
     def describe(self) -> dict[str, Any]:

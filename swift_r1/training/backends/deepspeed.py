@@ -34,7 +34,7 @@ from swift_r1.training.backends.base import (
 )
 from swift_r1.training.backends.deepspeed_config import resolved
 from swift_r1.training.backends.optimizer_state import MASTER
-from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups
+from swift_r1.training.optimizer import OptimizerConfig, build_optimizer, parameter_groups, set_learning_rate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -85,7 +85,7 @@ class DeepSpeedBackend(Backend):
         module = self.load_module()
         ranks.barrier()
         self.module, self.model = module.train(), module.model
-        trained = parameter_groups(self.model.parameters(), optimizer.weight_decay)
+        trained = parameter_groups(self.model.named_parameters(), optimizer)
         self.engine, self.optimizer, *_ = deepspeed.initialize(
             model=self.module, optimizer=build_optimizer(trained, optimizer), config=self.resolved
         )
@@ -122,8 +122,7 @@ class DeepSpeedBackend(Backend):
         self.engine.backward(loss * self.ranks.world_size)
 
     def step(self, learning_rate: float) -> float:
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self.optimizer, learning_rate)
         # DeepSpeed itself leaves the update out, on every rank, where the norm is not finite.
         self.engine.step()
         if self._float16 and self.optimizer.overflow:
@@ -178,17 +177,17 @@ class DeepSpeedBackend(Backend):
             for parameter, master in zip(parameters, masters, strict=True):
                 parameter.copy_(master)
 
-    def load_module(self) -> Any:
-        """Under ZeRO-3 transformers gives each rank its part of the weights, unless these are 4-bit, which
-        DeepSpeed partitions afterwards."""
+    def load_module(self, load: Callable[[], PreTrainedModel] | None = None) -> Any:
+        """The policy's, or that of `load`. Under ZeRO-3 transformers gives each rank its part of the weights, unless
+        these are 4-bit, which DeepSpeed partitions afterwards."""
         self.ranks.barrier()
         # With zero_hpz_partition_size DeepSpeed makes its group for each model, and refuses to for the second one.
         groups._ZERO_PARAM_INTRA_PARALLEL_GROUP = None
-        if not self.partitioned or self._quantized:
-            return self._wrap(self._load())
+        if not self.partitioned or (self._quantized and load is None):
+            return self._wrap((load or self._load)())
         config = HfDeepSpeedConfig(self.resolved)  # type: ignore[no-untyped-call]  # transformers has no types here
         try:
-            module = self._wrap(self._load())
+            module = self._wrap((load or self._load)())
         finally:
             del config
             unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]  # as above
@@ -198,13 +197,15 @@ class DeepSpeedBackend(Backend):
     def describe(self) -> dict[str, Any]:
         return {"backend": f"DeepSpeed ZeRO-{self.stage}", "deepspeed": self.resolved}
 
-    def reference(self, offload: bool = False) -> ReferencePolicy:
+    def reference(self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None) -> ReferencePolicy:
         """Under ZeRO-3 with `offload` DeepSpeed fetches each layer from the host; else all of them come for a forward
         pass."""
-        if has_adapters(self.model):
+        if load is None and has_adapters(self.model):
             return AdaptersOff(self)
-        module = self.load_module()
+        module = self.load_module(load)
         self.ranks.barrier()
+        if not self.partitioned:
+            module.to(self.device)
         reference = FrozenReference(module, self, offload and not self.partitioned)
         if self.partitioned:
             config = self.resolved

@@ -53,10 +53,13 @@ class FsdpBackend(LocalBackend):
         self._begin(module, optimizer)
         self.device, self.forward = ranks.device, _gathering(module)
 
-    def _sharded_module(self, trained: bool = True, offload: bool = False) -> Any:
+    def _sharded_module(
+        self, load: Callable[[], PreTrainedModel] | None = None, trained: bool = True, offload: bool = False
+    ) -> Any:
+        """The policy's, or that of `load`."""
         self.ranks.barrier()  # one may have worked longer than another
         with _reading_on_rank0(self.sharding.rank0_loads):
-            module = self._wrap(self._load()).train(trained)
+            module = self._wrap((load or self._load)()).train(trained)
         if not trained:
             module.requires_grad_(False)
         whole = {one for one in module.parameters() if not one.is_floating_point()}
@@ -157,11 +160,11 @@ class FsdpBackend(LocalBackend):
             "fsdp": {name: value for name, value in asdict(self.sharding).items() if name != "checkpointing"}
         }
 
-    def reference(self, offload: bool = False) -> ReferencePolicy:
+    def reference(self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None) -> ReferencePolicy:
         """With `offload` FSDP2 fetches each layer from the host."""
-        if has_adapters(self.model):
+        if load is None and has_adapters(self.model):
             return AdaptersOff(self)
-        module = self._sharded_module(trained=False, offload=offload)
+        module = self._sharded_module(load, trained=False, offload=offload)
         reference = FrozenReference(module, self)
         reference.forward = _gathering(module)
         return reference

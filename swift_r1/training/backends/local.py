@@ -25,7 +25,7 @@ from swift_r1.training.backends.base import (
     weights_of,
 )
 from swift_r1.training.backends.optimizer_state import MASTER, trained_parameters
-from swift_r1.training.optimizer import LossScale, OptimizerConfig, build_optimizer, parameter_groups
+from swift_r1.training.optimizer import LossScale, OptimizerConfig, build_optimizer, parameter_groups, set_learning_rate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -68,7 +68,7 @@ class LocalBackend(Backend):
                 on_gradient(partial(_move_gradient, master))
             # For good: made and freed between activations, they leave holes that the allocator cannot fill.
             master.grad = torch.zeros_like(master)
-        groups = parameter_groups(self._master_of.values(), config.weight_decay)
+        groups = parameter_groups(((name, self._master_of[one]) for name, one in trained_parameters(model)), config)
         self.torch_optimizer = self.optimizer = build_optimizer(groups, config)
         self.weights, self.states = Movable(lambda: weights_of(self.module)), Movable(self._states)
 
@@ -85,8 +85,7 @@ class LocalBackend(Backend):
         torch.autograd.backward(loss if self._scale is None else loss * self._scale.scale)
 
     def step(self, learning_rate: float) -> float:
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate
+        set_learning_rate(self.optimizer, learning_rate)
         for master in self.masters if self._scale is not None else ():
             assert master.grad is not None and self._scale is not None
             master.grad /= self._scale.scale
@@ -128,10 +127,11 @@ class LocalBackend(Backend):
     def describe(self) -> dict[str, Any]:
         return {"backend": "plain torch", "float32_master_weights": self._copies, "optimizer": self.config.optim}
 
-    def reference(self, offload: bool = False) -> ReferencePolicy:
-        if has_adapters(self.model):
+    def reference(self, offload: bool = False, load: Callable[[], PreTrainedModel] | None = None) -> ReferencePolicy:
+        if load is None and has_adapters(self.model):
             return AdaptersOff(self)
-        return FrozenReference(Policy(copy.deepcopy(self.model)), self, offload)
+        model = copy.deepcopy(self.model) if load is None else load()
+        return FrozenReference(Policy(model).to(self.device), self, offload)
 
 
 def _move_gradient(master: nn.Parameter, parameter: Tensor) -> None:

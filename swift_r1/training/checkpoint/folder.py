@@ -116,6 +116,23 @@ def set_aside_later(run_dir: Path, step: int) -> None:
         logger.warning("%s is renamed to %s: the run goes on from step %d", path, renamed.name, step)
 
 
+def link_checkpoints(run_dir: Path, best_step: int | None) -> None:
+    """Points `last` at the newest checkpoint and `best` at that of `best_step`; a link of something that is not there
+    goes."""
+    found = {_step_of(path): path.name for path in list_checkpoints(run_dir)}
+    for name, step in (("last", max(found, default=-1)), ("best", best_step)):
+        link, new = run_dir / name, run_dir / f".{name}"
+        try:
+            if step in found:
+                new.unlink(missing_ok=True)
+                new.symlink_to(found[step])
+                new.rename(link)
+            elif link.is_symlink():
+                link.unlink()
+        except OSError as error:
+            logger.warning("%s cannot be made (--create_checkpoint_symlink): %s", link, error.strerror or error)
+
+
 def remove_old_checkpoints(run_dir: Path, keep: int | None, best_step: int | None = None) -> None:
     """Leaves the newest `keep` (None: all), and that of `best_step`."""
     if keep is None:

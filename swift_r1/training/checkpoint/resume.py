@@ -41,7 +41,8 @@ _BEFORE_TRAINING = ("old_logps", "old_entropies", "ref_logps", "old_values")
 @dataclass
 class RunSummary:
     """What `summary.json` says. `seconds` are of the whole loop, evaluations included; accuracies are from 0 to 1, of
-    several data sets their mean; `best_step` is of the best checkpoint by `--metric_for_best_model`."""
+    several data sets their mean; `best_step` is of the best checkpoint by `--metric_for_best_model`, after which
+    `saves_since_best` were not better."""
 
     steps: int = 0
     seconds: float = 0.0
@@ -51,6 +52,7 @@ class RunSummary:
     eval_after: float | None = None
     best_step: int | None = None
     best_metric: float | None = None
+    saves_since_best: int = 0
     exit_code: int = 0
     last_evaluation: dict[str, float] = field(default_factory=dict)
 
@@ -66,10 +68,11 @@ class RunSummary:
     def saw_checkpoint(self, metrics: Mapping[str, float], name: str, greater_is_better: bool) -> None:
         """Notes whether the evaluated checkpoint of this step is the best so far; of equals the first is."""
         value, best = _mean(metrics, name), self.best_metric
+        self.saves_since_best += 1
         if value is None or math.isnan(value):
             return
         if best is None or (value > best if greater_is_better else value < best):
-            self.best_step, self.best_metric = self.steps, value
+            self.best_step, self.best_metric, self.saves_since_best = self.steps, value, 0
 
 
 def _mean(metrics: Mapping[str, float], name: str) -> float | None:
@@ -87,6 +90,7 @@ class OpenRound:
     metrics: dict[str, float]  # what each of the steps logs of the round
     seconds: dict[str, float]  # each step's share of the time that the round took as a whole
     done: int = 0  # optimizer steps taken
+    ends_epoch: bool = False  # a pass over the prompts is complete with it
 
     def tensors(self, ranks: Ranks) -> dict[str, Tensor]:
         """All that a checkpoint holds of the round, on rank 0; empty elsewhere. Collective."""
@@ -94,13 +98,18 @@ class OpenRound:
         for name in _BEFORE_TRAINING:
             known = [getattr(micro, name) for step in self.steps for micro in step]
             mine = [tensor.detach().flatten().float().cpu() for tensor in known if tensor is not None]
-            everyones = ranks.gather(torch.cat([torch.zeros(0), *mine]))
+            everyones = ranks.gather_data(torch.cat([torch.zeros(0), *mine]))
             saved |= {f"{name}:{rank}": one for rank, one in enumerate(everyones or ()) if one.numel()}
         return saved | self.batch.tensors() if ranks.is_rank0 else {}
 
     def facts(self) -> dict[str, Any]:
         """The rest of what a checkpoint holds of it, as JSON."""
-        return {"done": self.done, "metrics": self.metrics, "seconds": self.seconds}
+        return {
+            "done": self.done,
+            "metrics": self.metrics,
+            "seconds": self.seconds,
+            "ends_epoch": self.ends_epoch,
+        }
 
     def write_step(self, path: Path) -> None:
         """Writes the batch of the coming step to a safetensors file: the round's fields, the advantages, and `samples`,
@@ -124,6 +133,7 @@ class RunProgress:
     published: int = -1  # the optimizer step whose weights the engine holds; -1 for none
     skipped_in_a_row: int = 0  # optimizer steps without an update at the end of those taken
     open_round: OpenRound | None = None  # the round in the middle, or None between rounds
+    ended_epoch: bool = False  # the last step was the last of a pass over the prompts
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,15 @@ from torch import Tensor
 from swift_r1.errors import RunFailed
 from swift_r1.models.loading import Quantization
 from swift_r1.models.merging import write_base
-from swift_r1.models.weights import has_adapters, lora_weights, policy_weights
+from swift_r1.models.weights import added_weights, has_adapters, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.backends.optimizer_state import StateBucket
-from swift_r1.training.checkpoint.folder import Draft, remove_old_checkpoints
+from swift_r1.training.checkpoint.card import model_card
+from swift_r1.training.checkpoint.folder import Draft, link_checkpoints, remove_old_checkpoints
 from swift_r1.training.checkpoint.state import STATE, RunState, rng_state
 from swift_r1.training.checkpoint.tensors import ModelShards, SavedTensors, write_tensors
+from swift_r1.training.checkpoint.upload import Uploader
 
 logger = logging.getLogger("swift_r1.training")
 
@@ -53,6 +55,8 @@ class Saver:
     quantization: Quantization | None = None  # of the weights under adapters
     critic: Backend | None = None  # of PPO: its model is saved too, in a folder of its own
     progress: Callable[[str], None] = lambda _doing: None  # is told of each bucket
+    links: bool = False  # `--create_checkpoint_symlink`
+    uploader: Uploader | None = None  # of `--push_to_hub`, on rank 0
 
     def __post_init__(self) -> None:
         self._failures = 0
@@ -84,7 +88,7 @@ class Saver:
             small = self._gathered()
             if self.ranks.is_rank0:
                 draft.attempt(draft.open)
-                draft.attempt(lambda: self._write_small(draft.folder, run, round_tensors, *small))
+                draft.attempt(lambda: self._write_small(step, draft.folder, run, round_tensors, *small))
             self.ranks.barrier()
             for name, backend, shards in self._models:
                 tensors = self._reported(shards.tensors(backend))
@@ -98,6 +102,8 @@ class Saver:
                         name = f"{STATE}/{kind}-{number:05}.safetensors"
                         draft.write(name, partial(write_tensors, tensors=dict(bucket)))
             fault = self._concluded(draft, best_step)
+            if self.uploader is not None and fault is None:
+                self.uploader.saved(draft.final, last)
         self._failures = 0 if fault is None else self._failures + 1
         failures = int(self.ranks.max(float(self._failures)))
         if failures and (last or failures >= FAILURES):
@@ -107,10 +113,15 @@ class Saver:
             logger.warning("%s; the run goes on and tries again at the next save", fault)
 
     def _gathered(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Adapters, and the ranks' random generators, on rank 0."""
+        """Adapters, tied ones under each of their names, and the ranks' random generators, on rank 0."""
         adapters: dict[str, Tensor] = {}
-        for bucket in self.backend.weight_buckets(lora_weights(self.backend.model)):
+        for bucket in self.backend.weight_buckets(added_weights(self.backend.model)):
             adapters |= bucket
+        named = self.backend.model.named_parameters
+        first = {id(parameter): name for name, parameter in named()}
+        for name, parameter in named(remove_duplicate=False):
+            if first[id(parameter)] in adapters.keys() - {name}:
+                adapters[name] = adapters[first[id(parameter)]].clone()
         rng = {}
         for name, tensor in rng_state().items():
             for rank, state in enumerate(self.ranks.gather(tensor) or ()):
@@ -119,6 +130,7 @@ class Saver:
 
     def _write_small(
         self,
+        step: int,
         folder: Path,
         run: RunState | None,
         round_tensors: Mapping[str, Tensor],
@@ -130,6 +142,8 @@ class Saver:
             self.backend.model.save_pretrained(folder, state_dict=adapters)
         write_base(self.backend.model, folder, self.quantization)
         self.tokenizer.save_pretrained(folder)
+        if (self.run_dir / "args.json").exists():
+            (folder / "README.md").write_text(model_card(self.run_dir, step), encoding="utf-8")
         if self.critic is not None:
             self.critic.model.save_pretrained(folder / CRITIC, state_dict={})
             self.tokenizer.save_pretrained(folder / CRITIC)
@@ -174,6 +188,8 @@ class Saver:
             draft.drop()
             return f"{draft.final} cannot be saved: {draft.fault}; earlier checkpoints are untouched"
         remove_old_checkpoints(self.run_dir, self.keep, best_step)
+        if self.links:
+            link_checkpoints(self.run_dir, best_step)
         return None
 
 

@@ -1,0 +1,73 @@
+"""The rollout servers of a run, before its trainer starts: they are there, alike, and this run writes their weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from swift_r1.arguments.checks import NO_REWARD
+from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.arguments.told import with_told
+from swift_r1.arguments.world import World
+from swift_r1.errors import UsageError
+from swift_r1.runtime.processes import say
+
+_HANDOVER_S = 60.0
+"""Until the trainer, which imports torch first, renews the lease that was taken for it."""
+
+
+def with_servers_turns(words: Sequence[str], args: RlhfArguments, world: World) -> RlhfArguments:
+    """Waits for the first rollout server; returns the arguments with what it was told of several turns, and says so.
+
+    Raises:
+        ServerUnreachable: it is not ready within `--vllm_server_timeout` seconds.
+        UsageError: it wants another API key; its flags do not go with these; or nothing gives a reward.
+    """
+    from swift_r1.wire.client import RolloutClient
+
+    url = args.rollout_base_urls[0]
+    with RolloutClient(url, api_key=args.api_key) as client:
+        turns = client.wait_until_ready(args.vllm_server_timeout, report=say).turns
+    found, news = with_told(words, args, turns, url)
+    if not found.reward_funcs:
+        raise UsageError(f"{NO_REWARD} (the rollout server {url} plays no environment either: --use_gym_env)")
+    if news and world.nnodes > 1:
+        raise UsageError(f"with several nodes give the trainer what the rollout server {url} was told: {news}")
+    if news:
+        say(f"the rollout server {url} was told {news}: this trainer takes that, and runs the turns itself")
+    return found
+
+
+def wait_for_servers(
+    args: RlhfArguments, resumed: Path | None, while_waiting: Callable[[], None] = lambda: None
+) -> str:
+    """Waits for the rollout servers with a countdown on stderr, and for the right to write their weights; returns the
+    leases' token, which the trainer goes on with. `while_waiting` is called every few seconds.
+
+    Raises:
+        ServerUnreachable: one is not ready within `--vllm_server_timeout` seconds.
+        UsageError: one wants another API key, or another trainer writes to it; or they are not alike.
+    """
+    from swift_r1.sampling.pool.session import why_not_alike
+    from swift_r1.weights.writer import WeightWriter, saved_token
+    from swift_r1.wire.client import RolloutClient
+
+    def report(text: str) -> None:
+        while_waiting()
+        say(text)
+
+    end = time.monotonic() + args.vllm_server_timeout
+    with ExitStack() as cleanup:
+        clients = [cleanup.enter_context(RolloutClient(url, api_key=args.api_key)) for url in args.rollout_base_urls]
+        infos = [one.wait_until_ready(max(end - time.monotonic(), 1.0), report=report) for one in clients]
+        if why := why_not_alike([(one.base_url, info) for one, info in zip(clients, infos, strict=True)]):
+            raise UsageError(why)
+        token = saved_token(resumed)
+        for client in clients:
+            writer = WeightWriter(client, ttl_s=_HANDOVER_S, token=token)
+            writer.take_when_free(args.vllm_server_timeout, report=say)
+            token = writer.token
+    assert token is not None
+    return token
