@@ -50,10 +50,10 @@ def read_config(name_path_or_json: str, hpz: int | None = None) -> dict[str, Any
         raise UsageError(f"--deepspeed {text}: not valid JSON ({error})") from error
     if not isinstance(config, dict):
         raise UsageError(f"--deepspeed {text}: holds no JSON object")
-    config = _DEFAULTS | dict(_without_auto(config))
-    if hpz is not None and isinstance(zero := config.get("zero_optimization", {}), dict):
-        config["zero_optimization"] = zero | {"zero_hpz_partition_size": hpz}
-    return config
+    filled: dict[str, Any] = _DEFAULTS | dict(_without_auto(config))
+    if hpz is not None and isinstance(zero := filled.get("zero_optimization", {}), dict):
+        filled["zero_optimization"] = zero | {"zero_hpz_partition_size": hpz}
+    return filled
 
 
 def contradictions(
