@@ -22,7 +22,7 @@ RESERVED = {
     "worker_extension_cls": "new weights come in through it",
     "weight_transfer_config": "--weight_transport of swift rlhf says how weights come",
     "max_logprobs": "a completion has the log-prob of each of its own tokens",
-    "speculative_config": "vLLM's log-probs of speculated tokens are no numbers at times (0.32, ngram)",
+    "speculative_config": "vLLM's log-probs of speculated tokens can be NaN (0.32, ngram)",
     "quantization": "weights come from the trainer as it has them, 16 or 32 bits each",
     "tokenizer": "trainer and server must use the same tokens: use the model's",
     "skip_tokenizer_init": "trainer and server compare their tokenizers",

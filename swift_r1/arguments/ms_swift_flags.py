@@ -238,7 +238,7 @@ TABLE = {
     "weights come from the trainer as it has them, 16 or 32 bits each: leave it out": """
         vllm_quantization
     """,
-    "vLLM's log-probs of speculated tokens, which ratios need, are no numbers at times: leave it out": """
+    "vLLM's log-probs of speculated tokens, which ratios need, can be NaN: leave it out": """
         vllm_speculative_config
     """,
     "rewards get completions as they were written, thoughts included (ms-swift refuses it too): leave it out": """

@@ -26,6 +26,7 @@ REPLACED = {
     "dataloader_num_workers, dataset_num_proc": "1",
     "NPROC_PER_NODE, vllm_tensor_parallel_size, sequence_parallel_size": "at most 2 (of servers 1)",
     "vllm_data_parallel_size, data_parallel_size": "1",
+    "NNODES, nnodes": "as many as the script has commands for",
     "vllm_server_host, vllm_server_port, port, MASTER_ADDR, MASTER_PORT": "addresses of this machine",
     "report_to": "those trackers that are installed",
 }
@@ -48,13 +49,14 @@ _DROPPED = ("num_train_epochs", "steps_per_generation", "generation_batch_size",
 
 @dataclass(frozen=True)
 class Place:
-    """Where a small command runs: the model, the folder of the run, the rollout servers' ports, and that of the first
-    rank."""
+    """Where a small command runs: the model, the folder of the run, the rollout servers' ports, that of the first
+    rank, and how many nodes there are."""
 
     model: Path
     output: Path
     server_ports: Sequence[int] = ()
     master_port: int = 0
+    nodes: int = 1
 
 
 def write_hub(folder: Path) -> None:
@@ -104,9 +106,13 @@ def smaller(command: ScriptCommand, place: Place) -> tuple[list[str], dict[str, 
     processes = int(flags.get("nproc_per_node", [environ.get("NPROC_PER_NODE", "1")])[0])
     if "NPROC_PER_NODE" in environ:
         environ["NPROC_PER_NODE"] = str(min(processes, 2))
+    if "NNODES" in environ:
+        environ["NNODES"] = str(place.nodes)
+    if "nnodes" in flags:
+        flags["nnodes"] = [str(place.nodes)]
     if environ.keys() & {"MASTER_ADDR", "MASTER_PORT"}:
         environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(place.master_port)}
-    steps = _micro_batches(flags, was, processes * int(environ.get("NNODES", "1")))
+    steps = _micro_batches(flags, was, processes * int(command.environ.get("NNODES", "1")))
     servers = len(flags.get("vllm_server_host", ()))
     for name in _DROPPED:
         flags.pop(name, None)

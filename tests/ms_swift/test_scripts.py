@@ -94,9 +94,10 @@ def run_commands(called: list[ScriptCommand], source: Path, model: Path, hub: di
             cleanup.callback(server.stop)
             wait_until_serving(server)
             ports.append(port)
-        nodes = []
-        for number, command in enumerate(one for one in called if one.name == "rlhf"):
-            place = Place(model, folder / "run", ports, master_port)
+        nodes: list[tuple[subprocess.Popen[bytes], Path]] = []
+        trainers = [one for one in called if one.name == "rlhf"]
+        for number, command in enumerate(trainers):
+            place = Place(model, folder / "run", ports, master_port, len(trainers))
             words, environ = smaller(command, place)
             log = folder / f"rlhf-{number}.log"
             process = started(words, environ | hub, log, source)
