@@ -65,6 +65,9 @@ def train(tmp_path: Path, save_model: Callable[..., Path], start_tiny: Callable[
                 {
                     "args": args.to_dict(),
                     "run_dir": str(folder),
+                    "command": ["swift", "rlhf", *words],
+                    "versions": {},
+                    "world_size": processes,
                     "resumed_from": resumed_from and str(resumed_from),
                     "dataset_hash": "the same",
                     "prepared_data": {},

@@ -20,7 +20,7 @@ from swift_r1.training.batching import Batching
 from swift_r1.training.micro_batches import SHARED, Form
 from swift_r1.training.model_checks import choose_batching, why_not_packed
 from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.training.setup import check_critic_tokens
+from swift_r1.training.setup import check_tokens
 
 _spec = importlib.util.spec_from_file_location("backend_worker", Path(__file__).with_name("backend_worker.py"))
 worker = importlib.util.module_from_spec(_spec)
@@ -274,10 +274,10 @@ def test_a_critic_that_lets_packed_samples_see_each_other_is_found(tiny_model):
 
 def test_a_critic_of_other_tokens_is_refused(tiny_model, tmp_path):
     tokenizer = load_tokenizer(str(tiny_model))
-    check_critic_tokens(str(tiny_model), tokenizer)
+    check_tokens(str(tiny_model), "--critic_model", tokenizer)
     other = load_tokenizer(str(tiny_model))
     other.add_tokens(["<more>"])
     other.save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text((tiny_model / "config.json").read_text())
     with pytest.raises(UsageError, match="has another tokenizer than --model"):
-        check_critic_tokens(str(tmp_path), tokenizer)
+        check_tokens(str(tmp_path), "--critic_model", tokenizer)

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Mixtr
 
 from swift_r1.models.loading import Quantization, load_model
 from swift_r1.models.lora import LoraSettings
-from swift_r1.models.weights import lora_weights, policy_weights
+from swift_r1.models.weights import added_weights, policy_weights
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.checkpoint.saving import Saver
@@ -114,7 +114,7 @@ def test_adapters_over_4_bits_are_saved_as_they_were_gathered(tiny_model: Path, 
     """transformers would write a quantized model's own tensors, which are parts under ZeRO-3 and FSDP2."""
     model = load_model(tiny_model, "float32", False, LoraSettings(2, 4, ("q_proj",)), quantization=Quantization())
     backend = LocalBackend(model, OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
-    gathered = {weight.name: torch.full_like(weight.value(), 7.0) for weight in lora_weights(model)}
+    gathered = {weight.name: torch.full_like(weight.value(), 7.0) for weight in added_weights(model)}
     backend.weight_buckets = lambda *_, **__: iter([list(gathered.items())])  # type: ignore[method-assign]
     saver = Saver(tmp_path, backend, None, AutoTokenizer.from_pretrained(tiny_model), Ranks(0, 1, CPU, None), 1, True)
     saver.save(1, STATE, {}, True)
