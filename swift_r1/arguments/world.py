@@ -28,8 +28,8 @@ class World:
         faults: list[str] = []
         if "TORCHELASTIC_RUN_ID" in environ:
             faults.append(
-                "swift rlhf starts its processes itself: call it once per machine, without torchrun, with torchrun's "
-                "--nproc_per_node, --nnodes, --node_rank, --master_addr and --master_port behind it"
+                "torchrun is not needed: call `swift rlhf` once per machine, and it starts the processes; torchrun's "
+                "--nproc_per_node, --nnodes, --node_rank, --master_addr and --master_port are flags of it"
             )
 
         def number(name: str, default: int, least: int) -> int:

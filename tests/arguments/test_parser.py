@@ -317,7 +317,7 @@ def test_torchruns_flags_stand_for_its_variables() -> None:
     assert faults("--nnodes", "2", "--deepspeed", "zero2") == (
         "NNODES > 1 needs MASTER_ADDR (and MASTER_PORT): the address of node 0",
     )
-    with pytest.raises(UsageError, match="without torchrun, with torchrun's --nproc_per_node"):
+    with pytest.raises(UsageError, match="torchrun is not needed: call `swift rlhf` once per machine"):
         parse_arguments(RlhfArguments, BASE, {"TORCHELASTIC_RUN_ID": "none"})
 
 
