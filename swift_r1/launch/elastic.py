@@ -234,6 +234,8 @@ def _limit_ending(soon: float, patience: float) -> None:
 
     def limited(self: Any, death_sig: signal.Signals | None = None, timeout: float = soon) -> None:
         nonlocal told
+        # A signal while torch starts the ranks ends them without saying which it was.
+        death_sig = death_sig or getattr(sys.exc_info()[1], "sigval", None)
         ranks = [one.proc for one in self.subprocess_handlers.values()]
         if death_sig is None or all(one.poll() is not None for one in ranks):
             close(self, death_sig, soon)

@@ -64,6 +64,22 @@ finally:
     beside.kill()
 """
 
+LAUNCH_SIGNALLED = (
+    """
+import signal, time
+from pathlib import Path
+from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+start = SubprocessContext._start
+def signalled(self):
+    start(self)
+    while not all(Path("ready" + rank).exists() for rank in "01"):
+        time.sleep(0.01)
+    signal.raise_signal(signal.SIGTERM)
+SubprocessContext._start = signalled
+"""
+    + LAUNCH
+)
+
 
 def launch(folder: Path, mode: str, script: str = LAUNCH, patience: float = 0) -> subprocess.Popen[str]:
     (folder / "worker.py").write_text(WORKER)
@@ -151,6 +167,13 @@ def test_a_rank_that_does_not_end_is_killed_after_shutdown_timeout(tmp_path: Pat
     assert code == 143
     assert "at most 1 s (--shutdown_timeout)" in err
     assert err.splitlines()[-1] == "swift rlhf: ranks 1 of this host have not ended: killed"
+
+
+def test_a_signal_while_the_ranks_start_lets_them_end_too(tmp_path: Path) -> None:
+    code, err = end(launch(tmp_path, "wait", LAUNCH_SIGNALLED))
+    assert code == 143
+    assert err.startswith("swift rlhf: SIGTERM: waiting for the ranks to end, as long as they make progress")
+    assert [(tmp_path / f"saved{rank}").read_text() for rank in "01"] == [str(signal.SIGTERM.value)] * 2
 
 
 def test_a_second_signal_ends_the_ranks_at_once(tmp_path: Path) -> None:
