@@ -186,7 +186,12 @@ def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
         config = read_config(args.deepspeed, args.zero_hpz_partition_size)
     except UsageError as error:
         return list(error.faults)
+    zero = config.get("zero_optimization", {})
+    partitioned = isinstance(zero, dict) and zero.get("stage") == 3
+    # DeepSpeed takes what peft computes from 4-bit weights for a parameter that it does not know.
+    dora = ["--use_dora true over 4-bit weights does not go with ZeRO-3: use --deepspeed zero2 or --fsdp fsdp2"]
     return [
+        *(dora if partitioned and args.use_dora and args.quant_bits else ()),
         *moved_twice(config, args.offload_model, args.offload_optimizer),
         *contradictions(
             config,

@@ -82,7 +82,7 @@ SETTINGS = {
     "zero2-ppo": PPO | TWO_RANKS | {"deepspeed": "zero2"},
     "zero3-ppo": PPO | TWO_RANKS | {"deepspeed": "zero3"},
     "qlora": LORA | {"train_type": "qlora", "torch_dtype": "bfloat16", "optim": "adamw_8bit"},
-    "zero3-qlora": LORA | TWO_RANKS | {"train_type": "qlora", "deepspeed": "zero3"},
+    "zero3-qlora": LORA | TWO_RANKS | {"train_type": "qlora", "deepspeed": "zero3", "use_dora": "false"},
     "ddp-lora": LORA | TWO_RANKS | {"optim": "adamw_8bit"},
     "fsdp2-qlora": LORA | TWO_RANKS | {"train_type": "qlora", "fsdp": "fsdp2"},
     "zero2-lora": LORA | TWO_RANKS | {"deepspeed": "zero2"},

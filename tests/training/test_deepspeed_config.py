@@ -4,7 +4,9 @@ import json
 
 import pytest
 
+from swift_r1.arguments import RlhfArguments, World, parse_arguments
 from swift_r1.arguments.training import DEEPSPEED_NAMES
+from swift_r1.checking.preflight import deepspeed_faults
 from swift_r1.errors import UsageError
 from swift_r1.training.backends.deepspeed_config import contradictions, moved_twice, read_config, resolved
 
@@ -117,3 +119,15 @@ def test_the_flags_fill_in_the_rest(dtype):
     if dtype == "float16":
         assert filled["fp16"]["enabled"] and filled["fp16"]["hysteresis"] == 2
         assert filled["fp16"]["initial_scale_power"] == 16
+
+
+@pytest.mark.parametrize(("more", "count"), [("", 1), ("--quant_bits", 0), ("--use_dora", 0), ("zero3", 0)])
+def test_dora_over_4_bits_is_refused_under_zero_3(more: str, count: int) -> None:
+    """Without one of the three it is not."""
+    flags = {"--train_type": "lora", "--quant_bits": "4", "--use_dora": "true", "--deepspeed": "zero3"}
+    flags.pop(more, None)
+    flags["--deepspeed"] = "zero2" if more == "zero3" else "zero3"
+    words = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "d", "--reward_funcs", "r", "--torch_dtype", "float32"]
+    args = parse_arguments(RlhfArguments, [*words, *(word for pair in flags.items() for word in pair)], {})
+    found = [fault for fault in deepspeed_faults(args, World()) if "--use_dora true over 4-bit weights" in fault]
+    assert len(found) == count
