@@ -16,8 +16,8 @@ from swift_r1.wire.protocol import Turns
 
 def with_told(words: Sequence[str], args: RlhfArguments, turns: Turns, url: str) -> tuple[RlhfArguments, str]:
     """The arguments of the command line `words`, parsed as `args` before, with what the server at `url` names and they
-    do not; and that as words, empty where there is nothing. Plugin files of both are loaded. UsageError where both name
-    a flag differently, or its value does not go with the others."""
+    do not; and that as words, empty where there is nothing. Plugin files of both are loaded, but none of a server on
+    another machine. UsageError where both name a flag differently, or its value does not go with the others."""
     told = turns.model_dump(exclude_defaults=True)
     theirs = [Path(path) for path in told.pop("external_plugins", ())]
     # Nobody else's server says which code this machine runs.

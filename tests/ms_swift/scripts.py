@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import re
 import subprocess
 from collections.abc import Container, Mapping, Sequence
@@ -21,6 +22,8 @@ from swift_r1.arguments import RlhfArguments, RolloutArguments
 from swift_r1.arguments.parser import Command, parse_arguments
 from swift_r1.errors import UsageError
 
+SOURCES = [Path(name).resolve() for name in os.environ.get("MS_SWIFT_SOURCE", "").split(":") if name]
+NO_SOURCE = "MS_SWIFT_SOURCE does not name a checkout of ms-swift's sources"
 PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
 _BEGIN, _END = "<!-- scripts -->", "<!-- end of scripts -->"
 NODES_OF = {

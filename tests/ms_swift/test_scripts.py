@@ -18,15 +18,25 @@ import pytest
 
 from tests.conftest import REPO, ServerProcess, free_port, save_tiny_model, wait_until_serving
 from tests.data.hub_stand_in import Hub
-from tests.ms_swift.scripts import NODES_OF, ScriptCommand, case_of, commands, faults, scripts, stops_at
+from tests.ms_swift.scripts import (
+    NO_SOURCE,
+    NODES_OF,
+    SOURCES,
+    ScriptCommand,
+    case_of,
+    commands,
+    faults,
+    scripts,
+    stops_at,
+)
 from tests.ms_swift.smaller import Place, smaller, write_hub
 
-SOURCES = [Path(name) for name in os.environ.get("MS_SWIFT_SOURCE", "").split(":") if name]
-SECONDS = 900
+SECONDS = 900  # for the trainer's processes
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.skipif(not SOURCES, reason="MS_SWIFT_SOURCE does not name a checkout of ms-swift's sources"),
+    pytest.mark.timeout(2 * SECONDS),
+    pytest.mark.skipif(not SOURCES, reason=NO_SOURCE),
 ]
 
 

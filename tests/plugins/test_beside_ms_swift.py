@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from swift_r1.plugins.ms_swift import is_installed
+from tests.ms_swift.scripts import NO_SOURCE, SOURCES
 
 REPO = Path(__file__).resolve().parents[2]
 FILES = REPO / "tests" / "plugins" / "files"
-SOURCES = [Path(name) for name in os.environ.get("MS_SWIFT_SOURCE", "").split(":") if name]
-NO_SOURCE = "MS_SWIFT_SOURCE does not name a checkout of ms-swift's sources"
 
 pytestmark = pytest.mark.skipif(not is_installed(), reason="ms-swift is not installed: make test-ms-swift")
 

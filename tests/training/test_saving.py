@@ -132,3 +132,17 @@ def test_weights_for_nccl_stay_on_their_device() -> None:
     assert {tensor.device.type for tensor in sent} == {"meta"}
     with pytest.raises(NotImplementedError):
         list(backend.weight_buckets(policy_weights(model)))
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"args": {}}'])
+def test_a_damaged_args_json_costs_the_model_card_and_no_checkpoint(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, content: str | None
+) -> None:
+    if content is not None:
+        (tmp_path / "args.json").write_text(content)
+    backend = LocalBackend(load_model(tiny_model, None, False), OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
+    saver = Saver(tmp_path, backend, None, AutoTokenizer.from_pretrained(tiny_model), Ranks(0, 1, CPU, None), 1, False)
+    saver.save(1, STATE, {}, False)
+    assert (tmp_path / "checkpoint-1" / "model.safetensors").exists()
+    assert not (tmp_path / "checkpoint-1" / "README.md").exists()
+    assert "checkpoint-1 has no model card" in caplog.text

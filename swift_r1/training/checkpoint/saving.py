@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from swift_r1.errors import RunFailed
+from swift_r1.errors import RunFailed, describe
 from swift_r1.models.loading import Quantization
 from swift_r1.models.merging import write_base
 from swift_r1.models.weights import added_weights, has_adapters, policy_weights
@@ -142,8 +142,13 @@ class Saver:
             self.backend.model.save_pretrained(folder, state_dict=adapters)
         write_base(self.backend.model, folder, self.quantization)
         self.tokenizer.save_pretrained(folder)
-        if (self.run_dir / "args.json").exists():
-            (folder / "README.md").write_text(model_card(self.run_dir, step), encoding="utf-8")
+        try:
+            card = model_card(self.run_dir, step)
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            # Files that somebody has damaged meanwhile: a checkpoint is worth more than its card.
+            logger.warning("checkpoint-%d has no model card (args.json, logging.jsonl): %s", step, describe(error))
+        else:
+            (folder / "README.md").write_text(card, encoding="utf-8")
         if self.critic is not None:
             self.critic.model.save_pretrained(folder / CRITIC, state_dict={})
             self.tokenizer.save_pretrained(folder / CRITIC)
