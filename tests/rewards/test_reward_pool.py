@@ -102,10 +102,11 @@ class Moody(Length):
                     file.write(str(found.pid))
                 if word == "childsleep":
                     time.sleep(3600)
-            if word == "fork" and not os.fork():
-                with open(text.split()[1], "w") as file:
-                    file.write(str(os.getpid()))
-                time.sleep(3600)
+            if word == "fork":
+                if not (forked := os.fork()):
+                    time.sleep(3600)
+                with open(text.split()[1], "w") as file:  # not by the child, which may be ended before it has run
+                    file.write(str(forked))
             if word == "unpicklable":
                 class Local(Exception):
                     def __reduce__(self):
