@@ -1,4 +1,4 @@
-"""The same report as HTML and as Markdown: whole, the same bytes, and nothing that a model wrote means anything in it."""
+"""A report as HTML and as Markdown: whole, the same bytes, and nothing that a model wrote means anything in it."""
 
 from __future__ import annotations
 
