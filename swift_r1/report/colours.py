@@ -1,0 +1,72 @@
+"""The colours of every chart and token, told apart by the colour-blind too: Okabe and Ito's for series, blue to orange
+through the page's own colour for signed values, viridis for others. Colours are `#rrggbb`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+# Okabe and Ito 2008 (jfly.uni-koeln.de/color), without yellow, which vanishes on white, and black, which is the text's.
+# The two blues change places with the background, so that the first series stands out on both.
+SERIES_LIGHT = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+SERIES_DARK = ("#56b4e9", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#0072b2")
+PAGE_LIGHT, PAGE_DARK = "#ffffff", "#1a1c1e"
+INK_LIGHT, INK_DARK = "#1b1b1b", "#e6e6e6"  # text on the page
+UNKNOWN = "#9a9a9a"  # of a value that is missing or not a number
+_BLUE, _ORANGE = "#0072b2", "#e69f00"
+# matplotlib's viridis at 0, 1/8, ... 1.
+_VIRIDIS = ("#440154", "#472d7b", "#3b528b", "#2c728e", "#21918c", "#28ae80", "#5ec962", "#addc30", "#fde725")
+
+
+def series(number: int, dark: bool = False) -> str:
+    """The colour of series `number`, from 0; they come again after six."""
+    colours = SERIES_DARK if dark else SERIES_LIGHT
+    return colours[number % len(colours)]
+
+
+def diverging(value: float | None, limit: float = 1.0, dark: bool = False) -> str:
+    """Of a signed value: blue at `-limit` and below, the page's colour at 0, orange at `limit` and above."""
+    if value is None or math.isnan(value):
+        return UNKNOWN
+    share = max(-1.0, min(1.0, value / limit)) if limit > 0 else math.copysign(float(value != 0), value)
+    return _mixed(PAGE_DARK if dark else PAGE_LIGHT, _BLUE if share < 0 else _ORANGE, abs(share))
+
+
+def sequential(value: float | None, limit: float = 1.0) -> str:
+    """Of an unsigned value: viridis, from 0 to `limit` and above."""
+    if value is None or math.isnan(value):
+        return UNKNOWN
+    place = (max(0.0, min(1.0, value / limit)) if limit > 0 else float(value > 0)) * (len(_VIRIDIS) - 1)
+    first = min(int(place), len(_VIRIDIS) - 2)
+    return _mixed(_VIRIDIS[first], _VIRIDIS[first + 1], place - first)
+
+
+def text_on(background: str) -> str:
+    """Black or white, whichever has the greater contrast: at least 4.58, of the 4.5 that WCAG 2.2 asks for."""
+    return max("#000000", "#ffffff", key=lambda colour: contrast(colour, background))
+
+
+def contrast(one: str, other: str) -> float:
+    """WCAG 2.2's contrast ratio of two colours, from 1 to 21."""
+    low, high = sorted(_luminance(colour) for colour in (one, other))
+    return (high + 0.05) / (low + 0.05)
+
+
+def scale(kind: str, steps: int = 9, dark: bool = False) -> Sequence[str]:
+    """`steps` colours of a `diverging` or `sequential` scale from end to end, for a chart's own interpolation."""
+    shares = [number / (steps - 1) for number in range(steps)]
+    return [diverging(2 * share - 1, dark=dark) if kind == "diverging" else sequential(share) for share in shares]
+
+
+def _mixed(one: str, other: str, share: float) -> str:
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in zip(_rgb(one), _rgb(other), strict=True))
+
+
+def _rgb(colour: str) -> tuple[int, int, int]:
+    return int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)
+
+
+def _luminance(colour: str) -> float:
+    channels = [value / 255 for value in _rgb(colour)]
+    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in channels)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -1,0 +1,61 @@
+"""Text of completions as HTML: nothing in it can act, and what cannot be seen is shown."""
+
+from __future__ import annotations
+
+import difflib
+import html
+import re
+from collections.abc import Iterator, Sequence
+
+# C0 without tab, line feed and carriage return; DEL; C1; soft hyphen; zero-width space and bidi controls; line and paragraph
+# separator; invisible operators; BOM; half surrogates (which UTF-8 cannot hold); noncharacters and tags.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\ufffe\uffff\U000e0000-\U000e007f]"
+)
+_WORDS = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
+_LONG_DIFF = 6_000  # words of both texts, from which on whole lines are compared
+_SPACES = str.maketrans({" ": "·", "\t": "⇥", "\n": "⏎\n"})
+_KEPT = 400_000  # characters of a text that are shown
+
+
+def markup(text: str) -> str:
+    """The text as HTML for an element with `white-space: pre-wrap`; a very long one is cut, and says so."""
+    if len(text) > _KEPT:
+        return f"{markup(text[:_KEPT])}<b class=unseen>… {len(text) - _KEPT:,} more characters</b>"
+    escaped = html.escape(text.replace("\r\n", "\n"))
+    return _UNSEEN.sub(lambda found: f"<b class=unseen>{visible(found[0])}</b>", escaped)
+
+
+def visible(text: str) -> str:
+    """The text with a sign for each character that cannot be seen: `␀`, `␛`, `U+202E`; not escaped."""
+    return _UNSEEN.sub(_sign, text)
+
+
+def token_markup(text: str) -> str:
+    """A token's text as HTML: spaces, tabs and line feeds can be seen too, and a line breaks after a line feed only."""
+    return markup(text.translate(_SPACES))
+
+
+def word_diff(before: str, after: str) -> tuple[str, str]:
+    """Both texts as HTML, with `<del>` around the words that only the first has and `<ins>` around those of the
+    second. Long texts are compared line by line."""
+    first, second = _WORDS.findall(before[:_KEPT]), _WORDS.findall(after[:_KEPT])
+    if len(first) + len(second) > _LONG_DIFF:
+        first, second = before[:_KEPT].splitlines(keepends=True), after[:_KEPT].splitlines(keepends=True)
+    parts = difflib.SequenceMatcher(None, first, second, autojunk=False).get_opcodes()
+    return "".join(_marked(first, parts, "del")), "".join(_marked(second, parts, "ins"))
+
+
+def _marked(words: Sequence[str], parts: Sequence[tuple[str, int, int, int, int]], tag: str) -> Iterator[str]:
+    for kind, *places in parts:
+        start, end = places[:2] if tag == "del" else places[2:]
+        if text := markup("".join(words[start:end])):
+            yield text if kind == "equal" else f"<{tag}>{text}</{tag}>"
+
+
+def _sign(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    if code < 0x20:
+        return chr(0x2400 + code)
+    return "␡" if code == 0x7F else f"U+{code:04X}"
