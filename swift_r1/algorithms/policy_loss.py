@@ -20,6 +20,16 @@ from swift_r1.algorithms.off_policy import kept_completions, off_policy_metrics
 
 
 @dataclass(frozen=True, slots=True)
+class TokenOutcome:
+    """What the loss did to each token, `[B, T]`, no gradient; of padding it says nothing."""
+
+    ratios: Tensor  # importance ratios; at sequence level the completion's at each of its tokens
+    clipped: Tensor  # int8: -1 where the ratio was clipped from below, 1 from above, else 0
+    # bool: the policy's loss is over it, with a weight above 0 (the KL is over all trained tokens)
+    kept: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class LossOutput:
     """What one call of `policy_loss` gives."""
 
@@ -32,6 +42,7 @@ class LossOutput:
     # where asked for, and where sampling cut the distribution `rollout/kept_mass`; with a rollout correction
     # `rollout/weight` and `rollout/weight_over_threshold`; with an off-policy mask `rollout/off_policy_masked`
     metrics: dict[str, Tensor]
+    tokens: TokenOutcome | None = None  # of a policy's loss
 
 
 def policy_loss(
@@ -92,7 +103,7 @@ def policy_loss(
         raise ValueError("ratio_to_behaviour needs rollout_logps")
     ratio = importance_ratio(logps, behaviour, weight, config)
     token = TOKEN_LOSSES[config.loss_type](ratio, logps, advantages, config)
-    per_token = token.loss
+    per_token, kept = token.loss, trained
     metrics: dict[str, Tensor] = {
         **_ratio_metric("ratio", ratio, weight, config),
         **_ratio_metric("clip_ratio/low", token.clipped_low, weight, config),
@@ -101,7 +112,7 @@ def policy_loss(
 
     if (delta := config.off_policy_sequence_mask_delta) is not None:
         keep = kept_completions(logps, old_logps if rollout_logps is None else rollout_logps, advantages, weight, delta)
-        per_token = per_token * keep
+        per_token, kept = per_token * keep, kept & keep
         metrics |= masked_metric("rollout/off_policy_masked", ~keep[:, 0], (weight.sum(1) > 0).to(dtype))
 
     if entropies is not None:
@@ -112,7 +123,8 @@ def policy_loss(
             raise ValueError("top_entropy_quantile below 1 needs entropies")
         if entropy_threshold is None:
             entropy_threshold = top_entropy_threshold(entropies, mask, config.top_entropy_quantile)
-        per_token = per_token * (entropies >= entropy_threshold)
+        high = entropies >= entropy_threshold
+        per_token, kept = per_token * high, kept & high
 
     if rollout_logps is not None:
         metrics |= masked_metric("rollout/logp_diff", (old_logps - rollout_logps).abs(), weight)
@@ -125,7 +137,7 @@ def policy_loss(
             raise ValueError("rollout_importance_sampling_mode needs rollout_logps")
         mode, threshold = config.rollout_importance_sampling_mode, config.rollout_importance_sampling_threshold
         correction, over = rollout_weights(old_logps, rollout_logps, weight, mode, threshold)
-        per_token = per_token * correction
+        per_token, kept = per_token * correction, kept & (correction > 0)
         metrics |= masked_metric("rollout/weight", correction.expand_as(weight), weight)
         metrics |= masked_metric("rollout/weight_over_threshold", over.expand_as(weight), weight)
 
@@ -138,7 +150,9 @@ def policy_loss(
         raise ValueError("beta above 0 needs ref_logps")
 
     numerator = loss_numerator(per_token, weight, config)
-    return LossOutput(divide(numerator, loss_normalizer(mask, config) if normalizer is None else normalizer), metrics)
+    loss = divide(numerator, loss_normalizer(mask, config) if normalizer is None else normalizer)
+    clipped = token.clipped_high.to(torch.int8) - token.clipped_low.to(torch.int8)
+    return LossOutput(loss, metrics, TokenOutcome(ratio.detach(), clipped, kept))
 
 
 def importance_ratio(logps: Tensor, old_logps: Tensor, mask: Tensor, config: LossConfig) -> Tensor:

@@ -58,6 +58,7 @@ class FlagInfo:
         synonyms: ms-swift's words for some of the choices.
         elsewhere: ms-swift's words for what other flags do here, or nothing does, and what is said of each.
         objects: the value, or items of the list, may be JSON objects; in a config file they are written as such.
+        positional: a list whose items may stand without the flag's name, before the other flags or after them.
     """
 
     help: str
@@ -76,6 +77,7 @@ class FlagInfo:
     check: Callable[[Any], object] | None = None
     secret: str | None = None
     objects: bool = False
+    positional: bool = False
     synonyms: Mapping[str, str] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
 
@@ -189,6 +191,13 @@ def _kind(hint: Any) -> tuple[type, bool]:
     if origin is list:
         return typing.get_args(hint)[0], True
     return origin or hint, False
+
+
+def takes_word(spec: FlagSpec | None, words: Sequence[str], word: str) -> bool:
+    """Whether a flag that has `words` takes one more, in a command with a positional flag."""
+    if spec is None or spec.is_list:
+        return True
+    return not words and (spec.kind is not bool or word.lower() in _TRUE | _FALSE)
 
 
 def from_words(spec: FlagSpec, words: Sequence[str]) -> Any:

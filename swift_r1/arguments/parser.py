@@ -22,6 +22,7 @@ from swift_r1.arguments.fields import (
     from_words,
     scope_faults,
     spellings,
+    takes_word,
     unread_flags,
 )
 from swift_r1.arguments.meanings import MEANINGS, Meaning
@@ -134,7 +135,7 @@ def parse_arguments(
     environ = os.environ if environ is None else environ
     reading = _Reading(cls)
     has_config = bool(argv) and not is_flag(argv[0]) and argv[0].lower().endswith(CONFIG_SUFFIXES)
-    _read(_flags_with_values(argv[has_config:], reading.faults), from_words, reading)
+    _read(_flags_with_values(cls, argv[has_config:], reading.faults), from_words, reading)
     if has_config:
         entries = _load_config(argv[0], reading.faults).items()
         _read(((str(key), value) for key, value in entries), from_config, reading, argv[0])
@@ -173,7 +174,7 @@ def _read(
     seen: dict[str, str] = {}
     on_command_line = reading.values.keys() | reading.faulty
     for written, value in entries:
-        spelling = written.lstrip("-").replace("-", "_")
+        spelling = _spelling(written)
         spec = known.get(spelling) if path or written.startswith("--") else None
         before, dashes = (f"{path}: ", "") if path else ("", "--")
         meaning = MEANINGS.get(spelling) if path or written.startswith("--") else None
@@ -192,18 +193,28 @@ def _read(
             reading.convert(spec, value, convert, shown)
 
 
-def _flags_with_values(words: Sequence[str], faults: list[str]) -> list[tuple[str, list[str]]]:
-    """Each flag as written and the words that belong to it; words before the first flag are faults."""
+def _flags_with_values(cls: type[Command], words: Sequence[str], faults: list[str]) -> list[tuple[str, list[str]]]:
+    """Each flag as written and the words that belong to it. Other words are those of the positional flag; without one
+    they belong to the flag before them, and those before the first flag are faults."""
+    known = spellings(cls)
+    positional = next((f"--{spec.name}" for spec in known.values() if spec.info.positional), None)
     result: list[tuple[str, list[str]]] = []
+    alone: list[str] = []
     for word in words:
         if is_flag(word):
             name, equals, value = word.partition("=")
             result.append((name, [value] if equals else []))
+        elif positional and not (result and takes_word(known.get(_spelling(result[-1][0])), result[-1][1], word)):
+            alone.append(word)
         elif result:
             result[-1][1].append(word)
         else:
             faults.append(f"{word!r} stands before any flag: only a config file ({', '.join(CONFIG_SUFFIXES)}) may")
-    return result
+    return [*result, (positional, alone)] if positional and alone else result
+
+
+def _spelling(written: str) -> str:
+    return written.lstrip("-").replace("-", "_")
 
 
 def _load_config(path: str, faults: list[str]) -> dict[Any, Any]:
@@ -227,7 +238,7 @@ def _load_config(path: str, faults: list[str]) -> dict[Any, Any]:
 
 def unknown_flag(cls: type[Command], written: str) -> str:
     """One line about a flag that is not ours and has no meaning here: another command's, or a typo."""
-    name = written.lstrip("-").replace("-", "_")
+    name = _spelling(written)
     shown = written if written.startswith("-") else f"--{name}"
     names = sorted(spellings(cls))
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)

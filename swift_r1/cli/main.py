@@ -21,6 +21,7 @@ COMMANDS = {
     "rlhf": "train a model with GRPO or PPO",
     "rollout": "serve a model's generations and take its weight updates",
     "eval": "measure a model on benchmarks, and compare two measurements",
+    "view": "show runs, while they train or later, on a page or in the terminal",
     "check": "try plugins, data and rewards before a model is loaded",
     "plugins": "list the rewards and datasets that are registered",
     "merge-lora": "make one model of adapters and the model under them",

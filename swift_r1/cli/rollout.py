@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from swift_r1.arguments.parser import API_KEY_VARIABLE, parse_arguments
-from swift_r1.arguments.server import LOOPBACK, RolloutArguments
+from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.server import RolloutArguments, host_faults
 from swift_r1.arguments.told import named
 from swift_r1.checking.model_folder import is_local, model_faults
 from swift_r1.cli.merge_lora import base_model, merged_folder
@@ -48,10 +48,7 @@ def run(words: Sequence[str]) -> int:
     """
     args = parse_arguments(RolloutArguments, words)
     adapters = Path(args.adapters).expanduser() if args.adapters else None
-    faults = _tls_faults(args)
-    if args.host not in LOOPBACK and not args.api_key:
-        advice = f"give --api_key (or {API_KEY_VARIABLE}), or keep to 127.0.0.1"
-        faults.insert(0, f"--host {args.host} lets other machines in: {advice}")
+    faults = host_faults(args.host, args.api_key) + _tls_faults(args)
     try:
         base = args.model if adapters is None else base_model(adapters, args.model or None)
         faults += [] if adapters is not None else model_faults(base, os.environ)

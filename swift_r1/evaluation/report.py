@@ -46,16 +46,16 @@ def results_table(results: Mapping[str, Result], model: str) -> Table:
         table.add_row(
             name,
             str(one.questions) if one.n == 1 else f"{one.questions} x {one.n}",
-            _percent(one.average.value),
-            _interval(one.average),
-            *("" if found is None else _percent(found.value) for found in estimates),
+            percent(one.average.value),
+            interval(one.average),
+            *("" if found is None else percent(found.value) for found in estimates),
             "" if one.mean_length is None else f"{one.mean_length:.0f}",
-            _percent(one.truncated),
+            percent(one.truncated),
         )
     mean = _mean(results)
     if mean is not None:
         table.add_section()
-        table.add_row(MEAN, "", _percent(mean.value), _interval(mean))
+        table.add_row(MEAN, "", percent(mean.value), interval(mean))
     return table
 
 
@@ -107,11 +107,11 @@ def comparison_table(first: Path, second: Path, compared: Mapping[str, Compared]
         table.add_row(
             name,
             str(gain.questions),
-            _percent(one.first),
-            _percent(one.second),
-            _percent(gain.value, "+"),
-            _interval(gain, "+"),
-            f"< {1 / RESAMPLES:g}" if gain.p_value < 1 / RESAMPLES else f"{gain.p_value:.4f}",
+            percent(one.first),
+            percent(one.second),
+            percent(gain.value, "+"),
+            interval(gain, "+"),
+            p_text(gain),
         )
     return table
 
@@ -133,12 +133,16 @@ def _table(title: str, columns: Sequence[str]) -> Table:
     return table
 
 
-def _percent(share: float, sign: str = "") -> str:
+def percent(share: float, sign: str = "") -> str:
     return f"{100 * share:{sign}.1f}"
 
 
-def _interval(one: MeanEstimate | Difference, sign: str = "") -> str:
-    return f"{_percent(one.low, sign)} to {_percent(one.high, sign)}"
+def interval(one: MeanEstimate | Difference, sign: str = "") -> str:
+    return f"{percent(one.low, sign)} to {percent(one.high, sign)}"
+
+
+def p_text(one: Difference) -> str:
+    return f"< {1 / RESAMPLES:g}" if one.p_value < 1 / RESAMPLES else f"{one.p_value:.4f}"
 
 
 def _read(folder: Path) -> dict[str, tuple[str, Result]]:

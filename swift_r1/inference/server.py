@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from swift_r1.arguments.server import LOOPBACK, RolloutArguments
+from swift_r1.arguments.server import RolloutArguments, host_faults
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, PortTaken, RunFailed, SwiftError, UsageError
 from swift_r1.runtime.processes import end_with_parent, leave, stop_at_once
 
@@ -61,10 +61,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         if not config.model:
             raise UsageError("swift rollout needs --model")
-        if config.host not in LOOPBACK and not config.api_key:
-            raise UsageError(
-                f"--host {config.host} is reachable from other machines: give --api_key, or keep to 127.0.0.1"
-            )
+        if faults := host_faults(config.host, config.api_key):
+            raise UsageError(*faults)
         listener = bind(config.host, config.port)
         with socket_folder() as sockets:
             os.environ.setdefault("VLLM_RPC_BASE_PATH", str(sockets))

@@ -21,6 +21,7 @@ from swift_r1.arguments.world import World
 from swift_r1.data.store import Rows
 from swift_r1.errors import UsageError
 from swift_r1.launch.nodes import Nodes
+from swift_r1.runtime.hardware import hardware
 from swift_r1.runtime.libraries import package_versions
 from swift_r1.runtime.processes import run_folder_held, say
 
@@ -101,8 +102,8 @@ def write_args(
     checkpoint: Path | None = None,
     prepared: Mapping[str, str] | None = None,
 ) -> Path:
-    """Writes args.json: every resolved flag, the command line, package versions, the processes, a hash of the training
-    data, where its rows lie prepared, and the checkpoint that the run goes on from.
+    """Writes args.json: every resolved flag, the command line, package versions, the machine, the processes, a hash of
+    the training data, where its rows lie prepared, and the checkpoint that the run goes on from.
 
     Secrets are left out. Nodes other than the first write `args-node<k>.json` beside it.
     """
@@ -112,6 +113,7 @@ def write_args(
         "run_dir": str(folder),
         "command": ["swift", "rlhf", *without_secrets(words)],
         "versions": package_versions(),
+        "hardware": hardware(os.environ),
         "world_size": world.size,
         "dataset_hash": dataset,
         "prepared_data": dict(prepared or {}),

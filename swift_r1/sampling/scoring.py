@@ -23,6 +23,7 @@ class ScoredCompletion:
 
     conversation: Conversation
     group: int  # number of its prompt within the round; those of resampled prompts follow the first ones
+    number: int  # its place in the group
     rewards: Mapping[str, float | None]  # by function; None for no opinion, NaN where invalid
     reward: float  # their weighted sum; NaN where no advantage can be computed from it
     objective: float  # what the advantage is computed from: the reward, except with `normalize_then_sum`
@@ -93,16 +94,21 @@ class Scoring:
             raise ValueError(f"{len(self._places) - len(self._groups)} prompts have no completions")
         batch, columns = self._batch.result()
         totals = self._compose([column.values for column in columns], batch.columns["is_truncated"], batch.group_size)
-        ended = [(one, self._first + place) for place in sorted(self._groups) for one in self._groups[place]]
+        ended = [
+            (conversation, self._first + place, number)
+            for place in sorted(self._groups)
+            for number, conversation in enumerate(self._groups[place])
+        ]
         scored = [
             ScoredCompletion(
                 conversation=conversation,
                 group=group,
+                number=number,
                 rewards={column.name: column.values[i] for column in columns},
                 reward=totals.rewards[i],
                 objective=totals.objectives[i],
             )
-            for i, (conversation, group) in enumerate(ended)
+            for i, (conversation, group, number) in enumerate(ended)
         ]
         return ScoredRound(scored, [(batch, columns)])
 
@@ -184,6 +190,7 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
         "prompt_id": conversation.prompt.prompt_id,
         "request_id": conversation.request_id,
         "group": item.group,
+        "number": item.number,
         "prompt": conversation.prompt.text,
         "completion": conversation.text,
         **{f"rewards/{name}": value for name, value in item.rewards.items()},

@@ -164,6 +164,36 @@ def test_equals_the_formula(config: LossConfig, seed: int, rows: int, width: int
     assert output.loss.item() == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
+@settings(max_examples=200, deadline=None)
+@given(configs, st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 6))
+def test_what_the_loss_did_to_tokens(config: LossConfig, seed: int, rows: int, width: int) -> None:
+    """Ratios token by token; and a token has a gradient if and only if the loss kept and did not clip it."""
+    given, config = make_given(seed, rows, width), replace(config, beta=0.0, delta=None)
+    logps = given["logps"].clone().requires_grad_()
+    output = call(given | {"logps": logps}, config)
+    (gradient,) = torch.autograd.grad(output.loss, logps)
+    low, high = 1 - config.epsilon, config.clip_high + (config.loss_type != "cispo")
+    by_group = config.loss_type not in ("sapo", "cispo")
+    for i, mask in enumerate(given["mask"].tolist()):
+        tokens = [t for t in range(width) if mask[t]]
+        log_ratios = [(given["logps"][i, t] - given["old_logps"][i, t]).item() for t in tokens]
+        if config.importance_sampling_level == "sequence" and tokens:
+            log_ratios = [sum(log_ratios) / len(tokens)] * len(tokens)
+        for t, log_ratio in zip(tokens, log_ratios, strict=True):
+            ratio, advantage = output.tokens.ratios[i, t].item(), given["advantages"][i].item()
+            assert ratio == pytest.approx(math.exp(log_ratio), rel=1e-10)
+            clipped = (ratio > high) - (ratio < low)
+            if by_group:
+                clipped *= clipped * advantage > 0
+            elif config.loss_type == "sapo" or clipped < 0:
+                clipped = 0
+            assert output.tokens.clipped[i, t] == clipped
+            if config.importance_sampling_level == "token":
+                moved = bool(output.tokens.kept[i, t]) and not (clipped and by_group)
+                assert (gradient[i, t] != 0) == moved
+    assert not output.tokens.kept[~given["mask"]].any()
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("loss_type", LOSS_TYPES)

@@ -13,6 +13,7 @@ from swift_r1.arguments.fields import flag_specs, spellings
 from swift_r1.arguments.meanings import MEANINGS
 from swift_r1.arguments.parser import unknown_flag
 from swift_r1.arguments.plan import plan_table
+from swift_r1.arguments.view import ViewArguments
 from swift_r1.errors import UsageError
 from swift_r1.launch.run_folder import without_secrets
 
@@ -55,6 +56,19 @@ def test_every_way_to_write_a_flag() -> None:
     assert args.log_completions is True
     assert args.columns == {"q": "query"}
     assert args.system == "--begins with dashes"
+
+
+def test_folders_of_runs_may_stand_anywhere() -> None:
+    for words in (
+        "a b --text --step 3",
+        "--text a --step 3 b",
+        "--step=3 a b --text true",
+        "--runs a b --text --step 3",
+    ):
+        args = parse_arguments(ViewArguments, words.split(), {})
+        assert (args.runs, args.text) == (["a", "b"], True)
+    with pytest.raises(UsageError, match="--runs is given twice"):
+        parse_arguments(ViewArguments, ["a", "--runs", "b"], {})
 
 
 def test_one_dash_is_a_typo_unless_a_number_follows() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from swift_r1.arguments import RlhfArguments, World, parse_arguments
 from swift_r1.launch.run_folder import make_run_folder, run_folder_faults, without_secrets, write_args
+from swift_r1.runtime.hardware import hardware
 
 BASE = shlex.split("--rlhf_type grpo --model m --dataset d --reward_funcs a --per_device_train_batch_size 8")
 
@@ -65,6 +66,17 @@ def test_args_json_restores_the_arguments_and_holds_no_secret(tmp_path: Path) ->
     assert content["run_dir"] == str(tmp_path)
     assert content["command"][:3] == ["swift", "rlhf", "--rlhf_type"]
     assert {"python", "torch", "transformers"} <= set(content["versions"])
+    assert content["hardware"]["cores"] >= 1 and content["hardware"]["memory_gib"] > 0
+
+
+def test_the_gpus_that_may_be_used(tmp_path: Path) -> None:
+    for number in range(3):
+        (tmp_path / f"{number}").mkdir()
+        (tmp_path / f"{number}" / "information").write_text(f"Model: \t\t NVIDIA H200 {number}\nIRQ:   \t\t 12\n")
+    files = str(tmp_path / "*" / "information")
+    assert hardware({}, files)["gpus"] == [f"NVIDIA H200 {number}" for number in range(3)]
+    assert hardware({"CUDA_VISIBLE_DEVICES": "1,2"}, files)["gpus"] == ["NVIDIA H200 0", "NVIDIA H200 1"]
+    assert hardware({"CUDA_VISIBLE_DEVICES": ""}, files)["gpus"] == []
 
 
 def test_secrets_are_struck_out() -> None:

@@ -56,6 +56,7 @@ def test_fresh_groups_take_the_places_of_those_without_signal():
     assert [item.group for item in scored.trained] == [2, 2, 1, 1]
     assert [item.reward for item in scored.trained] == [0.0, 1.0, 0.0, 1.0]
     assert [item.group for item in scored.dropped] == [0, 0]
+    assert [completion_row(item, 1, None)["number"] for item in scored.generated] == [0, 1, 0, 1, 0, 1]
     assert completion_row(scored.dropped[0], 1, None, dropped=True)["dropped"] is True
     assert "dropped" not in completion_row(scored.trained[0], 1, 0.5)
     (column,) = scored.columns()

@@ -1,0 +1,59 @@
+"""`swift view`: shows runs on a page, in the terminal, or as a trace file. Writes nothing in their folders."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+
+from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.server import host_faults
+from swift_r1.arguments.view import ViewArguments
+from swift_r1.errors import EXIT_OK, UsageError
+
+_USAGE = """swift view [RUN ...] [--flag value ...]
+
+Shows runs that train, have ended or were killed: curves, completions, tokens, groups, time. RUN is the folder of a run
+or one that holds runs (default: output; the newest is shown first). Reads the folders only, while they grow."""
+_EXAMPLES = """
+swift view
+swift view output/model/v0-20261121-120000 output/model/v1-20261121-130000 --port 7861
+swift view --text output/model/v0-20261121-120000
+swift view --trace out.pftrace output/model/v0-20261121-120000
+SWIFT_API_KEY=secret swift view --host 0.0.0.0
+"""
+HELP = (_USAGE, ViewArguments, _EXAMPLES)
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command; the page's process ends by a signal.
+
+    Raises:
+        UsageError: bad flags or folders, or the extra is not installed.
+        PortTaken: another process listens on the port.
+    """
+    args = parse_arguments(ViewArguments, words)
+    if faults := host_faults(args.host, args.api_key):
+        raise UsageError(*faults)
+    missing = [name for name in ("nicegui", "duckdb", "pyarrow") if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"{', '.join(missing)} not installed: pip install 'swift-r1[view]'")
+    from swift_r1.runs.folder import find_runs
+
+    runs = find_runs(args.runs)
+    if args.text:
+        from swift_r1.view.text import show_text
+
+        return show_text(runs, args.step, args.prompt)
+    if args.trace is not None:
+        from swift_r1.view.trace import write_trace
+
+        write_trace(runs[0], Path(args.trace))
+        return EXIT_OK
+    # Before the page's libraries are loaded, which takes a second or two.
+    from swift_r1.inference.server import bind
+
+    listener = bind(args.host, args.port)
+    from swift_r1.view.server import serve
+
+    return serve(listener, args.runs, args.api_key, open_browser=args.open)

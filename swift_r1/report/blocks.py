@@ -1,0 +1,91 @@
+"""What a report consists of, whatever it is written as."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+LONGEST = 3000  # characters of a prompt or a completion that are shown
+_UNSHOWABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+
+
+@dataclass(frozen=True)
+class Note:
+    """A paragraph."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """Shell commands."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Table:
+    """`head` may be of empty texts; the columns after the first `texts` hold numbers."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    texts: int = 1
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture: whole SVG, which says by itself what it shows."""
+
+    name: str  # of its file, without the ending
+    title: str
+    svg: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Side by side, where there is room."""
+
+    figures: Sequence[Figure]
+
+
+@dataclass(frozen=True)
+class Passage:
+    """What a model read or wrote, as it is, under a line that says what it is."""
+
+    title: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Passages:
+    """Of one prompt, in their order; side by side, where there is room."""
+
+    title: str
+    passages: Sequence[Passage]
+    prompt: str | None = None
+
+
+Block = Note | Code | Table | Figures | Passages
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    blocks: Sequence[Block] = field(default_factory=tuple)
+
+
+@dataclass(frozen=True)
+class Report:
+    title: str
+    sections: Sequence[Section]
+    problems: Sequence[str] = ()  # what could not be read, a line each
+
+
+def printable(text: str, longest: int = LONGEST) -> str:
+    """`text` with a mark in place of each character that no page may hold or that turns the direction of writing, its
+    middle left out where it is longer than `longest` characters."""
+    if len(text) > longest:
+        half = longest // 2
+        text = f"{text[:half]}\n[... {len(text) - 2 * half:,} characters ...]\n{text[-half:]}"
+    return _UNSHOWABLE.sub("\ufffd", text)

@@ -1,0 +1,34 @@
+"""The machine in words, told from the system's files so that no library has to be loaded. Linux."""
+
+from __future__ import annotations
+
+import glob
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+_GPUS = "/proc/driver/nvidia/gpus/*/information"
+
+
+def hardware(environ: Mapping[str, str], gpus: str = _GPUS) -> dict[str, Any]:
+    """`cpu` (its name), `cores` (that this process may use), `memory_gib`, and `gpus` (names of NVIDIA's; the first of
+    them where `CUDA_VISIBLE_DEVICES` hides some)."""
+    cores, memory = len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    names = [_field(path, "Model") or "GPU" for path in sorted(glob.glob(gpus))]
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        names = names[: len([one for one in visible.split(",") if one.strip() not in ("", "-1")])]
+    cpu = _field("/proc/cpuinfo", "model name") or platform.machine()
+    return {"cpu": cpu, "cores": cores, "memory_gib": round(memory / 2**30, 1), "gpus": names}
+
+
+def _field(path: str, name: str) -> str | None:
+    """The first `name : text` of a file of the kernel; None without one."""
+    try:
+        found = re.search(rf"^{name}\s*:\s*(.+?)\s*$", Path(path).read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        return None
+    return found[1] if found else None
