@@ -15,8 +15,11 @@ Row = Mapping[str, Any]
 
 # The columns that every run has; what else a row holds came from the data.
 OWN = frozenset(
-    "step prompt_id request_id group number prompt completion reward advantage finish_reason weight_version "
-    "newest_weight_version weight_versions turns messages dropped entropy".split()
+    (
+        *("step", "prompt_id", "request_id", "group", "number", "prompt", "completion", "reward", "advantage"),
+        *("finish_reason", "weight_version", "newest_weight_version", "weight_versions", "turns", "messages"),
+        *("dropped", "entropy"),
+    )
 )
 _CELL = 160  # characters
 _VALUE = 2_000
@@ -38,7 +41,11 @@ def reward_columns(names: Iterable[str]) -> list[str]:
 
 def data_columns(row: Row) -> dict[str, Any]:
     """The row's columns that came from the data, which rewards were given."""
-    return {name: value for name, value in row.items() if name not in OWN and not name.startswith(("rewards/", "completion/"))}
+    return {
+        name: value
+        for name, value in row.items()
+        if name not in OWN and not name.startswith(("rewards/", "completion/"))
+    }
 
 
 def table(
@@ -99,6 +106,12 @@ def card(row: Row, reasons: Sequence[Row], links: Mapping[str, str], whole: bool
 
 def completion(row: Row, whole: bool = False) -> str:
     return f'<pre class="text">{_cut(shown(row.get("completion")), None if whole else _CARD)}</pre>'
+
+
+def is_long(row: Row) -> bool:
+    """Whether a card cuts its text."""
+    texts = [message.get("content") for message in row.get("messages") or [] if isinstance(message, dict)]
+    return any(len(str(text)) > _CARD for text in texts or [row.get("completion")])
 
 
 def turns(messages: Sequence[Any], whole: bool = False) -> str:

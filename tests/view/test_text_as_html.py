@@ -56,7 +56,13 @@ class _Read(HTMLParser):
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_is_shown_and_does_nothing(text: str) -> None:
-    for html in (markup(text), token_markup(text), tokens_html([text], [False], ["x"]), word_diff("", text), word_diff(text, "")):
+    for html in (
+        markup(text),
+        token_markup(text),
+        tokens_html([text], [False], ["x"]),
+        word_diff("", text),
+        word_diff(text, ""),
+    ):
         read = _Read(html)
         assert {tag for tag, _ in read.tags} <= {"b", "i", "ins", "del", "wbr"}
         assert {name for _, attrs in read.tags for name, _ in attrs} <= {"class"}

@@ -8,11 +8,10 @@ from nicegui import ui
 from nicegui.events import GenericEventArguments
 
 from swift_r1.errors import UsageError
-from swift_r1.runs.completions import CompletionTable
 from swift_r1.runs.query import FAILURE, LENGTH, CompletionQuery
 from swift_r1.view.completion_html import reward_columns, table
 from swift_r1.view.conditions import read_conditions
-from swift_r1.view.elements import STYLE, next_item_keys, table_of
+from swift_r1.view.elements import next_item_keys, table_of
 from swift_r1.view.shell import Page, view_page
 
 ROWS = 50
@@ -21,7 +20,6 @@ _REASONS = ("stop", "length", "abort")
 
 @view_page("/completions", "Completions", go="c")
 def completions(page: Page) -> None:
-    ui.add_head_html(STYLE)
     _Completions(page)
 
 
@@ -42,8 +40,12 @@ class _Completions:
         self.rows = ui.html("", sanitize=False).classes("view-scroll")
         self.rows.on("click", self._sorted, js_handler=_SORTED)
         with ui.element("div").classes("view-row"):
-            self.back = ui.button("‹ page", on_click=lambda: self._turn(-1)).props('flat dense data-key="ArrowLeft [" title="previous page"')
-            self.forth = ui.button("page ›", on_click=lambda: self._turn(1)).props('flat dense data-key="ArrowRight ]" title="next page"')
+            self.back = ui.button("‹ page", on_click=lambda: self._turn(-1)).props(
+                'flat dense data-key="ArrowLeft [" title="previous page"'
+            )
+            self.forth = ui.button("page ›", on_click=lambda: self._turn(1)).props(
+                'flat dense data-key="ArrowRight ]" title="next page"'
+            )
         next_item_keys()
         self.show()
         page.follow(self._grown)

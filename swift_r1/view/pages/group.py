@@ -10,8 +10,8 @@ from nicegui import ui
 from swift_r1.errors import UsageError
 from swift_r1.runs.lines import GrowingFile, json_rows
 from swift_r1.runs.tokens import TokenRecord
-from swift_r1.view.completion_html import card, data_columns, facts, reasons_of
-from swift_r1.view.elements import next_item_keys, rich, table_of
+from swift_r1.view.completion_html import card, data_columns, facts, is_long, reasons_of
+from swift_r1.view.elements import next_item_keys, of_round, rich, table_of
 from swift_r1.view.markup import markup
 from swift_r1.view.shell import Page, opened, view_page
 
@@ -38,7 +38,8 @@ def group(page: Page) -> None:
     rich(facts(known | data_columns(first)))
     rich(f'<pre class="text prompt">{markup(str(first.get("prompt")))}</pre>')
     invalid = invalid_rewards(page.run.path, step, prompt_id)
-    recorded = {} if of else _recorded(page.run.path, step)
+    record = opened(TokenRecord, page.run.path)
+    recorded = set() if of else {(one.request_id, one.number) for one in of_round(record, step)}
     whole = page.text("whole")
     cards = []
     for row in rows:
@@ -46,7 +47,7 @@ def group(page: Page) -> None:
         key = (row.get("request_id"), row["number"])
         if key in recorded:
             links["tokens"] = page.link("/tokens", step=step, request=key[0], number=key[1])
-        if whole != str(row["number"]):
+        if is_long(row) and whole != str(row["number"]):
             place = page.link("/group", step=step, group=number, of=of, request=request or None, whole=row["number"])
             links["whole text"] = f"{place}#n{row['number']}"
         cards.append(card(row, reasons_of(row, invalid), links, whole == str(row["number"])))
@@ -67,11 +68,6 @@ def _steps(page: Page, steps: list[int], step: int, number: int) -> None:
         ):
             link = ui.link(text, page.link("/group", step=to_step, group=to_group, of=of))
             link.props(f'data-key="{key}" title="{text.strip("‹› ")} {"before" if "‹" in text else "after"}"')
-
-
-def _recorded(run: Path, step: int) -> set[tuple[Any, Any]]:
-    """Request and number of the round's completions whose tokens are recorded."""
-    return {(one["request_id"], one["number"]) for one in opened(TokenRecord, run).completions(step)}
 
 
 def invalid_rewards(run: Path, step: int, prompt_id: str) -> list[dict[str, Any]]:

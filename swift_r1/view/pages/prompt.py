@@ -78,7 +78,7 @@ def _prompts(page: Page, rows: Sequence[dict[str, Any]], probes: set[str], of: s
 def _over_time(page: Page, prompt_id: str) -> None:
     readers = {"eval": evaluated} if page.text("of") == "eval" else {"": trained, "eval": evaluated}
     rows: list[dict[str, Any]] = []
-    for of, reader in readers.items():
+    for of, reader in readers.items():  # noqa: B007 - of the one that has it
         table = opened(reader, page.run.path)
         table.refresh()
         if rows := table.of_prompt(prompt_id):
@@ -148,7 +148,9 @@ def side_by_side(groups: Sequence[tuple[int, Sequence[dict[str, Any]]]], number:
         row = rows[min(number, len(rows) - 1)]
         text = str(row.get("completion"))[:_TEXT]
         said = markup(text) if before is None else word_diff(before, text)
-        href = markup(page.link("/group", step=step, group=row.get("group"), of=of or None, request=row.get("request_id")))
+        href = markup(
+            page.link("/group", step=step, group=row.get("group"), of=of or None, request=row.get("request_id"))
+        )
         head = f'<a href="{href}">step {step}</a>, weight version {shown(row.get("weight_version"))}'
         got = f"reward {shown(row.get('reward'))}, {shown(row.get('finish_reason'))}"
         parts.append(
