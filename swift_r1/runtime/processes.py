@@ -7,6 +7,7 @@ import errno
 import fcntl
 import os
 import signal
+import struct
 import sys
 import time
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from swift_r1.errors import UsageError
 LOCK = ".lock"
 LOCK_WAIT_S = 120.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # <sys/prctl.h>
+_FLOCK = "hhqqi4x"  # struct flock of <fcntl.h>: type, whence, start, length, pid
+_held: list[tuple[int, int]] = []  # device and inode of the locks of this process
 _LOCKS_NOT_SUPPORTED = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -68,7 +71,27 @@ def run_folder_held(run_dir: Path, wait_s: float = LOCK_WAIT_S) -> Iterator[None
     `wait_s` seconds."""
     with open(run_dir / LOCK, "ab") as file:
         _lock(file, run_dir, time.monotonic() + wait_s)
-        yield
+        own = os.fstat(file.fileno())
+        _held.append((own.st_dev, own.st_ino))
+        try:
+            yield
+        finally:
+            _held.remove((own.st_dev, own.st_ino))
+
+
+def run_folder_is_held(run_dir: Path) -> bool:
+    """Whether a process of this machine, this one too, holds the run folder's lock; nothing is written. False where
+    that cannot be found out."""
+    try:
+        own = (run_dir / LOCK).stat()
+        if (own.st_dev, own.st_ino) in _held:
+            return True  # to open and close the file would release this process's own lock
+        with open(run_dir / LOCK, "rb") as file:
+            asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+            kind, *_ = struct.unpack(_FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+            return bool(kind != fcntl.F_UNLCK)
+    except OSError:
+        return False
 
 
 def _lock(file: BinaryIO, run_dir: Path, deadline: float) -> None:

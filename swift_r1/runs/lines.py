@@ -1,0 +1,119 @@
+"""Files of JSON lines that another process appends to, cuts at a resume, or replaces."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from swift_r1.errors import one_line
+
+CHUNK = 8 << 20  # bytes of one read
+LONGEST_LINE = 64 << 20  # bytes; a longer line is damage, such as the zeros that a crashed file system leaves
+_TAIL = 64  # bytes before the place reached, by which a file that was cut and has grown again is known
+
+
+class GrowingFile:
+    """The whole lines of `path`, each once, as they come. What follows the last newline waits for the next call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.restarts = 0  # how often the file was cut or replaced, so that reading began again
+        self.fault: str | None = None  # why it cannot be read; None also where there is no file
+        self._begin()
+
+    def _begin(self) -> None:
+        self.offset = 0  # bytes read
+        self.size = 0  # of the file, in bytes, when last looked at
+        self.too_long = 0  # lines that were left out, being longer than `LONGEST_LINE`
+        self._tail, self._file, self._skipping = b"", (0, 0), False
+
+    @property
+    def half_written(self) -> bool:
+        """Whether the file ended in the middle of a line."""
+        return self.offset < self.size
+
+    def read(self, most: int = CHUNK) -> bytes:
+        """The next whole lines, about `most` bytes of them; empty where there are no more yet. Where `restarts` has
+        changed, all that was read before is void."""
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                return self._read(file.fileno(), most)
+        except FileNotFoundError:
+            self.fault = None
+            self._restart()
+        except OSError as error:
+            self.fault = f"{self.path.name} cannot be read: {error.strerror or one_line(error)}"
+        return b""
+
+    def _read(self, file: int, most: int) -> bytes:
+        self.fault = None
+        state = os.fstat(file)
+        same = (state.st_dev, state.st_ino) == self._file and state.st_size >= self.offset
+        if not same or os.pread(file, len(self._tail), self.offset - len(self._tail)) != self._tail:
+            self._restart()
+        self._file, self.size = (state.st_dev, state.st_ino), state.st_size
+        while self.offset < state.st_size:
+            data = os.pread(file, most, self.offset)
+            end = data.rfind(b"\n") + 1
+            if not end and len(data) < min(most, LONGEST_LINE):
+                return b""  # half-written
+            if not end and len(data) < LONGEST_LINE:
+                most = min(2 * most, LONGEST_LINE)
+                continue
+            self._advance(data[:end] if end else data)
+            lines = data[data.index(b"\n") + 1 : end] if self._skipping and end else data[:end]
+            if not end and not self._skipping:
+                self.too_long += 1
+            self._skipping = not end
+            if lines:
+                return lines
+        return b""
+
+    def _advance(self, data: bytes) -> None:
+        self.offset += len(data)
+        self._tail = (self._tail + data[-_TAIL:])[-_TAIL:]
+
+    def _restart(self) -> None:
+        if self.offset:
+            self.restarts += 1
+        self._begin()
+
+
+def json_rows(lines: bytes) -> tuple[list[dict[str, Any]], int]:
+    """The objects of whole lines, and how many lines are none."""
+    rows, damaged = [], 0
+    for line in lines.splitlines():
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
+            row = None
+        if isinstance(row, dict):
+            rows.append(row)
+        else:
+            damaged += 1
+    return rows, damaged
+
+
+def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """All objects of a file now, and what is wrong with it, a line each. For files that fit in memory."""
+    file = GrowingFile(path)
+    found: list[dict[str, Any]] = []
+    bad = 0
+    while lines := file.read():
+        rows, damaged = json_rows(lines)
+        found += rows
+        bad += damaged
+    return found, line_problems(file, bad)
+
+
+def line_problems(file: GrowingFile, damaged: int) -> list[str]:
+    """What to say of a file of which so many lines were no objects."""
+    problems = [file.fault] if file.fault else []
+    if damaged or file.too_long:
+        count = damaged + file.too_long
+        problems.append(f"{file.path.name}: {count} damaged line{'s are' if count > 1 else ' is'} left out")
+    if file.half_written:
+        problems.append(f"{file.path.name}: the last line is half-written, and left out")
+    return problems

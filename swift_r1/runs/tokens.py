@@ -1,0 +1,183 @@
+"""The token record of a run: what the loss saw and did of each token (`tokens/` in the run folder)."""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from swift_r1.errors import one_line
+
+if TYPE_CHECKING:
+    import pyarrow
+
+_FILE = re.compile(r"(step|probe)-(\d+)\.parquet")
+_KEYS = ("step", "round_step", "prompt_id", "request_id", "number", "group")
+
+
+@dataclass(frozen=True)
+class RecordedCompletion:
+    """A completion in one optimizer step (or one evaluation), `T` tokens long; what was not recorded is None."""
+
+    step: int  # optimizer step
+    round_step: int | None = None  # its `step` in completions.jsonl
+    prompt_id: str | None = None
+    request_id: str | None = None
+    number: int | None = None  # its place in the group
+    group: int | None = None
+    prompt_token_ids: list[int] | None = None
+    token_ids: list[int] | None = None  # `T`, as all below
+    mask: list[bool] | None = None  # in the loss
+    rollout_logps: list[float] | None = None  # the engine's
+    logps: list[float] | None = None  # the trainer's, in this step
+    ratios: list[float] | None = None
+    clipped: list[int] | None = None  # -1 at the lower bound, 1 at the upper, 0 not
+    entropies: list[float] | None = None
+    advantages: list[float] | None = None
+    weight_versions: list[int] | None = None
+    ref_logps: list[float] | None = None
+
+
+class TokenRecord:
+    """The record in `run_path`, which may have none. Files are listed anew at each call: a run adds to them."""
+
+    def __init__(self, run_path: Path) -> None:
+        self.folder = run_path / "tokens"
+        self._faults: dict[str, str] = {}  # by file
+
+    @property
+    def problems(self) -> list[str]:
+        """Files that could not be read, a line each."""
+        return list(self._faults.values())
+
+    def steps(self) -> list[int]:
+        """Recorded optimizer steps."""
+        return self._recorded("step")
+
+    def probe_steps(self) -> list[int]:
+        """Evaluations at which the probe prompts were recorded."""
+        return self._recorded("probe")
+
+    def _recorded(self, kind: str) -> list[int]:
+        try:
+            names = [entry.name for entry in self.folder.iterdir()]
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                self._faults["tokens"] = f"tokens/ cannot be read: {error.strerror or one_line(error)}"
+            return []
+        return sorted(int(found[2]) for name in names if (found := _FILE.fullmatch(name)) and found[1] == kind)
+
+    def completions(self, step: int) -> list[RecordedCompletion]:
+        """Those that an optimizer step recorded, without their tokens."""
+        return _rows(self._table("step", step, _KEYS))
+
+    def probes_at(self, step: int) -> list[RecordedCompletion]:
+        """The probe prompts' completions at the evaluation of a step."""
+        return _rows(self._table("probe", step))
+
+    def completion(self, round_step: int, request_id: str, number: int | None) -> list[RecordedCompletion]:
+        """A completion in each recorded optimizer step that trained on it."""
+        found: list[RecordedCompletion] = []
+        for step in self.steps():
+            if step < round_step:
+                continue
+            keys = self._table("step", step, ("round_step", "request_id", "number"))
+            if keys is None or not keys.num_rows:
+                continue
+            rounds = [value for value in keys.column("round_step").to_pylist() if value is not None]
+            if rounds and min(rounds) > round_step:
+                break
+            places = [
+                place
+                for place, row in enumerate(keys.to_pylist())
+                if (row["round_step"], row["request_id"]) == (round_step, request_id)
+                and number in (None, row["number"])
+            ]
+            if places and (table := self._table("step", step)) is not None:
+                found += _rows(table.take(places))
+        return found
+
+    def probes(self) -> dict[str, dict[int, list[RecordedCompletion]]]:
+        """By prompt and step of the evaluation."""
+        found: dict[str, dict[int, list[RecordedCompletion]]] = {}
+        for step in self.probe_steps():
+            for row in self.probes_at(step):
+                found.setdefault(str(row.prompt_id), {}).setdefault(step, []).append(row)
+        return found
+
+    @cached_property
+    def _vocabulary(self) -> tuple[dict[int, bytes], frozenset[int]]:
+        """The bytes of each token id, and which ids are special tokens."""
+        table = self._read("vocabulary.parquet", ("token_id", "bytes", "special"))
+        if table is None:
+            return {}, frozenset()
+        rows = list(zip(*(table.column(name).to_pylist() for name in ("token_id", "bytes", "special")), strict=True))
+        return {one: text for one, text, _ in rows}, frozenset(one for one, _, special in rows if special)
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self._vocabulary[1]
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as text. A character whose bytes are in several tokens is the last one's; bytes that are no
+        character become U+FFFD. An unknown token is `<id>`."""
+        known, _ = self._vocabulary
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        found = [
+            decoder.decode(known[one]) if known.get(one) is not None else decoder.decode(b"", True) + f"<{one}>"
+            for one in token_ids
+        ]
+        if found:
+            found[-1] += decoder.decode(b"", True)
+        return found
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        return "".join(self.pieces(token_ids))
+
+    def _table(self, kind: Literal["step", "probe"], step: int, columns: Sequence[str] = ()) -> pyarrow.Table | None:
+        for name in self._names(kind, step):
+            return self._read(name, columns)
+        return None
+
+    def _names(self, kind: str, step: int) -> Iterator[str]:
+        """The file of a step, whatever the zeros before the number."""
+        name = f"{kind}-{step:06d}.parquet"
+        if (self.folder / name).exists():
+            yield name
+        else:
+            yield from sorted(path.name for path in self.folder.glob(f"{kind}-*{step}.parquet") if _step(path) == step)
+
+    def _read(self, name: str, columns: Sequence[str]) -> pyarrow.Table | None:
+        """The columns of a file (all without any), as far as it has them; None where it cannot be read."""
+        import pyarrow
+        from pyarrow import parquet
+
+        try:
+            with parquet.ParquetFile(self.folder / name) as file:
+                there = file.schema_arrow.names
+                table = file.read([column for column in columns or _COLUMNS if column in there])
+        except FileNotFoundError:
+            return None
+        except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:
+            self._faults[name] = f"tokens/{name} cannot be read: {one_line(error, 120)}"
+            return None
+        self._faults.pop(name, None)
+        for column in columns:
+            if column not in table.column_names:
+                table = table.append_column(column, pyarrow.nulls(table.num_rows))
+        return table
+
+
+_COLUMNS = tuple(field.name for field in fields(RecordedCompletion))
+
+
+def _step(path: Path) -> int | None:
+    found = _FILE.fullmatch(path.name)
+    return int(found[2]) if found else None
+
+
+def _rows(table: pyarrow.Table | None) -> list[RecordedCompletion]:
+    return [] if table is None else [RecordedCompletion(**row) for row in table.to_pylist()]
