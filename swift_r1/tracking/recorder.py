@@ -12,6 +12,7 @@ from swift_r1.tracking.console import RunConsole
 from swift_r1.tracking.events import Events, Kind
 from swift_r1.tracking.metrics import JsonLines, merged, read_json_lines
 from swift_r1.tracking.reporters import Reporter
+from swift_r1.tracking.token_record import PROBE, STEP, TokenRows, TokenWriter
 
 _SHOWN_COMPLETIONS = 2
 
@@ -47,8 +48,20 @@ class Recorder:
     def step(self, step: int, metrics: Mapping[str, float], last: bool) -> None:
         """An optimizer step is done."""
 
-    def evaluation(self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None:
-        """An evaluation of the weights of `step` is done."""
+    def tokens(self, step: int, rows: TokenRows) -> None:
+        """What the loss of an optimizer step did to the tokens of some completions."""
+
+    def evaluation(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rows: Sequence[Mapping[str, Any]],
+        probes: TokenRows | None = None,
+    ) -> None:
+        """An evaluation of the weights of `step` is done; `probes` are the tokens of `--probe_prompts`."""
+
+    def flush(self) -> None:
+        """Waits until what was recorded is in its files."""
 
     def window(self) -> dict[str, list[float]]:
         """Metrics since the last logged line, for a checkpoint."""
@@ -60,9 +73,9 @@ class Recorder:
 
 
 class RunRecorder(Recorder):
-    """Writes `logging.jsonl`, `completions.jsonl`, `eval_completions.jsonl`, `images/`, `summary.json`; feeds `events`,
-    the console and the trackers. Use as a context manager: it closes them. With `show_completions` some are shown and
-    sent to the trackers (all are in the file anyway)."""
+    """Writes `logging.jsonl`, `completions.jsonl`, `eval_completions.jsonl`, `tokens/`, `images/`, `summary.json`;
+    feeds `events`, the console and the trackers. Use as a context manager: it closes them. With `show_completions`
+    some are shown and sent to the trackers (all are in the file anyway)."""
 
     def __init__(
         self,
@@ -72,9 +85,11 @@ class RunRecorder(Recorder):
         logging_steps: int,
         show_completions: bool,
         first_step: bool = False,
+        token_writer: TokenWriter | None = None,
         events: Events | None = None,
     ) -> None:
         self.run_dir, self.console, self.reporters = run_dir, console, reporters
+        self.token_writer = token_writer
         self.logging_steps, self.show_completions, self.first_step = logging_steps, show_completions, first_step
         self.events = events or Events()
         names = ("logging", "completions", "eval_completions")
@@ -93,6 +108,8 @@ class RunRecorder(Recorder):
         self.console.__exit__()
         for file in self._files:
             file.close()
+        if self.token_writer is not None:
+            self.token_writer.close()
         for reporter in self.reporters:
             reporter.close()
 
@@ -134,7 +151,23 @@ class RunRecorder(Recorder):
             for reporter in self.reporters:
                 reporter.log_completions(self._latest_rows, step)
 
-    def evaluation(self, step: int, metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> None:
+    def tokens(self, step: int, rows: TokenRows) -> None:
+        if self.token_writer is not None:
+            self.token_writer.write(STEP, step, rows)
+
+    def flush(self) -> None:
+        if self.token_writer is not None:
+            self.token_writer.flush()
+
+    def evaluation(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        rows: Sequence[Mapping[str, Any]],
+        probes: TokenRows | None = None,
+    ) -> None:
+        if self.token_writer is not None and probes is not None:
+            self.token_writer.write(PROBE, step, probes)
         self._log.write({"step": step, **metrics})
         for row in rows:
             self._eval_completions.write(row)

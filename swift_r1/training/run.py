@@ -22,6 +22,7 @@ from swift_r1.data.loading import load_rows, stream_of
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording, tokenizer_of_run
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.sampler import PromptSampler
+from swift_r1.data.vocabulary import vocabulary_of
 from swift_r1.errors import SwiftError, UsageError, describe, one_line
 from swift_r1.models.loading import load_tokenizer
 from swift_r1.plugins import load_plugins
@@ -43,6 +44,7 @@ from swift_r1.tracking.metrics import JsonLines
 from swift_r1.tracking.recorder import Recorder, RunRecorder
 from swift_r1.tracking.reporters import open_reporters
 from swift_r1.tracking.spans import Spans, Stopwatch
+from swift_r1.tracking.token_record import GIB, TOKENS, TokenWriter, cut_record
 from swift_r1.training import setup
 from swift_r1.training.bookkeeping import Bookkeeping
 from swift_r1.training.checkpoint.folder import link_checkpoints, set_aside_later
@@ -96,6 +98,7 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         if ranks.is_rank0:
             cleanup.enter_context(run_folder_held(start.run_dir))
             truncate_logs(start.run_dir, saved.logs if saved else {})
+            cut_record(start.run_dir, saved.step if saved else -1)
             set_aside_later(start.run_dir, saved.step if saved else 0)
             if args.create_checkpoint_symlink:
                 link_checkpoints(start.run_dir, saved.outcome["best_step"] if saved else None)
@@ -205,7 +208,9 @@ def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int],
     recorder: Recorder = Recorder()
     if ranks.is_rank0:
         reporters = open_reporters(args.tracker_flags, start.run_dir, args.to_dict())
-        shown = (args.logging_steps, args.log_completions, args.logging_first_step)
+        vocabulary = partial(vocabulary_of, context.tokenizer)
+        token_writer = TokenWriter(start.run_dir / TOKENS, args.log_tokens_limit * GIB, vocabulary)
+        shown = (args.logging_steps, args.log_completions, args.logging_first_step, token_writer)
         recorder = context.cleanup.enter_context(
             RunRecorder(start.run_dir, RunConsole(plan.total_steps), reporters, *shown, context.tell)
         )
@@ -242,7 +247,7 @@ def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int],
     if any(eval_sizes):
         prompts = data.eval_prompts or [[] for _ in eval_sizes]
         sets = eval_sets(args, sampling, prompts, eval_sizes, open_rewards, rollouts.max_model_length)
-        evaluator = Evaluator(sets, sampler)
+        evaluator = Evaluator(sets, sampler, args.probe_prompts if args.log_tokens != "none" else 0)
     reference, critic = setup.open_reference(context, backend), setup.open_critic(context, plan)
     critic_backend = critic.backend if critic is not None else None
     models = [("loss", "", backend)]
