@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -46,11 +46,10 @@ _MOST_STEPS = 200  # of a heat map, bins
 
 _FIELDS = [*STORED, "completion"]
 _TYPED = ", ".join(f'TRY_CAST(d[{at}] AS {kind}) AS "{name}"' for at, (name, kind) in enumerate(STORED.items(), 1))
-_TAKEN = f'SELECT id, {_TYPED}, length(d[{len(_FIELDS)}]) AS "{LENGTH}", line FROM'
 _INSERT = f"""
-    INSERT INTO completions SELECT * FROM ({_TAKEN} (
+    INSERT INTO completions SELECT id, {_TYPED}, length(d[{len(_FIELDS)}]), line FROM (
         SELECT id, line, json_extract_string(line, {[pointer(name) for name in _FIELDS]}) AS d FROM lines
-    )) WHERE step IS NOT NULL
+    )
 """
 
 
@@ -151,28 +150,32 @@ class CompletionTable:
         count, first = len(ends) - 1, self._lines + 1
         offsets = pa.py_buffer(numpy.array(ends, numpy.int64))
         text = pa.LargeStringArray.from_buffers(count, offsets, pa.py_buffer(data))
-        table = pa.table({"id": numpy.arange(first, first + count), "line": text})
-        self._db.register("lines", table)
+        ids = pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(numpy.arange(first, first + count))])
+        self._db.register("lines", pa.table({"id": ids, "line": text}))
         try:
-            [(added,)] = self._db.execute(_INSERT).fetchall()
+            self._db.execute(_INSERT)
         except duckdb.InvalidInputException:  # a line is no JSON
             self._db.execute("CREATE TEMP TABLE whole AS SELECT * FROM lines WHERE json_valid(line)")
-            [(added,)] = self._db.execute(_INSERT.replace("FROM lines", "FROM whole")).fetchall()
+            self._db.execute(_INSERT.replace("FROM lines", "FROM whole"))
             self._db.execute("DROP TABLE whole")
         self._lines += count
-        self._damaged += count - added
+        self._damaged += count - self._checked(first)
         self._matches.clear()
-        self._note_types(first)
 
-    def _note_types(self, first: int) -> None:
-        """Counts what a column of the table could not take."""
+    def _checked(self, first: int) -> int:
+        """Takes out what is no completion, from the id `first`, and counts what a column of the table could not take;
+        returns how many are left."""
         names = [name for name, kind in STORED.items() if kind != "VARCHAR"]
-        wrong = "count(*) FILTER ({0} IS NULL AND coalesce(json_type(line, '/{1}'), 'NULL') <> 'NULL')"
-        counts = ", ".join(wrong.format(f'"{name}"', name) for name in names)
-        [found] = self._db.execute(f"SELECT {counts} FROM completions WHERE id >= ?", [first]).fetchall()
+        counts = ", ".join(  # what is null is parsed again
+            f"count(*) FILTER (CASE WHEN \"{name}\" IS NULL THEN json_type(line, '/{name}') <> 'NULL' END)"
+            for name in names
+        )
+        self._rows("DELETE FROM completions WHERE id >= ? AND step IS NULL", [first])
+        [(left, *found)] = self._rows(f"SELECT count(*), {counts} FROM completions WHERE id >= ?", [first])
         for name, count in zip(names, found, strict=True):
             if count:
                 self._mistyped[name] = self._mistyped.get(name, 0) + count
+        return int(left)
 
     @property
     def problems(self) -> list[str]:
@@ -193,13 +196,11 @@ class CompletionTable:
     def columns(self) -> list[str]:
         """Of the file, in the order in which they first came; then those that are made here (`runs/query.py`)."""
         with self._refreshing:
-            keys = self._rows(
-                "SELECT key FROM (SELECT min(id) AS first, arg_min(place, id) AS place, key FROM ("
-                "SELECT id, unnest(json_keys(line)) AS key, generate_subscripts(json_keys(line), 1) AS place"
-                " FROM completions WHERE id > ?) GROUP BY key) ORDER BY first, place",
-                [self._columns_to],
-            )
-            self._columns |= dict.fromkeys(key for (key,) in keys)
+            keys = "SELECT id, unnest(json_keys(line)) AS key FROM completions WHERE id > ?"
+            found = self._rows(f"SELECT min(id), key FROM ({keys}) GROUP BY key", [self._columns_to])
+            for first in sorted({first for first, key in found if key not in self._columns}):
+                [(line,)] = self._rows("SELECT line FROM completions WHERE id = ?", [first])
+                self._columns |= dict.fromkeys(json.loads(line))
             self._columns_to = self._lines
             return [*self._columns, LENGTH, FAILURE]
 
@@ -207,13 +208,15 @@ class CompletionTable:
         """Classes the completions that have come since the last time (`runs/failures.py`)."""
         with self._refreshing:
             if self._judged_to < self._lines:
-                statement, values = self._judgement("id > ?")
+                statement, values = self._judgement(self.columns, "id > ?")
                 self._rows(f"INSERT INTO judged {statement}", [*values, self._judged_to])
                 self._judged_to = self._lines
 
-    def _judgement(self, which: str) -> tuple[str, list[Any]]:
-        """A statement for `id`, CORRECT and FAILURE of the completions of a condition, whose parameters are added."""
-        rewards = [name for name in self.columns if name.startswith("rewards/")]
+    @staticmethod
+    def _judgement(columns: Iterable[str], which: str) -> tuple[str, list[Any]]:
+        """A statement for `id`, CORRECT and FAILURE of the completions of a condition, which have these columns; and
+        its parameters, to which those of the condition are added."""
+        rewards = [name for name in columns if name.startswith("rewards/")]
         formats = [name for name in rewards if "format" in name.lower()]
         names = " ".join("WHEN json_exists(line, ?) THEN ?" for _ in rewards)
         first = f"CASE {names} END" if rewards else "NULL"
@@ -264,17 +267,18 @@ class CompletionTable:
         cut, and end in an ellipsis. Raises ValueError as `runs/query.py`."""
         with self._refreshing:
             wanted = self._ids(query)[max(0, offset) : max(0, offset) + max(0, limit)].tolist()
-            statement, values = self._judgement("id IN (SELECT unnest(?))")
-            found: dict[int, dict[str, Any]] = {}
-            with self._db.cursor() as cursor:
-                cursor.execute(
-                    f'SELECT id, "{LENGTH}", "{FAILURE}", line FROM completions JOIN ({statement}) USING (id)',
-                    [*values, wanted],
+            found = {
+                place: json.loads(line) | {LENGTH: length}
+                for place, length, line in self._rows(
+                    f'SELECT id, "{LENGTH}", line FROM completions WHERE id IN (SELECT unnest(?))', [wanted]
                 )
-                while one := cursor.fetchone():
-                    row = json.loads(one[3]) | {LENGTH: one[1], FAILURE: one[2]}
-                    found[one[0]] = row if longest is None else cut(row, longest)
-        return [found[place] for place in wanted]
+            }
+            columns = dict.fromkeys(name for row in found.values() for name in row)
+            statement, values = self._judgement(columns, "id IN (SELECT unnest(?))")
+            for place, _, failure in self._rows(statement, [*values, wanted]):
+                found[place][FAILURE] = failure
+        rows = [found[place] for place in wanted]
+        return rows if longest is None else [cut(row, longest) for row in rows]
 
     def group(self, step: int, group: int) -> list[dict[str, Any]]:
         """A group's completions in their order; where the file lacks `number` they are numbered."""
@@ -308,26 +312,24 @@ class CompletionTable:
 
     def heatmap(self, column: str, bins: int = 30) -> Heatmap:
         """Of a column of numbers over the steps; several steps share a bin where there are very many."""
+        import numpy
+
         self._judge()
-        value, steps = as_number(column), self.steps()
-        known = f"SELECT step, {value.text} AS value FROM {JUDGED_TOO}"
-        known = f"SELECT * FROM ({known}) WHERE isfinite(value)"
-        [(low, high)] = self._rows(f"SELECT min(value), max(value) FROM ({known})", value.values)
-        if low is None:
+        value = as_number(column)
+        with self._db.cursor() as cursor:
+            cursor.execute(f"SELECT step, {value.text} AS value FROM {JUDGED_TOO}", value.values)
+            found = cursor.fetchnumpy()
+        values = numpy.ma.filled(found["value"].astype(float), numpy.nan)
+        known = numpy.isfinite(values)
+        if not known.any():
             return Heatmap([], [], [])
-        bins = bins if high > low else 1
+        steps, row = numpy.unique(found["step"], return_inverse=True)
         each = math.ceil(len(steps) / _MOST_STEPS)
-        firsts = steps[::each]
-        counts = [[0] * bins for _ in firsts]
-        place = "least(? - 1, CAST(floor((value - ?) / ? * ?) AS BIGINT))"
-        found = self._rows(
-            f"SELECT step, {place} AS place, count(*) FROM ({known}) GROUP BY ALL",
-            [bins, low, (high - low) or 1.0, bins, *value.values],
-        )
-        row_of = {step: at // each for at, step in enumerate(steps)}
-        for step, bin_, count in found:
-            counts[row_of[step]][bin_] += count
-        return Heatmap(firsts, [low + (high - low) * at / bins for at in range(bins + 1)], counts)
+        edges = numpy.histogram_bin_edges(values[known], bins)
+        size = (math.ceil(len(steps) / each), bins)
+        place = numpy.clip(numpy.searchsorted(edges, values[known], "right") - 1, 0, bins - 1)
+        counts = numpy.bincount((row[known] // each) * bins + place, minlength=math.prod(size)).reshape(size)
+        return Heatmap(steps[::each].tolist(), edges.tolist(), counts.tolist())
 
     def group_shares(self) -> list[dict[str, Any]]:
         """By `step`: `groups`, and the shares of them that are all `right`, all `wrong` and `mixed`. Right is where the
