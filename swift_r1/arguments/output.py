@@ -13,6 +13,9 @@ _RESUMES = Scope(lambda args: args.resume_from_checkpoint is not None, "without 
 _STEPS = Scope(lambda args: args.evaluation == "steps", "without --eval_steps")
 _EVAL_STEPS = Scope(lambda args: args.evaluation == "steps", "with --eval_strategy {eval_strategy}")
 _SAVE_STEPS = Scope(lambda args: args.save_strategy == "steps", "with --save_strategy {save_strategy}")
+_RECORDED = Scope(lambda args: args.log_tokens != "none", "with --log_tokens none")
+_SAMPLED = Scope(lambda args: args.log_tokens == "sample", "with --log_tokens {log_tokens}")
+_PROBED = Scope(lambda args: args.evaluates or not args.probe_prompts, EVALUATED.otherwise)
 STRATEGIES = ("no", "steps", "epoch")
 
 
@@ -24,6 +27,31 @@ class OutputArguments:
     add_version: bool = free(True, "make a new folder vN-<time> in --output_dir for each run")
     logging_steps: int = free(5, "steps between two lines of metrics", at_least=1)
     logging_first_step: bool = free(True, "a line of metrics for the first step too")
+    log_tokens: str = free(
+        "sample",
+        "of which completions every token is recorded, with what the loss saw and did of it (tokens/ in the run "
+        "folder): all, some, or none",
+        choices=("all", "sample", "none"),
+    )
+    log_tokens_groups: float = free(
+        2.0,
+        "groups of an optimizer step that are recorded, about: one at least, and the same prompts whenever they come",
+        _SAMPLED,
+        more_than=0,
+    )
+    log_tokens_limit: float = free(
+        2.0,
+        "most GiB of these files; over it those of every second step go, and so again, evenly over the run",
+        _RECORDED,
+        more_than=0,
+    )
+    probe_prompts: int = free(
+        4,
+        "the first so many evaluated prompts, whose completions are recorded at each evaluation (with the same seeds)",
+        _RECORDED,
+        _PROBED,
+        at_least=0,
+    )
     save_strategy: str = free(
         "steps",
         "checkpoints: every --save_steps, at the end of each pass over the prompts, or no; the end of the run, planned "

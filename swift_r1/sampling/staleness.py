@@ -59,9 +59,15 @@ def staleness_metrics(completions: Sequence[Completion], trained: int, served: S
 
 def versions_of_tokens(completion: Completion) -> list[int]:
     """Of the weights, one per token; the oldest for all where the engine does not tell which wrote which."""
+    spans = completion.weight_versions or ((0, completion.weight_version),)
+    return spread(spans, len(completion.token_ids))
+
+
+def spread(spans: Sequence[tuple[int, int]], length: int) -> list[int]:
+    """The version of each of `length` tokens, from `(first token, version)` of each stretch."""
     versions: list[int] = []
-    for start, version in reversed(completion.weight_versions or ((0, completion.weight_version),)):
-        versions = [version] * (len(completion.token_ids) - len(versions) - start) + versions
+    for start, version in reversed(spans):
+        versions = [version] * (length - len(versions) - start) + versions
     return versions
 
 

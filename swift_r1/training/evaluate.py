@@ -30,6 +30,8 @@ from swift_r1.sampling.scoring import (
     completion_row,
     reward_metrics,
 )
+from swift_r1.tracking.token_record import TokenRows
+from swift_r1.training.token_values import probe_rows
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
 MEAN = "mean"  # the name in the metrics of the plain mean over several sets
@@ -64,18 +66,21 @@ class Evaluator:
 
     sets: Sequence[EvalSet]
     sampler: RoundSampler  # of the run's rounds
+    probe_prompts: int = 0  # the first so many prompts are those whose tokens are recorded
 
     @property
     def num_completions(self) -> int:
         return sum(one.num_prompts * one.num_generations for one in self.sets)
 
-    def run(self, step: int) -> tuple[Metrics, Rows] | None:
-        """The metrics under `eval/<name>/`, and one row per completion for `eval_completions.jsonl`; on rank 0.
+    def run(self, step: int) -> tuple[Metrics, Rows, TokenRows | None] | None:
+        """The metrics under `eval/<name>/`, one row per completion for `eval_completions.jsonl`, and the tokens of the
+        probe prompts; on rank 0.
 
         Collective. The seeds do not depend on the step, so that two evaluations differ by their weights alone.
         """
         metrics: Metrics = {}
         rows: Rows = []
+        probed: list[ScoredCompletion] = []
         for one, scored in [(one, self._scored(one, step)) for one in self.sets]:
             if scored is None:
                 return None
@@ -85,7 +90,9 @@ class Evaluator:
                 metrics |= {f"eval/{name}/{key}": value for key, value in _metrics(own).items()}
             more = {} if one.name is None else {"benchmark": one.name}
             rows += [more | completion_row(item, step, None) for item in scored.trained]
-        return metrics | plain_means(metrics), rows
+            left = self.probe_prompts - len({item.conversation.prompt.prompt_id for item in probed})
+            probed += scored.trained[: left * one.num_generations]
+        return metrics | plain_means(metrics), rows, probe_rows(probed, step) if probed else None
 
     def _scored(self, one: EvalSet, step: int) -> ScoredRound | None:
         """The completions of a set and their rewards, on rank 0. Collective."""

@@ -26,6 +26,7 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batching import Batching, RoundBatch, round_batch, split_step
+from swift_r1.training.token_values import StepTokens
 
 
 def batch_of_round(scored: ScoredRound | None, ranks: Ranks) -> RoundBatch:
@@ -135,12 +136,14 @@ def train_step(
     learning_rate: float,
     ranks: Ranks,
     frozen: bool = False,
+    tokens: StepTokens | None = None,
 ) -> dict[str, float]:
     """The policy's loss and update. Collective.
 
     Args:
         advantages: float32 `[N]`, of the whole round; or `[N, longest]`, one per token.
         frozen: no backward pass and no update; gradient norm and rate are 0.
+        tokens: takes what this loss sees and does of the completions that are recorded.
 
     Returns:
         As `update`, with each rank's `micro_batches` and the `tokens_computed` of all of them (prompts, completions and
@@ -167,6 +170,8 @@ def train_step(
             normalizer=normalizer,
             entropy_threshold=threshold,
         )
+        if tokens is not None:
+            tokens.add(micro, logps, entropies, result)
         entropy = masked_metric("entropy", entropies, micro.trained.to(entropies.dtype))
         return replace(result, metrics=result.metrics | entropy)
 

@@ -26,9 +26,9 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.stopping import NOT_BETTER, StopRequest, Watchdog
 from swift_r1.sampling.prefetch import PrefetchedRounds
 from swift_r1.sampling.rounds import RoundSampler
-from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.tracking.recorder import Recorder
-from swift_r1.training import grpo, ppo
+from swift_r1.tracking.spans import Spans, Stopwatch
+from swift_r1.training import grpo, ppo, token_values
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batching import Batching, RoundBatch
 from swift_r1.training.bookkeeping import Bookkeeping
@@ -60,6 +60,7 @@ class Trainer:
     recorder: Recorder
     stop: StopRequest
     watchdog: Watchdog
+    spans: Spans
     stopwatch: Stopwatch
 
     def __post_init__(self) -> None:
@@ -92,12 +93,14 @@ class Trainer:
         """Everything that a round needs once: completions, rewards, log-probs before the first update, advantages."""
         # Sample and score: completions of the next prompts (with --dynamic_sample until all groups have a signal) with
         # their rewards, on rank 0. With --async_generate they are there already, or nearly.
+        self.spans.begin(self.summary.steps + 1)
         self.device.to_generate()
         epoch = self.epoch()
         scored = self.rounds.sample(self.progress.rounds, self.summary.steps)
         self.device.to_train()
         self.progress.rounds += 1
-        batch = grpo.batch_of_round(scored, self.ranks)
+        with self.stopwatch.timed("wait"):  # the other ranks, for the rewards
+            batch = grpo.batch_of_round(scored, self.ranks)
 
         # Log-probs of the policy as it is and of the reference; for PPO the critic's values. Then advantages.
         critic, updates = self.critic, self.plan.optimizer_steps_per_round
@@ -116,9 +119,18 @@ class Trainer:
             entropies = grpo.completion_entropies(steps, len(batch), self.ranks) if self.args.log_entropy else None
         if scored is not None:
             metrics |= self.books.round(scored, advantages.of_completions.tolist(), self.progress, entropies)
+        updated = self.plan.completions_per_optimizer_step
+        recorded = token_values.chosen(scored, self.summary.steps + 1, updated, self.token_share, self.ranks)
         # What the round took as a whole is divided among its steps.
         seconds = {name: value / updates for name, value in self.stopwatch.take().items()}
-        return OpenRound(batch, steps, advantages, metrics, seconds, ends_epoch=self.epoch() > epoch)
+        ends_epoch = self.epoch() > epoch
+        return OpenRound(batch, steps, advantages, metrics, seconds, ends_epoch=ends_epoch, recorded=recorded)
+
+    @property
+    def token_share(self) -> float:
+        """`--log_tokens`: the share of the prompts that are in the token record."""
+        groups = self.args.log_tokens_groups * self.plan.num_generations / self.plan.completions_per_optimizer_step
+        return {"all": 1.0, "sample": groups, "none": 0.0}[self.args.log_tokens]
 
     def epoch(self) -> int:
         """Passes over the prompts that are complete; 0 where they are streamed."""
@@ -153,11 +165,13 @@ class Trainer:
         progress.open_round = round_
         while progress.open_round is not None and not self.stop.reason:
             micro_batches = updates[round_.done]
+            self.spans.begin(self.summary.steps + 1)
             self.watchdog.progress("an optimizer step")
             self.device.to_train()
             with self.stopwatch.timed("train"):
                 # Loss and update: of the policy, except while only the critic warms up, then of the critic. One after
                 # the other, so that the activations of one are in memory at a time.
+                tokens = round_.tokens()
                 frozen = critic is not None and self.summary.steps < args.critic_warmup_steps
                 metrics = round_.metrics | grpo.train_step(
                     micro_batches,
@@ -168,7 +182,10 @@ class Trainer:
                     self.learning_rate.value,
                     self.ranks,
                     frozen,
+                    tokens,
                 )
+                if tokens is not None and (rows := tokens.rows(round_.advantages.values, self.ranks)) is not None:
+                    self.recorder.tokens(self.summary.steps + 1, rows)
                 self.learning_rate.advance()
                 if critic is not None:
                     metrics |= ppo.critic_step(micro_batches, round_.advantages, critic, self.ranks)
@@ -237,12 +254,12 @@ class Trainer:
         self.watchdog.progress("an evaluation")
         self.device.to_generate()
         self.recorder.phase("evaluating", self.evaluator.num_completions)
-        with self.ranks.busy():
+        with self.ranks.busy(), self.stopwatch.timed("evaluate"):
             found = self.evaluator.run(steps)
             self.recorder.phase_end()
             if found is not None:
-                metrics, rows = found
-                self.recorder.evaluation(steps, metrics, rows)
+                metrics, rows, probes = found
+                self.recorder.evaluation(steps, metrics, rows, probes)
                 self.summary.saw_evaluation(metrics)
                 saves = steps == self.plan.total_steps or self.due(args.save_strategy, args.save_steps)
                 if saves and steps and args.metric_for_best_model is not None:
@@ -254,7 +271,8 @@ class Trainer:
         self.watchdog.progress("a save")
         self.device.to_save()
         self.summary.seconds = time.perf_counter() - self.started
-        self.checkpoints.save(self.progress, self.rounds.position if self.ranks.is_rank0 else None, last)
+        with self.stopwatch.timed("save"):
+            self.checkpoints.save(self.progress, self.rounds.position if self.ranks.is_rank0 else None, last)
 
     def resume(self, checkpoint: Path) -> None:
         """Goes on after the step of a checkpoint, also one in the middle of a round. Before `run`. Raises UsageError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import ssl
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,7 +16,9 @@ from typing import Any, Protocol
 import httpx
 import psutil
 
-from swift_r1.errors import RunFailed, ServerUnreachable, one_line
+from swift_r1.arguments.parser import API_KEY_VARIABLE
+from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.errors import RunFailed, ServerUnreachable, UsageError, one_line
 from swift_r1.evaluation import adapters_base
 
 DEADLINE_S = 120.0  # of an answer
@@ -220,3 +223,17 @@ def check_memory(folder: Path) -> None:
     needed, free = weight_bytes(folder), psutil.virtual_memory().available
     if needed > 0.8 * free:
         raise RunFailed(f"{folder.name} needs {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} GiB are free")
+
+
+def server_urls(args: Mapping[str, Any]) -> tuple[str, ...]:
+    """The rollout servers of a run with these arguments; none where they are of another version."""
+    try:
+        return RlhfArguments.from_dict(args).rollout_base_urls
+    except (TypeError, ValueError, UsageError):
+        return ()
+
+
+def own_key(url: str) -> str | None:
+    """The key of the environment, for a server on this machine: a copied run may name any other address."""
+    host = httpx.URL(url).host
+    return os.environ.get(API_KEY_VARIABLE) if host in ("localhost", "127.0.0.1", "::1") else None

@@ -108,7 +108,9 @@ def _tokens(pieces: Sequence[str], special: Sequence[bool], marks: Sequence[str]
 def numbers_json(row: Mapping[str, Any], pieces: Sequence[str]) -> str:
     """What the page says of a token under the pointer: a list for each column that the record has, one entry a
     token, to five digits."""
-    columns: dict[str, Any] = {"token": [repr(piece) for piece in pieces], "id": list(row["token_ids"])}
+    columns: dict[str, Any] = {"token": [repr(piece) for piece in pieces]}
+    if ids := row.get("token_ids"):
+        columns["id"] = list(ids)
     for name in _NUMBERS:
         if values := row.get(name):
             columns[name] = [_short(value) for value in values]

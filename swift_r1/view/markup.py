@@ -5,10 +5,9 @@ from __future__ import annotations
 import difflib
 import html
 import re
-from collections.abc import Iterator, Sequence
 
-# C0 without tab, line feed and carriage return; DEL; C1; soft hyphen; zero-width space and bidi controls; line and paragraph
-# separator; invisible operators; BOM; half surrogates (which UTF-8 cannot hold); noncharacters and tags.
+# C0 without tab and line feed; DEL; C1; soft hyphen; zero-width space and bidi controls; line and paragraph separator;
+# invisible operators; BOM; half surrogates (which UTF-8 cannot hold); noncharacters and tags.
 _UNSEEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\ufffe\uffff\U000e0000-\U000e007f]"
@@ -37,21 +36,20 @@ def token_markup(text: str) -> str:
     return markup(text.translate(_SPACES))
 
 
-def word_diff(before: str, after: str) -> tuple[str, str]:
-    """Both texts as HTML, with `<del>` around the words that only the first has and `<ins>` around those of the
-    second. Long texts are compared line by line."""
+def word_diff(before: str, after: str) -> str:
+    """The second text as HTML, with `<ins>` around the words that the first lacks, and `<del>` with those that it had
+    in their place. Long texts are compared line by line."""
     first, second = _WORDS.findall(before[:_KEPT]), _WORDS.findall(after[:_KEPT])
     if len(first) + len(second) > _LONG_DIFF:
         first, second = before[:_KEPT].splitlines(keepends=True), after[:_KEPT].splitlines(keepends=True)
-    parts = difflib.SequenceMatcher(None, first, second, autojunk=False).get_opcodes()
-    return "".join(_marked(first, parts, "del")), "".join(_marked(second, parts, "ins"))
-
-
-def _marked(words: Sequence[str], parts: Sequence[tuple[str, int, int, int, int]], tag: str) -> Iterator[str]:
-    for kind, *places in parts:
-        start, end = places[:2] if tag == "del" else places[2:]
-        if text := markup("".join(words[start:end])):
-            yield text if kind == "equal" else f"<{tag}>{text}</{tag}>"
+    parts = []
+    for kind, start, end, new_start, new_end in difflib.SequenceMatcher(None, first, second, False).get_opcodes():
+        gone, new = markup("".join(first[start:end])), markup("".join(second[new_start:new_end]))
+        if kind == "equal":
+            parts.append(new)
+        else:
+            parts.append((f"<del>{gone}</del>" if gone else "") + (f"<ins>{new}</ins>" if new else ""))
+    return "".join(parts)
 
 
 def _sign(found: re.Match[str]) -> str:

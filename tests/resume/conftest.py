@@ -95,7 +95,8 @@ def contents(folder: Path) -> dict[str, Any]:
     """What two runs that are the same have in common, file by file: all but times and memory."""
     checkpoint = max(folder.glob("checkpoint-*"), key=lambda path: int(path.name.split("-")[1]))
     found: dict[str, Any] = {
-        str(path.relative_to(folder)): path.read_bytes() for path in sorted(checkpoint.rglob("*.safetensors"))
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in sorted([*checkpoint.rglob("*.safetensors"), *(folder / "tokens").iterdir()])
     }
     for name in ("completions.jsonl", "eval_completions.jsonl", "invalid_rewards.jsonl"):
         found[name] = (folder / name).read_text()

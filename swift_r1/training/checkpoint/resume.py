@@ -33,6 +33,7 @@ from swift_r1.training.checkpoint.state import STATE, Fingerprint, RunState, log
 from swift_r1.training.checkpoint.tensors import SavedTensors
 from swift_r1.training.optimizer import LearningRate
 from swift_r1.training.ppo import TrainedCritic
+from swift_r1.training.token_values import Recorded, StepTokens
 
 _BEFORE_TRAINING = ("old_logps", "old_entropies", "ref_logps", "old_values")
 """What was computed with the weights before the round's first step, which are gone after it."""
@@ -91,6 +92,19 @@ class OpenRound:
     seconds: dict[str, float]  # each step's share of the time that the round took as a whole
     done: int = 0  # optimizer steps taken
     ends_epoch: bool = False  # a pass over the prompts is complete with it
+    recorded: Sequence[Recorded] = ()  # its completions that the token record has
+
+    @property
+    def samples(self) -> range:
+        """The completions that the coming step is on."""
+        size = len(self.batch) // len(self.steps)
+        first = self.done % len(self.steps) * size
+        return range(first, first + size)
+
+    def tokens(self) -> StepTokens | None:
+        """To be filled in the coming step; None where none of its completions is recorded."""
+        recorded = [one for one in self.recorded if one["sample"] in self.samples]
+        return StepTokens(recorded, self.batch, self.steps[0][0].ref_logps is not None) if recorded else None
 
     def tensors(self, ranks: Ranks) -> dict[str, Tensor]:
         """All that a checkpoint holds of the round, on rank 0; empty elsewhere. Collective."""
@@ -109,15 +123,14 @@ class OpenRound:
             "metrics": self.metrics,
             "seconds": self.seconds,
             "ends_epoch": self.ends_epoch,
+            "recorded": list(self.recorded),
         }
 
     def write_step(self, path: Path) -> None:
         """Writes the batch of the coming step to a safetensors file: the round's fields, the advantages, and `samples`,
         the completions that the step is on; with a critic the returns too."""
-        size = len(self.batch) // len(self.steps)
-        first = self.done % len(self.steps) * size
         tensors = self.batch.tensors()
-        tensors |= {"advantages": self.advantages.values, "samples": torch.arange(first, first + size)}
+        tensors |= {"advantages": self.advantages.values, "samples": torch.tensor(self.samples)}
         if self.advantages.returns is not None:
             tensors["returns"] = self.advantages.returns
         path.parent.mkdir(exist_ok=True)
@@ -174,8 +187,10 @@ class Checkpoints:
                 logs=log_sizes(self.saver.run_dir),
                 fingerprint=self.fingerprint,
             )
+        self.recorder.flush()
         tensors = round_.tensors(self.saver.ranks) if round_ is not None and self.saver.with_state else {}
-        self.saver.save(summary.steps, run, tensors, last, summary.best_step)
+        if self.saver.save(summary.steps, run, tensors, last, summary.best_step):
+            self.recorder.event("saved", f"checkpoint-{summary.steps}")
 
     def restore(self, checkpoint: Path) -> RunProgress:
         """Restores everything to where the checkpoint left it; prompts are at their place already. An open round is not

@@ -1,0 +1,138 @@
+"""Which completions the token record has, and what the loss saw and did of each of their tokens, from every rank."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy
+import torch
+from torch import Tensor
+
+from swift_r1.algorithms import LossOutput
+from swift_r1.models.policy import MicroBatch
+from swift_r1.runtime.ranks import Ranks
+from swift_r1.sampling.scoring import ScoredCompletion, ScoredRound
+from swift_r1.sampling.staleness import spread
+from swift_r1.tracking.token_record import TokenRows
+from swift_r1.training.batching import RoundBatch
+
+_OF_RANKS = ("logps", "entropies", "ratios", "clipped", "mask", "ref_logps")  # the last with a reference policy only
+
+Recorded = Mapping[str, Any]
+"""A completion that is recorded: its `sample` (its number in the round), round_step, prompt_id, request_id, number,
+group, and its `weight_versions` as `(first token, version)` of each stretch."""
+
+
+def chosen(scored: ScoredRound | None, step: int, size: int, share: float, ranks: Ranks) -> list[Recorded]:
+    """The completions of a round, begun at `step`, that are recorded: those of about `share` of the prompts (0: none,
+    1: all), at least one prompt in each `size` completions, which make an optimizer step. A prompt is chosen by its id
+    alone, and so again when it comes again. Collective; ranks other than 0, which pass None, get the `sample` alone.
+    """
+    if not share:
+        return []
+    found = {}
+    for first in range(0, len(scored.trained), size) if scored is not None else ():
+        of_step = dict(enumerate(scored.trained[first : first + size], start=first))
+        places = {sample: _place(item.conversation.prompt.prompt_id) for sample, item in of_step.items()}
+        most = max(share, min(places.values()))
+        found |= {sample: item for sample, item in of_step.items() if places[sample] <= most}
+    samples = ranks.broadcast(None if scored is None else [torch.tensor(list(found))])[0].tolist()
+    return [{"sample": sample} | (_who(found[sample], step) if found else {}) for sample in samples]
+
+
+def _place(prompt_id: str) -> float:
+    """From 0 to 1, of each prompt another."""
+    return int.from_bytes(hashlib.blake2b(prompt_id.encode(), digest_size=8).digest(), "big") / 2**64
+
+
+def _who(item: ScoredCompletion, step: int) -> dict[str, Any]:
+    conversation, completion = item.conversation, item.conversation.completion
+    return {
+        "round_step": step,
+        "prompt_id": conversation.prompt.prompt_id,
+        "request_id": conversation.request_id,
+        "number": item.number,
+        "group": item.group,
+        "weight_versions": completion.weight_versions or ((0, completion.weight_version),),
+    }
+
+
+class StepTokens:
+    """What the loss of an optimizer step saw and did of the tokens of the recorded completions (there must be some).
+    Every rank adds its own micro-batches."""
+
+    def __init__(self, recorded: Sequence[Recorded], batch: RoundBatch, with_reference: bool) -> None:
+        self._recorded, self._batch = recorded, batch
+        samples = [one["sample"] for one in recorded]
+        self._lengths = batch.completion_lengths[samples]
+        starts = (self._lengths.cumsum(0) - self._lengths).tolist()
+        self._place = dict(zip(samples, zip(starts, self._lengths.tolist(), strict=True), strict=True))
+        self._names = _OF_RANKS if with_reference else _OF_RANKS[:-1]
+        self._values = torch.zeros(len(self._names), int(self._lengths.sum()))  # 0 where another rank has it
+
+    def add(self, micro: MicroBatch, logps: Tensor, entropies: Tensor, result: LossOutput) -> None:
+        """Takes what went into the loss of a micro-batch, `[B, T]`, and what came out."""
+        samples = micro.samples.tolist()
+        rows = [row for row, sample in enumerate(samples) if sample in self._place]
+        if not rows:
+            return
+        assert result.tokens is not None
+        of_loss = (result.tokens.ratios, result.tokens.clipped, result.tokens.kept)
+        known = [one for one in (logps.detach(), entropies, *of_loss, micro.ref_logps) if one is not None]
+        found = torch.stack([one[rows].float() for one in known]).cpu()
+        for values, row in zip(found.unbind(1), rows, strict=True):
+            start, length = self._place[samples[row]]
+            self._values[:, start : start + length] = values[:, :length]
+
+    def rows(self, advantages: Tensor, ranks: Ranks) -> TokenRows | None:
+        """All of it, with the `advantages` of the round (`[N]`, or `[N, longest]`); on rank 0. Collective."""
+        of_ranks = ranks.sum_data(self._values)
+        if not ranks.is_rank0:
+            return None
+        batch, parts = self._batch, []
+        ends, own_ends = (batch.prompt_lengths + batch.completion_lengths).cumsum(0), batch.completion_lengths.cumsum(0)
+        for one in self._recorded:
+            sample, length = one["sample"], self._place[one["sample"]][1]
+            first, own_end = int(ends[sample]) - length, int(own_ends[sample])
+            parts.append(
+                {
+                    "prompt_token_ids": batch.token_ids[first - int(batch.prompt_lengths[sample]) : first],
+                    "token_ids": batch.token_ids[first : first + length],
+                    "rollout_logps": batch.rollout_logps[own_end - length : own_end],
+                    "advantages": advantages[sample, :length]
+                    if advantages.dim() == 2
+                    else advantages[sample].expand(length),
+                    "weight_versions": torch.tensor(spread(one["weight_versions"], length)),
+                }
+            )
+        tokens = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+        return TokenRows(
+            completions=self._recorded,
+            prompt_lengths=batch.prompt_lengths[list(self._place)].numpy(),
+            prompt_token_ids=tokens.pop("prompt_token_ids"),
+            lengths=self._lengths.numpy(),
+            tokens=tokens | dict(zip(self._names, of_ranks.numpy(), strict=True)),
+        )
+
+
+def probe_rows(items: Sequence[ScoredCompletion], step: int) -> TokenRows:
+    """Completions of an evaluation of the weights of `step`."""
+    completions = [_who(item, step) for item in items]
+    prompts = [item.conversation.prompt.token_ids for item in items]
+    answers = [item.conversation.completion for item in items]
+    tokens = {
+        "token_ids": [one.token_ids for one in answers],
+        "rollout_logps": [one.logprobs for one in answers],
+        "weight_versions": [
+            spread(who["weight_versions"], len(one.token_ids)) for who, one in zip(completions, answers, strict=True)
+        ],
+    }
+    return TokenRows(
+        completions=completions,
+        prompt_lengths=numpy.array(list(map(len, prompts))),
+        prompt_token_ids=numpy.concatenate(prompts),
+        lengths=numpy.array([len(one.token_ids) for one in answers]),
+        tokens={name: numpy.concatenate(values) for name, values in tokens.items()},
+    )

@@ -1,0 +1,96 @@
+"""What the pages of completions and tokens have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from nicegui import ui
+
+from swift_r1.runs.completions import CompletionTable
+from swift_r1.runs.tokens import RecordedCompletion, TokenRecord
+from swift_r1.view.asking import (
+    CheckpointSource,
+    ServerSource,
+    Source,
+    newest_checkpoint,
+    own_key,
+    server_urls,
+    weight_bytes,
+)
+from swift_r1.view.coloured import token_css
+from swift_r1.view.shell import Page, opened
+
+ui.add_head_html(f'<link rel="stylesheet" href="/static/completions.css"><style>{token_css()}</style>', shared=True)
+_NEXT = """() => {
+  const all = [...document.querySelectorAll('[data-item]')];
+  const at = all.findIndex((one) => one.contains(document.activeElement));
+  const to = all[Math.min(all.length - 1, Math.max(0, at + (%d)))];
+  to?.focus(); to?.scrollIntoView({ block: 'nearest', inline: 'nearest' });
+}"""
+
+
+def trained(run: Path) -> CompletionTable:
+    return CompletionTable(run / "completions.jsonl")
+
+
+def evaluated(run: Path) -> CompletionTable:
+    return CompletionTable(run / "eval_completions.jsonl")
+
+
+def table_of(page: Page) -> CompletionTable:
+    """The completions of the page's run that `of` in the address names: those of training, or `of=eval` those of
+    evaluations; with what was written since."""
+    found = opened(evaluated if page.text("of") == "eval" else trained, page.run.path)
+    found.refresh()
+    return found
+
+
+def next_item_keys() -> None:
+    """`j` and `k` go to the next and the last completion of a page (each has `data-item`)."""
+    for key, step, title in (("j", 1, "next completion"), ("k", -1, "previous completion")):
+        button = ui.button(title).props(f'flat dense no-caps data-key="{key}" title="{title}"').classes("key-only")
+        button.on("click", js_handler=_NEXT % step)
+
+
+def rich(html: str) -> ui.html:
+    """HTML of ours, in which all that came from a run was made harmless (`markup`)."""
+    return ui.html(html, sanitize=False).classes("rich")
+
+
+def of_round(record: TokenRecord, round_step: int) -> list[RecordedCompletion]:
+    """The recorded completions of a round, each once, without their tokens."""
+    found: dict[tuple[str | None, int | None], RecordedCompletion] = {}
+    for step in record.steps():
+        rows = record.completions(step) if step >= round_step else []
+        if rows and min(row.round_step or 0 for row in rows) > round_step:
+            break
+        found |= {(row.request_id, row.number): row for row in reversed(rows) if row.round_step == round_step}
+    return sorted(found.values(), key=lambda row: (row.group or 0, row.number or 0))
+
+
+def source_choice(page: Page, step: int | None = None) -> Callable[[], Source | None]:
+    """A choice of who answers: nobody at first, the run's server while it runs, the last checkpoint or the one nearest
+    to `step`; with a field for the server's key, which is kept nowhere. Returns what gives the chosen one."""
+    run = page.run
+    checkpoint = newest_checkpoint(run.path, step)
+    urls = server_urls(run.args) if run.status == "running" else []
+    options = {"": "nobody"} | {url: f"the server at {url}" for url in urls}
+    if checkpoint is not None:
+        size = weight_bytes(checkpoint) / 2**20
+        options[checkpoint.name] = (
+            f"{checkpoint.name}: a process of its own, on the CPU, about {size:,.0f} MiB of memory"
+        )
+    asked = page.text("source")
+    with ui.element("div").classes("view-row"):
+        choice = ui.select(options, label="who answers", value=asked if asked in options else "")
+        choice.props("dense outlined options-dense").on_value_change(lambda event: page.set(source=event.value or None))
+        key = ui.input("the server's key, where it wants one", password=True).props("dense outlined autocomplete=off")
+        key.bind_visibility_from(choice, "value", lambda value: value in urls)
+
+    def chosen() -> Source | None:
+        if choice.value in urls:
+            return ServerSource(str(choice.value), key.value or own_key(str(choice.value)))
+        return opened(CheckpointSource, checkpoint) if choice.value and checkpoint is not None else None
+
+    return chosen
