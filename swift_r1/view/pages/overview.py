@@ -190,7 +190,8 @@ def _facts(run: RunFolder, opened_first: bool) -> None:
                 with ui.element("dd"):
                     ui.label(text)
         for code in command(content):
-            ui.html(f"<pre>{html.escape(code.text)}</pre>", sanitize=False)
+            text = f"<details><summary>command</summary><pre>{html.escape(code.text)}</pre></details>"
+            ui.html(text, sanitize=False)
 
 
 def duration(seconds: float) -> str:
