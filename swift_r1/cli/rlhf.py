@@ -84,7 +84,7 @@ def run(words: Sequence[str]) -> int:
         from swift_r1.weights.writer import save_token
 
         save_token(folder, token)
-    args_json = write_args(folder, args, world, words, data_hash, checkpoint, data.prepared)
+    args_json = write_args(folder, args, world, words, data_hash, checkpoint, data.prepared, plan)
     added = trainer_environment(
         os.environ,
         world,

@@ -9,13 +9,14 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from swift_r1.arguments.fields import flag_specs, spellings
 from swift_r1.arguments.output import LAST
 from swift_r1.arguments.parser import Command
+from swift_r1.arguments.plan import Plan
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.data.store import Rows
@@ -101,9 +102,10 @@ def write_args(
     dataset: str,
     checkpoint: Path | None = None,
     prepared: Mapping[str, str] | None = None,
+    plan: Plan | None = None,
 ) -> Path:
-    """Writes args.json: every resolved flag, the command line, package versions, the machine, the processes, a hash of
-    the training data, where its rows lie prepared, and the checkpoint that the run goes on from.
+    """Writes args.json: every resolved flag, the command line, package versions, the machine, the plan, a hash of the
+    training data, where its rows lie prepared, and the checkpoint that the run goes on from.
 
     Secrets are left out. Nodes other than the first write `args-node<k>.json` beside it.
     """
@@ -115,6 +117,7 @@ def write_args(
         "versions": package_versions(),
         "hardware": hardware(os.environ),
         "world_size": world.size,
+        "plan": None if plan is None else asdict(plan),
         "dataset_hash": dataset,
         "prepared_data": dict(prepared or {}),
         "resumed_from": str(checkpoint) if checkpoint else None,

@@ -24,6 +24,7 @@ from pebble import ProcessFuture, ProcessPool
 
 from swift_r1.rewards.types import InvalidReward, Item, ItemOutcome, RewardBatch, RewardColumn, RewardFlags
 from swift_r1.rewards.worker import load_nothing
+from swift_r1.tracking.spans import Spans
 
 _logger = logging.getLogger("swift_r1.rewards")
 
@@ -71,10 +72,18 @@ class RewardCaller(ABC):
         args: the run's arguments, given to the rewards.
         names: registered names of the reward functions, in order.
         load: registers what plugins have; where workers call it, it must pickle.
+        spans: get when there was something to score.
     """
 
-    def __init__(self, args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing) -> None:
+    def __init__(
+        self,
+        args: RewardFlags,
+        names: Sequence[str],
+        load: Callable[[], object] = load_nothing,
+        spans: Spans | None = None,
+    ) -> None:
         self._args, self.names, self._load = args, tuple(names), load
+        self._spans = spans or Spans()
         self._lock = threading.RLock()
         self.timeout = float(args.reward_timeout)
         self.calls_at_once = int(args.reward_num_workers) * _CALLS_PER_WORKER

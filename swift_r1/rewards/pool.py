@@ -32,6 +32,7 @@ from swift_r1.rewards.worker import (
     load_rewards,
     start_worker,
 )
+from swift_r1.tracking.spans import Spans, Stopwatch
 
 _logger = logging.getLogger("swift_r1.rewards")
 
@@ -66,8 +67,14 @@ class RewardPool(RewardCaller):
     module of the program again: keep that light.
     """
 
-    def __init__(self, args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing) -> None:
-        super().__init__(args, names, load)
+    def __init__(
+        self,
+        args: RewardFlags,
+        names: Sequence[str],
+        load: Callable[[], object] = load_nothing,
+        spans: Spans | None = None,
+    ) -> None:
+        super().__init__(args, names, load, spans)
         self._mark = secrets.token_hex(8)
         self._watchdog: WorkerWatchdog | None = None
         self._asynchronous: frozenset[str] = frozenset()
@@ -76,6 +83,9 @@ class RewardPool(RewardCaller):
 
     def start(self) -> None:
         self._watchdog = WorkerWatchdog(self._mark)
+        self._busy = self._spans.busy(
+            "rewards", "reward"
+        )  # a new one, since a pool that broke down may have forgotten calls
         self._pool = ProcessPool(
             max_workers=int(self._args.reward_num_workers),
             initializer=start_worker,
@@ -167,6 +177,9 @@ class RewardPool(RewardCaller):
             if not self._watchdog.alive:
                 raise RuntimeError("their watchdog was killed")
             future = self._pool.schedule(call_reward, args=arguments, timeout=limit + grace)
+            busy = self._busy
+            busy.add()
+            future.add_done_callback(lambda _future: busy.done())
             return Submitted(call, future, limit, self._pool)
 
     def _submit_surely(self, call: Call, state: Mapping[str, int]) -> Submitted:
@@ -207,11 +220,13 @@ class InlineRewards(RewardCaller):
         self, calls: Sequence[Call], state: Mapping[str, int], deadline: float, submitted: Sequence[Submitted] = ()
     ) -> Iterator[Answer]:
         for call in calls:
-            started = time.perf_counter()
-            with self._lock:
+            stopwatch = Stopwatch(self._spans.lane("rewards"))
+            with self._lock, stopwatch.timed("reward"):
                 outcomes = call_inline(call.name, call.items, state, self.timeout * call.size)
-            yield Answer(call, outcomes, time.perf_counter() - started)
+            yield Answer(call, outcomes, stopwatch.seconds["reward"])
 
 
-def rewards_for(args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing) -> RewardCaller:
-    return (InlineRewards if args.reward_isolation == "inline" else RewardPool)(args, names, load)
+def rewards_for(
+    args: RewardFlags, names: Sequence[str], load: Callable[[], object] = load_nothing, spans: Spans | None = None
+) -> RewardCaller:
+    return (InlineRewards if args.reward_isolation == "inline" else RewardPool)(args, names, load, spans)

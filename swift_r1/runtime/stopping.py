@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Self
 
 from swift_r1.errors import EXIT_INTERRUPTED, EXIT_OK, EXIT_RUN_FAILED, EXIT_TERMINATED
@@ -29,7 +30,7 @@ class StopRequest:
     def __init__(self) -> None:
         self.reason = 0
         self._signalled = 0
-        self._in_order = False
+        self._heard: Callable[[str], None] | None = None
         self._deadline: float | None = None
         self._longest = 0.0
         self._last_asked: float | None = None
@@ -46,10 +47,10 @@ class StopRequest:
         threading.Thread(target=self._read_signals, args=(read_end,), name="signals", daemon=True).start()
         return self
 
-    def in_order(self) -> None:
-        """Training begins: from now on a signal asks to end after the current step, with a checkpoint. Before, with
-        nothing to save, it ended the process at once."""
-        self._in_order = True
+    def in_order(self, heard: Callable[[str], None] = lambda _text: None) -> None:
+        """Training begins: from now on a signal, which `heard` is told of in a thread, asks to end after the current
+        step, with a checkpoint. Before, with nothing to save, it ended the process at once."""
+        self._heard = heard
 
     @property
     def exit_code(self) -> int:
@@ -79,24 +80,25 @@ class StopRequest:
                 self._on_signal(number)
 
     def _on_signal(self, number: int) -> None:
-        if self._signalled or not self._in_order:
+        if self._signalled or self._heard is None:
             os._exit(_EXIT_CODES[number])
         self._signalled = _EXIT_CODES[number]
         if os.environ.get("RANK", "0") == "0":
             # Not `print`: the main thread may be in the middle of one.
             os.write(2, b"\nstopping after this step, with a checkpoint; once more stops at once\n")
+        self._heard(f"after this step, with a checkpoint: {signal.Signals(number).name}")
 
 
 class Watchdog:
     """While open, ends the process with exit code 5 after `timeout_s` seconds (0: never) without a call of `progress`.
 
-    Every rank has its own; a rank that waits for others that are alive makes progress (`Presence`). Where the
-    interpreter itself is stuck, so that no Python thread runs, the C library ends the process 30 s later, with exit
-    code 1.
+    `stuck` is told why. Every rank has its own; a rank that waits for others that are alive makes progress
+    (`Presence`). Where the interpreter itself is stuck, so that no Python thread runs, the C library ends the process
+    30 s later, with exit code 1.
     """
 
-    def __init__(self, timeout_s: float, rank: int) -> None:
-        self.timeout_s, self.rank = timeout_s, rank
+    def __init__(self, timeout_s: float, rank: int, stuck: Callable[[str], None] = lambda _text: None) -> None:
+        self.timeout_s, self.rank, self._stuck = timeout_s, rank, stuck
         self._doing, self._since = "the start", time.monotonic()
         self._closed = threading.Event()
 
@@ -125,4 +127,5 @@ class Watchdog:
             stuck = f"rank {self.rank} made no progress for {self.timeout_s:g} s (--step_timeout) in {self._doing}"
             say(f"{stuck}; where each thread stands:")
             faulthandler.dump_traceback(all_threads=True)
+            self._stuck(stuck)
             os._exit(EXIT_RUN_FAILED)

@@ -20,8 +20,8 @@ from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.sampling.staleness import oldest_rounds, staleness_metrics
-from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.tracking.recorder import Recorder
+from swift_r1.tracking.spans import Spans, Stopwatch
 from swift_r1.wire.protocol import RolloutOutput, RolloutRequest
 
 logger = logging.getLogger("swift_r1.training")
@@ -72,8 +72,10 @@ class Prefetcher:
     engine is not left with a round's last long completions alone, nor is the round that the trainer waits for slowed
     down. Only the trainer's thread pushes weights, since that is collective."""
 
-    def __init__(self, sampler: RoundSampler, pool: ServerPool, make_turns: MakeTurns) -> None:
-        self.sampler, self.pool, self._make_turns = sampler, pool, make_turns
+    def __init__(
+        self, sampler: RoundSampler, pool: ServerPool, make_turns: MakeTurns, spans: Spans | None = None
+    ) -> None:
+        self.sampler, self.pool, self._make_turns, self._spans = sampler, pool, make_turns, spans or Spans()
         self.position = sampler.position
         self._staleness = sampler.args.max_staleness
         # These rounds take further prompts on their way, or are played by one stage: each waits for the end of the
@@ -197,13 +199,16 @@ class Prefetcher:
         """The run's, without the other ranks. Watchdog and recorder hear of what the trainer's thread waits for
         alone."""
         alone = Ranks(0, 1, self.sampler.ranks.device, None)
+        # At most K + 1 rounds are under way at a time.
+        lane = f"rollout-ahead-{round_.number % (self._staleness + 1)}"
+        step = round_.number * self.sampler.plan.optimizer_steps_per_round + 1
         rollouts = PrefetchRollouts(self.pool, round_.number - self._staleness, self)
         return replace(
             self.sampler,
             ranks=alone,
             turns=self._make_turns(rollouts, alone),
             recorder=_AskedRecorder(lambda count: self._count(round_, asked=count)),
-            stopwatch=Stopwatch(),
+            stopwatch=Stopwatch(self._spans.lane(lane, step)),
             progress=lambda _doing: None,
             on_done=lambda count: self._count(round_, answered=count),
         )
@@ -257,11 +262,13 @@ class PrefetchRollouts:
 class PrefetchedRounds:
     """`RoundSampler` of a run that prefetches; `prefetcher` on rank 0 alone. All methods are collective."""
 
-    def __init__(self, sampler: RoundSampler, rollouts: ServerRollouts, make_turns: MakeTurns) -> None:
+    def __init__(
+        self, sampler: RoundSampler, rollouts: ServerRollouts, make_turns: MakeTurns, spans: Spans | None = None
+    ) -> None:
         self.sampler, self.rollouts = sampler, rollouts
         self.prefetcher = None
         if rollouts.pool is not None:
-            self.prefetcher = Prefetcher(sampler, rollouts.pool, make_turns)
+            self.prefetcher = Prefetcher(sampler, rollouts.pool, make_turns, spans)
 
     def publish_weights(self, begun: int, in_the_middle: bool) -> None:
         """As of `RoundSampler`, while the server goes on generating; then further rounds may begin."""
@@ -281,7 +288,7 @@ class PrefetchedRounds:
             assert prefetcher is not None
             prefetcher.wait(number, sampler.on_done)
 
-        with sampler.stopwatch.timed("generate"):
+        with sampler.stopwatch.timed("generate", "wait"):
             self.rollouts.attend(wait)
         sampler.recorder.phase_end()
         if prefetcher is None:

@@ -15,8 +15,8 @@ from swift_r1.sampling.base import OnDone, Rollouts
 from swift_r1.sampling.multi_turn import Asked, Turns
 from swift_r1.sampling.prompts import Prompts
 from swift_r1.sampling.scoring import OpenRewards, ScoredRound, Scoring
-from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.tracking.recorder import Recorder
+from swift_r1.tracking.spans import Stopwatch
 from swift_r1.wire.protocol import RolloutRequest, SamplingParams, completion_seed
 
 

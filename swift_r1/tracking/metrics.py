@@ -1,13 +1,10 @@
-"""Metrics of steps: measured, averaged over the steps between two log lines, and written as JSON lines."""
+"""Metrics of steps: averaged over the steps between two log lines, and written as JSON lines."""
 
 from __future__ import annotations
 
 import json
 import math
-import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,27 +24,6 @@ def merged(window: Mapping[str, Sequence[float]]) -> dict[str, float]:
         else:
             found[name] = sum(known) / len(known) if known else math.nan
     return found
-
-
-class Stopwatch:
-    """Adds up wall-clock seconds by name."""
-
-    def __init__(self) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-
-    @contextmanager
-    def timed(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] += time.perf_counter() - started
-
-    def take(self) -> dict[str, float]:
-        """Seconds by name since the last call."""
-        taken = dict(self.seconds)
-        self.seconds.clear()
-        return taken
 
 
 class JsonLines:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from swift_r1.tracking.console import RunConsole
+from swift_r1.tracking.events import Events, Kind
 from swift_r1.tracking.metrics import JsonLines, merged, read_json_lines
 from swift_r1.tracking.reporters import Reporter
 from swift_r1.tracking.token_record import PROBE, STEP, TokenRows, TokenWriter
@@ -31,6 +32,9 @@ _CURVES: Mapping[str, tuple[str, ...]] = {
 
 class Recorder:
     """Takes what happened in a run; this one, for ranks other than 0, ignores it."""
+
+    def event(self, kind: Kind, text: str, **more: Any) -> None:
+        """Something that is worth a mark on the run's time axis."""
 
     def phase(self, name: str, total: int) -> None: ...
 
@@ -70,8 +74,8 @@ class Recorder:
 
 class RunRecorder(Recorder):
     """Writes `logging.jsonl`, `completions.jsonl`, `eval_completions.jsonl`, `tokens/`, `images/`, `summary.json`;
-    feeds the console and the trackers. Use as a context manager: it closes them. With `show_completions` some are shown
-    and sent to the trackers (all are in the file anyway)."""
+    feeds `events`, the console and the trackers. Use as a context manager: it closes them. With `show_completions`
+    some are shown and sent to the trackers (all are in the file anyway)."""
 
     def __init__(
         self,
@@ -82,10 +86,12 @@ class RunRecorder(Recorder):
         show_completions: bool,
         first_step: bool = False,
         token_writer: TokenWriter | None = None,
+        events: Events | None = None,
     ) -> None:
         self.run_dir, self.console, self.reporters = run_dir, console, reporters
         self.token_writer = token_writer
         self.logging_steps, self.show_completions, self.first_step = logging_steps, show_completions, first_step
+        self.events = events or Events()
         names = ("logging", "completions", "eval_completions")
         self._files = self._log, self._completions, self._eval_completions = [
             JsonLines(run_dir / f"{name}.jsonl") for name in names
@@ -107,6 +113,9 @@ class RunRecorder(Recorder):
         for reporter in self.reporters:
             reporter.close()
 
+    def event(self, kind: Kind, text: str, **more: Any) -> None:
+        self.events(kind, text, **more)
+
     def phase(self, name: str, total: int) -> None:
         self.console.phase(name, total)
 
@@ -124,7 +133,7 @@ class RunRecorder(Recorder):
     def step(self, step: int, metrics: Mapping[str, float], last: bool) -> None:
         for name, value in metrics.items():
             self._window[name].append(value)
-        self._step = step
+        self._step = self.events.step = step
         self.console.step_done(step, metrics)
         if step % self.logging_steps == 0 or last or (step == 1 and self.first_step):
             self._log_window()
@@ -162,6 +171,9 @@ class RunRecorder(Recorder):
         self._log.write({"step": step, **metrics})
         for row in rows:
             self._eval_completions.write(row)
+        found = [(name, value) for name, value in metrics.items() if name.endswith("/accuracy")]
+        names = [name.removeprefix("eval/").removesuffix("/accuracy") for name, _ in found]
+        self.event("evaluated", ", ".join(f"{name} {value:.3f}" for name, (_, value) in zip(names, found, strict=True)))
         self.console.evaluated(step, metrics)
         for reporter in self.reporters:
             reporter.log(metrics, step)
@@ -178,6 +190,7 @@ class RunRecorder(Recorder):
             self._log_window()
         draw_curves(read_json_lines(self.run_dir / "logging.jsonl"), self.run_dir / "images")
         (self.run_dir / "summary.json").write_text(json.dumps(dict(summary), indent=2) + "\n", encoding="utf-8")
+        self.event("ended", f"after step {summary['steps']}", exit_code=summary["exit_code"])
         self.console.say(f"run folder: {self.run_dir}")
 
 

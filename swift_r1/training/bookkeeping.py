@@ -16,8 +16,8 @@ from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import Rollouts
 from swift_r1.sampling.scoring import ScoredRound, completion_row, round_metrics
-from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.tracking.recorder import Recorder
+from swift_r1.tracking.spans import Stopwatch
 from swift_r1.training.backends.base import Backend
 from swift_r1.training.checkpoint.resume import OpenRound, RunProgress
 from swift_r1.training.memory import GIB, peak_bytes
@@ -78,10 +78,9 @@ class Bookkeeping:
         if len(overflows) == len(faults):
             progress.skipped_in_a_row = 0
             for scale, backend in overflows if self.ranks.is_rank0 else ():
-                logger.info(
-                    "step %d is skipped: its gradient overflows float16; the loss scale was %g and is now %g",
-                    *(step, scale, backend.loss_scale),
-                )
+                what = f"its gradient overflows float16; the loss scale was {scale:g} and is now {backend.loss_scale:g}"
+                logger.info("step %d is skipped: %s", step, what)
+                self.recorder.event("skipped", what, step=step)
             return
         progress.skipped_in_a_row += 1
         what, times = " and ".join(faults), progress.skipped_in_a_row
@@ -90,6 +89,7 @@ class Bookkeeping:
             with self.ranks.busy():
                 round_.write_step(path)
             logger.warning("step %d is skipped: %s not finite; its batch is in %s", step, what, path)
+            self.recorder.event("skipped", f"{what} not finite", step=step)
         if times > self.max_skipped_steps:
             raise RunFailed(
                 f"{what} not finite at step {step}, {times} steps in a row were skipped (--max_skipped_steps "

@@ -26,8 +26,8 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.runtime.stopping import NOT_BETTER, StopRequest, Watchdog
 from swift_r1.sampling.prefetch import PrefetchedRounds
 from swift_r1.sampling.rounds import RoundSampler
-from swift_r1.tracking.metrics import Stopwatch
 from swift_r1.tracking.recorder import Recorder
+from swift_r1.tracking.spans import Spans, Stopwatch
 from swift_r1.training import grpo, ppo, token_values
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.batching import Batching, RoundBatch
@@ -60,6 +60,7 @@ class Trainer:
     recorder: Recorder
     stop: StopRequest
     watchdog: Watchdog
+    spans: Spans
     stopwatch: Stopwatch
 
     def __post_init__(self) -> None:
@@ -92,12 +93,14 @@ class Trainer:
         """Everything that a round needs once: completions, rewards, log-probs before the first update, advantages."""
         # Sample and score: completions of the next prompts (with --dynamic_sample until all groups have a signal) with
         # their rewards, on rank 0. With --async_generate they are there already, or nearly.
+        self.spans.begin(self.summary.steps + 1)
         self.device.to_generate()
         epoch = self.epoch()
         scored = self.rounds.sample(self.progress.rounds, self.summary.steps)
         self.device.to_train()
         self.progress.rounds += 1
-        batch = grpo.batch_of_round(scored, self.ranks)
+        with self.stopwatch.timed("wait"):  # the other ranks, for the rewards
+            batch = grpo.batch_of_round(scored, self.ranks)
 
         # Log-probs of the policy as it is and of the reference; for PPO the critic's values. Then advantages.
         critic, updates = self.critic, self.plan.optimizer_steps_per_round
@@ -162,6 +165,7 @@ class Trainer:
         progress.open_round = round_
         while progress.open_round is not None and not self.stop.reason:
             micro_batches = updates[round_.done]
+            self.spans.begin(self.summary.steps + 1)
             self.watchdog.progress("an optimizer step")
             self.device.to_train()
             with self.stopwatch.timed("train"):
@@ -250,7 +254,7 @@ class Trainer:
         self.watchdog.progress("an evaluation")
         self.device.to_generate()
         self.recorder.phase("evaluating", self.evaluator.num_completions)
-        with self.ranks.busy():
+        with self.ranks.busy(), self.stopwatch.timed("evaluate"):
             found = self.evaluator.run(steps)
             self.recorder.phase_end()
             if found is not None:
@@ -267,7 +271,8 @@ class Trainer:
         self.watchdog.progress("a save")
         self.device.to_save()
         self.summary.seconds = time.perf_counter() - self.started
-        self.checkpoints.save(self.progress, self.rounds.position if self.ranks.is_rank0 else None, last)
+        with self.stopwatch.timed("save"):
+            self.checkpoints.save(self.progress, self.rounds.position if self.ranks.is_rank0 else None, last)
 
     def resume(self, checkpoint: Path) -> None:
         """Goes on after the step of a checkpoint, also one in the middle of a round. Before `run`. Raises UsageError:

@@ -23,7 +23,7 @@ from swift_r1.data.prompts import Prompt, PromptEncoder, Wording, tokenizer_of_r
 from swift_r1.data.registry import register_dataset_info
 from swift_r1.data.sampler import PromptSampler
 from swift_r1.data.vocabulary import vocabulary_of
-from swift_r1.errors import UsageError
+from swift_r1.errors import SwiftError, UsageError, describe, one_line
 from swift_r1.models.loading import load_tokenizer
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.batch import RewardCaller
@@ -31,7 +31,7 @@ from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rewards.pool import rewards_for
 from swift_r1.runtime.libraries import quiet_libraries
 from swift_r1.runtime.processes import run_folder_held
-from swift_r1.runtime.ranks import join_ranks
+from swift_r1.runtime.ranks import Ranks, join_ranks, lost_peer
 from swift_r1.runtime.stopping import NOT_BETTER, OUT_OF_TIME, StopRequest, Watchdog
 from swift_r1.sampling.prefetch import PrefetchedRounds, prefetches
 from swift_r1.sampling.prompts import Prompts, PromptStream, StreamedPrompts
@@ -39,9 +39,11 @@ from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import OpenRewards
 from swift_r1.tracking.console import RunConsole
-from swift_r1.tracking.metrics import JsonLines, Stopwatch
+from swift_r1.tracking.events import Events
+from swift_r1.tracking.metrics import JsonLines
 from swift_r1.tracking.recorder import Recorder, RunRecorder
 from swift_r1.tracking.reporters import open_reporters
+from swift_r1.tracking.spans import Spans, Stopwatch
 from swift_r1.tracking.token_record import GIB, TOKENS, TokenWriter, cut_record
 from swift_r1.training import setup
 from swift_r1.training.bookkeeping import Bookkeeping
@@ -77,7 +79,11 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             f"which changes the last bits: set OMP_NUM_THREADS={saved.fingerprint.threads}, or --resume_force true"
         )
     with ExitStack() as cleanup, ExitStack() as start_up:
-        watchdog = Watchdog(args.step_timeout, int(os.environ.get("RANK", "0")))
+        rank, spans, tell = int(os.environ.get("RANK", "0")), Spans(start.run_dir), Events(start.run_dir)
+        spans.step = tell.step = saved.step if saved else 0
+        stopwatch = Stopwatch(spans.lane(f"rank-{rank}"))
+        start_up.enter_context(stopwatch.timed("start"))
+        watchdog = Watchdog(args.step_timeout, rank, lambda text: tell("failed", text, step=spans.step))
         ranks = join_ranks(
             args.ddp_timeout,
             args.distributed,
@@ -97,27 +103,41 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
             if args.create_checkpoint_symlink:
                 link_checkpoints(start.run_dir, saved.outcome["best_step"] if saved else None)
             (start.run_dir / "summary.json").unlink(missing_ok=True)
-        context = Context(args, start, saved, ranks, load_tokenizer(args.model), watchdog, cleanup)
+        cleanup.callback(spans.flush)
+        cleanup.push(lambda _type, error, _trace: _tell_failure(error, ranks, spans, tell))
+        tokenizer = load_tokenizer(args.model)
+        context = Context(args, start, saved, ranks, tokenizer, watchdog, cleanup, spans, stopwatch, tell)
         data, counts = _Data(), None
         if ranks.is_rank0:
             data = _open_data(context)
             counts = [torch.tensor([data.num_rows, *map(len, data.eval_prompts)])]
         num_rows, *eval_sizes = ranks.broadcast(counts)[0].tolist()
         plan = make_plan(args, ranks.world_size, None if args.streaming else num_rows)
+        if ranks.is_rank0:
+            goes_on = ("resumed", f"from checkpoint-{saved.step}") if saved else ("started", "from the beginning")
+            tell(*goes_on, total_steps=plan.total_steps)
         trainer = _build(context, plan, data, eval_sizes, stop)
         if start.checkpoint is not None:
             trainer.resume(start.checkpoint)
         start_up.close()
-        stop.in_order()
+        stop.in_order(lambda text: trainer.recorder.event("stopping", text))
         summary = trainer.run()
-        if ranks.is_rank0 and stop.reason == OUT_OF_TIME:
-            logger.info(
-                "--max_runtime %s is over after step %d of %d", args.max_runtime, summary.steps, plan.total_steps
-            )
-        if ranks.is_rank0 and stop.reason == NOT_BETTER:
-            logger.info("--early_stop_interval: no save since step %s was better", summary.best_step)
+        why = {
+            OUT_OF_TIME: f"--max_runtime {args.max_runtime} is over after step {summary.steps} of {plan.total_steps}",
+            NOT_BETTER: f"--early_stop_interval: no save since step {summary.best_step} was better",
+        }.get(stop.reason)
+        if ranks.is_rank0 and why is not None:
+            logger.info(why)
+            tell("stopping", why)
         trainer.recorder.finish(asdict(summary))
         return summary.exit_code
+
+
+def _tell_failure(error: BaseException | None, ranks: Ranks, spans: Spans, tell: Events) -> None:
+    """What ended the run; of the other ranks, what rank 0 knows nothing of."""
+    if error is not None and (ranks.is_rank0 or not (isinstance(error, SwiftError) or lost_peer(error))):
+        text = one_line(error) if isinstance(error, SwiftError) else describe(error)
+        tell("failed", text if ranks.is_rank0 else f"rank {ranks.rank}: {text}", step=spans.step)
 
 
 @dataclass(frozen=True)
@@ -158,7 +178,7 @@ def _open_data(context: Context) -> _Data:
         prompts = PromptStream(rows, encoder, sampler, workers, ahead)
     cleanup.callback(prompts.close)
     names, load = [*args.reward_funcs, *eval_rewards(args)], partial(load_plugins, args.external_plugins)
-    pool = cleanup.enter_context(rewards_for(args, names, load))
+    pool = cleanup.enter_context(rewards_for(args, names, load, context.spans))
     pool.wait_ready()
     invalid = cleanup.enter_context(JsonLines(start.run_dir / "invalid_rewards.jsonl"))
     monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio, invalid.write)
@@ -184,7 +204,7 @@ def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int],
         stop=tuple(args.stop_words),
         stop_token_ids=ends,
     )
-    turns, stopwatch, run_id = make_turns(rollouts, ranks), Stopwatch(), _run_id(args, context.saved)
+    turns, stopwatch, run_id = make_turns(rollouts, ranks), context.stopwatch, _run_id(args, context.saved)
     recorder: Recorder = Recorder()
     if ranks.is_rank0:
         reporters = open_reporters(args.tracker_flags, start.run_dir, args.to_dict())
@@ -192,7 +212,7 @@ def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int],
         token_writer = TokenWriter(start.run_dir / TOKENS, args.log_tokens_limit * GIB, vocabulary)
         shown = (args.logging_steps, args.log_completions, args.logging_first_step, token_writer)
         recorder = context.cleanup.enter_context(
-            RunRecorder(start.run_dir, RunConsole(plan.total_steps), reporters, *shown)
+            RunRecorder(start.run_dir, RunConsole(plan.total_steps), reporters, *shown, context.tell)
         )
 
     def on_done(count: int) -> None:
@@ -221,7 +241,7 @@ def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int],
     if prefetches(args):
         assert isinstance(rollouts, ServerRollouts)
         more_turns = setup.open_turns(context, ends, rollouts.max_model_length)
-        rounds = PrefetchedRounds(sampler, rollouts, more_turns)
+        rounds = PrefetchedRounds(sampler, rollouts, more_turns, context.spans)
         context.cleanup.callback(rounds.close)
     evaluator = None
     if any(eval_sizes):
@@ -287,6 +307,7 @@ def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int],
         recorder=recorder,
         stop=stop,
         watchdog=watchdog,
+        spans=context.spans,
         stopwatch=stopwatch,
     )
 

@@ -36,6 +36,8 @@ from swift_r1.sampling.pool.session import Expected, ServerSession
 from swift_r1.sampling.prefetch import MakeTurns, prefetches
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.turn_engine import Limits, TurnEngine
+from swift_r1.tracking.events import Events
+from swift_r1.tracking.spans import Spans, Stopwatch
 from swift_r1.training.backends import open_backend
 from swift_r1.training.backends.base import Backend, ReferencePolicy
 from swift_r1.training.checkpoint.state import RunState, seed_everything
@@ -73,6 +75,9 @@ class Context:
     tokenizer: PreTrainedTokenizerBase
     watchdog: Watchdog
     cleanup: ExitStack  # closes at the end what is opened here
+    spans: Spans
+    stopwatch: Stopwatch  # of this rank
+    tell: Events
 
 
 def open_policy(context: Context) -> Backend:
@@ -231,7 +236,7 @@ def open_rollouts(
         compare = {"true": True, "false": False, "auto": None}[args.weight_delta]
         transport, timeout = HTTP if compare else args.weight_transport, args.vllm_server_timeout
         sessions = [ServerSession(writer, expected, timeout, transport) for writer in writers]
-        pool = ServerPool(sessions, timeout, transport, compare)
+        pool = ServerPool(sessions, timeout, transport, compare, context.spans, context.tell)
         context.cleanup.callback(pool.close)
         limits = [torch.tensor([pool.first.max_lora_rank or 0, pool.first.own_base, pool.first.can_sleep])]
         if args.sleep_level and not pool.first.can_sleep:

@@ -17,7 +17,7 @@ import torch
 from swift_r1.arguments import RlhfArguments
 from swift_r1.sampling.base import Rollouts
 from swift_r1.sampling.remote import ServerRollouts
-from swift_r1.tracking.metrics import Stopwatch
+from swift_r1.tracking.spans import Stopwatch
 from swift_r1.training.backends.base import Backend, Movable, ReferencePolicy
 
 

@@ -54,6 +54,7 @@ def line_options(
     title: str,
     lines: Sequence[Line],
     *,
+    about: str = "",
     x_name: str = "step",
     log: bool = False,
     ticks: Sequence[Tick] = (),
@@ -73,19 +74,27 @@ def line_options(
     shown = [line.name for line in lines if not line.faint]
     return {
         "animation": False,
-        "title": {"text": title, "left": 0, "top": 0, "textStyle": {"color": "var(--ink)", "fontSize": 13}},
+        "title": {
+            "text": title,
+            "subtext": about,
+            "left": 0,
+            "top": 0,
+            "itemGap": 2,
+            "textStyle": {"color": "var(--ink)", "fontSize": 13},
+            "subtextStyle": {"color": "var(--muted)", "fontSize": 11},
+        },
         "legend": {
             "show": len(set(shown)) > 1,
             "data": list(dict.fromkeys(shown)),
             "type": "scroll",
-            "top": 18,
+            "top": 32 if about else 18,
             "left": 0,
             "textStyle": _TEXT,
             "icon": "roundRect",
             "itemWidth": 12,
             "itemHeight": 4,
         },
-        "grid": {"left": 52, "right": 12, "top": 46, "bottom": 30},
+        "grid": {"left": 52, "right": 12, "top": 60 if about else 46, "bottom": 30},
         "tooltip": {**TOOLTIP, "trigger": "axis", ":valueFormatter": "view.number"},
         "xAxis": {
             **axis(),

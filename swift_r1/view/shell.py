@@ -9,10 +9,12 @@ is made of these elements and their titles.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,6 +48,7 @@ class _Link:
 
 _navigation: list[_Link] = []
 _folders: Sequence[str] = ()
+_thread = ThreadPoolExecutor(1, "swift-view-reading")
 _opened: OrderedDict[tuple[Callable[..., Any], Path], Any] = OrderedDict()
 
 
@@ -69,13 +72,20 @@ def opened(reader: Callable[[Path], T], path: Path) -> T:
     return found
 
 
+async def in_order(work: Callable[..., T], *args: Any) -> T:
+    """`work(*args)` in the one thread that reads, after what was asked before: readers need no locks, and the page
+    answers meanwhile."""
+    return await asyncio.get_running_loop().run_in_executor(_thread, work, *args)
+
+
 @dataclass(eq=False)
 class Page:
     """One view of one browser tab: the chosen runs, and what the address says beside them.
 
     Attributes:
         runs: all that were found, the newest first.
-        chosen: those that `?run=` names, in its order; without it the newest.
+        chosen: those that `?run=` names, in its order; without it those that `swift view` was given, the newest first,
+            or the newest alone where it was given none.
         query: the other parameters of the address.
     """
 
@@ -199,13 +209,14 @@ def add_static(app: FastAPI) -> None:
 
 def _page(path: str, request: Request) -> Page:
     """What an address shows. Raises UsageError: there is no run, or none of a name in it."""
-    runs = find_runs(_folders)
+    runs = find_runs(_folders)[::-1]
     by_name = {run.name: run for run in runs}
     names = request.query_params.getlist("run")
     if unknown := [name for name in names if name not in by_name]:
         raise UsageError(f"there is no run {', '.join(map(repr, unknown))} here: {', '.join(by_name)}")
     query = {name: value for name, value in request.query_params.items() if name != "run"}
-    return Page(path, runs, [by_name[name] for name in dict.fromkeys(names)] or runs[:1], query)
+    given = runs[: _MOST_OPENED if _folders else 1]  # those that were named are meant to be compared
+    return Page(path, runs, [by_name[name] for name in dict.fromkeys(names)] or given, query)
 
 
 def _empty(error: UsageError) -> None:

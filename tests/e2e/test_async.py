@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from swift_r1.tracking.metrics import read_json_lines
 from tests.e2e.live_run import (
     GROUP,
     PLUGIN,
@@ -51,6 +53,30 @@ def train(
     return train_to_the_end(words_of(model, folder, **flags | more), at_step, processes, within_s)
 
 
+def check_spans_and_events(folder: Path) -> None:
+    """Of that run: every phase of every step, rounds ahead of their time, and the server's absence."""
+    lanes = {path.stem: read_json_lines(path) for path in (folder / "spans").iterdir()}
+    names = {"rank-0", "rank-1", "rewards", "server-0", "server-0-weights"}
+    assert set(lanes) == names | {f"rollout-ahead-{number}" for number in range(3)}
+    for rows in lanes.values():
+        assert all(row["start"] <= row["end"] for row in rows)
+        assert all(one["end"] <= other["start"] + 1e-3 for one, other in itertools.pairwise(rows))
+    for rank in ("rank-0", "rank-1"):
+        for name in ("wait", "train", "sync"):
+            assert {row["step"] for row in lanes[rank] if row["name"] == name} >= set(range(1, 9))
+        assert [row["step"] for row in lanes[rank] if row["name"] == "evaluate"] == [4, 8]
+    ahead = [row for number in range(3) for row in lanes[f"rollout-ahead-{number}"] if row["name"] == "generate"]
+    assert sorted(row["step"] for row in ahead) == list(range(1, 9))
+    first = {row["step"]: row["start"] for row in reversed(lanes["rank-0"]) if row["name"] == "wait"}
+    assert any(row["start"] < first[row["step"]] for row in ahead)
+    events = read_json_lines(folder / "events.jsonl")
+    kinds = [event["kind"] for event in events]
+    lost, back = kinds.index("server_lost"), kinds.index("server_restored")
+    assert kinds[0] == "started" and kinds[-1] == "ended" and lost < back and kinds.count("evaluated") == 2
+    away = (events[lost]["time"], events[back]["time"])
+    assert not [row for row in lanes["server-0"] if away[0] < row["start"] < away[1]]
+
+
 def test_rounds_come_at_most_k_behind_and_a_killed_server_loses_none(
     tiny_model: Path, tiny_server: Any, tmp_path: Path
 ) -> None:
@@ -66,6 +92,7 @@ def test_rounds_come_at_most_k_behind_and_a_killed_server_loses_none(
     said = train(tiny_model, tiny_server.url, folder, kill, processes=2, max_steps=8, max_staleness=2, **settings)
     check_every_prompt_once(folder, 8, prompts=2 * PROMPTS)
     assert "was started again and holds weight version" in said
+    check_spans_and_events(folder)
     steps = steps_of(folder)
     ages = [step["rollout/staleness/max"] for step in steps]
     assert len(steps) == 8 and ages[0] == 0 and 0 < max(ages) <= 2

@@ -14,6 +14,7 @@ import pytest
 from swift_r1.errors import RunFailed, ServerUnreachable
 from swift_r1.sampling.pool.router import Router
 from swift_r1.sampling.pool.session import ServerLost
+from swift_r1.tracking.spans import Busy, Spans
 from swift_r1.wire.protocol import Completion, RolloutOutput, RolloutRequest, SamplingParams
 
 WAIT_S = 20
@@ -32,6 +33,7 @@ class Server:
     asked: dict[str, asyncio.Future[RolloutOutput]] = field(default_factory=dict)
     judging: threading.Event = field(default_factory=threading.Event)
     judged: threading.Event = field(default_factory=threading.Event)
+    generating: Busy = field(default_factory=lambda: Spans().busy("", ""))
 
     @property
     def client(self) -> Server:

@@ -46,7 +46,7 @@ def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):
         for step in range(1, 6):
             recorder.step(step, {"loss": float(step), "reward": 1.0}, last=step == 5)
         recorder.evaluation(5, {"eval/d/accuracy": 0.5, "eval/d/completions": 4.0, "eval/d/reward": 0.5}, [{"step": 5}])
-        recorder.finish({"steps": 5})
+        recorder.finish({"steps": 5, "exit_code": 0})
     lines = read_json_lines(tmp_path / "logging.jsonl")
     assert [(line["step"], line.get("loss")) for line in lines] == [(2, 1.5), (4, 3.5), (5, 5.0), (5, None)]
     with RunRecorder(tmp_path, RunConsole(3, Console(file=text)), [], 2, False, first_step=True) as recorder:
@@ -54,7 +54,7 @@ def test_a_recorder_averages_between_log_lines_and_flushes_the_last(tmp_path):
             recorder.step(step, {"loss": float(step)}, last=step == 3)
     assert [line["step"] for line in read_json_lines(tmp_path / "logging.jsonl")][len(lines) :] == [1, 2, 3]
     assert len((tmp_path / "completions.jsonl").read_text().splitlines()) == 1
-    assert json.loads((tmp_path / "summary.json").read_text()) == {"steps": 5}
+    assert json.loads((tmp_path / "summary.json").read_text()) == {"steps": 5, "exit_code": 0}
     assert {path.name for path in (tmp_path / "images").iterdir()} >= {"reward.png", "loss.png", "eval.png"}
     shown = text.getvalue()
     assert "step 4/5" in shown and "held-out accuracy 0.500 on d" in shown and "p[red]" in shown

@@ -38,6 +38,12 @@ def test_a_card(tmp_path: Path) -> None:
     card = ModelCard(text)
     assert card.data.base_model == "Qwen/Qwen2.5-3B" and card.data.library_name == "peft"
     assert card.data.datasets == ["AI-MO/NuminaMath-TIR", "modelscope/gsm8k"]
-    for part in ("| 1 | 0.001 |  |", "| 150 | 0.150 | 0.5000 |", "| 100 | 0.250 |", "--system 'a b'\n```", "format x 0.1"):
+    for part in (
+        "| 1 | 0.001 |  |",
+        "| 150 | 0.150 | 0.5000 |",
+        "| 100 | 0.250 |",
+        "--system 'a b'\n```",
+        "format x 0.1",
+    ):
         assert part in text
     assert "| 200 |" not in text and text.count("\n| ") < 40

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError
 from swift_r1.sampling.pool.session import GIVEN_UP, ServerLost, ServerSession
 from swift_r1.sampling.staleness import ServedVersions
+from swift_r1.tracking.events import Events, Tell
 from swift_r1.weights.snapshot import SnapshotReader, Superseded, WeightSnapshot
 
 logger = logging.getLogger(__name__)
@@ -29,12 +30,19 @@ class Health:
     Args:
         served: learns under which number a server that comes back got the weights.
         timeout_s: longest wait with no server at all; a line says when one has been away for as long.
+        tell: hears of each server that is lost, given up, or back.
     """
 
     def __init__(
-        self, sessions: Sequence[ServerSession], snapshot: WeightSnapshot, served: ServedVersions, timeout_s: float
+        self,
+        sessions: Sequence[ServerSession],
+        snapshot: WeightSnapshot,
+        served: ServedVersions,
+        timeout_s: float,
+        tell: Tell | None = None,
     ) -> None:
         self.sessions, self._snapshot, self._served, self._timeout_s = sessions, snapshot, served, timeout_s
+        self._tell = tell or Events()
         self._changed = threading.Condition()
         self._closed = False
         self._returned = False
@@ -70,6 +78,7 @@ class Health:
             if session.epoch != epoch or self._closed:
                 return
             self._take_out(session)
+        self._tell("server_lost", f"the rollout server at {session.url} is lost", server=session.url)
         if left := len(self.ready):
             others = f"the other {left}" if left > 1 else "the other one"
             logger.warning("the rollout server at %s is lost: its work goes to %s", session.url, others)
@@ -82,7 +91,9 @@ class Health:
                 return
             session.failed = error
             self._take_out(session)
-        logger.error("the rollout server at %s is given up: %s", session.url, error)
+        text = f"the rollout server at {session.url} is given up: {error}"
+        self._tell("server_lost", text, server=session.url)
+        logger.error(text)
 
     def attempt(self, session: ServerSession, epoch: int, work: Callable[[], None]) -> bool:
         """Whether `work` with a server succeeded; where it did not, the server is lost or given up."""
@@ -146,6 +157,8 @@ class Health:
 
     def _take_in(self, session: ServerSession) -> None:
         session.ready = self._returned = True
+        text = f"the rollout server at {session.url} is back with weight version {max(self._served.current)}"
+        self._tell("server_restored", text, server=session.url)
         self._changed.notify_all()
 
     def _restore(self, session: ServerSession) -> None:

@@ -16,6 +16,8 @@ from swift_r1.sampling.pool.health import LOOK_S, GatherAgain, Health
 from swift_r1.sampling.pool.router import Router
 from swift_r1.sampling.pool.session import LogProbs, ServerSession, why_not_alike
 from swift_r1.sampling.staleness import ServedVersions
+from swift_r1.tracking.events import Tell
+from swift_r1.tracking.spans import Spans
 from swift_r1.weights.buckets import Tensors
 from swift_r1.weights.snapshot import SnapshotReader, Superseded, WeightSnapshot
 from swift_r1.weights.transport import HTTP, NCCL, overlapped
@@ -35,10 +37,17 @@ class ServerPool:
         timeout_s: longest wait with no server at all.
         transport: `--weight_transport`; `nccl` with one server.
         compare: whether only changes to the version before are sent; None: where weights went by HTTP the last time.
+        spans, tell: get what each server does, and which is lost or back.
     """
 
     def __init__(
-        self, sessions: Sequence[ServerSession], timeout_s: float, transport: str, compare: bool | None = None
+        self,
+        sessions: Sequence[ServerSession],
+        timeout_s: float,
+        transport: str,
+        compare: bool | None = None,
+        spans: Spans | None = None,
+        tell: Tell | None = None,
     ) -> None:
         if (why := why_not_alike([(one.url, one.first) for one in sessions])) is not None:
             raise UsageError(why)
@@ -49,7 +58,9 @@ class ServerPool:
         self.served = ServedVersions(max(info.weight_version for info in infos))
         self.snapshot = WeightSnapshot()
         self.sessions = sessions
-        self.health = Health(sessions, self.snapshot, self.served, timeout_s)
+        self.health = Health(sessions, self.snapshot, self.served, timeout_s, tell)
+        for number, one in enumerate(sessions):
+            one.record(spans or Spans(), f"server-{number}")
         self.by_nccl, self._compare = transport == NCCL, compare
         self.stale = 0  # answers by weights of this run that were too old
         self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)

@@ -87,6 +87,7 @@ class Router:
                 return
             lane, request = min(free, key=lambda one: one.load), self._waiting.popleft()
             lane.load += request.n
+            lane.session.generating.add()
             lane.asked[request.request_id] = (request, asyncio.create_task(self._ask(lane, request)))
 
     async def _ask(self, lane: _Lane, request: RolloutRequest) -> None:
@@ -96,6 +97,7 @@ class Router:
             lane.session.check(output, self.versions)
             del lane.asked[request.request_id]
             lane.load -= request.n
+            lane.session.generating.done()
             self.on_answer(output)
         except Exception as error:  # noqa: BLE001 - judged, or raised, where failures are taken
             self._failures.append((lane, error))
@@ -128,4 +130,5 @@ class Router:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._waiting.extendleft(request for request, _ in reversed(lane.asked.values()))
         self._returned += len(lane.asked)
+        lane.session.generating.done(len(lane.asked))
         await lane.http.aclose()

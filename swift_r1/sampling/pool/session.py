@@ -12,6 +12,7 @@ import httpx
 
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
+from swift_r1.tracking.spans import Spans, Stopwatch
 from swift_r1.weights.transport import AUTO, SHM
 from swift_r1.weights.writer import Bucket, WeightWriter
 from swift_r1.wire.protocol import NOT_NOW, AdapterConfig, RolloutOutput, ServerInfo, ServerRefused
@@ -116,12 +117,17 @@ class ServerSession:
         self._lock = threading.Lock()
         self._losses, self._is_lost = 0, False
         self._adapters = False
+        self.record(Spans(), "")
         self.refused = 0  # answers by other weights than those asked for
         # Set by `Health`, except the last, which is the pool's.
         self.ready = True  # it holds the newest weights and takes work
         self.failed: SwiftError | None = None  # why it is given up for good
         self.epoch = 0  # counts its losses; what belongs to an earlier one no longer counts
         self.pushing: threading.Thread | None = None  # the last push; two at once would disturb each other
+
+    def record(self, spans: Spans, lane: str) -> None:
+        """Writes from now on when it has requests, and when it gets weights, which may be at the same time."""
+        self.generating, self._stopwatch = spans.busy(lane, "generate"), Stopwatch(spans.lane(f"{lane}-weights"))
 
     @property
     def takes_files(self) -> bool:
@@ -159,7 +165,8 @@ class ServerSession:
         ServerUnreachable where it was lost again and again, and RunFailed where another trainer writes to it, or it
         refused the weights again and again."""
         self._adapters = adapter is not None
-        self._write(lambda: self.writer.push(version, buckets, self._transport, adapter), version)
+        with self._stopwatch.timed("sync"):
+            self._write(lambda: self.writer.push(version, buckets, self._transport, adapter), version)
 
     def sleep(self, level: int) -> None:
         """Its engine gives its memory back until `wake`; raises as `push`."""

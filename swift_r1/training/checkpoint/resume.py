@@ -189,7 +189,8 @@ class Checkpoints:
             )
         self.recorder.flush()
         tensors = round_.tensors(self.saver.ranks) if round_ is not None and self.saver.with_state else {}
-        self.saver.save(summary.steps, run, tensors, last, summary.best_step)
+        if self.saver.save(summary.steps, run, tensors, last, summary.best_step):
+            self.recorder.event("saved", f"checkpoint-{summary.steps}")
 
     def restore(self, checkpoint: Path) -> RunProgress:
         """Restores everything to where the checkpoint left it; prompts are at their place already. An open round is not

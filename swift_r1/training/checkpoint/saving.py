@@ -74,8 +74,8 @@ class Saver:
         round_tensors: Mapping[str, Tensor],
         last: bool,
         best_step: int | None = None,
-    ) -> None:
-        """Makes `checkpoint-<step>`; that of `best_step` stays, however old. A failure is logged.
+    ) -> bool:
+        """Makes `checkpoint-<step>`; that of `best_step` stays, however old. A failure is logged, and rank 0 is told.
 
         Args:
             run: on rank 0; None elsewhere.
@@ -111,6 +111,7 @@ class Saver:
             raise RunFailed(f"{fault or 'rank 0 cannot save'}{times}")
         if fault is not None:
             logger.warning("%s; the run goes on and tries again at the next save", fault)
+        return fault is None
 
     def _gathered(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Adapters, tied ones under each of their names, and the ranks' random generators, on rank 0."""
