@@ -10,6 +10,7 @@ from swift_r1.arguments.fields import Scope, free
 _BEST = Scope(lambda args: args.metric_for_best_model is not None, "without --metric_for_best_model")
 LAST = "last"  # of `--resume_from_checkpoint`: the newest checkpoint of the newest run
 _RESUMES = Scope(lambda args: args.resume_from_checkpoint is not None, "without --resume_from_checkpoint")
+_VIEWED = Scope(lambda args: args.view, "without --view true")
 _STEPS = Scope(lambda args: args.evaluation == "steps", "without --eval_steps")
 _EVAL_STEPS = Scope(lambda args: args.evaluation == "steps", "with --eval_strategy {eval_strategy}")
 _SAVE_STEPS = Scope(lambda args: args.save_strategy == "steps", "with --save_strategy {save_strategy}")
@@ -51,6 +52,12 @@ class OutputArguments:
         _RECORDED,
         _PROBED,
         at_least=0,
+    )
+    view: bool = free(
+        False, "show the run on a page of this machine while it trains, as `swift view` does; needs swift-r1[view]"
+    )
+    view_port: int = free(
+        7860, "port of that page; where it is taken, the next free one", _VIEWED, at_least=1, at_most=65515
     )
     save_strategy: str = free(
         "steps",

@@ -11,10 +11,18 @@ from swift_r1.arguments.plan import make_plan, plan_table
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import is_local
+from swift_r1.cli.view import check_packages
 from swift_r1.errors import EXIT_OK
 from swift_r1.launch.colocate import chosen, compiled, on_this_machine
 from swift_r1.launch.engines import own_engines
-from swift_r1.launch.environment import has_gpu, launch_training, new_environment, trainer_environment, usable_cpus
+from swift_r1.launch.environment import (
+    has_gpu,
+    launch_training,
+    new_environment,
+    start_page,
+    trainer_environment,
+    usable_cpus,
+)
 from swift_r1.launch.nodes import launching
 from swift_r1.launch.run_folder import (
     check_same_run,
@@ -49,6 +57,8 @@ def run(words: Sequence[str]) -> int:
         ServerUnreachable: no rollout server within `--vllm_server_timeout`.
     """
     args = parsed = parse_arguments(RlhfArguments, words)
+    if args.view:
+        check_packages()
     os.environ.update(args.process_variables)
     world, _ = World.from_environment(os.environ)
     gpu, is_first_node = has_gpu(os.environ), world.node_rank == 0
@@ -85,6 +95,8 @@ def run(words: Sequence[str]) -> int:
 
         save_token(folder, token)
     args_json = write_args(folder, args, world, words, data_hash, checkpoint, data.prepared, plan)
+    if args.view and is_first_node:
+        start_page(folder, args.view_port, args.secrets)
     added = trainer_environment(
         os.environ,
         world,

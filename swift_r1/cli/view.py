@@ -26,7 +26,7 @@ HELP = (_USAGE, ViewArguments, _EXAMPLES)
 
 
 def run(words: Sequence[str]) -> int:
-    """Runs the command; the page's process ends by a signal.
+    """Runs the command; does not come back where the page starts, which a signal ends.
 
     Raises:
         UsageError: bad flags or folders, or the extra is not installed.
@@ -35,9 +35,7 @@ def run(words: Sequence[str]) -> int:
     args = parse_arguments(ViewArguments, words)
     if faults := host_faults(args.host, args.api_key):
         raise UsageError(*faults)
-    missing = [name for name in ("nicegui", "duckdb", "pyarrow") if find_spec(name) is None]
-    if missing:
-        raise UsageError(f"{', '.join(missing)} not installed: pip install 'swift-r1[view]'")
+    check_packages()
     from swift_r1.runs.folder import find_runs
 
     runs = find_runs(args.runs)
@@ -56,4 +54,11 @@ def run(words: Sequence[str]) -> int:
     listener = bind(args.host, args.port)
     from swift_r1.view.server import serve
 
-    return serve(listener, args.runs, args.api_key, open_browser=args.open)
+    serve(listener, args.runs, args.api_key, open_browser=args.open)
+
+
+def check_packages() -> None:
+    """Raises UsageError: what shows runs is not installed."""
+    missing = [name for name in ("nicegui", "duckdb", "pyarrow") if find_spec(name) is None]
+    if missing:
+        raise UsageError(f"{', '.join(missing)} not installed: pip install 'swift-r1[view]'")

@@ -24,6 +24,7 @@ import psutil
 
 from swift_r1.arguments.world import World
 
+PAGE_MODULE = "swift_r1.view.server"
 WORKER_MODULE = "swift_r1.training.worker"
 ELASTIC_MODULE = "swift_r1.launch.elastic"
 _ALLOCATORS = ("libtcmalloc_minimal.so.4", "libtcmalloc.so.4", "libjemalloc.so.2")
@@ -49,6 +50,13 @@ def launch_training(args_json: Path, world: World, environ: Mapping[str, str]) -
         own_rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
         replace_process(WORKER_MODULE, (str(args_json),), {**environ, **own_rank})
     replace_process(ELASTIC_MODULE, (str(args_json),), environ)
+
+
+def start_page(folder: Path, port: int, secrets: Mapping[str, str]) -> None:
+    """Starts the page of the run in `folder` (`--view true`), which prints its address once it answers, and ends with
+    this process, whatever that becomes by `exec`."""
+    words = [sys.executable, "-m", PAGE_MODULE, str(folder), str(port), str(os.getpid())]
+    subprocess.Popen(words, env={**os.environ, **secrets}, stdin=subprocess.DEVNULL, start_new_session=True)
 
 
 def replace_process(module: str, words: Sequence[str], environ: Mapping[str, str]) -> NoReturn:

@@ -47,10 +47,14 @@ _PANELS = (
     Panel("KL to the reference", {"kl": "KL"}),
     Panel("Entropy of the policy", {"entropy": "entropy"}, about="nats a token"),
     Panel("Clipped ratios", {"clip_ratio/low": "low", "clip_ratio/high": "high"}, about="share of tokens"),
-    Panel("Completion length", {"completions/mean_length": "mean", "completions/max_length": "longest"}, about="tokens"),
+    Panel(
+        "Completion length", {"completions/mean_length": "mean", "completions/max_length": "longest"}, about="tokens"
+    ),
     Panel("Truncated completions", {"completions/clipped_ratio": "share"}, about="share that reached the limit"),
     Panel(
-        "Groups without signal", {"frac_reward_zero_std": "share"}, about="share whose rewards are equal: nothing to learn"
+        "Groups without signal",
+        {"frac_reward_zero_std": "share"},
+        about="share whose rewards are equal: nothing to learn",
     ),
     Panel(
         "Trainer against engine", {"rollout/logp_diff": "logp_diff"}, about="mean |difference| of a token's log-probs"

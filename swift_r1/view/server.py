@@ -1,9 +1,12 @@
-"""The process behind the page: NiceGUI on uvicorn, on a socket that listens already."""
+"""The process behind the page: NiceGUI on uvicorn, on a socket that listens already.
+
+`python -m swift_r1.view.server RUN PORT PID` is the page beside a run (`swift rlhf --view true`), which ends with the
+run's process PID.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import signal
 import socket
@@ -11,22 +14,45 @@ import sys
 import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NoReturn
 
 import uvicorn
 
+from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.rollout import url_of
-from swift_r1.errors import EXIT_OK
-from swift_r1.runtime.processes import leave, say
+from swift_r1.errors import EXIT_OK, EXIT_PORT_TAKEN, EXIT_TERMINATED, PortTaken
+from swift_r1.inference.server import bind
+from swift_r1.runtime.processes import end_with_parent, leave, say
 from swift_r1.view.guard import Guard
 
+_PORTS = 20  # that are tried for the page beside a run
+_NICE = 10  # the run comes first
 _CLOSING_S = 1  # for connections to close after a signal; browsers reconnect for ever
 
 
-def serve(listener: socket.socket, runs: Sequence[str], api_key: str | None, open_browser: bool = False) -> int:
-    """Answers on `listener` until a signal; does not come back then: the process ends with 130 or 143. `runs` are the
-    folders to look for runs in, as `find_runs` takes them."""
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # a browser that goes away is no error
-    return asyncio.run(_serve(listener, _app(listener, runs, api_key), bool(api_key), open_browser))
+def main(argv: Sequence[str]) -> NoReturn:
+    """The page beside a run. Another page may have the port: it takes the next free one."""
+    run, port, trainer = argv[0], int(argv[1]), int(argv[2])
+    end_with_parent(signal.SIGTERM)
+    if os.getppid() != trainer:
+        leave(EXIT_TERMINATED)
+    os.nice(_NICE)
+    key = os.environ.get(API_KEY_VARIABLE) or None
+    for number in range(port, port + _PORTS):
+        try:
+            listener = bind("127.0.0.1", number)
+        except PortTaken:
+            continue
+        serve(listener, [run], key)
+    say(f"no page: ports {port} to {port + _PORTS - 1} are all taken", "view")
+    leave(EXIT_PORT_TAKEN)
+
+
+def serve(listener: socket.socket, runs: Sequence[str], api_key: str | None, open_browser: bool = False) -> NoReturn:
+    """Answers on `listener` until a signal, which ends the process with 130 or 143. `runs` are the folders to look for
+    runs in, as `find_runs` takes them."""
+    asyncio.run(_serve(listener, _app(listener, runs, api_key), bool(api_key), open_browser))
+    raise AssertionError("it ends by a signal")
 
 
 def _app(listener: socket.socket, runs: Sequence[str], api_key: str | None) -> Guard:
@@ -59,7 +85,7 @@ def _app(listener: socket.socket, runs: Sequence[str], api_key: str | None) -> G
     return Guard(app, listener.getsockname()[1], api_key, loopback=_is_loopback(listener))
 
 
-async def _serve(listener: socket.socket, app: Guard, has_key: bool, open_browser: bool) -> int:
+async def _serve(listener: socket.socket, app: Guard, has_key: bool, open_browser: bool) -> None:
     class Server(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -90,7 +116,6 @@ async def _serve(listener: socket.socket, app: Guard, has_key: bool, open_browse
     for one in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(one, stop, one)
     await server.serve([listener])
-    print("swift view: interrupted", file=sys.stderr)
     leave(code)  # a query that still runs in a thread would be waited for
 
 
@@ -101,3 +126,7 @@ def _address(listener: socket.socket) -> str:
 
 def _is_loopback(listener: socket.socket) -> bool:
     return listener.getsockname()[0] in ("127.0.0.1", "::1")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -5,8 +5,11 @@ from __future__ import annotations
 import importlib
 import pkgutil
 
+_ORDER = ("overview", "completions", "prompt", "tokens", "distributions", "time", "ask")  # in the navigation
+
 
 def load() -> None:
     """Imports every page."""
-    for module in pkgutil.iter_modules(__path__):
-        importlib.import_module(f"{__name__}.{module.name}")
+    found = {module.name for module in pkgutil.iter_modules(__path__)}
+    for name in dict.fromkeys((*(name for name in _ORDER if name in found), *sorted(found))):
+        importlib.import_module(f"{__name__}.{name}")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
-import time
-from collections.abc import Sequence
+import html
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from nicegui import ui
 
+from swift_r1.report.parts import command, facts
 from swift_r1.runs.folder import RunFolder
 from swift_r1.runs.metrics import MetricLog, at_steps, same_but_seed
 from swift_r1.view import charts
-from swift_r1.view.curves import Group, Panel, Shown, lines, panels
+from swift_r1.view.curves import Group, Shown, lines, panels
 from swift_r1.view.shell import Page, in_order, opened, view_page
 
 _LAST_LINES = 20  # whose seconds a step say how long the rest takes
@@ -33,9 +33,10 @@ class _Overview:
 
     async def build(self) -> None:
         await in_order(lambda: [log.refresh() for log in self.logs])
-        self.state = ui.column().classes("view-state")
+        self.state = ui.html("", sanitize=False).classes("view-scroll")
+        self.rows: list[dict[str, str]] = []
         self._show_state()
-        _facts(self.page.run)
+        _facts(self.page.run, opened_first=len(self.page.chosen) == 1)
         self._controls()
         self.grid = ui.element("div").classes("view-charts")
         await self._draw()
@@ -52,11 +53,10 @@ class _Overview:
         # A folder is read once: another object looks again.
         found = [RunFolder(run.path, run.name) for run in self.page.chosen]
         rows = [_state(run, log) for run, log in zip(found, self.logs, strict=True)]
-        if rows != getattr(self, "rows", None):
+        if rows != self.rows:
             self.rows = rows
-            self.state.clear()
-            with self.state:
-                _state_table(rows, compare=len(found) > 1)
+            several = len(found) > 1
+            self.state.content = _table(rows, several) + (_table(_different(found), True) if several else "")
         for log in self.logs:
             for line in log.problems:
                 self.page.problem(line)
@@ -136,29 +136,61 @@ def _options(groups: Sequence[Group], shown: Shown, everything: bool) -> dict[st
 
 
 def _state(run: RunFolder, log: MetricLog) -> dict[str, str]:
-    """Where a run stands, as the table has it."""
-    total = run.plan.get("total_steps")
-    done = f"step {log.last_step:,}"
-    share = None
+    """Where a run stands: the cells of its row."""
+    total, done = run.plan.get("total_steps"), log.last_step
+    found = {"run": run.name, "status": run.status, "progress": f"step {done:,}", "time": ""}
     if isinstance(total, int) and total > 0:
-        share = min(1.0, log.last_step / total)
-        done += f" of {total:,} ({100 * share:.0f} %)"
-    left = ""
-    seconds = log.get("time/step").values[-_LAST_LINES:]
-    if run.status == "running" and share is not None and len(seconds):
-        rest = (total - log.last_step) * sum(seconds) / len(seconds)
-        left = f"about {duration(rest)} left"
-    found = {"run": run.name, "status": run.status, "progress": done, "share": "" if share is None else f"{share:.4f}"}
-    found["left"] = left or (f"took {duration(run.summary['seconds'])}" if "seconds" in run.summary else "")
-    for name, metric in (("reward", "reward"),):
-        values = log.get(metric).values
-        found[name] = f"{values[-1]:.4g}" if len(values) else ""
+        found["progress"] += f" of {total:,}, {100 * min(1.0, done / total):.0f} %"
+        seconds = log.get("time/step").values[-_LAST_LINES:]
+        if run.status == "running" and seconds:
+            found["time"] = f"about {duration((total - done) * sum(seconds) / len(seconds))} left"
+    if isinstance(took := run.summary.get("seconds"), int | float):
+        found["time"] = f"took {duration(took)}"
+    if values := log.get("reward").values:
+        found["reward"] = f"{values[-1]:.4g}"
     for benchmark, names in log.benchmarks().items():
-        if evaluated := log.evaluations(benchmark, names[0]):
-            last = evaluated[-1]
+        name = "accuracy" if "accuracy" in names else names[0]
+        for last in log.evaluations(benchmark, name)[-1:]:
             interval = "" if last.low is None or last.high is None else f" [{last.low:.3g}, {last.high:.3g}]"
-            found[f"{benchmark} {names[0]}"] = f"{last.value:.3g}{interval}"
+            found[f"{benchmark}: {name}"] = f"{last.value:.3g}{interval}"
     return found
+
+
+def _different(runs: Sequence[RunFolder]) -> list[dict[str, str]]:
+    """Of each run the flags that not all of them have alike."""
+    names = sorted({name for run in runs for name in run.args} - {"output_dir"})
+    names = [name for name in names if len({repr(run.args.get(name)) for run in runs}) > 1]
+    return [{f"--{name}": str(run.args.get(name, "")) for name in names} for run in runs]
+
+
+def _table(rows: Sequence[Mapping[str, str]], colours: bool) -> str:
+    """As HTML; with `colours` each row begins with that of its curves."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = ["".join(f"<th>{html.escape(name)}</th>" for name in names)]
+    for number, row in enumerate(rows):
+        mark = f'<span class="view-mark" style="background: {charts.series_colour(number)}"></span>' if colours else ""
+        lines.append(mark.join(["<td>", "".join(f"{html.escape(row.get(name, ''))}</td><td>" for name in names)])[:-4])
+    return f'<table class="view-table">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
+
+
+def _facts(run: RunFolder, opened_first: bool) -> None:
+    """What a run is: its command and, in short, what was made of it."""
+    found = facts(run)
+    if plan := run.plan:
+        names = ("dataset_size", "prompts_per_round", "completions_per_round", "optimizer_steps_per_round")
+        numbers = [f"{plan[name]:,} {name.replace('_', ' ')}" for name in names if isinstance(plan.get(name), int)]
+        found["plan"] = ", ".join([f"{plan['total_steps']:,} steps", *numbers])
+    found["folder"] = str(run.path)
+    with ui.expansion(f"What {run.name} is", value=opened_first).classes("view-wide").props("dense"):
+        with ui.element("dl").classes("view-facts"):
+            for name, text in found.items():
+                with ui.element("dt"):
+                    ui.label(name)
+                with ui.element("dd"):
+                    ui.label(text)
+        for code in command(run):
+            text = f"<details><summary>command</summary><pre>{html.escape(code.text)}</pre></details>"
+            ui.html(text, sanitize=False)
 
 
 def duration(seconds: float) -> str:
