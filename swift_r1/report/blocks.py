@@ -37,7 +37,6 @@ class Table:
 class Figure:
     """A picture: whole SVG, which says by itself what it shows."""
 
-    name: str  # of its file, without the ending
     title: str
     svg: str
 

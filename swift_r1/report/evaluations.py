@@ -15,6 +15,7 @@ from swift_r1.evaluation.report import interval, p_text, percent
 from swift_r1.evaluation.results import RIGHT
 from swift_r1.evaluation.statistics import RESAMPLES, Difference, paired_bootstrap
 from swift_r1.report.blocks import Note, Table
+from swift_r1.runs.metrics import Evaluated
 
 SEED = 0  # of the resampling, so that the figures of the same files are the same
 Shares = Mapping[str, float]  # of each question, by `prompt_id`, the share of its completions that are right
@@ -22,59 +23,53 @@ Shares = Mapping[str, float]  # of each question, by `prompt_id`, the share of i
 _EXPLAINED = (
     "Accuracies in percent: the mean over questions of the share of their completions that are right. Intervals are of "
     "95 %, clustered by question. Gains and differences: paired bootstrap over the questions that both answered, "
-    f"{RESAMPLES:,} resamples, of which `p` is the two-sided share that says otherwise."
+    f"{RESAMPLES:,} resamples; p is two-sided."
 )
 
 
 @dataclass(frozen=True)
-class Accuracy:
-    """One benchmark at one step, as logging.jsonl has it: from 0 to 1; the interval is None in older runs."""
+class Measured:
+    """The evaluations of a run, by benchmark; `first` and `last` lack what eval_completions.jsonl does not have."""
 
-    step: int
-    value: float
-    low: float | None
-    high: float | None
-
-
-def accuracies(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Accuracy]]:
-    """Of each benchmark, from the lines of logging.jsonl; a step that a resumed run came to again counts once."""
-    found: dict[str, dict[int, Accuracy]] = defaultdict(dict)
-    for row in rows:
-        for key, value in row.items():
-            if key.startswith("eval/") and key.endswith("/accuracy") and isinstance(value, int | float):
-                prefix = key.removesuffix("accuracy")
-                low, high = (_bound(row, prefix, end) for end in ("/low", "/high"))
-                found[prefix.removeprefix("eval/").rstrip("/")][row["step"]] = Accuracy(row["step"], value, low, high)
-    return {name: [own[step] for step in sorted(own)] for name, own in sorted(found.items())}
+    name: str
+    group: int  # of the runs that differ by their seed
+    accuracies: Mapping[str, Sequence[Evaluated]]
+    first: Mapping[str, Shares]
+    last: Mapping[str, Shares]
 
 
-def _bound(row: Mapping[str, Any], prefix: str, end: str) -> float | None:
-    return next((value for key, value in row.items() if key.startswith(f"{prefix}avg@") and key.endswith(end)), None)
+def blocks(runs: Sequence[Measured], names: Sequence[str]) -> list[Note | Table]:
+    """What was measured, and the differences between the groups `names`; empty where nothing was evaluated."""
+    benchmarks = sorted({name for run in runs for name in run.accuracies})
+    gained = [row for name in benchmarks for run in runs if (row := _gain(name, run))]
+    compared = [
+        [name, f"{names[other]} less {names[one]}", str(found.questions), *_difference(found)]
+        for name in benchmarks
+        for one, other in combinations(range(len(names)), 2)
+        if (found := _between(name, runs, one, other))
+    ]
+    head = ["benchmark", "run", "first", "last", "95 % of last", "gain", "95 % of gain", "p"]
+    against = ["benchmark", "last evaluations", "questions", "difference", "95 %", "p"]
+    tables = [Table(title, rows, texts=2) for title, rows in ((head, gained), (against, compared)) if rows]
+    return [Note(_EXPLAINED), *tables] if tables else []
 
 
-def right_shares(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Shares]:
-    """Of each of the benchmarks `names`, from the rows of eval_completions.jsonl of one step."""
-    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        # The first reward function says what is right.
-        reward = next((value for key, value in row.items() if key.startswith("rewards/")), None)
-        name = row.get("benchmark") or _held_out(row["prompt_id"], names)
-        values[name][row["prompt_id"]].append(float(reward is not None and reward >= RIGHT))
-    return {
-        name: {prompt: sum(own) / len(own) for prompt, own in sorted(questions.items())}
-        for name, questions in values.items()
-    }
+def _gain(benchmark: str, run: Measured) -> list[str]:
+    """The first and the last evaluation of a run, and what was gained between them."""
+    if not (own := run.accuracies.get(benchmark)):
+        return []
+    first, last = own[0], own[-1]
+    gain = difference(run.first.get(benchmark, {}), run.last.get(benchmark, {})) if len(own) > 1 else None
+    bounds = None if last.low is None or last.high is None else f"{percent(last.low)} to {percent(last.high)}"
+    shown = [f"{percent(one.value)} (step {one.step})" for one in (first, last)]
+    return [benchmark, run.name, *shown, bounds or "", *(_difference(gain) if gain else ["", "", ""])]
 
 
-def _held_out(prompt_id: str, names: Sequence[str]) -> str:
-    """The data set of a held-out prompt, whose id begins with its name."""
-    return max((name for name in names if prompt_id.startswith(name)), key=len, default=prompt_id)
-
-
-def mean_shares(runs: Sequence[Shares]) -> Shares:
-    """Over seeds: of each question that all were asked."""
-    shared = sorted(set.intersection(*(set(one) for one in runs)))
-    return {prompt: sum(one[prompt] for one in runs) / len(runs) for prompt in shared}
+def _between(benchmark: str, runs: Sequence[Measured], one: int, other: int) -> Difference | None:
+    """The last evaluations of two groups; of the seeds of each the mean."""
+    having = [run for run in runs if benchmark in run.last]
+    groups = [[run.last[benchmark] for run in having if run.group == group] for group in (one, other)]
+    return difference(*map(mean_shares, groups)) if all(groups) else None
 
 
 def difference(first: Shares, second: Shares) -> Difference | None:
@@ -83,65 +78,27 @@ def difference(first: Shares, second: Shares) -> Difference | None:
     return paired_bootstrap([[(first[key], second[key]) for key in shared]], SEED) if shared else None
 
 
-@dataclass(frozen=True)
-class Measured:
-    """The evaluations of a run; `first` and `last` are by benchmark, empty where eval_completions.jsonl lacks them."""
-
-    name: str
-    group: int
-    accuracies: Mapping[str, Sequence[Accuracy]]
-    first: Mapping[str, Shares]
-    last: Mapping[str, Shares]
+def mean_shares(runs: Sequence[Shares]) -> Shares:
+    """Over seeds: of each question that all were asked."""
+    shared = sorted(set.intersection(*(set(one) for one in runs)))
+    return {prompt: sum(one[prompt] for one in runs) / len(runs) for prompt in shared}
 
 
-def accuracy_table(runs: Sequence[Measured]) -> Table:
-    """A line per benchmark and run: its first and last evaluation, and what was gained between them."""
-    rows = []
-    for benchmark in _benchmarks(runs):
-        for run in runs:
-            if not (own := run.accuracies.get(benchmark)):
-                continue
-            first, last = own[0], own[-1]
-            gain = difference(run.first.get(benchmark, {}), run.last.get(benchmark, {})) if len(own) > 1 else None
-            rows.append(
-                [
-                    *(benchmark, run.name, f"{percent(first.value)} (step {first.step})"),
-                    f"{percent(last.value)} (step {last.step})",
-                    "" if last.low is None or last.high is None else f"{percent(last.low)} to {percent(last.high)}",
-                    *(_difference(gain) if gain else ["", "", ""]),
-                ]
-            )
-    head = ["benchmark", "run", "first", "last", "95 % of last", "gain", "95 % of gain", "p"]
-    return Table(head, rows, texts=2)
-
-
-def difference_table(runs: Sequence[Measured], names: Sequence[str]) -> Table | None:
-    """The last evaluations of every two groups of seeds, `names`, on the questions that both answered; None where there
-    are none to compare."""
-    rows = []
-    for benchmark in _benchmarks(runs):
-        for one, other in combinations(range(len(names)), 2):
-            groups = [
-                [shares for run in runs if run.group == group and (shares := run.last.get(benchmark))]
-                for group in (one, other)
-            ]
-            found = difference(*(mean_shares(group) for group in groups)) if all(groups) else None
-            if found is not None:
-                rows.append([benchmark, f"{names[other]} less {names[one]}", str(found.questions), *_difference(found)])
-    head = ["benchmark", "last evaluations", "questions", "difference", "95 %", "p"]
-    return Table(head, rows, texts=2) if rows else None
-
-
-def blocks(runs: Sequence[Measured], names: Sequence[str]) -> list[Note | Table]:
-    """What the tables say, under the words for it; empty where nothing was evaluated."""
-    if not _benchmarks(runs):
-        return []
-    compared = difference_table(runs, names)
-    return [Note(_EXPLAINED), accuracy_table(runs), *([] if compared is None else [compared])]
-
-
-def _benchmarks(runs: Sequence[Measured]) -> list[str]:
-    return sorted({name for run in runs for name in run.accuracies})
+def right_shares(rows: Iterable[Mapping[str, Any]], benchmarks: Sequence[str]) -> dict[str, Shares]:
+    """Of each of the `benchmarks`, from the rows of eval_completions.jsonl of one step."""
+    values: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        # The first reward function says what is right.
+        reward = next((value for key, value in row.items() if key.startswith("rewards/")), None)
+        prompt_id = str(row.get("prompt_id"))
+        # A held-out prompt's id begins with the name of its data set.
+        held_out = max((name for name in benchmarks if prompt_id.startswith(name)), key=len, default="")
+        right = isinstance(reward, int | float) and reward >= RIGHT
+        values[row.get("benchmark") or held_out][prompt_id].append(float(right))
+    return {
+        name: {prompt: sum(own) / len(own) for prompt, own in sorted(questions.items())}
+        for name, questions in values.items()
+    }
 
 
 def _difference(one: Difference) -> list[str]:

@@ -43,15 +43,15 @@ class Curve:
     high: Sequence[float] | None = None
 
 
-def curves(name: str, title: str, drawn: Sequence[Curve], marks: bool = False) -> Figure:
-    """Lines over steps; with `marks` their bands are intervals at each point."""
-    with _figure(name, title) as (axes, written):
+def curves(title: str, drawn: Sequence[Curve], intervals: bool = False) -> Figure:
+    """Lines over steps; with `intervals` their bands are those of each point."""
+    with _figure(title) as (axes, written):
         for one in drawn:
             colour, few = SERIES_LIGHT[one.number % len(SERIES_LIGHT)], len(one.steps) < _MANY
             mark = "." if few else ""
             axes.plot(one.steps, one.values, color=colour, marker=mark, markersize=5, linewidth=1.4, label=one.label)
             if one.low is not None and one.high is not None:
-                if marks:
+                if intervals:
                     axes.vlines(one.steps, one.low, one.high, color=colour, linewidth=1, alpha=0.6)
                 else:
                     axes.fill_between(one.steps, one.low, one.high, color=colour, alpha=0.2, linewidth=0)
@@ -59,16 +59,17 @@ def curves(name: str, title: str, drawn: Sequence[Curve], marks: bool = False) -
     return written[0]
 
 
-def shares(name: str, title: str, steps: Sequence[float], parts: Sequence[tuple[str, Sequence[float]]]) -> Figure:
-    """Parts of a whole over steps, one upon the other: of each its label and its shares, from 0 to 1."""
-    with _figure(name, title) as (axes, written):
-        bottom = [0.0] * len(steps)
-        for number, (_label, values) in enumerate(parts):
-            top = [below + value for below, value in zip(bottom, values, strict=True)]
-            axes.fill_between(steps, bottom, top, color=SERIES_LIGHT[number % len(SERIES_LIGHT)], linewidth=0)
+def shares(title: str, parts: Sequence[Curve]) -> Figure:
+    """Parts of a whole over the same steps, one upon the other; their values are from 0 to 1."""
+    with _figure(title) as (axes, written):
+        bottom = [0.0] * len(parts[0].steps)
+        for one in parts:
+            top = [below + value for below, value in zip(bottom, one.values, strict=True)]
+            colour = SERIES_LIGHT[one.number % len(SERIES_LIGHT)]
+            axes.fill_between(one.steps, bottom, top, color=colour, linewidth=0, step="mid")
             bottom = top
         axes.set_ylim(0, 1)
-        _legend(axes, [label for label, _ in parts])
+        _legend(axes, [one.label for one in parts], alone=True)
     return written[0]
 
 
@@ -80,13 +81,14 @@ def alone(figure: Figure) -> str:
 
 
 @contextmanager
-def _figure(name: str, title: str) -> Iterator[tuple[Axes, list[Figure]]]:
+def _figure(title: str) -> Iterator[tuple[Axes, list[Figure]]]:
     """Axes to draw in; the list holds the figure afterwards."""
+    title = printable(title)
     import matplotlib
     from matplotlib.figure import Figure as Canvas
     from matplotlib.ticker import MaxNLocator
 
-    ours = {"svg.hashsalt": name, "svg.fonttype": "none", "text.parse_math": False, "font.size": 8}
+    ours = {"svg.hashsalt": title, "svg.fonttype": "none", "text.parse_math": False, "font.size": 8}
     inks = dict.fromkeys(("text.color", "xtick.color", "ytick.color", "axes.edgecolor", "grid.color"), INK_LIGHT)
     bare = {"axes.spines.top": False, "axes.spines.right": False, "xtick.major.size": 0, "ytick.major.size": 0}
     written: list[Figure] = []
@@ -101,11 +103,12 @@ def _figure(name: str, title: str) -> Iterator[tuple[Axes, list[Figure]]]:
         yield axes, written
         stream = io.BytesIO()
         canvas.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    written.append(Figure(name, title, _plain(stream.getvalue().decode("utf-8"), title)))
+    written.append(Figure(title, _plain(stream.getvalue().decode("utf-8"), title)))
 
 
-def _legend(axes: Axes, labels: Sequence[str]) -> None:
-    if len(labels) < 2:
+def _legend(axes: Axes, labels: Sequence[str], alone: bool = False) -> None:
+    """`alone`: also of one label."""
+    if len(labels) < 2 and not alone:
         return
     handles = axes.get_lines() or list(axes.collections)
     # A label that begins with an underscore would be left out.

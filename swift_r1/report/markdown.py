@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from urllib.parse import quote
 
-from swift_r1.report.blocks import Block, Code, Figure, Figures, Note, Report, Section, Table, printable
+from swift_r1.report.blocks import Block, Code, Figures, Note, Report, Section, Table, printable
+from swift_r1.report.figures import alone
 
 _MEANINGS = re.compile(r"([\\`*_\[\]<>|&~$]|^#|^[+-](?=\s)|^\d+(?=[.)](?:\s|$))|(?<=http)s?(?=:)|(?<=www)\.)", re.I)
 
 
-def markdown(report: Report, pictures: str) -> str:
-    """The page; its pictures are in the folder `pictures` beside it."""
-    problems = [f"> {plain(text)}" for text in report.problems]
-    parts = [f"# {plain(report.title)}", *problems, *(section(one, pictures) for one in report.sections)]
-    return "\n\n".join(parts) + "\n"
-
-
-def section(one: Section, pictures: str = "") -> str:
-    return "\n\n".join([f"## {plain(one.title)}", *(_block(block, pictures) for block in one.blocks)])
-
-
-def figures_of(report: Report) -> list[Figure]:
-    """All pictures that the page shows."""
+def markdown(report: Report, pictures: str) -> tuple[str, dict[str, str]]:
+    """The page, and the SVG of its pictures by the name of the file in the folder `pictures` beside it."""
     blocks = [block for one in report.sections for block in one.blocks]
-    return [figure for block in blocks if isinstance(block, Figures) for figure in block.figures]
+    figures = [figure for block in blocks if isinstance(block, Figures) for figure in block.figures]
+    places = {id(figure): f"{quote(pictures)}/{number:02}.svg" for number, figure in enumerate(figures, 1)}
+    problems = [f"> {plain(text)}" for text in report.problems]
+    sections = (section(one, places) for one in report.sections)
+    text = "\n\n".join(["<!-- swift report -->", f"# {plain(report.title)}", *problems, *sections]) + "\n"
+    return text, {f"{number:02}.svg": alone(figure) for number, figure in enumerate(figures, 1)}
+
+
+def section(one: Section, places: Mapping[int, str] | None = None) -> str:
+    """`places` are the files of its pictures by their `id`."""
+    return "\n\n".join([f"## {plain(one.title)}", *(_block(block, places or {}) for block in one.blocks)])
 
 
 def plain(text: str) -> str:
@@ -41,7 +41,7 @@ def _escaped(found: re.Match[str]) -> str:
     return f"{text}\\" if text.isdigit() else f"\\{text}"
 
 
-def _block(block: Block, pictures: str) -> str:
+def _block(block: Block, places: Mapping[int, str]) -> str:
     if isinstance(block, Note):
         return plain(block.text)
     if isinstance(block, Code):
@@ -49,7 +49,7 @@ def _block(block: Block, pictures: str) -> str:
     if isinstance(block, Table):
         return _table(block)
     if isinstance(block, Figures):
-        return "\n\n".join(f"![{plain(one.title)}]({quote(pictures)}/{one.name}.svg)" for one in block.figures)
+        return "\n\n".join(f"![{plain(one.title)}]({places[id(one)]})" for one in block.figures)
     prompt = "" if block.prompt is None else f"Prompt:\n\n{_fenced(block.prompt)}\n\n"
     passages = (f"{plain(one.title)}:\n\n{_fenced(one.text)}" for one in block.passages)
     return f"### {plain(block.title)}\n\n{prompt}" + "\n\n".join(passages)

@@ -55,11 +55,11 @@ class RunFolder:
 
     @property
     def plan(self) -> Mapping[str, Any]:
-        """The fields of `arguments.plan.Plan`; of a run of an older version `total_steps` at most."""
+        """The fields of `arguments.plan.Plan`; of a run of an older version `total_steps` and `world_size` at most."""
         if plan := _mapping(self._file.get("plan")):
             return plan
-        steps = self.args.get("max_steps")
-        return {"total_steps": steps} if isinstance(steps, int) and steps > 0 else {}
+        known = {"total_steps": self.args.get("max_steps"), "world_size": self._file.get("world_size")}
+        return {name: count for name, count in known.items() if isinstance(count, int) and count > 0}
 
     @property
     def started(self) -> float | None:

@@ -129,11 +129,11 @@ class MetricLog:
         low, high = (dict(_items(self.get(f"eval/{benchmark}/{own}/{end}"))) for end in ("low", "high"))
         return [Evaluated(step, value, low.get(step), high.get(step)) for step, value in _items(series)]
 
-    def hours(self) -> Series:
-        """Hours of training that had passed at each logged step, from `time/step`, a mean over the steps of a line.
-        Evaluations, saves and pauses between two starts are not in it."""
+    def hours(self, phase: str = "step") -> Series:
+        """Hours of training (or of a phase of it) that had passed at each logged step, from `time/<phase>`, a mean over
+        the steps of a line. Evaluations, saves and pauses between two starts are not in it."""
         passed, before, total = Series(), 0, 0.0
-        for step, seconds in _items(self.get("time/step")):
+        for step, seconds in _items(self.get(f"time/{phase}")):
             total += seconds * (step - before) / 3600
             before = step
             passed.add(step, total)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import httpx
 import psutil
@@ -27,6 +27,7 @@ IDLE_S = 600.0  # after which a checkpoint's process ends
 ALTERNATIVES = 5  # the most that /v1/completions gives
 _WORKER = "swift_r1.view.checkpoint_worker"
 _LINE_BYTES = 64 << 20
+_QUIET = {"TQDM_DISABLE": "1", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +132,15 @@ class ServerSource:
 
 class CheckpointSource:
     """A checkpoint in a process of its own, which starts with the first question and ends with this process, with
-    `close`, or after `IDLE_S` seconds without a question. One question at a time."""
+    `close`, with the start of another, or after `IDLE_S` seconds without a question. One question at a time.
 
-    def __init__(self, folder: Path, device: str = "cpu") -> None:
+    Args:
+        device: `auto` for the GPU where there is one.
+    """
+
+    _loaded: ClassVar[CheckpointSource | None] = None
+
+    def __init__(self, folder: Path, device: Literal["cpu", "auto"] = "auto") -> None:
         self.folder, self.name, self._device = folder, folder.name, device
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
@@ -173,12 +180,16 @@ class CheckpointSource:
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
+        if CheckpointSource._loaded is not None:
+            CheckpointSource._loaded.close()
+        CheckpointSource._loaded = self
         check_memory(self.folder)
         self._process = process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", _WORKER, str(self.folder.absolute()), self._device, str(IDLE_S)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             limit=_LINE_BYTES,
+            env=os.environ | _QUIET,
             start_new_session=True,  # Ctrl-C is for this process, which then ends that one
         )
         assert process.stdout is not None

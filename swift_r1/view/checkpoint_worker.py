@@ -30,6 +30,7 @@ class Checkpoint:
         from swift_r1.inference.engines.transformers import TransformersEngine
         from swift_r1.models.loading import end_tokens, load_model, load_tokenizer
 
+        device = "cuda" if device == "auto" and torch.cuda.is_available() else "cpu"
         if device == "cpu":
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // 2))
         self.tokenizer = load_tokenizer(folder)

@@ -38,6 +38,11 @@ def evaluated(run: Path) -> CompletionTable:
     return CompletionTable(run / "eval_completions.jsonl")
 
 
+def beside_training(checkpoint: Path) -> CheckpointSource:
+    """The GPUs are the run's."""
+    return CheckpointSource(checkpoint, "cpu")
+
+
 def table_of(page: Page) -> CompletionTable:
     """The completions of the page's run that `of` in the address names: those of training, or `of=eval` those of
     evaluations; with what was written since."""
@@ -78,19 +83,20 @@ def source_choice(page: Page, step: int | None = None) -> Callable[[], Source | 
     options = {"": "nobody"} | {url: f"the server at {url}" for url in urls}
     if checkpoint is not None:
         size = weight_bytes(checkpoint) / 2**20
-        options[checkpoint.name] = (
-            f"{checkpoint.name}: a process of its own, on the CPU, about {size:,.0f} MiB of memory"
-        )
+        options[checkpoint.name] = f"{checkpoint.name}: a process of its own, about {size:,.0f} MiB of memory"
     asked = page.text("source")
     with ui.element("div").classes("view-row"):
         choice = ui.select(options, label="who answers", value=asked if asked in options else "")
-        choice.props("dense outlined options-dense").on_value_change(lambda event: page.set(source=event.value or None))
+        choice.props("dense outlined options-dense").classes("source")
+        choice.on_value_change(lambda event: page.set(source=event.value or None))
         key = ui.input("the server's key, where it wants one", password=True).props("dense outlined autocomplete=off")
         key.bind_visibility_from(choice, "value", lambda value: value in urls)
 
     def chosen() -> Source | None:
         if choice.value in urls:
             return ServerSource(str(choice.value), key.value or own_key(str(choice.value)))
-        return opened(CheckpointSource, checkpoint) if choice.value and checkpoint is not None else None
+        if not choice.value or checkpoint is None:
+            return None
+        return opened(beside_training if run.status == "running" else CheckpointSource, checkpoint)
 
     return chosen

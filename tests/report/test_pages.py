@@ -10,9 +10,9 @@ import pytest
 from markdown_it import MarkdownIt
 
 from swift_r1.report.blocks import LONGEST, Code, Figures, Note, Passage, Passages, Report, Section, Table, printable
-from swift_r1.report.figures import Curve, alone, curves, shares
+from swift_r1.report.figures import Curve, curves, shares
 from swift_r1.report.html import html
-from swift_r1.report.markdown import figures_of, markdown
+from swift_r1.report.markdown import markdown
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -30,11 +30,10 @@ HOSTILE = [
 def report(*texts: str) -> Report:
     drawn = [
         curves(
-            "reward",
             "Reward",
             [Curve(texts[0], 0, [1, 2], [0.1, 0.5], [0, 0.4], [0.2, 0.6]), Curve("_$a$", 1, [1], [0])],
         ),
-        shares("failures", texts[0], [1, 2], [("right", [0.2, 0.4]), ("wrong", [0.8, 0.6])]),
+        shares(texts[0], [Curve("right", 0, [1, 2], [0.2, 0.4]), Curve("wrong", 1, [1, 2], [0.8, 0.6])]),
     ]
     sections = [
         Section(text, [Note(text), Code(text), Table([text, "n"], [[text, "1.5"]]), Figures(drawn)]) for text in texts
@@ -73,10 +72,10 @@ def test_what_a_model_wrote_is_text_in_html(text: str) -> None:
 @pytest.mark.parametrize("text", HOSTILE)
 def test_what_a_model_wrote_is_text_in_markdown(text: str) -> None:
     reader = MarkdownIt("gfm-like", {"linkify": False})
-    page, own = (Reader(reader.render(markdown(report(one), "files"))) for one in (text, "plain"))
+    page, own = (Reader(reader.render(markdown(report(one), "files")[0])) for one in (text, "plain"))
     assert page.tags == own.tags
     assert printable(text).rstrip() in page.text
-    source = re.sub(r"^(`{3,}).*?^\1$", "", markdown(report(text), "files"), flags=re.DOTALL | re.MULTILINE)
+    source = re.sub(r"^(`{3,}).*?^\1$", "", markdown(report(text), "files")[0], flags=re.DOTALL | re.MULTILINE)
     assert not re.search(r"https?://|www\.\w", source, re.IGNORECASE)  # which GitHub makes a link of
 
 
@@ -93,12 +92,11 @@ def test_the_same_report_is_the_same_bytes() -> None:
 
 
 def test_figures_are_whole_svg_that_follow_light_and_dark() -> None:
-    for figure in figures_of(report("<&>")):
-        root = ElementTree.fromstring(alone(figure))
-        assert root.tag.endswith("svg") and root[0].text == figure.title
-        assert "prefers-color-scheme: dark" in alone(figure) and "prefers-color-scheme" not in figure.svg
-        assert "var(--series-1, #d55e00)" in figure.svg and "#1b1b1b;" not in figure.svg
-        assert len(figure.svg) < 10_000
+    for figure in markdown(report("<&>"), "")[1].values():
+        root = ElementTree.fromstring(figure)
+        assert root.tag.endswith("svg") and root[0].text in ("Reward", "<&>")
+        assert "prefers-color-scheme: dark" in figure and "var(--series-1, #d55e00)" in figure
+        assert len(figure) < 10_000
 
 
 def test_a_long_text_keeps_its_beginning_and_its_end() -> None:

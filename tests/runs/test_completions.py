@@ -177,7 +177,7 @@ def test_damage_is_left_out_and_said(tmp_path):
         for column, value in (("A", 1), ("a", "two"), ("q'\"/~", "[1]")):
             assert table.count(CompletionQuery(where=[(column, "=", value)], order_by=column)) == 1
         assert table.count(CompletionQuery(text="NUL \0 É")) == 1
-        assert table.heatmap("A").counts == [[1]]
+        assert table.heatmap("A", 2).counts == [[0, 1]]
 
 
 def test_no_file_yet(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -15,18 +14,22 @@ from swift_r1.errors import UsageError
 from swift_r1.report import parts
 from swift_r1.report.blocks import Block, Section, Table
 from swift_r1.report.markdown import plain, section
-from swift_r1.tracking.metrics import read_json_lines
+from swift_r1.runs.folder import RunFolder
+from swift_r1.runs.metrics import MetricLog
 
 
 def model_card(run_dir: Path, step: int) -> str:
-    """The card of `checkpoint-<step>`, in Markdown with the hubs' YAML block. Reads args.json and logging.jsonl."""
-    content = json.loads((run_dir / "args.json").read_text(encoding="utf-8"))
-    args, rows = content["args"], [row for row in read_json_lines(run_dir / "logging.jsonl") if row["step"] <= step]
-    training, evaluated = parts.training_rows(rows), parts.evaluation_table(rows)
-    facts = parts.facts(content) | {"steps": str(step)} | parts.cost(content, training, None)
+    """The card of `checkpoint-<step>`, in Markdown with the hubs' YAML block. Raises ValueError where args.json or
+    logging.jsonl is damaged, LookupError where it lacks something."""
+    run, log = RunFolder(run_dir, run_dir.name), MetricLog(run_dir)
+    log.refresh()
+    args, training, evaluated = run.args, parts.training_table(log, step), parts.evaluation_table(log, step)
+    if problems := [*run.problems, *log.problems]:
+        raise ValueError("; ".join(problems))
+    facts = parts.facts(run) | {"steps": str(step)} | parts.cost(run, log)
     sections: dict[str, list[Block]] = {
-        "What was run": [Table(["", ""], list(facts.items()), texts=2), *parts.command(content)],
-        "Training": [parts.training_table(training)] if training else [],
+        "What was run": [Table(["", ""], list(facts.items()), texts=2), *parts.command(run)],
+        "Training": [training] if training.rows else [],
         "Evaluation": [evaluated] if evaluated.rows else [],
     }
     title = f"# {plain(Path(args['model']).name)}, {args['rlhf_type'].upper()}\n\nTrained with swift-r1."

@@ -63,6 +63,8 @@ def _options(page: Page, table: CompletionTable) -> dict[str, dict[str, Any]]:
             zoom=zoom,
         ),
     }
+    for one in options.values():
+        one["yAxis"] |= {"min": 0, "max": 1, "scale": False}
     for column, title in [("reward", "reward"), (LENGTH, "characters of a completion")] + [
         (name, name) for name in reward_columns(table.columns)
     ]:

@@ -37,7 +37,8 @@ def _list(page: Page) -> None:
 
     def show() -> None:
         found.clear()
-        probes = {str(one) for one in opened(TokenRecord, page.run.path).probes()}
+        record = opened(TokenRecord, page.run.path)
+        probes = {str(one.prompt_id) for step in record.probe_steps()[-1:] for one in record.probes_at(step)}
         with found:
             for title, reader, of in (("evaluated", evaluated, "eval"), ("trained", trained, None)):
                 table = opened(reader, page.run.path)

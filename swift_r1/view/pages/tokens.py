@@ -108,7 +108,8 @@ class _Tokens:
         rich(f'<details open><summary>prompt</summary><pre class="text prompt">{markup(prompt)}</pre></details>')
         if known:
             titles = {name: COLOURINGS[name].title for name in known}
-            choice = ui.select(titles, label="colour", value=self.colour).props("dense outlined options-dense")
+            choice = ui.select(titles, label="colour", value=self.colour).classes("narrow")
+            choice.props("dense outlined options-dense")
             choice.on_value_change(lambda event: self._recolour(str(event.value)))
         self.legend = rich("")
         pieces = record.pieces(self.ids)
@@ -132,7 +133,8 @@ class _Tokens:
 
     def _steps(self, step: int, steps: Sequence[int]) -> None:
         """Several optimizer steps trained on the completion: each saw other numbers."""
-        choice = ui.select(list(steps), label="optimizer step", value=step).props("dense outlined options-dense")
+        choice = ui.select(list(steps), label="optimizer step", value=step).classes("narrow")
+        choice.props("dense outlined options-dense")
 
         def to(value: Any) -> None:
             self.page.set(at=value)

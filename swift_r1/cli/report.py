@@ -1,0 +1,87 @@
+"""`swift report`: one file about runs, to send or to post. Writes nothing in their folders unless told to."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.report import FORMATS, ReportArguments
+from swift_r1.errors import EXIT_OK, UsageError
+
+_USAGE = """swift report RUN ... [-o report.html] [--format html|md]
+
+Writes what was run, curves, evaluations against each other, the same prompts over time, failures, completions and cost
+into one file that needs nothing else. RUN is the folder of a run or one that holds runs; runs that differ by their seed
+alone are drawn as one, with a band. The same folders give the same file, byte for byte."""
+_EXAMPLES = """
+swift report output/model/v0-20261121-120000
+swift report output/baseline output/longer -o comparison.html
+swift report output/model/v0-20261121-120000 -o docs/run.md
+"""
+HELP = (_USAGE, ReportArguments, _EXAMPLES)
+_MARK = b"swift report"  # in the first bytes of every report
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command. Raises UsageError: bad flags or folders, a file that cannot be written or is no report, or the
+    extra is not installed."""
+    args = parse_arguments(ReportArguments, ["--output" if word == "-o" else word for word in words])
+    from swift_r1.runs.folder import find_runs
+
+    folders = find_runs(args.runs)
+    output = None if args.output is None else Path(args.output).expanduser()
+    ending = "" if output is None else output.suffix.lstrip(".")
+    form = args.format or (ending if ending in FORMATS else FORMATS[0])
+    more = f"-and-{len(folders) - 1}-more" if len(folders) > 1 else ""
+    file = Path("report-" + re.sub(r"[^\w.-]+", "-", folders[0].name) + f"{more}.{form}")
+    if output is not None:
+        file = output / file if output.is_dir() else output
+    elif any(Path.cwd().is_relative_to(folder.path) for folder in folders):
+        raise UsageError("this folder is a run's own: name a file with -o")
+    _check(file)
+    from swift_r1.report.build import build
+
+    report = build(folders)
+    if form == "md":
+        from swift_r1.report.markdown import markdown
+
+        pictures = file.with_name(f"{file.stem}_files")
+        text, figures = markdown(report, pictures.name)
+        _write({pictures / name: svg for name, svg in figures.items()} | {file: text})
+    else:
+        from swift_r1.report.html import html
+
+        _write({file: html(report)})
+    for problem in report.problems:
+        print(f"swift report: {problem}", file=sys.stderr)
+    print(file)
+    return EXIT_OK
+
+
+def _check(file: Path) -> None:
+    """Raises UsageError where the file cannot be written, or is there and is no report."""
+    if not file.parent.is_dir():
+        raise UsageError(f"{file}: there is no folder {file.parent}")
+    try:
+        with file.open("rb") as there:
+            if _MARK not in there.read(500):
+                raise UsageError(f"{file} is there, and is no report: name another file with -o")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise UsageError(f"{file}: {error.strerror or error}") from error
+
+
+def _write(files: Mapping[Path, str]) -> None:
+    """Each file whole or not at all, the last one last. Raises UsageError where one cannot be written."""
+    from swift_r1.evaluation.store import write_whole
+
+    for file, text in files.items():
+        try:
+            file.parent.mkdir(exist_ok=True)
+            write_whole(file, text)
+        except OSError as error:
+            raise UsageError(f"{file} cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,181 @@
+"""A report of runs: those that differ by their seed alone are one, with a band; each is set against the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from swift_r1.report import completions, evaluations, parts
+from swift_r1.report.blocks import Block, Figure, Figures, Note, Report, Section, Table
+from swift_r1.report.evaluations import Measured, right_shares
+from swift_r1.report.figures import Curve, curves
+from swift_r1.runs.completions import CompletionTable
+from swift_r1.runs.folder import RunFolder
+from swift_r1.runs.metrics import MetricLog, Series, over_seeds, same_but_seed
+from swift_r1.runs.query import CompletionQuery
+
+_PANELS = {
+    "reward": "Reward",
+    "reward_std": "Standard deviation of the reward",
+    "frac_reward_zero_std": "Share of groups without a signal",
+    "completions/mean_length": "Mean length, in tokens",
+    "completions/clipped_ratio": "Share of completions that were cut off",
+    "entropy": "Entropy",
+    "kl": "KL to the reference policy",
+    "clip_ratio/low": "Share of tokens clipped below",
+    "clip_ratio/high": "Share of tokens clipped above",
+    "rollout/logp_diff": "Log-probs: trainer against engine",
+    "grad_norm": "Norm of the gradient",
+    "loss": "Loss",
+    "value_loss": "Loss of the critic",
+    "explained_variance": "Variance that the critic explains",
+    "rollout/staleness/mean": "Staleness, in rounds",
+    "tokens_per_second": "Tokens per second",
+}
+_POINTS = 300  # of a curve, at most
+_MOST = 200_000  # completions of one evaluation
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A run and all that is read of it."""
+
+    folder: RunFolder
+    log: MetricLog
+    trained: CompletionTable
+    evaluated: CompletionTable
+
+    @property
+    def problems(self) -> list[str]:
+        found = (*self.folder.problems, *self.log.problems, *self.trained.problems, *self.evaluated.problems)
+        return [f"{self.folder.name}: {text}" for text in dict.fromkeys(found)]
+
+
+def build(folders: Sequence[RunFolder]) -> Report:
+    """Reads all that the report says. Raises UsageError without the package duckdb."""
+    with ExitStack() as tables:
+        runs = [_open(folder, tables) for folder in folders]
+        alike: dict[str, list[Opened]] = {}
+        for run in runs:
+            alike.setdefault(same_but_seed(run.folder.args) if run.folder.args else run.folder.name, []).append(run)
+        groups = {_name(group): group for group in alike.values()}
+        sections = {
+            "What was run": [block for name, group in groups.items() for block in _what(name, group)],
+            "Curves": _figures(_curves(groups)),
+            "Evaluation": [*_figures(_accuracies(groups)), *evaluations.blocks(*_measured(groups))],
+            "The same prompts over time": _of_each(groups, lambda run: completions.same_prompts(run.evaluated)),
+            "What fails": _figures(
+                [figure for run in runs for figure in completions.over_time(run.folder.name, run.trained)]
+            ),
+            "Best completions": _of_each(groups, lambda run: completions.extremes(run.trained, best=True)),
+            "Worst completions": _of_each(groups, lambda run: completions.extremes(run.trained, best=False)),
+            "Cost": _cost(runs),
+        }
+        problems = [text for run in runs for text in run.problems]
+    title = f"Report: {', '.join(groups)}"
+    return Report(title, [Section(name, blocks) for name, blocks in sections.items() if blocks], problems)
+
+
+def _open(folder: RunFolder, tables: ExitStack) -> Opened:
+    log = MetricLog(folder.path)
+    log.refresh()
+    trained, evaluated = (
+        tables.enter_context(CompletionTable(folder.path / f"{name}.jsonl"))
+        for name in ("completions", "eval_completions")
+    )
+    trained.refresh()
+    evaluated.refresh()
+    return Opened(folder, log, trained, evaluated)
+
+
+def _name(group: Sequence[Opened]) -> str:
+    first = group[0].folder.name
+    return first if len(group) == 1 else f"{first} and {len(group) - 1} other seed{'s' if len(group) > 2 else ''}"
+
+
+def _what(name: str, group: Sequence[Opened]) -> list[Block]:
+    first = group[0].folder
+    found = {"run": name} | parts.facts(first)
+    if len(group) > 1:
+        found["seeds"] = ", ".join(f"{run.folder.args.get('seed')} ({run.folder.name})" for run in group)
+    for run in group:
+        planned = run.folder.plan.get("total_steps")
+        state = f"{run.folder.status}, step {run.log.last_step}" + (f" of {planned}" if planned else "")
+        found[run.folder.name if len(group) > 1 else "state"] = state
+    return [Table(["", ""], list(found.items()), texts=2), *parts.command(first)]
+
+
+def _figures(found: Sequence[Figure]) -> list[Block]:
+    return [Figures(found)] if found else []
+
+
+def _curves(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
+    rewards = sorted({name for group in groups.values() for run in group for name in run.log.rewards()})
+    panels = {"reward": _PANELS["reward"]} | {f"rewards/{name}/mean": f"Reward: {name}" for name in rewards} | _PANELS
+    found = []
+    for metric, title in panels.items():
+        drawn = [
+            _curve(name, number, [run.log.get(metric) for run in group])
+            for number, (name, group) in enumerate(groups.items())
+        ]
+        if any(one.steps for one in drawn):
+            found.append(curves(title, [one for one in drawn if one.steps]))
+    return found
+
+
+def _curve(name: str, number: int, seeds: Sequence[Series]) -> Curve:
+    """The mean over the seeds, with a band from the lowest to the highest; means of neighbours where there are many."""
+    points = over_seeds(seeds)
+    each = -(-len(points) // _POINTS) or 1
+    bins = [points[place : place + each] for place in range(0, len(points), each)]
+    means = [[sum(column) / len(part) for column in zip(*part, strict=True)] for part in bins]
+    steps, values, low, high = ([row[place] for row in means] for place in range(4))
+    band = len(seeds) > 1
+    return Curve(name, number, steps, values, low if band else None, high if band else None)
+
+
+def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
+    """Of each benchmark; a run alone has its intervals, several seeds a band from the lowest to the highest."""
+    benchmarks = sorted({name for group in groups.values() for run in group for name in run.log.benchmarks()})
+    found = []
+    for benchmark in benchmarks:
+        drawn = []
+        for number, (name, group) in enumerate(groups.items()):
+            points = [run.log.evaluations(benchmark, "accuracy") for run in group if benchmark in run.log.benchmarks()]
+            curve = _curve(name, number, [run.log.get(f"eval/{benchmark}/accuracy") for run in group])
+            if len(points) == 1 and all(one.low is not None for one in points[0]):
+                [own] = points
+                values = [[one.step, one.value, one.low, one.high] for one in own]
+                curve = Curve(name, number, *([row[at] for row in values] for at in range(4)))
+            drawn.append(curve)
+        found.append(curves(f"Accuracy on {benchmark}", drawn, intervals=True))
+    return found
+
+
+def _measured(groups: Mapping[str, Sequence[Opened]]) -> tuple[list[Measured], list[str]]:
+    found = []
+    for number, group in enumerate(groups.values()):
+        for run in group:
+            benchmarks, steps = list(run.log.benchmarks()), run.evaluated.steps()
+            ends = [run.evaluated.page(CompletionQuery((step, step)), limit=_MOST) for step in (steps[:1] + steps[-1:])]
+            first, last = (right_shares(rows, benchmarks) for rows in ends) if ends else ({}, {})
+            known = {name: run.log.evaluations(name, "accuracy") for name in benchmarks}
+            found.append(Measured(run.folder.name, number, known, first, last))
+    return found, list(groups)
+
+
+def _of_each(groups: Mapping[str, Sequence[Opened]], blocks: Callable[[Opened], list[Block]]) -> list[Block]:
+    """Of the first run of each group, under its name where there are several."""
+    found: list[Block] = []
+    for group in groups.values():
+        own = blocks(group[0])
+        found += [Note(f"Of {group[0].folder.name}:"), *own] if own and len(groups) > 1 else own
+    return found
+
+
+def _cost(runs: Sequence[Opened]) -> list[Block]:
+    found = {run.folder.name: parts.cost(run.folder, run.log) for run in runs}
+    head = list(dict.fromkeys(name for own in found.values() for name in own))
+    rows = [[name, *(own.get(one, "") for one in head)] for name, own in found.items() if own]
+    return [Table(["run", *head], rows)] if rows else []

@@ -1,0 +1,292 @@
+"""Who did what when: the spans of a run by lane (a process, a server, a pool of workers), and what happened to it."""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, TypeGuard
+
+import numpy
+
+from swift_r1.runs.folder import RunFolder
+from swift_r1.runs.lines import GrowingFile, json_rows, line_problems
+from swift_r1.runs.metrics import MetricLog
+from swift_r1.runtime.processes import run_folder_is_held
+from swift_r1.tracking.events import EVENTS
+from swift_r1.tracking.spans import SPANS
+
+_BEGIN, _END = ("started", "resumed"), ("failed", "ended")
+_ORDER = ("rank", "rollout-ahead", "rewards", "server")
+_LOGGED = ("generate", "reward", "sleep", "offload", "train", "sync")
+_OLD = "it has no spans/ (an older version): the times of logging.jsonl are shown, laid end to end"
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Times are seconds since the epoch; `step` is the optimizer step that it belongs to."""
+
+    lane: str
+    start: float
+    end: float
+    name: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An event. `kind` is one of `tracking.events.Kind`, or `killed`, which no process writes down: it is found from
+    what is missing, and its time is that of the last sign of life."""
+
+    time: float
+    step: int
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Spans of a lane that are drawn as one: a single one, or `count` of them too short to tell apart, of which `name`
+    took the most time."""
+
+    lane: str
+    start: float
+    end: float
+    name: str
+    step: int
+    count: int
+
+
+class _Lane:
+    """The spans of one lane in their order, 25 bytes each."""
+
+    def __init__(self, name: str, path: Path | None = None) -> None:
+        self.name = name
+        self.file = None if path is None else GrowingFile(path)
+        self._restarts = 0
+        self._forget()
+
+    def _forget(self) -> None:
+        self.starts, self.ends = array("d"), array("d")
+        self.steps, self._kinds = array("q"), array("i")
+        self.names: list[str] = []
+        self._sorted, self.damaged = True, 0
+
+    def refresh(self) -> bool:
+        """Reads what has been written since; whether there was anything."""
+        assert self.file is not None
+        before = len(self.starts), self._restarts
+        while True:
+            data = self.file.read()
+            if self.file.restarts != self._restarts:
+                self._forget()
+                self._restarts = self.file.restarts
+            if not data:
+                self._sort()
+                return before != (len(self.starts), self._restarts)
+            rows, damaged = json_rows(data)
+            self.damaged += damaged
+            for row in rows:
+                start, end, name, step = (row.get(key) for key in ("start", "end", "name", "step"))
+                if _is_time(start) and _is_time(end) and start <= end and isinstance(name, str) and _is_step(step):
+                    self.add(start, end, name, step)
+                else:
+                    self.damaged += 1
+
+    def add(self, start: float, end: float, name: str, step: int) -> None:
+        self._sorted = self._sorted and (not self.starts or start >= self.starts[-1])
+        self.starts.append(start)
+        self.ends.append(end)
+        self.steps.append(step)
+        if name not in self.names:
+            self.names.append(name)
+        self._kinds.append(self.names.index(name))
+
+    def _sort(self) -> None:
+        """What a clock that was set back has mixed up."""
+        if not self._sorted:
+            order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
+            self.starts, self.ends, self.steps, self._kinds = (
+                array(one.typecode, [one[index] for index in order])
+                for one in (self.starts, self.ends, self.steps, self._kinds)
+            )
+            self._sorted = True
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def __getitem__(self, index: int) -> Span:
+        name = self.names[self._kinds[index]]
+        return Span(self.name, self.starts[index], self.ends[index], name, self.steps[index])
+
+    def between(self, start: float, end: float) -> range:
+        """The numbers of those that are in the window, at least in part."""
+        return range(bisect_left(self.ends, start), bisect_right(self.starts, end))
+
+    def seconds(self, start: float, end: float) -> dict[int, dict[str, float]]:
+        """Of the window, by step and name."""
+        found: dict[int, dict[str, float]] = {}
+        for index in self.between(start, end):
+            inside = min(self.ends[index], end) - max(self.starts[index], start)
+            of_step = found.setdefault(self.steps[index], {})
+            name = self.names[self._kinds[index]]
+            of_step[name] = of_step.get(name, 0.0) + inside
+        return found
+
+    def blocks(self, start: float, end: float, cell: float) -> Iterator[Block]:
+        """What is in the window, where neighbours that are shorter than `cell` seconds and begin in the same cell are
+        one."""
+        known = self.between(start, end)
+        part = slice(known.start, known.stop)
+        starts, ends, kinds = (numpy.array(one[part]) for one in (self.starts, self.ends, self._kinds))
+        if not len(starts):
+            return
+        cells = numpy.where(ends - starts < cell, (starts - start) // cell, numpy.nan)  # a long one is equal to none
+        first = numpy.flatnonzero(numpy.append(True, cells[1:] != cells[:-1]))
+        last = numpy.append(first[1:], len(starts)) - 1
+        group = numpy.repeat(numpy.arange(len(first)), last - first + 1) * len(self.names) + kinds
+        most = numpy.bincount(group, ends - starts, len(first) * len(self.names)).reshape(-1, len(self.names)).argmax(1)
+        for i, j, kind in zip(first.tolist(), last.tolist(), most.tolist(), strict=True):
+            step = self.steps[known.start + i]
+            yield Block(self.name, float(starts[i]), float(ends[j]), self.names[kind], step, j - i + 1)
+
+
+class Timeline:
+    """The spans and events of a run folder. Reads them on `refresh`, each line once; nothing before."""
+
+    def __init__(self, run: Path) -> None:
+        self.run = run
+        self._lanes: dict[str, _Lane] = {}
+        self._events = GrowingFile(run / EVENTS)
+        self._restarts = 0
+        self._happened: list[Mark] = []
+        self._damaged = 0
+        self._old = False
+
+    def refresh(self) -> bool:
+        """Reads what has been written since; whether there was anything."""
+        for path in (self.run / SPANS).glob("*.jsonl"):
+            if self._old:
+                self._lanes, self._old = {}, False
+            self._lanes.setdefault(path.stem, _Lane(path.stem, path))
+        if not self._lanes:
+            self._lay_out_logged()
+        changed = [lane.refresh() for lane in self._lanes.values() if lane.file is not None]
+        return self._refresh_events() or any(changed)
+
+    def _refresh_events(self) -> bool:
+        before = len(self._happened), self._restarts
+        while True:
+            data = self._events.read()
+            if self._events.restarts != self._restarts:
+                self._happened, self._damaged, self._restarts = [], 0, self._events.restarts
+            if not data:
+                return before != (len(self._happened), self._restarts)
+            rows, damaged = json_rows(data)
+            self._damaged += damaged
+            for row in rows:
+                time, step, kind, text = (row.get(key) for key in ("time", "step", "kind", "text"))
+                if _is_time(time) and _is_step(step) and isinstance(kind, str) and isinstance(text, str):
+                    self._happened.append(Mark(time, step, kind, text))
+                else:
+                    self._damaged += 1
+
+    def _lay_out_logged(self) -> None:
+        """Of a run without spans: the times of its log, end to end from its start."""
+        log, lane = MetricLog(self.run), _Lane("rank-0")
+        log.refresh()
+        now, before = RunFolder(self.run, self.run.name).started or 0.0, 0
+        logged = {
+            name: dict(zip(one.steps, one.values, strict=True)) for name in _LOGGED if (one := log.get(f"time/{name}"))
+        }
+        for step in log.get("time/step").steps:
+            for name, seconds in logged.items():
+                taken = seconds.get(step, 0.0) * (step - before)
+                if taken > 0:
+                    lane.add(now, now + taken, name, step)
+                    now += taken
+            before = step
+        self._old = len(lane) > 0
+        self._lanes = {lane.name: lane} if self._old else {}
+
+    @property
+    def lanes(self) -> list[str]:
+        """The trainer's ranks, rounds that are sampled ahead, rewards, servers; then others."""
+        return sorted(self._lanes, key=_place)
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read, a line each."""
+        found = [_OLD] if self._old else []
+        for lane in self._lanes.values():
+            if lane.file is not None:
+                found += line_problems(lane.file, lane.damaged)
+        return found + line_problems(self._events, self._damaged)
+
+    @property
+    def extent(self) -> tuple[float, float] | None:
+        """From the first sign of the run to its last; None without one."""
+        times = [time for lane in self._lanes.values() if len(lane) for time in (lane.starts[0], lane.ends[-1])]
+        times += [mark.time for mark in self._happened]
+        return (min(times), max(times)) if times else None
+
+    def spans(self, lane: str, start: float = -math.inf, end: float = math.inf) -> Iterator[Span]:
+        """Those of a lane that are in a window, at least in part, in their order."""
+        found = self._lanes[lane]
+        return (found[index] for index in found.between(start, end))
+
+    def blocks(self, start: float, end: float, most: int = 2000, pixels: int = 1200) -> list[Block]:
+        """All lanes in a window as at most `most` blocks, or twice the number of lanes: what is shorter than a pixel is
+        drawn with its neighbours, and where there are still too many, what is shorter than 2, 4, ... pixels."""
+        cell = max((end - start) / pixels, 1e-6)
+        while True:
+            lanes = (self._lanes[name].blocks(start, end, cell) for name in self.lanes)
+            found = list(islice(chain.from_iterable(lanes), most + 1))
+            if len(found) <= most or cell > end - start:
+                return found
+            cell *= 2
+
+    def seconds(self, lane: str, start: float = -math.inf, end: float = math.inf) -> dict[int, dict[str, float]]:
+        """What a lane spent in a window, by step and name."""
+        return self._lanes[lane].seconds(start, end)
+
+    @property
+    def marks(self) -> list[Mark]:
+        """What happened, kills among it, in the order of time."""
+        found: list[Mark] = []
+        alive = False  # whether a process has begun that has not said how it ended
+        for mark in self._happened:
+            if mark.kind in _BEGIN and alive:
+                found.append(self._killed(mark.time, found[-1]))
+            alive = mark.kind in _BEGIN or (alive and mark.kind not in _END)
+            found.append(mark)
+        if alive and not run_folder_is_held(self.run):
+            found.append(self._killed(math.inf, found[-1]))
+        return found
+
+    def _killed(self, before: float, last: Mark) -> Mark:
+        """The last sign of life before a time, of which `last` is the last event."""
+        time, step = last.time, last.step
+        for lane in self._lanes.values():
+            number = bisect_right(lane.ends, before) - 1
+            if number >= 0 and lane.ends[number] > time:
+                time, step = lane.ends[number], lane.steps[number]
+        return Mark(time, step, "killed", "the process ended without a word (killed, or the machine went down)")
+
+
+def _place(lane: str) -> tuple[int, list[int | str]]:
+    kind = next((number for number, start in enumerate(_ORDER) if lane.startswith(start)), len(_ORDER))
+    return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", lane)]
+
+
+def _is_time(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_step(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62
