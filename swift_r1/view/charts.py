@@ -70,7 +70,7 @@ def line_options(
         if line.band:
             series.append(_band(line))
     if series:
-        series[0]["markLine"] = _marks(ticks)
+        series[0]["markLine"] = mark_lines(ticks)
     shown = [line.name for line in lines if not line.faint]
     return {
         "animation": False,
@@ -205,7 +205,8 @@ def refresh(shown: ui.echart, options: dict[str, Any]) -> None:
         shown.update()
 
 
-def _marks(ticks: Sequence[Tick]) -> dict[str, Any]:
+def mark_lines(ticks: Sequence[Tick]) -> dict[str, Any]:
+    """The `markLine` of the series that bears a chart's events."""
     return {
         "symbol": "none",
         "silent": False,

@@ -56,7 +56,11 @@ def test_a_window_has_what_is_in_it_in_part(tmp_path):
     found = list(timeline.spans("rank-0", START + 4.5, START + 6.5))
     assert [(span.name, span.step) for span in found] == [("generate", 2), ("reward", 2), ("train", 2)]
     assert [(one.start, one.end) for one in found] == [(row["start"], row["end"]) for row in rows[4:7]]
-    assert timeline.seconds("rank-0", START + 4.5, START + 6.5) == {2: {"generate": 0.5, "reward": 1.0, "train": 0.5}}
+    assert timeline.seconds("rank-0", START + 4.5, START + 6.5, 9) == {
+        2: {"generate": 0.5, "reward": 1.0, "train": 0.5}
+    }
+    assert timeline.totals("rank-0", START + 4.5, START + 6.5) == {"generate": 0.5, "reward": 1.0, "train": 0.5}
+    assert list(timeline.seconds("rank-0", START, START + 20, 2)) == [5, 4]
     with (run / "spans" / "rank-0.jsonl").open("a") as file:
         file.write('{"start": 1, "end"')
     assert not timeline.refresh()
