@@ -93,13 +93,14 @@ def card(row: Row, reasons: Sequence[Row], links: Mapping[str, str], whole: bool
     )
     lead = "".join(f'<a href="{html.escape(href)}">{html.escape(text)}</a>' for text, href in links.items())
     number = row.get("number")
-    title = "completion" if number is None else f"completion {number}"
+    place = f' id="n{number}"' if isinstance(number, int) else ""
+    title = f"completion {markup(shown(number))}"
     if row.get("dropped"):
         title += ", not trained: its group had no signal"
     messages = row.get("messages")
     text = turns(messages, whole) if isinstance(messages, list) else completion(row, whole)
     return (
-        f'<article class="card" data-item tabindex="-1" id="n{number}"><h3>{title}</h3>{facts(values | ends)}{why}'
+        f'<article class="card" data-item tabindex="-1"{place}><h3>{title}</h3>{facts(values | ends)}{why}'
         f'<nav class="links">{lead}</nav>{text}</article>'
     )
 
@@ -110,8 +111,9 @@ def completion(row: Row, whole: bool = False) -> str:
 
 def is_long(row: Row) -> bool:
     """Whether a card cuts its text."""
-    texts = [message.get("content") for message in row.get("messages") or [] if isinstance(message, dict)]
-    return any(len(str(text)) > _CARD for text in texts or [row.get("completion")])
+    messages = row.get("messages")
+    texts = messages if isinstance(messages, list) else [row.get("completion")]
+    return any(len(shown(text)) > _CARD for text in texts)
 
 
 def turns(messages: Sequence[Any], whole: bool = False) -> str:
