@@ -13,7 +13,7 @@ from pyarrow import parquet
 
 from swift_r1.report import colours
 from swift_r1.view.coloured import LEVELS, scale_of, values_of
-from tests.runs.made import make_run, write_rows
+from tests.runs.made import make_run, write_rows, write_tokens
 
 HOSTILE = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">\x00\x1b[31m\u202e"
 PATHS = (
@@ -211,6 +211,10 @@ def test_the_checkpoint_answers_and_is_stopped(viewer: Any, tab: Tab, run: Path,
     page.get_by_role("button", name="ask").click()
     page.get_by_role("button", name="stop").click()
     page.wait_for_selector("text=stopped")
-    page.goto(f"{url}/tokens?run=made&step=3&source=checkpoint-6")
-    page.click(".tokens.text i:nth-of-type(4)")
-    page.wait_for_selector("text=instead of", timeout=60_000)
+    row = recorded(run, 3, 0)
+    write_tokens(run / "tokens" / "step-000003.parquet", [row | {"token_ids": [5, 6, 7], "prompt_token_ids": [8, 9]}])
+    (run / "tokens" / "step-000004.parquet").unlink()
+    for number, said in ((1, "not of this model's vocabulary"), (3, "instead of '\\x07' (token 3), by checkpoint-6")):
+        page.goto(f"{url}/tokens?run=made&step={number}&source=checkpoint-6")
+        page.click(".tokens.text i:nth-of-type(3)")
+        page.wait_for_selector(f"text={said}", timeout=60_000)
