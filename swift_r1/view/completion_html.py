@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from swift_r1.runs.query import FAILURE
+from swift_r1.runs.query import FAILURE, LENGTH
 from swift_r1.view.markup import markup
 
 Row = Mapping[str, Any]
@@ -18,7 +18,7 @@ OWN = frozenset(
     (
         *("step", "prompt_id", "request_id", "group", "number", "prompt", "completion", "reward", "advantage"),
         *("finish_reason", "weight_version", "newest_weight_version", "weight_versions", "turns", "messages"),
-        *("dropped", "entropy"),
+        *("dropped", "entropy", "tokens"),
     )
 )
 _CELL = 160  # characters
@@ -37,6 +37,11 @@ def shown(value: Any) -> str:
 
 def reward_columns(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith("rewards/")]
+
+
+def length_column(names: Iterable[str]) -> str:
+    """Tokens, or in runs of older versions characters."""
+    return "tokens" if "tokens" in names else LENGTH
 
 
 def data_columns(row: Row) -> dict[str, Any]:
@@ -85,7 +90,11 @@ def card(row: Row, reasons: Sequence[Row], links: Mapping[str, str], whole: bool
     """One completion of a group: its rewards, why each that is invalid is so, its advantage, how it ended, its text or
     its turns. `links` are texts and addresses; without `whole` a long text is cut."""
     values = {name: row[name] for name in ("reward", *reward_columns(row), "advantage", FAILURE) if name in row}
-    ends = {name: row[name] for name in ("finish_reason", "weight_version", "newest_weight_version") if name in row}
+    ends = {
+        name: row[name]
+        for name in ("tokens", "finish_reason", "weight_version", "newest_weight_version")
+        if name in row
+    }
     why = "".join(
         f"<p class=why>{markup(shown(one.get('reward')))} is invalid ({markup(shown(one.get('kind')))}): "
         f"{_cut(shown(one.get('cause')), _VALUE)}</p>"
