@@ -48,10 +48,8 @@ class GrowingFile:
         return b""
 
     def _read(self, file: int, most: int) -> bytes:
-        self.fault = None
-        state = os.fstat(file)
-        same = (state.st_dev, state.st_ino) == self._file and state.st_size >= self.offset
-        if not same or os.pread(file, len(self._tail), self.offset - len(self._tail)) != self._tail:
+        self.fault, state = None, os.fstat(file)
+        if not self.is_same(file):
             self._restart()
         self._file, self.size = (state.st_dev, state.st_ino), state.st_size
         while self.offset < state.st_size:
@@ -70,6 +68,12 @@ class GrowingFile:
             if lines:
                 return lines
         return b""
+
+    def is_same(self, file: int) -> bool:
+        """Whether this open file still has what was read of it."""
+        state = os.fstat(file)
+        same = (state.st_dev, state.st_ino) == self._file
+        return same and os.pread(file, len(self._tail), self.offset - len(self._tail)) == self._tail
 
     def _advance(self, data: bytes) -> None:
         self.offset += len(data)

@@ -18,8 +18,9 @@ STORED = {
     **{"reward": "DOUBLE", "advantage": "DOUBLE"},
     **{"prompt_id": "VARCHAR", "request_id": "VARCHAR", "finish_reason": "VARCHAR"},
 }
-"""Columns of the file that the table has as columns; the others are read from the line when they are asked for."""
+"""Columns of the file that the table `completions` has; the others are read from the lines when they are asked for."""
 JUDGED = {CORRECT: "DOUBLE", FAILURE: "VARCHAR"}
+_INDEXED = STORED | JUDGED | {LENGTH: "BIGINT"}
 OPERATORS = ("=", "!=", "<", "<=", ">", ">=", "contains")
 
 _SAME = {"=": "IS NOT DISTINCT FROM", "!=": "IS DISTINCT FROM"}
@@ -48,6 +49,10 @@ class Sql(NamedTuple):
     values: list[Any]
 
 
+def all_of(parts: Sequence[Sql]) -> Sql:
+    return Sql(" AND ".join(["TRUE", *(part.text for part in parts)]), [one for part in parts for one in part.values])
+
+
 def pointer(column: str) -> str:
     """The JSON pointer of a column."""
     return "/" + clean(column).replace("~", "~0").replace("/", "~1")
@@ -58,29 +63,30 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+def is_indexed(column: str) -> bool:
+    """Whether the column is in the tables `completions` or `judged`; else it is in the lines alone."""
+    return column in _INDEXED
+
+
+def is_number(column: str) -> bool:
+    return _INDEXED.get(column, "VARCHAR") != "VARCHAR"
+
+
 def as_text(column: str) -> Sql:
-    if column == LENGTH or column in STORED or column in JUDGED:
-        return Sql(f"CAST({_quoted(column)} AS VARCHAR)", [])
+    if is_indexed(column):
+        return Sql(f'CAST("{column}" AS VARCHAR)', [])
     return Sql("json_extract_string(line, ?)", [pointer(column)])
 
 
 def as_number(column: str) -> Sql:
     if is_number(column):
-        return Sql(_quoted(column), [])
+        return Sql(f'"{column}"', [])
     text, values = as_text(column)
     return Sql(f"TRY_CAST({text} AS DOUBLE)", values)
 
 
-def is_number(column: str) -> bool:
-    return column == LENGTH or (STORED | JUDGED).get(column, "VARCHAR") != "VARCHAR"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def source(query: CompletionQuery) -> str:
-    """The tables that have the query's columns."""
+def tables_of(query: CompletionQuery) -> str:
+    """The tables with the indexed columns of a query."""
     named = {query.order_by, *(column for column, _, _ in query.where)}
     return JUDGED_TOO if named & set(JUDGED) else "completions"
 
@@ -88,33 +94,28 @@ def source(query: CompletionQuery) -> str:
 JUDGED_TOO = "completions JOIN judged USING (id)"
 
 
-def condition(query: CompletionQuery) -> Sql:
-    """What follows WHERE. Raises ValueError for an unknown operator, or one that null does not have."""
-    parts: list[str] = ["TRUE"]
-    values: list[Any] = []
-
-    def add(text: str, *more: Any) -> None:
-        parts.append(text)
-        values.extend(more)
-
+def index_condition(query: CompletionQuery) -> Sql:
+    """What the index can tell. Raises ValueError for an unknown operator, or one that null does not have."""
+    parts = [_comparison(*one) for one in query.where if is_indexed(one[0])]
     if query.steps is not None:
-        add("step BETWEEN ? AND ?", *query.steps)
-    if query.prompt_id is not None:
-        add("prompt_id = ?", clean(query.prompt_id))
+        parts.append(Sql("step BETWEEN ? AND ?", [*query.steps]))
     if query.group is not None:
-        add('"group" = ?', query.group)
-    if query.finish_reason is not None:
-        add("finish_reason = ?", clean(query.finish_reason))
+        parts.append(Sql('"group" = ?', [query.group]))
+    for column, value in (("prompt_id", query.prompt_id), ("finish_reason", query.finish_reason)):
+        if value is not None:
+            parts.append(Sql(f"{column} = ?", [clean(value)]))
+    return all_of(parts)
+
+
+def line_condition(query: CompletionQuery) -> Sql | None:
+    """What the lines must be read for; None where there is nothing. Raises ValueError as `index_condition`."""
+    parts = [_comparison(*one) for one in query.where if not is_indexed(one[0])]
     if query.text:
-        text = clean(query.text)
+        text, found = clean(query.text), "contains(lower(json_extract_string(line, ?)), lower(?))"
         if text.isascii():  # first in the whole line, as JSON writes it: only lines that have it are parsed
-            add("contains(lower(line), lower(?))", json.dumps(text)[1:-1])
-        found = "contains(lower(json_extract_string(line, ?)), lower(?))"
-        add(f"({found} OR {found})", "/completion", text, "/prompt", text)
-    for one in query.where:
-        part = _comparison(*one)
-        add(part.text, *part.values)
-    return Sql(" AND ".join(parts), values)
+            parts.append(Sql("contains(lower(line), lower(?))", [json.dumps(text)[1:-1]]))
+        parts.append(Sql(f"({found} OR {found})", ["/completion", text, "/prompt", text]))
+    return all_of(parts) if parts else None
 
 
 def _comparison(column: str, operator: str, value: Any) -> Sql:
@@ -141,13 +142,15 @@ def _number(value: Any) -> float | None:
         return None
 
 
-def order(query: CompletionQuery) -> Sql:
-    """What follows ORDER BY. Numbers of a column of the file come before its texts."""
+def order_keys(query: CompletionQuery) -> list[Sql]:
+    """What is sorted by before the place in the file. Of a column of the lines numbers come before texts."""
     if query.order_by is None:
-        return Sql("id DESC" if query.descending else "id", [])
+        return []
+    number = as_number(query.order_by)
+    return [number] if is_number(query.order_by) else [number, as_text(query.order_by)]
+
+
+def order(query: CompletionQuery, keys: Sequence[str]) -> str:
+    """What follows ORDER BY, of these names or terms."""
     direction = "DESC NULLS LAST" if query.descending else "NULLS LAST"
-    keys = [as_number(query.order_by)]
-    if not is_number(query.order_by):
-        keys.append(as_text(query.order_by))
-    text = [f"{key.text} {direction}" for key in keys]
-    return Sql(", ".join([*text, "id"]), [value for key in keys for value in key.values])
+    return ", ".join([*(f"{key} {direction}" for key in keys), "id DESC" if query.descending and not keys else "id"])

@@ -197,11 +197,14 @@ class TokenWriter:
     def _put_bytes(self, name: str, content: bytes) -> int:
         self.folder.mkdir(exist_ok=True)
         draft = self.folder / f"{_TEMPORARY}{name}"
-        with draft.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.rename(self.folder / name)
+        try:
+            with draft.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            draft.rename(self.folder / name)
+        finally:
+            draft.unlink(missing_ok=True)
         return len(content)
 
     def _attempt(self, name: str, work: Callable[[], None]) -> None:

@@ -175,8 +175,7 @@ def _table(rows: Sequence[Mapping[str, str]], colours: bool) -> str:
 
 def _facts(run: RunFolder, opened_first: bool) -> None:
     """What a run is: its command and, in short, what was made of it."""
-    content = {"args": run.args, "versions": run.versions, "hardware": run.hardware, "command": run.command}
-    found = facts(content)
+    found = facts(run)
     if plan := run.plan:
         names = ("dataset_size", "prompts_per_round", "completions_per_round", "optimizer_steps_per_round")
         numbers = [f"{plan[name]:,} {name.replace('_', ' ')}" for name in names if isinstance(plan.get(name), int)]
@@ -189,7 +188,7 @@ def _facts(run: RunFolder, opened_first: bool) -> None:
                     ui.label(name)
                 with ui.element("dd"):
                     ui.label(text)
-        for code in command(content):
+        for code in command(run):
             text = f"<details><summary>command</summary><pre>{html.escape(code.text)}</pre></details>"
             ui.html(text, sanitize=False)
 
