@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ _PANELS = {
     "rollout/staleness/mean": "Staleness, in rounds",
     "tokens_per_second": "Tokens per second",
 }
+_HAPPENED = ("resumed", "skipped", "server_lost")  # events that are counted
 _POINTS = 300  # of a curve, at most
 _MOST = 200_000  # completions of one evaluation
 
@@ -112,8 +114,10 @@ def _what(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
 
 
 def _state(run: Opened) -> str:
-    planned = run.folder.plan.get("total_steps")
-    return f"{run.folder.status} at step {run.log.last_step}" + (f" of {planned}" if planned else "")
+    planned, counts = run.folder.plan.get("total_steps"), Counter(event.get("kind") for event in run.folder.events)
+    happened = [f"{kind.replace('_', ' ')} {counts[kind]} x" for kind in _HAPPENED if counts[kind]]
+    state = f"{run.folder.status} at step {run.log.last_step}" + (f" of {planned}" if planned else "")
+    return f"{state} ({', '.join(happened)})" if happened else state
 
 
 def _figures(found: Sequence[Figure]) -> list[Block]:
