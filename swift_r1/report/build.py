@@ -93,7 +93,7 @@ def _open(folder: RunFolder, tables: ExitStack) -> Opened:
 
 def _name(group: Sequence[Opened]) -> str:
     first = group[0].folder.name
-    return first if len(group) == 1 else f"{first} and {len(group) - 1} other seed{'s' if len(group) > 2 else ''}"
+    return first if len(group) == 1 else f"{first} and {len(group) - 1} more"
 
 
 def _what(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:

@@ -108,7 +108,7 @@ def test_seeds_are_one_curve_and_other_flags_another(tmp_path: Path) -> None:
     content["args"]["learning_rate"] = 1.0
     (runs[2] / "args.json").write_text(json.dumps(content))
     report = build(find_runs([tmp_path]))
-    assert report.title == "Report: v0-run and 1 other seed, v2-run"
+    assert report.title == "Report: v0-run and 1 more, v2-run"
     [table, *_] = report.sections[0].blocks
     assert dict((row[0], row[1:]) for row in table.rows)["seeds"] == ["0 (v0-run), 1 (v1-run)", ""]  # type: ignore[union-attr]
     [curves] = next(one.blocks for one in report.sections if one.title == "Curves")
@@ -123,13 +123,14 @@ def test_a_file_that_is_no_report_stays(
     mine.write_text("print()\n")
     monkeypatch.chdir(tmp_path)
     wrong = [
-        (["-o", "train.py"], "train.py is there, and is no report"),
-        (["-o", "nowhere/out.html"], "there is no folder nowhere"),
-        (["--format", "pdf"], "--format"),
-        (["-o", "/proc/out.html"], "cannot be written"),
+        ([str(run), "-o", "train.py"], "train.py is there, and is no report"),
+        ([str(run), "-o", "nowhere/out.html"], "there is no folder nowhere"),
+        ([str(run), "-o", "/proc/out.html"], "cannot be written"),
+        ([str(run), "--format", "pdf"], "--format"),
+        ([str(run / "args.json")], "args.json is a file"),
     ]
     for words, message in wrong:
-        assert main(["report", str(run), *words]) == 2
+        assert main(["report", *words]) == 2
         assert message in capsys.readouterr().err
     assert mine.read_text() == "print()\n" and sorted(os.listdir(tmp_path)) == ["my  rün", "train.py"]
     for _ in range(2):  # a report is made again over the one before
