@@ -219,6 +219,16 @@ def mark_lines(ticks: Sequence[Tick]) -> dict[str, Any]:
                 "lineStyle": {"color": tick.colour, "type": "dotted", "width": 1},
                 "label": {"show": True, "position": "end", "distance": 0, "formatter": tick.letter, **_TEXT},
             }
-            for tick in ticks
+            for tick in _together(ticks)
         ],
     }
+
+
+def _together(ticks: Sequence[Tick]) -> list[Tick]:
+    """Those at the same place as one."""
+    found: dict[float, Tick] = {}
+    for tick in ticks:
+        before = found.get(tick.x)
+        more = (f"{before.letter} ", f"{before.text}; ") if before else ("", "")
+        found[tick.x] = Tick(tick.x, more[0] + tick.letter, more[1] + tick.text, tick.colour)
+    return list(found.values())

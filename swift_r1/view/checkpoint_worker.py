@@ -73,6 +73,8 @@ class Checkpoint:
         """The likeliest next tokens and their log-probs after temperature (0: at 1, as of a sample)."""
         import torch
 
+        if max(asked["token_ids"], default=0) >= self.engine.config.vocab_size:
+            raise ValueError("the tokens are not of this model's vocabulary")
         with torch.inference_mode():
             tokens = torch.tensor([asked["token_ids"]], device=self.model.device)
             logits = self.model(input_ids=tokens, use_cache=False, logits_to_keep=1).logits[0, -1].float()

@@ -31,8 +31,8 @@ COLOURINGS: Mapping[str, Colouring] = {
     "clipped": Colouring("clipping", "diverging", ("clipped low", "clipped high")),
     "logp_diff": Colouring("trainer's log-prob - engine's", "diverging", ("engine higher", "trainer higher")),
     "entropy": Colouring("entropy (nats)", "sequential", ("sure", "unsure")),
+    "logp": Colouring("engine's log-prob, negated", "sequential", ("sure", "unlikely")),
     "version": Colouring("weight version", "sequential", ("oldest", "newest")),
-    "logp": Colouring("log-prob", "sequential", ("sure", "unlikely")),
 }
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from nicegui import ui
 
@@ -72,6 +73,18 @@ def of_round(record: TokenRecord, round_step: int) -> list[RecordedCompletion]:
             break
         found |= {(row.request_id, row.number): row for row in reversed(rows) if row.round_step == round_step}
     return sorted(found.values(), key=lambda row: (row.group or 0, row.number or 0))
+
+
+def recorded(page: Page, step: int, of: str | None) -> set[tuple[str | None, int | None]]:
+    """Request and number of the completions of a step (`of` as in `table_of`) whose tokens are recorded."""
+    record = opened(TokenRecord, page.run.path)
+    rows = of_round(record, step) if of is None else record.probes_at(step)
+    return {(row.request_id, row.number) for row in rows}
+
+
+def tokens_link(page: Page, row: Mapping[str, Any], of: str | None) -> str:
+    where = {"step": row["step"]} if of is None else {"probe": row["step"]}
+    return page.link("/tokens", **where, request=row["request_id"], number=row["number"])
 
 
 def source_choice(page: Page, step: int | None = None) -> Callable[[], Source | None]:

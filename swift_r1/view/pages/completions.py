@@ -9,7 +9,7 @@ from nicegui.events import GenericEventArguments
 
 from swift_r1.errors import UsageError
 from swift_r1.runs.query import FAILURE, LENGTH, CompletionQuery
-from swift_r1.view.completion_html import reward_columns, table
+from swift_r1.view.completion_html import length_column, reward_columns, table
 from swift_r1.view.conditions import read_conditions
 from swift_r1.view.elements import next_item_keys, table_of
 from swift_r1.view.shell import Page, view_page
@@ -87,7 +87,7 @@ class _Completions:
         asked = [query.order_by, *(column for column, _, _ in query.where)]
         known = self.table.columns
         own = ["step", "group", "prompt_id", "completion", "reward", *reward_columns(known), "advantage"]
-        own += ["finish_reason", LENGTH, FAILURE]
+        own += ["finish_reason", length_column(known), FAILURE]
         return list(dict.fromkeys([*own, *(name for name in asked if name)]))
 
     def _link(self, row: dict[str, Any]) -> str:

@@ -11,9 +11,8 @@ from nicegui import ui
 from swift_r1.report.colours import scale
 from swift_r1.runs.completions import CompletionTable, Heatmap
 from swift_r1.runs.failures import FAILURES
-from swift_r1.runs.query import LENGTH
 from swift_r1.view.charts import TOOLTIP, Line, Point, axis, chart, line_options, refresh, zoom_of
-from swift_r1.view.completion_html import reward_columns
+from swift_r1.view.completion_html import length_column, reward_columns
 from swift_r1.view.elements import table_of
 from swift_r1.view.shell import Page, view_page
 
@@ -65,11 +64,10 @@ def _options(page: Page, table: CompletionTable) -> dict[str, dict[str, Any]]:
     }
     for one in options.values():
         one["yAxis"] |= {"min": 0, "max": 1, "scale": False}
-    for column, title in [("reward", "reward"), (LENGTH, "characters of a completion")] + [
-        (name, name) for name in reward_columns(table.columns)
-    ]:
+    known = table.columns
+    for column in ("reward", length_column(known), *reward_columns(known)):
         if (heat := table.heatmap(column)).steps:
-            options[f"heat map of {title} over the steps"] = heat_options(title, heat)
+            options[f"heat map of {column} over the steps"] = heat_options(column, heat)
     return options
 
 

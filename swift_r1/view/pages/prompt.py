@@ -12,7 +12,7 @@ from swift_r1.errors import UsageError
 from swift_r1.runs.tokens import TokenRecord
 from swift_r1.view.charts import Line, chart, line_options
 from swift_r1.view.completion_html import shown
-from swift_r1.view.elements import evaluated, next_item_keys, rich, trained
+from swift_r1.view.elements import evaluated, next_item_keys, recorded, rich, tokens_link, trained
 from swift_r1.view.markup import markup, word_diff
 from swift_r1.view.shell import Page, opened, view_page
 
@@ -153,6 +153,8 @@ def side_by_side(groups: Sequence[tuple[int, Sequence[dict[str, Any]]]], number:
             page.link("/group", step=step, group=row.get("group"), of=of or None, request=row.get("request_id"))
         )
         head = f'<a href="{href}">step {step}</a>, weight version {shown(row.get("weight_version"))}'
+        if (row.get("request_id"), row.get("number")) in recorded(page, step, of or None):
+            head += f', <a href="{markup(tokens_link(page, row, of or None))}">tokens</a>'
         got = f"reward {shown(row.get('reward'))}, {shown(row.get('finish_reason'))}"
         parts.append(
             f'<article class="card" data-item tabindex="-1"><h3>{head}</h3><p>{got}</p>'
