@@ -13,7 +13,8 @@ _DRAWN = """() => {
   const place = document.querySelector(".view-chart");
   const option = place && getElement(place.id.slice(1))?.chart?.getOption();
   if (!option) return null;
-  const spans = option.series.flatMap((one) => one.data.map((item) => [option.yAxis[0].data[item[2]], one.name, ...item]));
+  const lanes = option.yAxis[0].data;
+  const spans = option.series.flatMap((one) => one.data.map((item) => [lanes[item[2]], one.name, ...item]));
   const { start, end, startValue, endValue } = option.dataZoom[0];
   const marks = option.series[0].markLine.data.map((one) => one.name);
   return { spans, marks, all: start <= 0 && end >= 100, window: [startValue, endValue] };
