@@ -13,8 +13,8 @@ _DRAWN = """() => {
   const place = document.querySelector(".view-chart");
   const option = place && getElement(place.id.slice(1))?.chart?.getOption();
   if (!option) return null;
-  const lanes = option.yAxis[0].data;
-  const spans = option.series.flatMap((one) => one.data.map((item) => [lanes[item[2]], one.name, ...item]));
+  const row = (series, item) => [option.yAxis[0].data[item[2]], series.name, ...item];
+  const spans = option.series.flatMap((series) => series.data.map((item) => row(series, item)));
   const { start, end, startValue, endValue } = option.dataZoom[0];
   const marks = option.series[0].markLine.data.map((one) => one.name);
   return { spans, marks, all: start <= 0 && end >= 100, window: [startValue, endValue] };
