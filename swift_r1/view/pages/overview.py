@@ -11,13 +11,12 @@ from nicegui import ui
 from swift_r1.report.parts import command, facts
 from swift_r1.runs.folder import RunFolder
 from swift_r1.runs.metrics import MetricLog, at_steps, same_but_seed
+from swift_r1.runs.standing import standing
 from swift_r1.runs.timeline import Timeline
 from swift_r1.view import charts
 from swift_r1.view.curves import Group, Shown, lines, panels
 from swift_r1.view.marks import ticks
 from swift_r1.view.shell import Page, in_order, opened, view_page
-
-_LAST_LINES = 20  # whose seconds a step say how long the rest takes
 
 
 @view_page("/", "Overview", go="o")
@@ -59,7 +58,7 @@ class _Overview:
     def _show_state(self) -> None:
         # A folder is read once: another object looks again.
         found = [RunFolder(run.path, run.name) for run in self.page.chosen]
-        rows = [_state(run, log) for run, log in zip(found, self.logs, strict=True)]
+        rows = [standing(run, log) for run, log in zip(found, self.logs, strict=True)]
         if rows != self.rows:
             self.rows = rows
             several = len(found) > 1
@@ -153,27 +152,6 @@ def _options(
     return found
 
 
-def _state(run: RunFolder, log: MetricLog) -> dict[str, str]:
-    """Where a run stands: the cells of its row."""
-    total, done = run.plan.get("total_steps"), log.last_step
-    found = {"run": run.name, "status": run.status, "progress": f"step {done:,}", "time": ""}
-    if isinstance(total, int) and total > 0:
-        found["progress"] += f" of {total:,}, {100 * min(1.0, done / total):.0f} %"
-        seconds = log.get("time/step").values[-_LAST_LINES:]
-        if run.status == "running" and seconds:
-            found["time"] = f"about {duration((total - done) * sum(seconds) / len(seconds))} left"
-    if isinstance(took := run.summary.get("seconds"), int | float):
-        found["time"] = f"took {duration(took)}"
-    if values := log.get("reward").values:
-        found["reward"] = f"{values[-1]:.4g}"
-    for benchmark, names in log.benchmarks().items():
-        name = "accuracy" if "accuracy" in names else names[0]
-        for last in log.evaluations(benchmark, name)[-1:]:
-            interval = "" if last.low is None or last.high is None else f" [{last.low:.3g}, {last.high:.3g}]"
-            found[f"{benchmark}: {name}"] = f"{last.value:.3g}{interval}"
-    return found
-
-
 def _different(runs: Sequence[RunFolder]) -> str:
     """The flags that not all of the runs have alike, a row each, as HTML."""
     names = sorted({name for run in runs for name in run.args} - {"output_dir"})
@@ -211,13 +189,3 @@ def _facts(run: RunFolder, opened_first: bool) -> None:
         for code in command(run):
             text = f"<details><summary>command</summary><pre>{html.escape(code.text)}</pre></details>"
             ui.html(text, sanitize=False)
-
-
-def duration(seconds: float) -> str:
-    """Two units of it: 2 h 5 min."""
-    whole = round(seconds)
-    for size, name, small, less in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if whole >= size:
-            rest = whole % size // small
-            return f"{whole // size} {name}" + (f" {rest} {less}" if rest else "")
-    return f"{whole} s"
