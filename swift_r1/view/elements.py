@@ -52,6 +52,17 @@ def table_of(page: Page) -> CompletionTable:
     return found
 
 
+def of_choice(page: Page) -> None:
+    """Whether the page is about completions of training or of evaluations."""
+    choice = ui.toggle({"": "training", "eval": "evaluations"}, value=page.text("of")).props("dense no-caps flat")
+
+    def to(value: str | None) -> None:
+        page.set(of=value or None, page=None)
+        ui.navigate.reload()
+
+    choice.on_value_change(lambda event: to(event.value))
+
+
 def next_item_keys() -> None:
     """`j` and `k` go to the next and the last completion of a page (each has `data-item`)."""
     for key, step, title in (("j", 1, "next completion"), ("k", -1, "previous completion")):

@@ -11,7 +11,7 @@ from swift_r1.errors import UsageError
 from swift_r1.runs.query import FAILURE, LENGTH, CompletionQuery
 from swift_r1.view.completion_html import length_column, reward_columns, table
 from swift_r1.view.conditions import read_conditions
-from swift_r1.view.elements import next_item_keys, table_of
+from swift_r1.view.elements import next_item_keys, of_choice, table_of
 from swift_r1.view.shell import Page, view_page
 
 ROWS = 50
@@ -28,6 +28,7 @@ class _Completions:
 
     def __init__(self, page: Page) -> None:
         self.page, self.table = page, table_of(page)
+        of_choice(page)
         with ui.element("form").classes("view-row").on("submit.prevent", js_handler="() => {}"):
             self._text("q", "search in prompts and completions").props("data-search")
             self._text("where", "where: reward>=0.5; nums contains 25")
@@ -92,7 +93,8 @@ class _Completions:
 
     def _link(self, row: dict[str, Any]) -> str:
         of = self.page.text("of") or None
-        address = self.page.link("/group", step=row.get("step"), group=row.get("group"), of=of)
+        request = row.get("request_id") if of else None
+        address = self.page.link("/group", step=row.get("step"), group=row.get("group"), of=of, request=request)
         return address if row.get("number") is None else f"{address}#n{row['number']}"
 
     def _sortable(self) -> list[str]:

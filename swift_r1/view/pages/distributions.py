@@ -13,7 +13,7 @@ from swift_r1.runs.completions import CompletionTable, Heatmap
 from swift_r1.runs.failures import FAILURES
 from swift_r1.view.charts import TOOLTIP, Line, Point, axis, chart, line_options, refresh, zoom_of
 from swift_r1.view.completion_html import length_column, reward_columns
-from swift_r1.view.elements import table_of
+from swift_r1.view.elements import of_choice, table_of
 from swift_r1.view.shell import Page, view_page
 
 _MOST_POINTS = 400
@@ -23,13 +23,7 @@ _GROUPS = ("right", "mixed", "wrong")
 @view_page("/distributions", "Distributions", go="d")
 def distributions(page: Page) -> None:
     table = table_of(page)
-    of = ui.toggle({"": "training", "eval": "evaluations"}, value=page.text("of")).props("dense no-caps flat")
-
-    def to(value: str | None) -> None:
-        page.set(of=value or None)
-        ui.navigate.reload()
-
-    of.on_value_change(lambda event: to(event.value))
+    of_choice(page)
     if not table.steps():
         ui.label("no completions yet").classes("said")
         return
