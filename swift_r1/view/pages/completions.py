@@ -31,7 +31,7 @@ class _Completions:
         of_choice(page)
         with ui.element("form").classes("view-row").on("submit.prevent", js_handler="() => {}"):
             self._text("q", "search in prompts and completions").props("data-search")
-            self._text("where", "where: reward>=0.5; nums contains 25")
+            self._text("where", "where: reward>=0.5; nums contains 25").classes("grow")
             self._text("step", "step, or 10-20").classes("narrow")
             self._text("prompt", "prompt id").classes("narrow")
             self._choice("finish", "finish reason", list(_REASONS))
