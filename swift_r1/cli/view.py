@@ -46,7 +46,7 @@ def run(words: Sequence[str]) -> int:
     if args.trace is not None:
         from swift_r1.view.trace import write_trace
 
-        write_trace(runs[0], Path(args.trace))
+        write_trace(runs[-1], Path(args.trace))
         return EXIT_OK
     # Before the page's libraries are loaded, which takes a second or two.
     from swift_r1.inference.server import bind

@@ -14,8 +14,6 @@ from swift_r1.runs.folder import RunFolder
 from swift_r1.runs.metrics import MetricLog, Series
 
 _FACTS = {
-    "model": "{model}",
-    "trained": "{train_type}, {torch_dtype}",
     "algorithm": "{rlhf_type}, loss {loss_type}, {num_generations} completions a prompt",
     "learning rate": "{learning_rate:g}, {lr_scheduler_type}",
 }
@@ -26,7 +24,7 @@ _PHASES = ("generate", "reward", "train", "sync")
 
 def facts(run: RunFolder) -> dict[str, str]:
     """What was run, by name, without what args.json lacks."""
-    args, found = run.args, {}
+    args, found = run.args, {name: run.args.get(name) for name in ("model", "train_type", "torch_dtype")}
     for name, form in _FACTS.items():
         try:
             found[name] = form.format_map(args)
@@ -40,7 +38,7 @@ def facts(run: RunFolder) -> dict[str, str]:
         "hardware": _hardware(run),
         "versions": ", ".join(f"{name} {number}" for name, number in run.versions.items() if number),
     }
-    return found | {name: text for name, text in more.items() if text}
+    return {name.replace("_", " "): str(text) for name, text in (found | more).items() if text}
 
 
 def command(run: RunFolder) -> list[Code]:

@@ -148,19 +148,23 @@ class CompletionTable(StoredLines):
 
     def _rows_of(self, ids: list[int], longest: int | None = None) -> list[dict[str, Any]]:
         """In this order; a line that is no longer there is left out."""
-        which = Sql("id IN (SELECT unnest(?))", [ids])
         found: dict[int, dict[str, Any]] = {}
-        for lines in self._read(which):
-            for place, line in zip(lines["id"].to_pylist(), lines["line"], strict=True):
-                row = json.loads(line.as_py())
-                found[place] = row if longest is None else cut(row, longest)
-        statement, values = self._judgement(dict.fromkeys(name for row in found.values() for name in row))
-        more = self._rows(f'SELECT id, "{LENGTH}" FROM completions WHERE {which.text}', which.values)
-        lengths = dict(more)
-        for cursor in self._over_lines(which, statement, values):
-            for place, _, failure in cursor.fetchall():
-                found[place] |= {LENGTH: lengths[place], FAILURE: failure}
+        judged, values = self._judgement(self._columns)
+        statement = f"""
+            SELECT id, line, "{LENGTH}", "{FAILURE}"
+            FROM ({judged}) JOIN lines USING (id) JOIN completions USING (id)
+        """
+        for cursor in self._over_lines(Sql("id IN (SELECT unnest(?))", [ids]), statement, values):
+            for place, line, length, failure in cursor.fetchall():
+                row = json.loads(line)
+                found[place] = (row if longest is None else cut(row, longest)) | {LENGTH: length, FAILURE: failure}
         return [found[place] for place in ids if place in found]
+
+    def groups(self, query: CompletionQuery) -> list[tuple[int, int]]:
+        """Step and number of each group with matching completions, for a query of steps, prompt or group alone."""
+        where = index_condition(query)
+        statement = 'SELECT DISTINCT step, "group" FROM completions WHERE "group" IS NOT NULL AND'
+        return [(step, group) for step, group in self._rows(f"{statement} {where.text} ORDER BY ALL", where.values)]
 
     def group(self, step: int, group: int, longest: int | None = None) -> list[dict[str, Any]]:
         """A group's completions in their order; where the file lacks `number` they are numbered."""
