@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 from swift_r1.report.blocks import Figure, printable
@@ -88,7 +88,7 @@ def _figure(title: str) -> Iterator[tuple[Axes, list[Figure]]]:
     from matplotlib.figure import Figure as Canvas
     from matplotlib.ticker import MaxNLocator
 
-    ours = {"svg.hashsalt": title, "svg.fonttype": "none", "text.parse_math": False, "font.size": 8}
+    ours: dict[str, Any] = {"svg.hashsalt": title, "svg.fonttype": "none", "text.parse_math": False, "font.size": 8}
     inks = dict.fromkeys(("text.color", "xtick.color", "ytick.color", "axes.edgecolor", "grid.color"), INK_LIGHT)
     bare = {"axes.spines.top": False, "axes.spines.right": False, "xtick.major.size": 0, "ytick.major.size": 0}
     written: list[Figure] = []
@@ -109,7 +109,7 @@ def _figure(title: str) -> Iterator[tuple[Axes, list[Figure]]]:
 def _legend(axes: Axes, labels: Sequence[str]) -> None:
     if not any(labels):
         return
-    handles = axes.get_lines() or list(axes.collections)
+    handles: list[Any] = [*axes.get_lines()] or [*axes.collections]
     # A label that begins with an underscore would be left out.
     named = [" " + " ".join(printable(label).split()) for label in labels]
     columns = 3 if max(map(len, named)) < 14 else 2 if max(map(len, named)) < 26 else 1
