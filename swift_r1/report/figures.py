@@ -88,14 +88,15 @@ def _figure(title: str) -> Iterator[tuple[Axes, list[Figure]]]:
     from matplotlib.figure import Figure as Canvas
     from matplotlib.ticker import MaxNLocator
 
-    ours: dict[str, Any] = {"svg.hashsalt": title, "svg.fonttype": "none", "text.parse_math": False, "font.size": 8}
+    ours = {"svg.hashsalt": title, "svg.fonttype": "none", "text.parse_math": False, "font.size": 8}
     inks = dict.fromkeys(("text.color", "xtick.color", "ytick.color", "axes.edgecolor", "grid.color"), INK_LIGHT)
     bare = {"axes.spines.top": False, "axes.spines.right": False, "xtick.major.size": 0, "ytick.major.size": 0}
+    style: Any = ours | inks | bare
     written: list[Figure] = []
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font for measuring does not have
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(ours | inks | bare)
+        matplotlib.rcParams.update(style)
         canvas = Canvas(figsize=_SIZE, layout="constrained")
         axes = canvas.subplots()
         axes.grid(alpha=0.15, linewidth=0.6)
