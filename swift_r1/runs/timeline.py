@@ -111,10 +111,8 @@ class _Lane:
         """What a clock that was set back has mixed up."""
         if not self._sorted:
             order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
-            self.starts, self.ends, self.steps, self._kinds = (
-                array(one.typecode, [one[index] for index in order])
-                for one in (self.starts, self.ends, self.steps, self._kinds)
-            )
+            for one in (self.starts, self.ends, self.steps, self._kinds):
+                one[:] = array(one.typecode, [one[index] for index in order])  # type: ignore[arg-type, assignment]
             self._sorted = True
 
     def __len__(self) -> int:
