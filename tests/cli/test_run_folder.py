@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from swift_r1.arguments import RlhfArguments, World, parse_arguments
+from swift_r1.arguments.plan import make_plan
 from swift_r1.launch.run_folder import make_run_folder, run_folder_faults, without_secrets, write_args
 from swift_r1.runtime.hardware import hardware
 
