@@ -11,6 +11,7 @@ from swift_r1.arguments import RlhfArguments, RolloutArguments
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import FlagSpec, flag_specs
 from swift_r1.arguments.meanings import MEANINGS
+from swift_r1.arguments.report import ReportArguments
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.arguments.view import ViewArguments
 from swift_r1.cli.help import shown
@@ -39,7 +40,8 @@ def page() -> str:
         parts.append(f"## `{command}`\n")
         for group, members in groupby(flag_specs(cls).values(), key=lambda spec: spec.group):
             parts += [f"### {group}\n", *map(_entry, members), ""]
-    parts += ["## `swift view`\n", *map(_entry, flag_specs(ViewArguments).values()), ""]
+    for command, cls in (("swift view", ViewArguments), ("swift report", ReportArguments)):
+        parts += [f"## `{command}`\n", *map(_entry, flag_specs(cls).values()), ""]
     parts += ["## `swift merge-lora`\n", *map(_entry, flag_specs(MergeArguments).values()), ""]
     parts.append("## `swift check`\n\nThe flags of `swift rlhf`, none of them required, and:\n")
     parts += [_entry(spec) for spec in flag_specs(CheckArguments).values() if spec.group == "Check"]

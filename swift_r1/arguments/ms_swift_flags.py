@@ -162,8 +162,8 @@ TABLE = {
     "while a checkpoint is sent to the hub, later ones are not, but for the last": """
         hub_always_push=false
     """,
-    "--report_to has the trackers: tensorboard, wandb, swanlab": """
-        project trackio_bucket_id trackio_space_id trackio_static_space_id
+    "--trackio_space_id names the Space, which keeps its own bucket": """
+        trackio_bucket_id trackio_static_space_id
     """,
     "the batch is what the flags say: where memory is short, --max_tokens_per_micro_batch cuts a step finer": """
         auto_find_batch_size=false

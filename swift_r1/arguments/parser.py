@@ -134,7 +134,9 @@ def parse_arguments(
     """
     environ = os.environ if environ is None else environ
     reading = _Reading(cls)
-    has_config = bool(argv) and not is_flag(argv[0]) and argv[0].lower().endswith(CONFIG_SUFFIXES)
+    positional = any(spec.info.positional for spec in flag_specs(cls).values())
+    may_have_config = bool(argv) and not is_flag(argv[0]) and not positional
+    has_config = may_have_config and argv[0].lower().endswith(CONFIG_SUFFIXES)
     _read(_flags_with_values(cls, argv[has_config:], reading.faults), from_words, reading)
     if has_config:
         entries = _load_config(argv[0], reading.faults).items()

@@ -15,11 +15,9 @@ def _tracked(*names: str) -> Scope:
     )
 
 
-_ANY, _TENSORBOARD, _WANDB, _SWANLAB = (
-    _tracked("wandb", "swanlab"),
-    _tracked("tensorboard"),
-    _tracked("wandb"),
-    _tracked("swanlab"),
+_ANY, _TENSORBOARD, _WANDB, _SWANLAB, _TRACKIO = (
+    _tracked("wandb", "swanlab", "trackio", "mlflow"),
+    *(_tracked(name) for name in ("tensorboard", "wandb", "swanlab", "trackio")),
 )
 
 
@@ -31,7 +29,7 @@ class TrackerArguments:
     report_to: list[str] = free(
         ["tensorboard"],
         "trackers, of which at least one must be installed; all: those that are",
-        choices=("none", "all", "tensorboard", "wandb", "swanlab"),
+        choices=("none", "all", "tensorboard", "wandb", "swanlab", "trackio", "mlflow"),
     )
     run_name: str | None = free(None, "name of the run in the trackers (default: the run folder's)", _ANY)
     logging_dir: str | None = free(
@@ -55,6 +53,12 @@ class TrackerArguments:
     )
     swanlab_token: str | None = free(
         None, "SwanLab's key (better: in SWANLAB_API_KEY)", _SWANLAB, secret="SWANLAB_API_KEY"
+    )
+    project: str | None = free(None, "project in Trackio (default: swift-r1)", _TRACKIO, ms_swift="huggingface")
+    trackio_space_id: str | None = free(
+        None,
+        "Hugging Face Space that gets the run, with a login (default: TRACKIO_SPACE_ID, else the run folder)",
+        _TRACKIO,
     )
 
 

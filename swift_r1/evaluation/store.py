@@ -60,13 +60,17 @@ def open_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Renamed into place, so that a file that exists is whole."""
+    """Renamed into place, so that a file that exists is whole. Raises OSError; then nothing is left behind."""
     beside = path.with_name(f"{path.name}.tmp")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    try:
+        with beside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def read_rows(folder: Path) -> list[CompletionRow]:

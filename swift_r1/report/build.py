@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from swift_r1.report import completions, evaluations, parts
 from swift_r1.report.blocks import Block, Figure, Figures, Note, Report, Section, Table
@@ -33,6 +34,7 @@ _PANELS = {
     "rollout/staleness/mean": "Staleness, in rounds",
     "tokens_per_second": "Tokens per second",
 }
+_HAPPENED = ("resumed", "skipped", "server_lost")  # events that are counted
 _POINTS = 300  # of a curve, at most
 _MOST = 200_000  # completions of one evaluation
 
@@ -61,7 +63,7 @@ def build(folders: Sequence[RunFolder]) -> Report:
             alike.setdefault(same_but_seed(run.folder.args) if run.folder.args else run.folder.name, []).append(run)
         groups = {_name(group): group for group in alike.values()}
         sections = {
-            "What was run": [block for name, group in groups.items() for block in _what(name, group)],
+            "What was run": _what(groups),
             "Curves": _figures(_curves(groups)),
             "Evaluation": [*_figures(_accuracies(groups)), *evaluations.blocks(*_measured(groups))],
             "The same prompts over time": _of_each(groups, lambda run: completions.same_prompts(run.evaluated)),
@@ -91,19 +93,34 @@ def _open(folder: RunFolder, tables: ExitStack) -> Opened:
 
 def _name(group: Sequence[Opened]) -> str:
     first = group[0].folder.name
-    return first if len(group) == 1 else f"{first} and {len(group) - 1} other seed{'s' if len(group) > 2 else ''}"
+    return first if len(group) == 1 else f"{first} and {len(group) - 1} more"
 
 
-def _what(name: str, group: Sequence[Opened]) -> list[Block]:
-    first = group[0].folder
-    found = {"run": name} | parts.facts(first)
-    if len(group) > 1:
-        found["seeds"] = ", ".join(f"{run.folder.args.get('seed')} ({run.folder.name})" for run in group)
-    for run in group:
-        planned = run.folder.plan.get("total_steps")
-        state = f"{run.folder.status}, step {run.log.last_step}" + (f" of {planned}" if planned else "")
-        found[run.folder.name if len(group) > 1 else "state"] = state
-    return [Table(["", ""], list(found.items()), texts=2), *parts.command(first)]
+def _what(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
+    """A column for each group, and the commands."""
+    columns = []
+    for group in groups.values():
+        own = parts.facts(group[0].folder)
+        if len(group) > 1:
+            own["seeds"] = ", ".join(f"{run.folder.args.get('seed')} ({run.folder.name})" for run in group)
+        own["state"] = ", ".join(_state(run) for run in group)
+        columns.append(own)
+    names = dict.fromkeys(name for own in columns for name in own)
+    table = Table(
+        ["run", *groups], [[name, *(own.get(name, "") for own in columns)] for name in names], len(groups) + 1
+    )
+    found: list[Block] = [table]
+    for run, *_ in groups.values():
+        if command := parts.command(run.folder):
+            found += [Note(f"The command of {run.folder.name}:"), *command]
+    return found
+
+
+def _state(run: Opened) -> str:
+    planned, counts = run.folder.plan.get("total_steps"), Counter(event.get("kind") for event in run.folder.events)
+    happened = [f"{kind.replace('_', ' ')} {counts[kind]} x" for kind in _HAPPENED if counts[kind]]
+    state = f"{run.folder.status} at step {run.log.last_step}" + (f" of {planned}" if planned else "")
+    return f"{state} ({', '.join(happened)})" if happened else state
 
 
 def _figures(found: Sequence[Figure]) -> list[Block]:
@@ -116,11 +133,11 @@ def _curves(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
     found = []
     for metric, title in panels.items():
         drawn = [
-            _curve(name, number, [run.log.get(metric) for run in group])
+            _curve(name if len(groups) > 1 else "", number, [run.log.get(metric) for run in group])
             for number, (name, group) in enumerate(groups.items())
         ]
-        if any(one.steps for one in drawn):
-            found.append(curves(title, [one for one in drawn if one.steps]))
+        if shown := [one for one in drawn if one.steps]:
+            found.append(curves(title, shown))
     return found
 
 
@@ -137,19 +154,19 @@ def _curve(name: str, number: int, seeds: Sequence[Series]) -> Curve:
 
 def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
     """Of each benchmark; a run alone has its intervals, several seeds a band from the lowest to the highest."""
-    benchmarks = sorted({name for group in groups.values() for run in group for name in run.log.benchmarks()})
     found = []
-    for benchmark in benchmarks:
+    for benchmark in sorted({name for group in groups.values() for run in group for name in run.log.benchmarks()}):
         drawn = []
         for number, (name, group) in enumerate(groups.items()):
-            points = [run.log.evaluations(benchmark, "accuracy") for run in group if benchmark in run.log.benchmarks()]
             curve = _curve(name, number, [run.log.get(f"eval/{benchmark}/accuracy") for run in group])
-            if len(points) == 1 and all(one.low is not None for one in points[0]):
-                [own] = points
-                values = [[one.step, one.value, one.low, one.high] for one in own]
-                curve = Curve(name, number, *([row[at] for row in values] for at in range(4)))
-            drawn.append(curve)
-        found.append(curves(f"Accuracy on {benchmark}", drawn, intervals=True))
+            if len(group) == 1 and benchmark in group[0].log.benchmarks():
+                points = group[0].log.evaluations(benchmark, "accuracy")
+                low, high = ([getattr(one, end) for one in points] for end in ("low", "high"))
+                if None not in low + high:
+                    curve = Curve(name, number, [one.step for one in points], [one.value for one in points], low, high)
+            drawn.append(curve if len(groups) > 1 else replace(curve, label=""))
+        intervals = all(len(group) == 1 for group in groups.values())
+        found.append(curves(f"Accuracy on {benchmark}", [one for one in drawn if one.steps], intervals))
     return found
 
 

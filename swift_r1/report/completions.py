@@ -43,14 +43,17 @@ def _shares(title: str, rows: Sequence[Mapping[str, Any]], labels: Mapping[str, 
 
 
 def extremes(completions: CompletionTable, best: bool) -> list[Block]:
-    """The completions of the run's end with the highest reward, or the lowest; of equal ones those that are most unlike
-    their group. One of a prompt."""
+    """The completions of the run's end with the highest reward, or the lowest if that is another; of equal ones those
+    that are most unlike their group. One of a prompt."""
     steps = completions.steps()
     last = (steps[int(len(steps) * (1 - _LAST))], steps[-1]) if steps else (0, 0)
-    [top] = completions.page(CompletionQuery(last, order_by="reward", descending=best), limit=1) or [{}]
-    if top.get("reward") is None:
+    ends = [
+        completions.page(CompletionQuery(last, order_by="reward", descending=end), limit=1) for end in (best, not best)
+    ]
+    top, other = (rows[0].get("reward") if rows else None for rows in ends)
+    if top is None or (top == other and not best):
         return []
-    query = CompletionQuery(last, where=(("reward", "=", top["reward"]),), order_by="advantage", descending=best)
+    query = CompletionQuery(last, where=(("reward", "=", top),), order_by="advantage", descending=best)
     found: dict[Any, Block] = {}
     for row in completions.page(query, limit=_LOOKED_AT):
         found.setdefault(row.get("prompt_id"), _alone(row))

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 from swift_r1.report.blocks import Figure, printable
@@ -35,7 +35,7 @@ LIGHT, DARK = _colours(INK_LIGHT, PAGE_LIGHT, SERIES_LIGHT), _colours(INK_DARK, 
 class Curve:
     """Values at steps, with the band around them where there is one; all of the same length."""
 
-    label: str
+    label: str  # may be empty
     number: int  # of its colour
     steps: Sequence[float]
     values: Sequence[float]
@@ -69,7 +69,7 @@ def shares(title: str, parts: Sequence[Curve]) -> Figure:
             axes.fill_between(one.steps, bottom, top, color=colour, linewidth=0, step="mid")
             bottom = top
         axes.set_ylim(0, 1)
-        _legend(axes, [one.label for one in parts], alone=True)
+        _legend(axes, [one.label for one in parts])
     return written[0]
 
 
@@ -91,26 +91,26 @@ def _figure(title: str) -> Iterator[tuple[Axes, list[Figure]]]:
     ours = {"svg.hashsalt": title, "svg.fonttype": "none", "text.parse_math": False, "font.size": 8}
     inks = dict.fromkeys(("text.color", "xtick.color", "ytick.color", "axes.edgecolor", "grid.color"), INK_LIGHT)
     bare = {"axes.spines.top": False, "axes.spines.right": False, "xtick.major.size": 0, "ytick.major.size": 0}
+    style: Any = ours | inks | bare
     written: list[Figure] = []
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font for measuring does not have
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(ours | inks | bare)
+        matplotlib.rcParams.update(style)
         canvas = Canvas(figsize=_SIZE, layout="constrained")
         axes = canvas.subplots()
         axes.grid(alpha=0.15, linewidth=0.6)
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, min_n_ticks=1))
         yield axes, written
         stream = io.BytesIO()
         canvas.savefig(stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     written.append(Figure(title, _plain(stream.getvalue().decode("utf-8"), title)))
 
 
-def _legend(axes: Axes, labels: Sequence[str], alone: bool = False) -> None:
-    """`alone`: also of one label."""
-    if len(labels) < 2 and not alone:
+def _legend(axes: Axes, labels: Sequence[str]) -> None:
+    if not any(labels):
         return
-    handles = axes.get_lines() or list(axes.collections)
+    handles: list[Any] = [*axes.get_lines()] or [*axes.collections]
     # A label that begins with an underscore would be left out.
     named = [" " + " ".join(printable(label).split()) for label in labels]
     columns = 3 if max(map(len, named)) < 14 else 2 if max(map(len, named)) < 26 else 1
@@ -124,7 +124,7 @@ def _plain(svg: str, title: str) -> str:
     svg = re.sub(r"<g id=\"[^\"]*\"", "<g", svg)
     svg = re.sub(r"font-family: [^;\"]*", "font-family: sans-serif", svg)
     svg = re.sub(r" transform=\"rotate\(-0[^\"]*\)\"", "", svg)
-    svg = re.sub(r"\d+\.\d{2,}", lambda found: f"{float(found[0]):.2f}", svg)
+    svg = re.sub("<[^>]*>", lambda tag: re.sub(r"\d+\.\d{2,}", lambda found: f"{float(found[0]):.2f}", tag[0]), svg)
     svg = re.sub(r" (width|height)=\"[\d.]+pt\"", "", svg, count=2)
     svg = re.sub(r"\s*\n\s*", " ", svg).replace("> <", "><")
     for colour, variable in _VARIABLES.items():

@@ -19,7 +19,7 @@ DEFAULT = "output"  # the folder of `--output_dir` by default
 _SIGNS = ("args.json", "logging.jsonl", "completions.jsonl")
 _DEPTH = 3  # how far below a given folder runs are looked for: OUTPUT/model/v0-...
 _MOST_LOOKED_AT = 20_000  # folders
-_NOT_ENTERED = ("checkpoint-", ".", "images", "tokens", "spans", "tensorboard", "wandb", "swanlab")
+_NOT_ENTERED = ("checkpoint-", ".", "images", "tokens", "spans", "tensorboard", "wandb", "swanlab", "trackio", "mlflow")
 
 
 @dataclass(frozen=True)

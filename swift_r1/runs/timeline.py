@@ -128,22 +128,34 @@ class _Lane:
         """The numbers of those that are in the window, at least in part."""
         return range(bisect_left(self.ends, start), bisect_right(self.starts, end))
 
-    def seconds(self, start: float, end: float) -> dict[int, dict[str, float]]:
-        """Of the window, by step and name."""
+    def seconds(self, start: float, end: float, steps: int) -> dict[int, dict[str, float]]:
+        """Of the last `steps` steps that are in the window, by step and name."""
         found: dict[int, dict[str, float]] = {}
-        for index in self.between(start, end):
+        for index in reversed(self.between(start, end)):
+            if self.steps[index] not in found and len(found) == steps:
+                break
             inside = min(self.ends[index], end) - max(self.starts[index], start)
             of_step = found.setdefault(self.steps[index], {})
             name = self.names[self._kinds[index]]
             of_step[name] = of_step.get(name, 0.0) + inside
         return found
 
+    def totals(self, start: float, end: float) -> dict[str, float]:
+        """Seconds of the window by name."""
+        starts, ends, kinds = self._in(self.between(start, end))
+        inside = numpy.minimum(ends, end) - numpy.maximum(starts, start)
+        sums = numpy.bincount(kinds, inside, len(self.names)).tolist()
+        return {name: seconds for name, seconds in zip(self.names, sums, strict=True) if seconds}
+
+    def _in(self, known: range) -> Iterator[numpy.ndarray]:
+        """Starts, ends and kinds."""
+        return (numpy.array(one[known.start : known.stop]) for one in (self.starts, self.ends, self._kinds))
+
     def blocks(self, start: float, end: float, cell: float) -> Iterator[Block]:
         """What is in the window, where neighbours that are shorter than `cell` seconds and begin in the same cell are
         one."""
         known = self.between(start, end)
-        part = slice(known.start, known.stop)
-        starts, ends, kinds = (numpy.array(one[part]) for one in (self.starts, self.ends, self._kinds))
+        starts, ends, kinds = self._in(known)
         if not len(starts):
             return
         cells = numpy.where(ends - starts < cell, (starts - start) // cell, numpy.nan)  # a long one is equal to none
@@ -220,6 +232,11 @@ class Timeline:
         return sorted(self._lanes, key=_place)
 
     @property
+    def names(self) -> list[str]:
+        """Of all spans."""
+        return sorted({name for lane in self._lanes.values() for name in lane.names})
+
+    @property
     def problems(self) -> list[str]:
         """What could not be read, a line each."""
         found = [_OLD] if self._old else []
@@ -251,9 +268,13 @@ class Timeline:
                 return found
             cell *= 2
 
-    def seconds(self, lane: str, start: float = -math.inf, end: float = math.inf) -> dict[int, dict[str, float]]:
-        """What a lane spent in a window, by step and name."""
-        return self._lanes[lane].seconds(start, end)
+    def seconds(self, lane: str, start: float, end: float, steps: int) -> dict[int, dict[str, float]]:
+        """What a lane spent in a window, by step and name, for the last `steps` steps of it."""
+        return self._lanes[lane].seconds(start, end, steps)
+
+    def totals(self, lane: str, start: float, end: float) -> dict[str, float]:
+        """What a lane spent in a window, by name."""
+        return self._lanes[lane].totals(start, end)
 
     @property
     def marks(self) -> list[Mark]:
@@ -268,6 +289,20 @@ class Timeline:
         if alive and not run_folder_is_held(self.run):
             found.append(self._killed(math.inf, found[-1]))
         return found
+
+    @property
+    def alive_s(self) -> float | None:
+        """Seconds in which processes worked on the run: from each start to its end, or to its last sign of life. None
+        without events."""
+        total, began = 0.0, None
+        for mark in self.marks:
+            if mark.kind in _BEGIN:
+                began = mark.time
+            elif began is not None and mark.kind in (*_END, "killed"):
+                total, began = total + mark.time - began, None
+        if began is not None and self.extent is not None:
+            total += self.extent[1] - began
+        return total or None
 
     def _killed(self, before: float, last: Mark) -> Mark:
         """The last sign of life before a time, of which `last` is the last event."""

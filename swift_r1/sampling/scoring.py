@@ -196,6 +196,7 @@ def completion_row(item: ScoredCompletion, step: int, advantage: float | None, d
         **{f"rewards/{name}": value for name, value in item.rewards.items()},
         "reward": item.reward,
         "advantage": advantage,
+        "tokens": len(completion.token_ids),
         "finish_reason": completion.finish_reason,
         "weight_version": completion.weight_version,
     }

@@ -1,17 +1,19 @@
-"""Trackers that metrics and completions are sent to: TensorBoard, Weights & Biases, SwanLab."""
+"""Trackers that metrics and completions are sent to: TensorBoard, Weights & Biases, SwanLab, Trackio, MLflow."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 import os
-from collections.abc import Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, one_line
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +33,8 @@ class TrackerFlags:
     swanlab_workspace: str | None = None
     swanlab_exp_name: str | None = None
     swanlab_mode: str | None = None
+    project: str | None = None
+    trackio_space_id: str | None = None
 
 
 class Reporter(Protocol):
@@ -126,10 +130,87 @@ class SwanLab:
         self._swanlab.finish()
 
 
-REPORTERS: Mapping[str, type[TensorBoard] | type[WeightsAndBiases] | type[SwanLab]] = {
+class Trackio:
+    """In the run folder, or with a login to Hugging Face in the Space that the flags name; it never prompts."""
+
+    def __init__(self, flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> None:
+        space = flags.trackio_space_id or os.environ.get("TRACKIO_SPACE_ID")
+        if space and importlib.import_module("huggingface_hub").get_token() is None:
+            logger.warning("trackio has no login to Hugging Face: this run is kept in %s", run_dir / "trackio")
+            space = None
+        if not space:
+            os.environ.pop("TRACKIO_SPACE_ID", None)
+            if not os.environ.get("TRACKIO_SERVER_URL"):
+                os.environ.setdefault("TRACKIO_DIR", str(run_dir / "trackio"))  # read by the import
+        self._trackio = importlib.import_module("trackio")
+        self._run = self._trackio.init(
+            project=flags.project or "swift-r1",
+            name=flags.run_name or run_dir.name,
+            space_id=space,
+            config=dict(config),
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        table = self._trackio.Table(columns=list(_COLUMNS), data=[[row[name] for name in _COLUMNS] for row in rows])
+        self._run.log({"completions": table}, step=step)
+
+    def close(self) -> None:
+        self._trackio.finish()
+
+
+class MLflow:
+    """In the run folder, or where MLFLOW_TRACKING_URI says, in the experiment MLFLOW_EXPERIMENT_NAME. A server that
+    fails during the run costs what was to be sent, and a warning."""
+
+    def __init__(self, flags: TrackerFlags, run_dir: Path, config: Mapping[str, Any]) -> None:
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read by the import
+        self._entities = importlib.import_module("mlflow.entities")
+        self._error = importlib.import_module("mlflow.exceptions").MlflowException
+        uri, files = os.environ.get("MLFLOW_TRACKING_URI"), None
+        if not uri:
+            folder = run_dir.absolute() / "mlflow"
+            folder.mkdir(exist_ok=True)
+            uri, files = f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "swift-r1")
+        self._client = client = importlib.import_module("mlflow").MlflowClient(uri)
+        experiment = client.get_experiment_by_name(name)
+        number = client.create_experiment(name, files) if experiment is None else experiment.experiment_id
+        self._run: str = client.create_run(number, run_name=flags.run_name or run_dir.name).info.run_id
+        params = [self._entities.Param(key, str(value)[:500]) for key, value in config.items()]
+        for first in range(0, len(params), 100):  # at most, in a batch
+            self._client.log_batch(self._run, params=params[first : first + 100])
+
+    def log(self, metrics: Mapping[str, float], step: int) -> None:
+        now = int(time.time() * 1000)
+        names = {name: re.sub(r"[^\w\-. :/]", "_", name) for name in metrics}  # avg@4
+        found = [self._entities.Metric(names[name], float(value), now, step) for name, value in metrics.items()]
+        self._send(self._client.log_batch, self._run, found)
+
+    def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        table = {name: [row[name] for row in rows] for name in _COLUMNS}
+        self._send(self._client.log_table, self._run, table, f"completions/step-{step:06}.json")
+
+    def close(self) -> None:
+        self._send(self._client.set_terminated, self._run)
+
+    def _send(self, work: Callable[..., object], *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except self._error as error:
+            logger.warning("mlflow: %s", one_line(error))
+
+
+REPORTERS: Mapping[str, Callable[[TrackerFlags, Path, Mapping[str, Any]], Reporter]] = {
     "tensorboard": TensorBoard,
     "wandb": WeightsAndBiases,
     "swanlab": SwanLab,
+    "trackio": Trackio,
+    "mlflow": MLflow,
 }
 
 

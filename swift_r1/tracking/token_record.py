@@ -48,20 +48,20 @@ _COMPLETION = {
 }
 # Of its tokens: lists of one entry a token.
 _TOKENS = {
-    **{"token_ids": "int32", "mask": "bool", "rollout_logps": "float", "logps": "float", "ratios": "float"},
-    **{
-        "clipped": "int8",
-        "entropies": "float",
-        "advantages": "float",
-        "weight_versions": "int32",
-        "ref_logps": "float",
-    },
+    "token_ids": "int32",
+    "mask": "bool",
+    "rollout_logps": "float",
+    "logps": "float",
+    "ratios": "float",
+    "clipped": "int8",
+    "entropies": "float",
+    "advantages": "float",
+    "weight_versions": "int32",
+    "ref_logps": "float",
 }
 
 # Floats with their bytes of like significance together: a third smaller, and faster.
-_SPLIT = [
-    f"{name}.list.element" for name in ("rollout_logps", "logps", "ratios", "entropies", "advantages", "ref_logps")
-]
+_SPLIT = [f"{name}.list.element" for name, kind in _TOKENS.items() if kind == "float"]
 _ENCODING: Any = {"compression": "zstd", "use_byte_stream_split": _SPLIT, "use_dictionary": ["prompt_id", "request_id"]}
 _ENCODING |= {"write_statistics": False, "store_schema": False}  # which take longer than all the rest of a small file
 
@@ -115,7 +115,7 @@ class TokenWriter:
     def write(self, kind: str, step: int, rows: TokenRows) -> None:
         """Takes the rows of a file, of `STEP` or `PROBE`; does not wait for the disk."""
         with self._changed:
-            if sum(one.nbytes for *_, one in self._pending) + rows.nbytes > _PENDING_BYTES:
+            if self._pending and sum(one.nbytes for *_, one in self._pending) + rows.nbytes > _PENDING_BYTES:
                 self._leave_out(_name(kind, step), f"{_PENDING_BYTES >> 20} MiB wait for a slow disk already")
                 return
             self._pending.append((kind, step, rows))

@@ -65,56 +65,62 @@ class StepTokens:
 
     def __init__(self, recorded: Sequence[Recorded], batch: RoundBatch, with_reference: bool) -> None:
         self._recorded, self._batch = recorded, batch
-        samples = [one["sample"] for one in recorded]
-        self._lengths = batch.completion_lengths[samples]
-        starts = (self._lengths.cumsum(0) - self._lengths).tolist()
-        self._place = dict(zip(samples, zip(starts, self._lengths.tolist(), strict=True), strict=True))
+        self._samples = torch.tensor([one["sample"] for one in recorded])
+        self._lengths = batch.completion_lengths[self._samples]
+        self._starts = torch.full((len(batch),), -1)  # of a completion's values; -1: not recorded
+        self._starts[self._samples] = self._lengths.cumsum(0) - self._lengths
         self._names = _OF_RANKS if with_reference else _OF_RANKS[:-1]
         self._values = torch.zeros(len(self._names), int(self._lengths.sum()))  # 0 where another rank has it
 
     def add(self, micro: MicroBatch, logps: Tensor, entropies: Tensor, result: LossOutput) -> None:
         """Takes what went into the loss of a micro-batch, `[B, T]`, and what came out."""
-        samples = micro.samples.tolist()
-        rows = [row for row, sample in enumerate(samples) if sample in self._place]
-        if not rows:
+        rows = (self._starts[micro.samples] >= 0).nonzero().flatten()
+        if not len(rows):
             return
         assert result.tokens is not None
         of_loss = (result.tokens.ratios, result.tokens.clipped, result.tokens.kept)
         known = [one for one in (logps.detach(), entropies, *of_loss, micro.ref_logps) if one is not None]
-        found = torch.stack([one[rows].float() for one in known]).cpu()
-        for values, row in zip(found.unbind(1), rows, strict=True):
-            start, length = self._place[samples[row]]
-            self._values[:, start : start + length] = values[:, :length]
+        samples, of_device = micro.samples[rows], rows.to(logps.device)
+        found = torch.stack([one[of_device].float() for one in known]).cpu()
+        lengths = self._batch.completion_lengths[samples]
+        self._values[:, _stretches(self._starts[samples], lengths)] = found[:, _filled(lengths, found.shape[2])]
 
     def rows(self, advantages: Tensor, ranks: Ranks) -> TokenRows | None:
         """All of it, with the `advantages` of the round (`[N]`, or `[N, longest]`); on rank 0. Collective."""
         of_ranks = ranks.sum_data(self._values)
         if not ranks.is_rank0:
             return None
-        batch, parts = self._batch, []
-        ends, own_ends = (batch.prompt_lengths + batch.completion_lengths).cumsum(0), batch.completion_lengths.cumsum(0)
-        for one in self._recorded:
-            sample, length = one["sample"], self._place[one["sample"]][1]
-            first, own_end = int(ends[sample]) - length, int(own_ends[sample])
-            parts.append(
-                {
-                    "prompt_token_ids": batch.token_ids[first - int(batch.prompt_lengths[sample]) : first],
-                    "token_ids": batch.token_ids[first : first + length],
-                    "rollout_logps": batch.rollout_logps[own_end - length : own_end],
-                    "advantages": advantages[sample, :length]
-                    if advantages.dim() == 2
-                    else advantages[sample].expand(length),
-                    "weight_versions": torch.tensor(spread(one["weight_versions"], length)),
-                }
-            )
-        tokens = {name: torch.cat([part[name] for part in parts]).numpy() for name in parts[0]}
+        batch, lengths = self._batch, self._lengths
+        prompts = batch.prompt_lengths[self._samples]
+        starts = (batch.prompt_lengths + batch.completion_lengths).cumsum(0)[self._samples] - lengths
+        own_starts = batch.completion_lengths.cumsum(0)[self._samples] - lengths
+        mine = advantages[self._samples]
+        written = zip((one["weight_versions"] for one in self._recorded), lengths.tolist(), strict=True)
+        versions = numpy.array([version for one in written for version in spread(*one)], numpy.int32)
+        tokens = {
+            "token_ids": batch.token_ids[_stretches(starts, lengths)],
+            "rollout_logps": batch.rollout_logps[_stretches(own_starts, lengths)],
+            "advantages": mine.repeat_interleave(lengths) if mine.dim() == 1 else mine[_filled(lengths, mine.shape[1])],
+            **dict(zip(self._names, of_ranks, strict=True)),
+        }
         return TokenRows(
             completions=self._recorded,
-            prompt_lengths=batch.prompt_lengths[list(self._place)].numpy(),
-            prompt_token_ids=tokens.pop("prompt_token_ids"),
-            lengths=self._lengths.numpy(),
-            tokens=tokens | dict(zip(self._names, of_ranks.numpy(), strict=True)),
+            prompt_lengths=prompts.numpy(),
+            prompt_token_ids=batch.token_ids[_stretches(starts - prompts, prompts)].numpy(),
+            lengths=lengths.numpy(),
+            tokens={"weight_versions": versions} | {name: values.numpy() for name, values in tokens.items()},
         )
+
+
+def _stretches(starts: Tensor, lengths: Tensor) -> Tensor:
+    """`start, start + 1, ...` of each of `R` stretches, `[sum of lengths]`."""
+    before = lengths.cumsum(0) - lengths
+    return torch.arange(int(lengths.sum())) + (starts - before).repeat_interleave(lengths)
+
+
+def _filled(lengths: Tensor, width: int) -> Tensor:
+    """bool `[R, width]`, which entries of padded rows are not padding."""
+    return torch.arange(width) < lengths[:, None]
 
 
 def probe_rows(items: Sequence[ScoredCompletion], step: int) -> TokenRows:

@@ -70,7 +70,7 @@ def line_options(
         if line.band:
             series.append(_band(line))
     if series:
-        series[0]["markLine"] = _marks(ticks)
+        series[0]["markLine"] = mark_lines(ticks)
     shown = [line.name for line in lines if not line.faint]
     return {
         "animation": False,
@@ -205,7 +205,8 @@ def refresh(shown: ui.echart, options: dict[str, Any]) -> None:
         shown.update()
 
 
-def _marks(ticks: Sequence[Tick]) -> dict[str, Any]:
+def mark_lines(ticks: Sequence[Tick]) -> dict[str, Any]:
+    """The `markLine` of the series that bears a chart's events."""
     return {
         "symbol": "none",
         "silent": False,
@@ -218,6 +219,16 @@ def _marks(ticks: Sequence[Tick]) -> dict[str, Any]:
                 "lineStyle": {"color": tick.colour, "type": "dotted", "width": 1},
                 "label": {"show": True, "position": "end", "distance": 0, "formatter": tick.letter, **_TEXT},
             }
-            for tick in ticks
+            for tick in _together(ticks)
         ],
     }
+
+
+def _together(ticks: Sequence[Tick]) -> list[Tick]:
+    """Those at the same place as one."""
+    found: dict[float, Tick] = {}
+    for tick in ticks:
+        before = found.get(tick.x)
+        more = (f"{before.letter} ", f"{before.text}; ") if before else ("", "")
+        found[tick.x] = Tick(tick.x, more[0] + tick.letter, more[1] + tick.text, tick.colour)
+    return list(found.values())

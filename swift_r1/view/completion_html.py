@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from swift_r1.runs.query import FAILURE
+from swift_r1.runs.query import FAILURE, LENGTH
 from swift_r1.view.markup import markup
 
 Row = Mapping[str, Any]
@@ -18,7 +18,7 @@ OWN = frozenset(
     (
         *("step", "prompt_id", "request_id", "group", "number", "prompt", "completion", "reward", "advantage"),
         *("finish_reason", "weight_version", "newest_weight_version", "weight_versions", "turns", "messages"),
-        *("dropped", "entropy"),
+        *("dropped", "entropy", "tokens"),
     )
 )
 _CELL = 160  # characters
@@ -39,6 +39,11 @@ def reward_columns(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.startswith("rewards/")]
 
 
+def length_column(names: Iterable[str]) -> str:
+    """Tokens, or in runs of older versions characters."""
+    return "tokens" if "tokens" in names else LENGTH
+
+
 def data_columns(row: Row) -> dict[str, Any]:
     """The row's columns that came from the data, which rewards were given."""
     return {
@@ -48,7 +53,7 @@ def data_columns(row: Row) -> dict[str, Any]:
     }
 
 
-def table(
+def rows_table(
     rows: Sequence[Row], columns: Sequence[str], sort: str | None, descending: bool, link: Callable[[Row], str]
 ) -> str:
     """A table of completions: a click on a heading sorts (`data-sort`), the completion's text leads to `link(row)`."""
@@ -85,7 +90,11 @@ def card(row: Row, reasons: Sequence[Row], links: Mapping[str, str], whole: bool
     """One completion of a group: its rewards, why each that is invalid is so, its advantage, how it ended, its text or
     its turns. `links` are texts and addresses; without `whole` a long text is cut."""
     values = {name: row[name] for name in ("reward", *reward_columns(row), "advantage", FAILURE) if name in row}
-    ends = {name: row[name] for name in ("finish_reason", "weight_version", "newest_weight_version") if name in row}
+    ends = {
+        name: row[name]
+        for name in ("tokens", "finish_reason", "weight_version", "newest_weight_version")
+        if name in row
+    }
     why = "".join(
         f"<p class=why>{markup(shown(one.get('reward')))} is invalid ({markup(shown(one.get('kind')))}): "
         f"{_cut(shown(one.get('cause')), _VALUE)}</p>"
@@ -93,13 +102,14 @@ def card(row: Row, reasons: Sequence[Row], links: Mapping[str, str], whole: bool
     )
     lead = "".join(f'<a href="{html.escape(href)}">{html.escape(text)}</a>' for text, href in links.items())
     number = row.get("number")
-    title = "completion" if number is None else f"completion {number}"
+    place = f' id="n{number}"' if isinstance(number, int) else ""
+    title = f"completion {markup(shown(number))}"
     if row.get("dropped"):
         title += ", not trained: its group had no signal"
     messages = row.get("messages")
     text = turns(messages, whole) if isinstance(messages, list) else completion(row, whole)
     return (
-        f'<article class="card" data-item tabindex="-1" id="n{number}"><h3>{title}</h3>{facts(values | ends)}{why}'
+        f'<article class="card" data-item tabindex="-1"{place}><h3>{title}</h3>{facts(values | ends)}{why}'
         f'<nav class="links">{lead}</nav>{text}</article>'
     )
 
@@ -110,8 +120,9 @@ def completion(row: Row, whole: bool = False) -> str:
 
 def is_long(row: Row) -> bool:
     """Whether a card cuts its text."""
-    texts = [message.get("content") for message in row.get("messages") or [] if isinstance(message, dict)]
-    return any(len(str(text)) > _CARD for text in texts or [row.get("completion")])
+    messages = row.get("messages")
+    texts = messages if isinstance(messages, list) else [row.get("completion")]
+    return any(len(shown(text)) > _CARD for text in texts)
 
 
 def turns(messages: Sequence[Any], whole: bool = False) -> str:

@@ -43,15 +43,21 @@ def main(argv: Sequence[str]) -> NoReturn:
             listener = bind("127.0.0.1", number)
         except PortTaken:
             continue
-        serve(listener, [run], key)
+        serve(listener, [run], key, how="it ends with the run")
     say(f"no page: ports {port} to {port + _PORTS - 1} are all taken", "view")
     leave(EXIT_PORT_TAKEN)
 
 
-def serve(listener: socket.socket, runs: Sequence[str], api_key: str | None, open_browser: bool = False) -> NoReturn:
+def serve(
+    listener: socket.socket,
+    runs: Sequence[str],
+    api_key: str | None,
+    open_browser: bool = False,
+    how: str = "Ctrl-C ends it",
+) -> NoReturn:
     """Answers on `listener` until a signal, which ends the process with 130 or 143. `runs` are the folders to look for
-    runs in, as `find_runs` takes them."""
-    asyncio.run(_serve(listener, _app(listener, runs, api_key), bool(api_key), open_browser))
+    runs in, as `find_runs` takes them; `how` it ends is said with the address."""
+    asyncio.run(_serve(listener, _app(listener, runs, api_key), how, bool(api_key), open_browser))
     raise AssertionError("it ends by a signal")
 
 
@@ -85,7 +91,7 @@ def _app(listener: socket.socket, runs: Sequence[str], api_key: str | None) -> G
     return Guard(app, listener.getsockname()[1], api_key, loopback=_is_loopback(listener))
 
 
-async def _serve(listener: socket.socket, app: Guard, has_key: bool, open_browser: bool) -> None:
+async def _serve(listener: socket.socket, app: Guard, how: str, has_key: bool, open_browser: bool) -> None:
     class Server(uvicorn.Server):
         @contextmanager
         def capture_signals(self) -> Iterator[None]:
@@ -96,7 +102,7 @@ async def _serve(listener: socket.socket, app: Guard, has_key: bool, open_browse
             await super().startup(sockets)
             address = _address(listener)
             key = "; the first time with ?key=... (--api_key) at its end" if has_key else ""
-            print(f"swift view: {address}{key} (Ctrl-C ends it)", flush=True)
+            print(f"swift view: {address}{key} ({how})", flush=True)
             if open_browser and not webbrowser.open(address):
                 say("this machine has no browser to open the page in", "view")
 

@@ -31,7 +31,8 @@ from swift_r1.runs.folder import RunFolder, find_runs
 T = TypeVar("T")
 FOLLOW_S = 2.0
 """Seconds between two looks at a run that grows."""
-_MOST_OPENED = 8  # readers of runs that are kept, the last used ones
+_MOST_OPENED = 32  # readers of runs that are kept, the last used ones
+_MOST_COMPARED = 6  # runs that are shown together without being asked for one by one
 _STATIC = Path(__file__).parent / "static"
 FAVICON = (
     '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><rect width="16" height="16" rx="3" fill="#0072b2"/>'
@@ -215,7 +216,7 @@ def _page(path: str, request: Request) -> Page:
     if unknown := [name for name in names if name not in by_name]:
         raise UsageError(f"there is no run {', '.join(map(repr, unknown))} here: {', '.join(by_name)}")
     query = {name: value for name, value in request.query_params.items() if name != "run"}
-    given = runs[: _MOST_OPENED if _folders else 1]  # those that were named are meant to be compared
+    given = runs[: _MOST_COMPARED if _folders else 1]  # those that were named are meant to be compared
     return Page(path, runs, [by_name[name] for name in dict.fromkeys(names)] or given, query)
 
 

@@ -14,6 +14,7 @@ export default {
     this.tokens.forEach((token, place) => (token.place = place));
     this.columns = JSON.parse(this.numbers);
     this.current = null;
+    this.$refs.panel.textContent = "point at a token, click it, or go through them with the arrow keys";
     this.held = false; // a click holds the panel at a token until the next one
   },
   methods: {

@@ -14,7 +14,9 @@ import pytest
 from swift_r1.arguments import RlhfArguments, RolloutArguments
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import spellings
+from swift_r1.arguments.report import ReportArguments
 from swift_r1.arguments.rlhf import CheckArguments
+from swift_r1.arguments.view import ViewArguments
 from swift_r1.plugins.import_names import IMPORT_NAMES
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +24,9 @@ PLUGINS = (ROOT / "docs" / "plugins.md").read_text()
 MIGRATING = (ROOT / "docs" / "migrating.md").read_text()
 EVALUATION = (ROOT / "docs" / "evaluation.md").read_text()
 CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text()
-KNOWN = {name for cls in (RlhfArguments, RolloutArguments, CheckArguments, EvalArguments) for name in spellings(cls)}
+SEEING = (ROOT / "docs" / "seeing-a-run.md").read_text()
+COMMANDS = (RlhfArguments, RolloutArguments, CheckArguments, EvalArguments, ViewArguments, ReportArguments)
+KNOWN = {name for cls in COMMANDS for name in spellings(cls)}
 
 
 def test_the_plugins_on_the_page_pass_the_check(tmp_path: Path) -> None:
@@ -76,7 +80,7 @@ def test_every_flag_on_our_side_of_the_tables_exists() -> None:
     assert unknown == set()
 
 
-@pytest.mark.parametrize("page", [PLUGINS, CHECKPOINTS, EVALUATION])
+@pytest.mark.parametrize("page", [PLUGINS, CHECKPOINTS, EVALUATION, SEEING])
 def test_every_flag_on_the_page_exists(page: str) -> None:
     flags = set(re.findall(r"--([a-z_]+[a-z])(?![\w*])", page))
     assert flags and flags <= KNOWN, flags - KNOWN

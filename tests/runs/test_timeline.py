@@ -16,28 +16,7 @@ from swift_r1.runtime.processes import run_folder_held
 from swift_r1.view.trace import write_trace
 
 from .made import make_run
-
-START = 1_790_000_000.0
-PHASES = ("generate", "reward", "train", "sync")
-
-
-def write_spans(run: Path, lane: str, steps: int, length: float = 1.0, first: float = START) -> list[dict]:
-    """Four phases of `length` seconds a step, one after the other; returns them."""
-    rows = [
-        {"start": now, "end": now + length, "name": name, "step": step}
-        for step in range(1, steps + 1)
-        for number, name in enumerate(PHASES)
-        for now in [first + length * (4 * (step - 1) + number)]
-    ]
-    (run / "spans").mkdir(exist_ok=True)
-    with (run / "spans" / f"{lane}.jsonl").open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-    return rows
-
-
-def write_events(run: Path, *events: tuple[float, int, str]) -> None:
-    rows = [{"time": START + time, "step": step, "kind": kind, "text": "so"} for time, step, kind in events]
-    (run / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+from .timed import START, write_events, write_spans
 
 
 def timeline_of(run: Path) -> Timeline:
@@ -56,7 +35,11 @@ def test_a_window_has_what_is_in_it_in_part(tmp_path):
     found = list(timeline.spans("rank-0", START + 4.5, START + 6.5))
     assert [(span.name, span.step) for span in found] == [("generate", 2), ("reward", 2), ("train", 2)]
     assert [(one.start, one.end) for one in found] == [(row["start"], row["end"]) for row in rows[4:7]]
-    assert timeline.seconds("rank-0", START + 4.5, START + 6.5) == {2: {"generate": 0.5, "reward": 1.0, "train": 0.5}}
+    assert timeline.seconds("rank-0", START + 4.5, START + 6.5, 9) == {
+        2: {"generate": 0.5, "reward": 1.0, "train": 0.5}
+    }
+    assert timeline.totals("rank-0", START + 4.5, START + 6.5) == {"generate": 0.5, "reward": 1.0, "train": 0.5}
+    assert list(timeline.seconds("rank-0", START, START + 20, 2)) == [5, 4]
     with (run / "spans" / "rank-0.jsonl").open("a") as file:
         file.write('{"start": 1, "end"')
     assert not timeline.refresh()
@@ -119,6 +102,8 @@ def test_kills_are_found_in_what_is_missing(tmp_path):
     assert [time for time, *_ in found] == sorted(time for time, *_ in found) and found[2] == (12, 3, "killed")
     with run_folder_held(run):
         assert [mark.kind for mark in timeline_of(run).marks].count("killed") == 1
+        assert timeline_of(run).alive_s == 12 + 6 + 1 + 5
+    assert timeline_of(run).alive_s == 12 + 6 + 1 + 5
 
 
 def test_an_old_run_has_the_times_of_its_log(tmp_path):

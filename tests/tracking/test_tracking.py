@@ -3,6 +3,9 @@
 import io
 import json
 import math
+import os
+import sqlite3
+import subprocess
 import sys
 
 import psutil
@@ -84,6 +87,57 @@ def test_wandb_without_a_key_is_offline_and_does_not_ask(tmp_path, monkeypatch):
     reporter.close()
     assert list((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
     assert not [child for child in psutil.Process().children() if "wandb-core" in child.name()]
+
+
+_TRACK = """
+import math, sys
+from pathlib import Path
+from swift_r1.tracking.reporters import TrackerFlags, open_reporters
+
+[reporter] = open_reporters(TrackerFlags([sys.argv[1]], run_name="mine", project="ours"), Path("run"), {"seed": 1})
+reporter.log({"loss": 1.0, "kl": math.nan, "eval/a/avg@4/low": 0.5}, 1)
+reporter.log({"loss": 2.0}, 2)
+row = {"step": 2, "prompt": "p", "completion": "c", "reward": 1.0, "advantage": None}
+reporter.log_completions([row], 2)
+reporter.close()
+"""
+
+
+def tracked(tmp_path, name):
+    """What a process has left in its run folder that sent two steps and a completion there, and knew of no account."""
+    pytest.importorskip(name, reason=f"pip install {name}")
+    (tmp_path / "run").mkdir()
+    unknown = {"HF_TOKEN", "TRACKIO_DIR", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "MLFLOW_TRACKING_URI"}
+    environ = {key: value for key, value in os.environ.items() if key not in unknown}
+    command = [sys.executable, "-c", _TRACK, name]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environ | {"HOME": str(tmp_path / "home")}, timeout=120, check=False
+    )
+    assert done.returncode == 0
+    assert {path.name for path in tmp_path.iterdir()} <= {"run", "home"}  # nothing where it was started
+    return tmp_path / "run" / name
+
+
+def test_trackio_keeps_a_run_in_its_folder(tmp_path):
+    folder = tracked(tmp_path, "trackio")
+    with sqlite3.connect(folder / "ours.db") as found:
+        rows = found.execute("select run_name, step, metrics from metrics order by step, id").fetchall()
+    values = [(run, step, json.loads(metrics)) for run, step, metrics in rows]
+    assert [(run, step) for run, step, _ in values] == [("mine", 1), ("mine", 2), ("mine", 2)]
+    assert [metrics["loss"] for *_, metrics in values[:2]] == [1.0, 2.0]
+    assert values[0][2]["eval/a/avg@4/low"] == 0.5 and '"completion": "c"' in json.dumps(values[2][2])
+
+
+def test_mlflow_keeps_a_run_in_its_folder(tmp_path):
+    folder = tracked(tmp_path, "mlflow")
+    with sqlite3.connect(folder / "mlflow.db") as found:
+        values = found.execute("select key, step, value from metrics where not is_nan order by step, key").fetchall()
+        runs = found.execute("select name, status from runs").fetchall()
+        params = found.execute("select key, value from params").fetchall()
+    assert values == [("eval/a/avg_4/low", 1, 0.5), ("loss", 1, 1.0), ("loss", 2, 2.0)]
+    assert runs == [("mine", "FINISHED")] and params == [("seed", "1")]
+    [table] = folder.rglob("step-000002.json")
+    assert json.loads(table.read_text())["data"] == [[2, "p", "c", 1.0, None]]
 
 
 def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch, caplog):

@@ -57,7 +57,9 @@ def test_fresh_groups_take_the_places_of_those_without_signal():
     assert [item.reward for item in scored.trained] == [0.0, 1.0, 0.0, 1.0]
     assert [item.group for item in scored.dropped] == [0, 0]
     assert [completion_row(item, 1, None)["number"] for item in scored.generated] == [0, 1, 0, 1, 0, 1]
-    assert completion_row(scored.dropped[0], 1, None, dropped=True)["dropped"] is True
+    dropped = scored.dropped[0]
+    assert completion_row(dropped, 1, None)["tokens"] == len(dropped.conversation.completion.token_ids)
+    assert completion_row(dropped, 1, None, dropped=True)["dropped"] is True
     assert "dropped" not in completion_row(scored.trained[0], 1, 0.5)
     (column,) = scored.columns()
     assert column.values == (1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 5.0, 6.0)

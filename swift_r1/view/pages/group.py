@@ -9,16 +9,15 @@ from nicegui import ui
 
 from swift_r1.errors import UsageError
 from swift_r1.runs.lines import GrowingFile, json_rows
-from swift_r1.runs.tokens import TokenRecord
 from swift_r1.view.completion_html import card, data_columns, facts, is_long, reasons_of
-from swift_r1.view.elements import next_item_keys, of_round, rich, table_of
+from swift_r1.view.elements import next_item_keys, recorded, rich, table_of, tokens_link
 from swift_r1.view.markup import markup
-from swift_r1.view.shell import Page, opened, view_page
+from swift_r1.view.shell import Page, view_page
 
 
 @view_page("/group", "Group")
-def group(page: Page) -> None:
-    table, of = table_of(page), page.text("of") or None
+async def group(page: Page) -> None:
+    table, of = await table_of(page), page.text("of") or None
     steps = table.steps()
     if not steps:
         raise UsageError(f"{page.run.name} has no completions yet")
@@ -38,15 +37,13 @@ def group(page: Page) -> None:
     rich(facts(known | data_columns(first)))
     rich(f'<pre class="text prompt">{markup(str(first.get("prompt")))}</pre>')
     invalid = invalid_rewards(page.run.path, step, prompt_id)
-    record = opened(TokenRecord, page.run.path)
-    recorded = set() if of else {(one.request_id, one.number) for one in of_round(record, step)}
+    there = recorded(page, step, of)
     whole = page.text("whole")
     cards = []
     for row in rows:
         links = {}
-        key = (row.get("request_id"), row["number"])
-        if key in recorded:
-            links["tokens"] = page.link("/tokens", step=step, request=key[0], number=key[1])
+        if (row.get("request_id"), row["number"]) in there:
+            links["tokens"] = tokens_link(page, row, of)
         if is_long(row) and whole != str(row["number"]):
             place = page.link("/group", step=step, group=number, of=of, request=request or None, whole=row["number"])
             links["whole text"] = f"{place}#n{row['number']}"

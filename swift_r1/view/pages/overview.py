@@ -12,8 +12,10 @@ from swift_r1.report.parts import command, facts
 from swift_r1.runs.folder import RunFolder
 from swift_r1.runs.metrics import MetricLog, at_steps, same_but_seed
 from swift_r1.runs.standing import standing
+from swift_r1.runs.timeline import Timeline
 from swift_r1.view import charts
 from swift_r1.view.curves import Group, Shown, lines, panels
+from swift_r1.view.marks import ticks
 from swift_r1.view.shell import Page, in_order, opened, view_page
 
 
@@ -28,10 +30,11 @@ class _Overview:
     def __init__(self, page: Page) -> None:
         self.page = page
         self.logs = [opened(MetricLog, run.path) for run in page.chosen]
+        self.timelines = [opened(Timeline, run.path) for run in page.chosen]
         self.charts: dict[str, ui.echart] = {}
 
     async def build(self) -> None:
-        await in_order(lambda: [log.refresh() for log in self.logs])
+        await in_order(self._refresh)
         self.state = ui.html("", sanitize=False).classes("view-scroll")
         self.rows: list[dict[str, str]] = []
         self._show_state()
@@ -43,10 +46,14 @@ class _Overview:
 
     async def _look(self) -> None:
         """New lines, where there are any."""
-        changed = await in_order(lambda: [log.refresh() for log in self.logs])
+        changed = await in_order(self._refresh)
         self._show_state()
-        if any(changed):
+        if changed:
             await self._draw()
+
+    def _refresh(self) -> bool:
+        """Reads what was written since; whether there was anything."""
+        return any([reader.refresh() for reader in (*self.logs, *self.timelines)])
 
     def _show_state(self) -> None:
         # A folder is read once: another object looks again.
@@ -55,7 +62,7 @@ class _Overview:
         if rows != self.rows:
             self.rows = rows
             several = len(found) > 1
-            self.state.content = _table(rows, several) + (_table(_different(found), True) if several else "")
+            self.state.content = _table(rows, several) + (_different(found) if several else "")
         for log in self.logs:
             for line in log.problems:
                 self.page.problem(line)
@@ -99,10 +106,18 @@ class _Overview:
             found.append(Group(runs[places[0]].name + more, [self.logs[place] for place in places]))
         return found
 
+    def _ticks(self, shown: Shown) -> list[charts.Tick]:
+        """What happened to the first run; of several it would not be clear whose it is."""
+        hours = self.logs[0].hours()
+        return ticks(
+            self.timelines[0].marks if len(self.logs) == 1 else [],
+            lambda mark: at_steps(hours, [mark.step])[0] if shown.hours else mark.step,
+        )
+
     async def _draw(self) -> None:
         page, groups = self.page, self._groups()
         shown = Shown(min(0.99, max(0.0, page.number("smooth", 0))), page.flag("log"), page.text("x") == "time")
-        drawn = await in_order(_options, groups, shown, page.flag("all"))
+        drawn = await in_order(_options, groups, shown, page.flag("all"), self._ticks(shown))
         for title in [title for title in self.charts if title not in drawn]:
             self.charts.pop(title).delete()
         with self.grid:
@@ -114,7 +129,9 @@ class _Overview:
                     self.charts[title] = charts.chart(options, title)
 
 
-def _options(groups: Sequence[Group], shown: Shown, everything: bool) -> dict[str, dict[str, Any]]:
+def _options(
+    groups: Sequence[Group], shown: Shown, everything: bool, happened: Sequence[charts.Tick]
+) -> dict[str, dict[str, Any]]:
     """ECharts' options by the chart's title."""
     logs = [log for group in groups for log in group.logs]
     if shown.hours:
@@ -130,15 +147,18 @@ def _options(groups: Sequence[Group], shown: Shown, everything: bool) -> dict[st
             x_name="hours of training" if shown.hours else "step",
             log=shown.log,
             extent=(0.0, last),
+            ticks=happened,
         )
     return found
 
 
-def _different(runs: Sequence[RunFolder]) -> list[dict[str, str]]:
-    """Of each run the flags that not all of them have alike."""
+def _different(runs: Sequence[RunFolder]) -> str:
+    """The flags that not all of the runs have alike, a row each, as HTML."""
     names = sorted({name for run in runs for name in run.args} - {"output_dir"})
     names = [name for name in names if len({repr(run.args.get(name)) for run in runs}) > 1]
-    return [{f"--{name}": str(run.args.get(name, "")) for name in names} for run in runs]
+    rows = [{"flag": f"--{name}"} | {run.name: str(run.args.get(name, "")) for run in runs} for name in names]
+    number = f"{len(rows)} flag{'s differ' if len(rows) > 1 else ' differs'}" if rows else "no flag differs"
+    return f"<details><summary>{number}</summary>{_table(rows, colours=False)}</details>"
 
 
 def _table(rows: Sequence[Mapping[str, str]], colours: bool) -> str:
@@ -159,7 +179,7 @@ def _facts(run: RunFolder, opened_first: bool) -> None:
         numbers = [f"{plan[name]:,} {name.replace('_', ' ')}" for name in names if isinstance(plan.get(name), int)]
         found["plan"] = ", ".join([f"{plan['total_steps']:,} steps", *numbers])
     found["folder"] = str(run.path)
-    with ui.expansion(f"What {run.name} is", value=opened_first).classes("view-wide").props("dense"):
+    with ui.expansion(f"Run {run.name}", value=opened_first).classes("view-wide").props("dense"):
         with ui.element("dl").classes("view-facts"):
             for name, text in found.items():
                 with ui.element("dt"):

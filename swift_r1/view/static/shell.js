@@ -99,8 +99,8 @@ const view = (() => {
 
   function zoomable(id) {
     const { chart, $el: place } = getElement(id);
-    if (!zoomOf(chart) || chart.isZoomable) return;
-    chart.isZoomable = true;
+    if (!zoomOf(chart) || "zoomable" in place.dataset) return;
+    place.dataset.zoomable = "";
     chart.dispatchAction({ type: "takeGlobalCursor", key: "dataZoomSelect", dataZoomSelectActive: true });
     place.addEventListener("dblclick", () => chart.dispatchAction({ type: "dataZoom", start: 0, end: 100 }));
   }

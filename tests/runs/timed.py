@@ -1,0 +1,30 @@
+"""Spans and events of a made-up run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+START = 1_790_000_000.0
+PHASES = ("generate", "reward", "train", "sync")
+
+
+def write_spans(run: Path, lane: str, steps: int, length: float = 1.0, first: float = START) -> list[dict[str, Any]]:
+    """Four phases of `length` seconds a step, one after the other; returns them."""
+    rows = [
+        {"start": now, "end": now + length, "name": name, "step": step}
+        for step in range(1, steps + 1)
+        for number, name in enumerate(PHASES)
+        for now in [first + length * (4 * (step - 1) + number)]
+    ]
+    (run / "spans").mkdir(exist_ok=True)
+    with (run / "spans" / f"{lane}.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    return rows
+
+
+def write_events(run: Path, *events: tuple[float, int, str]) -> None:
+    """Each with its seconds since the start, step and kind."""
+    rows = [{"time": START + time, "step": step, "kind": kind, "text": "so"} for time, step, kind in events]
+    (run / "events.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
