@@ -211,8 +211,10 @@ class CompletionTable(StoredLines):
         value = as_number(column)
         with self._lock:
             if is_indexed(column):
-                self._judge()
-                parts = [self._arrays(f"SELECT step, {value.text} AS value FROM {JUDGED_TOO}")]
+                tables = tables_of(CompletionQuery(order_by=column))
+                if tables == JUDGED_TOO:
+                    self._judge()
+                parts = [self._arrays(f"SELECT step, {value.text} AS value FROM {tables}")]
             else:
                 statement = f"SELECT step, {value.text} AS value FROM lines JOIN completions USING (id)"
                 parts = [one.fetchnumpy() for one in self._over_lines(all_of([]), statement, value.values)]
