@@ -109,8 +109,11 @@ def _what(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
     table = Table(
         ["run", *groups], [[name, *(own.get(name, "") for own in columns)] for name in names], len(groups) + 1
     )
-    commands = ((Note(f"The command of {run.folder.name}:"), *parts.command(run.folder)) for run, *_ in groups.values())
-    return [table, *(block for found in commands if len(found) > 1 for block in found)]
+    found: list[Block] = [table]
+    for run, *_ in groups.values():
+        if command := parts.command(run.folder):
+            found += [Note(f"The command of {run.folder.name}:"), *command]
+    return found
 
 
 def _state(run: Opened) -> str:

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
 from swift_r1.report.blocks import Figure, printable
@@ -91,11 +91,12 @@ def _figure(title: str) -> Iterator[tuple[Axes, list[Figure]]]:
     ours = {"svg.hashsalt": title, "svg.fonttype": "none", "text.parse_math": False, "font.size": 8}
     inks = dict.fromkeys(("text.color", "xtick.color", "ytick.color", "axes.edgecolor", "grid.color"), INK_LIGHT)
     bare = {"axes.spines.top": False, "axes.spines.right": False, "xtick.major.size": 0, "ytick.major.size": 0}
+    style: Any = ours | inks | bare
     written: list[Figure] = []
     with matplotlib.rc_context(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of letters that the font for measuring does not have
         matplotlib.rcdefaults()
-        matplotlib.rcParams.update(ours | inks | bare)
+        matplotlib.rcParams.update(style)
         canvas = Canvas(figsize=_SIZE, layout="constrained")
         axes = canvas.subplots()
         axes.grid(alpha=0.15, linewidth=0.6)
@@ -109,7 +110,7 @@ def _figure(title: str) -> Iterator[tuple[Axes, list[Figure]]]:
 def _legend(axes: Axes, labels: Sequence[str]) -> None:
     if not any(labels):
         return
-    handles = axes.get_lines() or list(axes.collections)
+    handles: list[Any] = [*axes.get_lines()] or [*axes.collections]
     # A label that begins with an underscore would be left out.
     named = [" " + " ".join(printable(label).split()) for label in labels]
     columns = 3 if max(map(len, named)) < 14 else 2 if max(map(len, named)) < 26 else 1

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from swift_r1.report.blocks import Code, Table
 from swift_r1.runs.folder import RunFolder
 from swift_r1.runs.metrics import MetricLog, Series
+from swift_r1.runs.timeline import Timeline
 
 _FACTS = {
     "algorithm": "{rlhf_type}, loss {loss_type}, {num_generations} completions a prompt",
@@ -90,9 +91,12 @@ def _number(value: float | None, form: str) -> str:
 def cost(run: RunFolder, log: MetricLog) -> dict[str, str]:
     """Hours of the run and of its processors, and how the time of its steps was spent.
 
-    The hours are those of summary.json, evaluations included; before the end, those of the steps that were logged.
+    The hours are those of its processes, from events.jsonl: what was lost by a kill is in them. A run of an older
+    version has those of summary.json, or, before its end, of the steps that were logged.
     """
-    steps, whole = max(log.get("time/step").steps, default=0), run.summary.get("seconds")
+    timeline = Timeline(run.path)
+    timeline.refresh()
+    steps, whole = max(log.get("time/step").steps, default=0), timeline.alive_s or run.summary.get("seconds")
     spent = {name: max(log.hours(name).values, default=0.0) for name in ("step", *_PHASES)}
     hours = whole / 3600 if isinstance(whole, int | float) else spent["step"]
     if not hours:

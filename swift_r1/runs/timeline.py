@@ -290,6 +290,20 @@ class Timeline:
             found.append(self._killed(math.inf, found[-1]))
         return found
 
+    @property
+    def alive_s(self) -> float | None:
+        """Seconds in which processes worked on the run: from each start to its end, or to its last sign of life. None
+        without events."""
+        total, began = 0.0, None
+        for mark in self.marks:
+            if mark.kind in _BEGIN:
+                began = mark.time
+            elif began is not None and mark.kind in (*_END, "killed"):
+                total, began = total + mark.time - began, None
+        if began is not None and self.extent is not None:
+            total += self.extent[1] - began
+        return total or None
+
     def _killed(self, before: float, last: Mark) -> Mark:
         """The last sign of life before a time, of which `last` is the last event."""
         time, step = last.time, last.step

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from swift_r1.cli.main import main
+from swift_r1.report.blocks import Figures, Table
 from swift_r1.report.build import build
 from swift_r1.report.evaluations import difference, mean_shares, right_shares
 from swift_r1.runs.folder import find_runs
 from tests.runs.made import make_run
+from tests.runs.timed import write_events, write_spans
 
 ROOT = Path(__file__).parents[2]
 SECTIONS = [
@@ -84,7 +86,8 @@ def test_a_report_of_any_run(tmp_path: Path, how: str) -> None:
     else:
         assert titles[0] == SECTIONS[0]
     [table, *_] = report.sections[0].blocks
-    state = dict(table.rows)["state"]  # type: ignore[union-attr]
+    assert isinstance(table, Table)
+    state = dict(table.rows)["state"]
     assert state.startswith({"killed": "killed", "no step": "killed", "failed": "failed"}.get(how, state))
 
 
@@ -102,6 +105,23 @@ def test_damaged_files_cost_a_line_each(tmp_path: Path, capsys: pytest.CaptureFi
     assert "Traceback" not in said and "Worst completions" in (tmp_path / "out.html").read_text()
 
 
+def test_the_cost_is_that_of_processes_lost_steps_included(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "v0-run", old=True)
+    write_spans(run, "rank-0", 3, length=600)  # two hours
+    write_events(run, (0, 0, "started"), (20_000, 2, "resumed"), (20_000 + 3600, 4, "ended"))
+    content = json.loads((run / "args.json").read_text())
+    content |= {"hardware": {"cpu": "C", "cores": 8, "memory_gib": 9.5, "gpus": ["G", "G", "G"]}, "world_size": 2}
+    (run / "args.json").write_text(json.dumps(content))
+    report = build(find_runs([run]))
+    [costs] = report.sections[-1].blocks
+    assert isinstance(costs, Table) and dict(zip(costs.head, costs.rows[0], strict=True))["hours"] == "3.00"
+    assert dict(zip(costs.head, costs.rows[0], strict=True))["GPU hours"] == "6.00"
+    [facts, *_] = report.sections[0].blocks
+    assert isinstance(facts, Table)
+    assert ["hardware", "2 processes, 3 x G, 8 cores of C, 9.5 GiB"] in facts.rows
+    assert ["state", "ended at step 4 of 4 (resumed 1 x)"] in facts.rows
+
+
 def test_seeds_are_one_curve_and_other_flags_another(tmp_path: Path) -> None:
     runs = [make_run(tmp_path / f"v{seed}-run", seed=seed) for seed in range(3)]
     content = json.loads((runs[2] / "args.json").read_text())
@@ -110,9 +130,9 @@ def test_seeds_are_one_curve_and_other_flags_another(tmp_path: Path) -> None:
     report = build(find_runs([tmp_path]))
     assert report.title == "Report: v0-run and 1 more, v2-run"
     [table, *_] = report.sections[0].blocks
-    assert dict((row[0], row[1:]) for row in table.rows)["seeds"] == ["0 (v0-run), 1 (v1-run)", ""]  # type: ignore[union-attr]
+    assert isinstance(table, Table) and ["seeds", "0 (v0-run), 1 (v1-run)", ""] in table.rows
     [curves] = next(one.blocks for one in report.sections if one.title == "Curves")
-    assert curves.figures[0].svg.count("fill-opacity: 0.2") == 1  # type: ignore[union-attr]
+    assert isinstance(curves, Figures) and curves.figures[0].svg.count("fill-opacity: 0.2") == 1
 
 
 def test_a_file_that_is_no_report_stays(

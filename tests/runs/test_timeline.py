@@ -102,6 +102,8 @@ def test_kills_are_found_in_what_is_missing(tmp_path):
     assert [time for time, *_ in found] == sorted(time for time, *_ in found) and found[2] == (12, 3, "killed")
     with run_folder_held(run):
         assert [mark.kind for mark in timeline_of(run).marks].count("killed") == 1
+        assert timeline_of(run).alive_s == 12 + 6 + 1 + 5
+    assert timeline_of(run).alive_s == 12 + 6 + 1 + 5
 
 
 def test_an_old_run_has_the_times_of_its_log(tmp_path):
