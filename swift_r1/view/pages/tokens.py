@@ -35,11 +35,9 @@ def tokens(page: Page) -> None:
         raise UsageError(f"{page.run.name}: {_PAGE_TOKENS}")
     place = _place(page, there)
     one = there[place]
-    if page.text("probe"):
-        rows = [one]
-    else:
-        assert one.round_step is not None
-        rows = record.completion(one.round_step, str(one.request_id), one.number)
+    rows = [one] if page.text("probe") else record.completion(one.round_step or 0, str(one.request_id), one.number)
+    if not rows:
+        raise UsageError("the record of this completion cannot be read: its file went, or is damaged")
     row = next((row for row in rows if row.step == page.whole("at", rows[0].step)), rows[0])
     with ui.element("div").classes("view-row"):
         _neighbours(page, there, place)
