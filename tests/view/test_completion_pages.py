@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pyarrow import parquet
 
 from swift_r1.report import colours
 from swift_r1.view.coloured import LEVELS, scale_of, values_of
+from tests.conftest import wait_until_gone
 from tests.runs.made import make_run, write_rows, write_tokens
 
 HOSTILE = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">\x00\x1b[31m\u202e"
@@ -204,7 +206,8 @@ def test_no_page_is_wider_than_the_screen(viewer: Any, tab: Tab, run: Path) -> N
 
 def test_the_checkpoint_answers_and_is_stopped(viewer: Any, tab: Tab, run: Path, tiny_model: Path) -> None:
     shutil.copytree(tiny_model, run / "checkpoint-6")
-    page, url = tab(), viewer(run).url
+    served = viewer(run)
+    page, url = tab(), served.url
     page.goto(f"{url}/try?run=made&source=checkpoint-6&max_tokens=7&n=2&text=what is 3 + 9?")
     page.wait_for_function("document.body.innerText.includes('MiB of memory')")
     page.get_by_role("button", name="ask").click()
@@ -223,3 +226,8 @@ def test_the_checkpoint_answers_and_is_stopped(viewer: Any, tab: Tab, run: Path,
         page.goto(f"{url}/tokens?run=made&step={number}&source=checkpoint-6")
         page.click(".tokens.text i:nth-of-type(3)")
         page.wait_for_selector(f"text={said}", timeout=60_000)
+    below = psutil.Process(served.process.pid).children()
+    assert len(below) == 1
+    page.goto("about:blank")
+    served.process.kill()
+    wait_until_gone(below)
