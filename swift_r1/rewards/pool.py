@@ -83,9 +83,8 @@ class RewardPool(RewardCaller):
 
     def start(self) -> None:
         self._watchdog = WorkerWatchdog(self._mark)
-        self._busy = self._spans.busy(
-            "rewards", "reward"
-        )  # a new one, since a pool that broke down may have forgotten calls
+        # A new one: a pool that broke down may have forgotten calls.
+        self._busy = self._spans.busy("rewards", "reward")
         self._pool = ProcessPool(
             max_workers=int(self._args.reward_num_workers),
             initializer=start_worker,

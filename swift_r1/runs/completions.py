@@ -53,7 +53,7 @@ class CompletionTable(StoredLines):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._db.create_function("has_answer", has_answer, ["VARCHAR"] * 3, "BOOLEAN")  # type: ignore[list-item]
+        self._db.create_function("has_answer", has_answer, ["VARCHAR"] * 3, "BOOLEAN")
 
     def _begin(self) -> None:
         super()._begin()

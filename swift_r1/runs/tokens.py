@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +15,7 @@ from swift_r1.errors import one_line
 if TYPE_CHECKING:
     import pyarrow
 
-_FILE = re.compile(r"(step|probe)-(\d+)\.parquet")
+_FILE = re.compile(r"(step|probe)-(\d{6,})\.parquet")
 _KEYS = ("step", "round_step", "prompt_id", "request_id", "number", "group")
 
 
@@ -138,17 +138,7 @@ class TokenRecord:
         return "".join(self.pieces(token_ids))
 
     def _table(self, kind: Literal["step", "probe"], step: int, columns: Sequence[str] = ()) -> pyarrow.Table | None:
-        for name in self._names(kind, step):
-            return self._read(name, columns)
-        return None
-
-    def _names(self, kind: str, step: int) -> Iterator[str]:
-        """The file of a step, whatever the zeros before the number."""
-        name = f"{kind}-{step:06d}.parquet"
-        if (self.folder / name).exists():
-            yield name
-        else:
-            yield from sorted(path.name for path in self.folder.glob(f"{kind}-*{step}.parquet") if _step(path) == step)
+        return self._read(f"{kind}-{step:06d}.parquet", columns)
 
     def _read(self, name: str, columns: Sequence[str]) -> pyarrow.Table | None:
         """The columns of a file (all without any), as far as it has them; None where it cannot be read."""
@@ -172,11 +162,6 @@ class TokenRecord:
 
 
 _COLUMNS = tuple(field.name for field in fields(RecordedCompletion))
-
-
-def _step(path: Path) -> int | None:
-    found = _FILE.fullmatch(path.name)
-    return int(found[2]) if found else None
 
 
 def _rows(table: pyarrow.Table | None) -> list[RecordedCompletion]:

@@ -100,7 +100,8 @@ class RoundSampler:
         self.recorder.phase("generating", count * self.plan.num_generations)
         self.progress("generation")
         compose = from_flags(Composition, self.args)
-        with self.stopwatch.timed("generate"):
+        waits = self.args.use_vllm and self.prompts is None  # rank 0 alone asks a server
+        with self.stopwatch.timed("generate", "wait" if waits else None):
             scoring = self.generate(asked, count, count, self.open_rewards, compose, step, first)
         self.recorder.phase_end()
         if scoring is None:

@@ -7,7 +7,7 @@ import json
 import os
 import ssl
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -56,7 +56,7 @@ class Source(Protocol):
 
     name: str  # who answers, weights included
 
-    async def ask(self, question: Question) -> list[Answer]: ...
+    def ask(self, question: Question) -> Coroutine[Any, Any, list[Answer]]: ...
 
     async def alternatives(self, token_ids: Sequence[int], temperature: float) -> list[tuple[str, float]]:
         """The likeliest next tokens after these, and their log-probs."""

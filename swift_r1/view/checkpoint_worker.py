@@ -45,10 +45,11 @@ class Checkpoint:
         from swift_r1.inference.engines.base import PromptTokenizer
         from swift_r1.wire.protocol import RolloutRequest, SamplingParams
 
-        prompts, turn_end = PromptTokenizer(self.tokenizer), ()
+        prompts = PromptTokenizer(self.tokenizer)
+        ends = set(self.ends)
         if asked["chat"]:
             tokens = prompts.render([{"role": "user", "content": asked["prompt"]}])
-            turn_end = () if prompts.turn_end is None else (prompts.turn_end,)
+            ends |= {prompts.turn_end} - {None}
         else:  # as training does: the text has its special tokens
             tokens = tuple(self.tokenizer(asked["prompt"], add_special_tokens=False)["input_ids"])
         longest = getattr(self.engine.config, "max_position_embeddings", None)
@@ -57,7 +58,7 @@ class Checkpoint:
         if longest is not None and len(tokens) + asked["max_tokens"] > longest:
             raise ValueError(f"{len(tokens)} prompt + {asked['max_tokens']} new tokens, the model takes {longest}")
         sampling = SamplingParams(
-            max_tokens=asked["max_tokens"], temperature=asked["temperature"], stop_token_ids=(*self.ends, *turn_end)
+            max_tokens=asked["max_tokens"], temperature=asked["temperature"], stop_token_ids=tuple(sorted(ends))
         )
         seeds = tuple(int.from_bytes(os.urandom(8)) % _SEEDS for _ in range(asked["n"]))
         request = RolloutRequest(

@@ -13,6 +13,7 @@ from swift_r1.view.markup import token_markup
 
 LEVELS = 16  # steps of a scale on each side of its middle; an unsigned one has twice as many
 _SATURATED = 0.99  # quantile of the sizes at which a scale ends, so that one outlier does not pale the rest
+_BLOCK, _LONGEST_BLOCK = 200, 2_000  # tokens; a block ends with a line, where lines are not very long
 _NUMBERS = ("rollout_logps", "logps", "ref_logps", "ratios", "clipped", "entropies", "advantages", "weight_versions")
 
 
@@ -94,15 +95,22 @@ def classes(values: Sequence[float | None] | None, scale: Scale | None, mask: Se
 
 def tokens_html(pieces: Sequence[str], special: Sequence[bool], marks: Sequence[str]) -> str:
     """One `<i>` a token, which holds no other `<i>`; `special` tokens have the class `sp`. A piece without text is
-    part of the character that another token completes."""
-    return "".join(_tokens(pieces, special, marks))
+    part of the character that another token completes. The tokens stand in blocks, of which a browser styles and lays
+    out only those in view."""
+    return "".join(_blocks(pieces, special, marks))
 
 
-def _tokens(pieces: Sequence[str], special: Sequence[bool], marks: Sequence[str]) -> Iterator[str]:
+def _blocks(pieces: Sequence[str], special: Sequence[bool], marks: Sequence[str]) -> Iterator[str]:
+    block: list[str] = []
     for piece, is_special, mark in zip(pieces, special, marks, strict=True):
         before = "<wbr>" if piece[:1] == " " else ""
         shown = token_markup(piece) if piece else "‥"
-        yield f'{before}<i class="{mark}{" sp" if is_special else ""}">{shown}</i>'
+        block.append(f'{before}<i class="{mark}{" sp" if is_special else ""}">{shown}</i>')
+        if (len(block) >= _BLOCK and piece.endswith("\n")) or len(block) >= _LONGEST_BLOCK:
+            yield f"<div>{''.join(block)}</div>"
+            block = []
+    if block:
+        yield f"<div>{''.join(block)}</div>"
 
 
 def numbers_json(row: Mapping[str, Any], pieces: Sequence[str]) -> str:

@@ -53,7 +53,7 @@ def data_columns(row: Row) -> dict[str, Any]:
     }
 
 
-def table(
+def rows_table(
     rows: Sequence[Row], columns: Sequence[str], sort: str | None, descending: bool, link: Callable[[Row], str]
 ) -> str:
     """A table of completions: a click on a heading sorts (`data-sort`), the completion's text leads to `link(row)`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -31,25 +32,37 @@ _NEXT = """() => {
 }"""
 
 
-def trained(run: Path) -> CompletionTable:
-    return CompletionTable(run / "completions.jsonl")
-
-
-def evaluated(run: Path) -> CompletionTable:
-    return CompletionTable(run / "eval_completions.jsonl")
-
-
 def beside_training(checkpoint: Path) -> CheckpointSource:
     """The GPUs are the run's."""
     return CheckpointSource(checkpoint, "cpu")
 
 
-def table_of(page: Page) -> CompletionTable:
-    """The completions of the page's run that `of` in the address names: those of training, or `of=eval` those of
-    evaluations; with what was written since."""
-    found = opened(evaluated if page.text("of") == "eval" else trained, page.run.path)
-    found.refresh()
+def _trained(run: Path) -> CompletionTable:
+    return CompletionTable(run / "completions.jsonl")
+
+
+def _evaluated(run: Path) -> CompletionTable:
+    return CompletionTable(run / "eval_completions.jsonl")
+
+
+async def table_of(page: Page, of: str | None = None) -> CompletionTable:
+    """The completions of the page's run, those of training, or with "eval" those of evaluations (by default as `of` in
+    the address says); with what was written since."""
+    of = page.text("of") if of is None else of
+    found = opened(_evaluated if of == "eval" else _trained, page.run.path)
+    await asyncio.to_thread(found.refresh)
     return found
+
+
+def of_choice(page: Page) -> None:
+    """Whether the page is about completions of training or of evaluations."""
+    choice = ui.toggle({"": "training", "eval": "evaluations"}, value=page.text("of")).props("dense no-caps flat")
+
+    def to(value: str | None) -> None:
+        page.set(of=value or None, page=None)
+        ui.navigate.reload()
+
+    choice.on_value_change(lambda event: to(event.value))
 
 
 def next_item_keys() -> None:

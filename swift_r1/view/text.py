@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from io import TextIOWrapper
 from typing import Any
@@ -20,6 +21,7 @@ from swift_r1.runs.folder import RunFolder
 from swift_r1.runs.metrics import MetricLog, Series
 from swift_r1.runs.query import FAILURE, CompletionQuery
 from swift_r1.runs.standing import standing
+from swift_r1.runs.timeline import Timeline
 from swift_r1.view.markup import visible
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -31,6 +33,7 @@ _METRICS = (
 _STATE = ("run", "status", "progress", "time", "reward")  # of one of several runs
 _LEFT_OUT = ("run", "versions")  # of the newest
 _NUMBERS = ("first", "last", "reward", "advantage", "step")  # columns
+_MARKS = 6  # the last events
 _GROUPS, _COMPLETIONS = 3, 8  # shown where neither a step nor a prompt is named
 _LONGEST = 10_000  # characters of a text that are read
 
@@ -101,6 +104,12 @@ def _overview(console: Console, run: RunFolder, log: MetricLog) -> None:
     if rows:
         console.print()
         console.print(_table(["evaluation", "", "last", "95 %", "step"], rows))
+    timeline = Timeline(run.path)
+    timeline.refresh()
+    rows = [[_time(mark.time), str(mark.step), mark.kind, _line(mark.text)] for mark in timeline.marks[-_MARKS:]]
+    if rows:
+        console.print()
+        console.print(_table(["event", "step", "", ""], rows))
 
 
 def sparkline(series: Series, width: int = _CURVE) -> str:
@@ -157,6 +166,14 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]], head: bool = Tru
     for row in rows:
         table.add_row(*map(Text, row))
     return table
+
+
+def _time(seconds: float) -> str:
+    """In this machine's time zone; nothing for a time of a damaged file."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+    except (OverflowError, ValueError, OSError):
+        return ""
 
 
 def _number(value: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from swift_r1.runs.timeline import Timeline
 from tests.e2e.live_run import (
     SOAK_S,
     STEPS,
@@ -54,6 +55,15 @@ def test_a_killed_server_loses_no_prompt(tiny_model: Path, tiny_server: Any, tmp
     errors = train(tiny_model, [tiny_server.url], tmp_path / "run", 4, kill, processes=2)
     assert errors.count("was started again and holds weight version 0") == 1
     assert "s left" in errors
+    timeline = Timeline(tmp_path / "run")
+    timeline.refresh()
+    kinds = [mark.kind for mark in timeline.marks]
+    assert kinds == ["started", "server_lost", "server_restored", "saved", "ended"] and timeline.problems == []
+    assert timeline.lanes == ["rank-0", "rank-1", "rewards", "server-0", "server-0-weights"]
+    # Rank 0 asks the server, and the other waits for it.
+    for lane, name in (("rank-0", "generate"), ("rank-1", "wait"), ("rank-1", "train")):
+        assert {span.step for span in timeline.spans(lane) if span.name == name} == {1, 2, 3, 4}
+    assert not any(span.name == "generate" for span in timeline.spans("rank-1"))
 
 
 @pytest.mark.long

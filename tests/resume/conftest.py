@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from swift_r1.runs.timeline import Timeline
 from tests import forks
 from tests.forks import ForkedProcess
 
@@ -65,6 +66,14 @@ class Runs:
 
 def _log_of(folder: Path) -> Path:
     return folder.parent / f"{folder.name}.log"
+
+
+def happened(folder: Path) -> list[tuple[str, int, str]]:
+    """Kind, step and text of the run's events, and of what is found from them."""
+    timeline = Timeline(folder)
+    timeline.refresh()
+    assert timeline.problems == []
+    return [(mark.kind, mark.step, mark.text) for mark in timeline.marks]
 
 
 def words(model: Path, folder: Path, /, **flags: Any) -> list[str]:

@@ -8,6 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.resume.conftest import happened
+
 SETTINGS = {"max_steps": 5, "save_steps": 1, "logging_steps": 1, "num_generations": 8}
 
 
@@ -45,3 +47,8 @@ def test_too_many_in_a_row_end_the_run(runs, tmp_path):
     ended = runs.run(tmp_path / "run", forget="finite:1,3,4", max_skipped_steps=1, **SETTINGS)
     assert ended.code == 5
     assert "not finite at step 4, 2 steps in a row were skipped (--max_skipped_steps 1)" in ended.said
+    marks = happened(tmp_path / "run")
+    assert [(kind, step) for kind, step, _ in marks if kind != "saved"] == [
+        *(("started", 0), ("skipped", 1), ("skipped", 3), ("skipped", 4), ("failed", 4))
+    ]
+    assert "2 steps in a row were skipped" in marks[-1][2]

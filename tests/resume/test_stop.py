@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from swift_r1.runtime import stopping
+from tests.resume.conftest import happened
 
 # The signal comes in the third round, whose first of two steps is then the last.
 SETTINGS = {"max_steps": 8, "steps_per_generation": 2, "save_steps": 100, "logging_steps": 3}
@@ -34,10 +35,14 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_been(runs, uninterrupted, tmp_p
     assert [path.name for path in folder.glob("checkpoint-*")] == ["checkpoint-5"]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["steps"] == 5 and summary["exit_code"] == code
+    marks = happened(folder)
+    assert [(kind, step) for kind, step, _ in marks] == [("started", 0), ("stopping", 4), ("saved", 5), ("ended", 5)]
+    assert signal.Signals(number).name in marks[1][2]
     # What was not due yet is logged for people, and not twice after resuming.
     assert [json.loads(line)["step"] for line in (folder / "logging.jsonl").read_text().splitlines()] == [1, 3, 5]
     assert runs.run(folder, resume_from_checkpoint="last", **SETTINGS).code == 0
     same(uninterrupted, folder)
+    assert [(kind, step) for kind, step, _ in happened(folder)[4:]] == [("resumed", 5), ("saved", 8), ("ended", 8)]
 
 
 def test_a_second_signal_stops_at_once(runs, tmp_path):
@@ -45,6 +50,7 @@ def test_a_second_signal_stops_at_once(runs, tmp_path):
     ended = runs.run(tmp_path / "run", **SETTINGS)
     assert ended.code == 143
     assert not list((tmp_path / "run").glob("checkpoint-*")) and not (tmp_path / "run" / "summary.json").exists()
+    assert [kind for kind, *_ in happened(tmp_path / "run")] == ["started", "stopping", "killed"]
 
 
 def test_max_runtime_saves_and_ends(runs, tmp_path):

@@ -7,6 +7,8 @@ import signal
 
 import pytest
 
+from tests.resume.conftest import happened
+
 
 @pytest.mark.parametrize(
     ("ranks", "count", "seconds"),
@@ -22,6 +24,8 @@ def test_a_run_that_hangs_shows_its_stacks_and_ends(runs, tmp_path, ranks, count
     assert f"rank 0 made no progress for {seconds} s (--step_timeout) in the rewards" in ended.said
     assert 'noisy_plugin.py"' in ended.said and "in __call__" in ended.said
     assert (tmp_path / "run" / "checkpoint-1").exists()
+    kinds = [(kind, text[:20]) for kind, _, text in happened(tmp_path / "run")]
+    assert kinds[-1] == ("failed", "rank 0 made no progr")
 
 
 def test_without_a_limit_nothing_ends(runs, tmp_path):

@@ -84,22 +84,23 @@ def chromium() -> Iterator[Any]:
 
 @pytest.fixture
 def tab(chromium: Any) -> Iterator[Callable[..., Any]]:
-    """`tab(width=1280, theme="light") -> Page` of Playwright. Whatever it asks for must be on this machine, and nothing
-    may fail in its console."""
+    """`tab(width=1280, theme="light") -> Page` of Playwright. Whatever it asks for must be on this machine, and, if
+    `calm`, its console must stay without warnings."""
     contexts, faults = [], []
 
     def look_at(request: Any) -> None:
         if urlsplit(request.url).scheme not in ("data", "blob") and urlsplit(request.url).hostname != "127.0.0.1":
             faults.append(f"asked for {request.url}")
 
-    def open_tab(width: int = 1280, theme: str = "light", **more: Any) -> Any:
-        context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=theme, **more)
+    def open_tab(width: int = 1280, theme: str = "light", calm: bool = True) -> Any:
+        context = chromium.new_context(viewport={"width": width, "height": 800}, color_scheme=theme)
         contexts.append(context)
         context.set_default_timeout(20_000)
         page = context.new_page()
         page.on("request", look_at)
-        page.on("console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None)
-        page.on("pageerror", lambda error: faults.append(str(error)))
+        if calm:
+            page.on("console", lambda said: faults.append(said.text) if said.type in ("error", "warning") else None)
+            page.on("pageerror", lambda error: faults.append(str(error)))
         return page
 
     yield open_tab

@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from swift_r1.errors import RunFailed, UsageError
 from swift_r1.runs.completions import Heatmap
 from swift_r1.view.asking import check_memory, newest_checkpoint, own_key, server_urls, weight_bytes
-from swift_r1.view.completion_html import card, data_columns, is_long, reasons_of, shown, table
+from swift_r1.view.completion_html import card, data_columns, is_long, reasons_of, rows_table, shown
 from swift_r1.view.conditions import read_conditions
 
 TEXT = some.text(some.characters(), max_size=20) | some.sampled_from(
@@ -50,7 +50,7 @@ class _Tags(HTMLParser):
 @given(some.dictionaries(NAMES, VALUE, max_size=8), some.dictionaries(NAMES, VALUE, max_size=4))
 def test_any_row_is_shown_with_our_tags_alone(row: dict[str, Any], reason: dict[str, Any]) -> None:
     columns = list(row)
-    html = table([row], columns, columns[0] if columns else None, True, lambda _row: '/group?x="&y=<')
+    html = rows_table([row], columns, columns[0] if columns else None, True, lambda _row: '/group?x="&y=<')
     html += card(row, [reason], {"tokens": "/tokens?a=b&c=d"}) + card(row, [], {}, whole=True)
     found = _Tags(html)
     assert found.found <= OURS

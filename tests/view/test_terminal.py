@@ -40,6 +40,11 @@ def test_an_overview_and_the_last_groups(tmp_path, capsys):
     assert "command              swift rlhf --model 'tiny model' --seed 0" in lines
     assert ["entropy", "█▄▃▂▂▁▁▁", "2", "0.25"] in [line.split() for line in lines]
     assert "countdown accuracy  ▁  0.500  0.200 to 0.800     8" in lines
+    assert [line.split()[2:] for line in lines if line.startswith("2026-")] == [
+        ["0", "started", "from", "the", "beginning"],
+        ["8", "saved", "checkpoint-8"],
+        ["8", "ended", "after", "step", "8"],
+    ]
     rows = [json.loads(line) for line in (run / "completions.jsonl").read_bytes().splitlines()]
     for group in range(3):
         own = [row for row in rows if (row["step"], row["group"]) == (7, group)]
@@ -74,11 +79,13 @@ def test_several_runs(tmp_path, capsys):
     assert lines[0].split() == ["run", "status", "progress", "time", "reward"]
     assert [line.split()[:2] for line in lines[1:3]] == [["run0", "ended"], ["run1", "killed"]]
     assert lines[4] == "run1"
+    assert [line.split()[3] for line in lines if line.startswith("2026-")] == ["started", "saved", "killed"]
 
 
 def test_what_is_missing(tmp_path, capsys):
     run = make_run(tmp_path / "run", old=True)
     assert shown(capsys, run)[-1] == "1 more groups: --step 3"
+    write_rows(run / "events.jsonl", [{"time": 1e300, "step": 3, "kind": "saved", "text": "checkpoint-3"}])
     with (run / "completions.jsonl").open("a") as file:
         file.write('{"step": 3, "half')
     assert shown(capsys, run)[-1] == "! completions.jsonl: the last line is half-written, and left out"

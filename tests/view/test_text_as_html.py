@@ -64,7 +64,7 @@ def test_hostile_text_is_shown_and_does_nothing(text: str) -> None:
         word_diff(text, ""),
     ):
         read = _Read(html)
-        assert {tag for tag, _ in read.tags} <= {"b", "i", "ins", "del", "wbr"}
+        assert {tag for tag, _ in read.tags} <= {"b", "i", "ins", "del", "wbr", "div"}
         assert {name for _, attrs in read.tags for name, _ in attrs} <= {"class"}
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2066\u200b\u2028\ud800]", html)
         html.encode()
@@ -147,7 +147,10 @@ def test_each_level_has_its_colour_and_text_that_can_be_read() -> None:
         assert colours.contrast(background, text) >= 4.5
 
 
-def test_32768_tokens_are_one_element_each() -> None:
-    count = 32_768
-    html = tokens_html([" tok"] * count, [False] * count, ["d3"] * count)
-    assert html.count("<i ") == count and len(html) < 2_000_000
+def test_many_tokens_stand_in_blocks_that_end_with_a_line() -> None:
+    pieces = ["\n" if place % 50 == 49 else " tok" for place in range(30_000)] + [" tok"] * 2768
+    html = tokens_html(pieces, [False] * len(pieces), ["d3"] * len(pieces))
+    assert html.count("<i ") == 32_768 and len(html) < 2_000_000
+    blocks = html.removesuffix("</div>").split("</div>")
+    assert [block.count("<i ") for block in blocks] == [200] * 150 + [2_000, 768]
+    assert all(block.endswith("⏎\n</i>") for block in blocks[:150])

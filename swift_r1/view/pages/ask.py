@@ -10,24 +10,23 @@ from nicegui import ui
 from swift_r1.errors import SwiftError
 from swift_r1.view.asking import Answer, Question
 from swift_r1.view.coloured import classes, legend_html, numbers_json, scale_of, tokens_html, values_of
-from swift_r1.view.elements import evaluated, rich, source_choice, trained
+from swift_r1.view.elements import rich, source_choice, table_of
 from swift_r1.view.markup import markup
-from swift_r1.view.shell import Page, opened, view_page
+from swift_r1.view.shell import Page, view_page
 from swift_r1.view.token_text import TokenText
 
 _IN_ADDRESS = 2_000  # characters of a prompt that the address takes
 
 
 @view_page("/try", "Try it", go="y")
-def ask(page: Page) -> None:
-    _Form(page)
+async def ask(page: Page) -> None:
+    _Form(page, await _prompt_of(page))
 
 
 class _Form:
-    def __init__(self, page: Page) -> None:
-        self.page, self._work = page, asyncio.Future[None]()
-        self._work.cancel()
-        known = _prompt_of(page)
+    def __init__(self, page: Page, known: str) -> None:
+        self.page = page
+        self._work: asyncio.Task[list[Answer]] | None = None
         text = page.text("text") or known
         raw = page.flag("raw", bool(known) and not page.text("text"))
         self.source = source_choice(page)
@@ -42,11 +41,11 @@ class _Form:
             self.max_tokens = self._number("max_tokens", "most tokens", longest, 1, 32_768)
         with ui.element("div").classes("view-row"):
             self.button = ui.button("ask", on_click=self._ask).props('no-caps data-key="a" title="ask"')
-            self.stop = ui.button("stop", on_click=lambda: self._work.cancel()).props('no-caps flat title="stop"')
+            self.stop = ui.button("stop", on_click=self._stop).props('no-caps flat title="stop"')
             self.stop.set_enabled(False)
         self.said = ui.label().props('role="status"').classes("said")
         self.answers = ui.column().classes("answers")
-        ui.context.client.on_delete(lambda: self._work.cancel())
+        ui.context.client.on_delete(self._stop)
 
     async def _ask(self) -> None:
         source = self.source()
@@ -64,8 +63,7 @@ class _Form:
         self.said.set_text(f"asking {source.name} …")
         self.button.set_enabled(False)
         self.stop.set_enabled(True)
-        work = asyncio.ensure_future(source.ask(question))
-        self._work = work
+        self._work = work = asyncio.create_task(source.ask(question))
         try:
             found = await work
             self.said.set_text(f"by {source.name}")
@@ -82,6 +80,10 @@ class _Form:
             self.button.set_enabled(True)
             self.stop.set_enabled(False)
 
+    def _stop(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+
     def _number(self, name: str, label: str, default: float, least: float, most: float) -> ui.number:
         value = min(most, max(least, self.page.number(name, default)))
         field = ui.number(label, value=value, min=least, max=most).props("dense outlined").classes("narrow")
@@ -93,12 +95,11 @@ class _Form:
         return text if text and len(text) <= _IN_ADDRESS else None
 
 
-def _prompt_of(page: Page) -> str:
+async def _prompt_of(page: Page) -> str:
     """The text of the prompt that the address names, as the model saw it."""
     if prompt_id := page.text("prompt"):
-        for reader in (trained, evaluated):
-            table = opened(reader, page.run.path)
-            table.refresh()
+        for of in ("", "eval"):
+            table = await table_of(page, of)
             if rows := table.of_prompt(prompt_id, limit=1):
                 return str(rows[0].get("prompt"))
     return ""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
 from swift_r1.errors import UsageError
+from swift_r1.runs.completions import CompletionTable
 from swift_r1.runs.query import FAILURE, LENGTH, CompletionQuery
-from swift_r1.view.completion_html import length_column, reward_columns, table
+from swift_r1.view.completion_html import Row, length_column, reward_columns, rows_table
 from swift_r1.view.conditions import read_conditions
-from swift_r1.view.elements import next_item_keys, table_of
+from swift_r1.view.elements import next_item_keys, of_choice, table_of
 from swift_r1.view.shell import Page, view_page
 
 ROWS = 50
@@ -19,18 +21,19 @@ _REASONS = ("stop", "length", "abort")
 
 
 @view_page("/completions", "Completions", go="c")
-def completions(page: Page) -> None:
-    _Completions(page)
+async def completions(page: Page) -> None:
+    _Completions(page, await table_of(page))
 
 
 class _Completions:
     """The controls, and the table that follows them and the address."""
 
-    def __init__(self, page: Page) -> None:
-        self.page, self.table = page, table_of(page)
+    def __init__(self, page: Page, table: CompletionTable) -> None:
+        self.page, self.table = page, table
+        of_choice(page)
         with ui.element("form").classes("view-row").on("submit.prevent", js_handler="() => {}"):
             self._text("q", "search in prompts and completions").props("data-search")
-            self._text("where", "where: reward>=0.5; nums contains 25")
+            self._text("where", "where: reward>=0.5; nums contains 25").classes("grow")
             self._text("step", "step, or 10-20").classes("narrow")
             self._text("prompt", "prompt id").classes("narrow")
             self._choice("finish", "finish reason", list(_REASONS))
@@ -62,7 +65,7 @@ class _Completions:
         number = max(0, min(page.whole("page", 0), (count - 1) // ROWS))
         rows = self.table.page(query, number * ROWS, ROWS)
         columns = self._columns(query)
-        self.rows.set_content(table(rows, columns, query.order_by, query.descending, self._link))
+        self.rows.set_content(rows_table(rows, columns, query.order_by, query.descending, self._link))
         first = number * ROWS + 1
         self.said.set_text(f"{first:,} to {first + len(rows) - 1:,} of {count:,}" if rows else "no completion is so")
         self.back.set_enabled(number > 0)
@@ -90,9 +93,10 @@ class _Completions:
         own += ["finish_reason", length_column(known), FAILURE]
         return list(dict.fromkeys([*own, *(name for name in asked if name)]))
 
-    def _link(self, row: dict[str, Any]) -> str:
+    def _link(self, row: Row) -> str:
         of = self.page.text("of") or None
-        address = self.page.link("/group", step=row.get("step"), group=row.get("group"), of=of)
+        request = row.get("request_id") if of else None
+        address = self.page.link("/group", step=row.get("step"), group=row.get("group"), of=of, request=request)
         return address if row.get("number") is None else f"{address}#n{row['number']}"
 
     def _sortable(self) -> list[str]:
@@ -112,9 +116,9 @@ class _Completions:
         again = name == self.page.text("sort")
         self._change(sort=name, desc=not self.page.flag("desc") if again else True)
 
-    def _grown(self) -> None:
+    async def _grown(self) -> None:
         """New rows are shown where they belong; a reader of a later page is left alone."""
-        if self.table.refresh() and not self.page.whole("page", 0):
+        if await asyncio.to_thread(self.table.refresh) and not self.page.whole("page", 0):
             self.show()
 
     def _text(self, name: str, label: str) -> ui.input:

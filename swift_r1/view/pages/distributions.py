@@ -2,73 +2,87 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from nicegui import ui
+from nicegui.client import ClientConnectionTimeout
 
 from swift_r1.report.colours import scale
 from swift_r1.runs.completions import CompletionTable, Heatmap
 from swift_r1.runs.failures import FAILURES
 from swift_r1.view.charts import TOOLTIP, Line, Point, axis, chart, line_options, refresh, zoom_of
 from swift_r1.view.completion_html import length_column, reward_columns
-from swift_r1.view.elements import table_of
+from swift_r1.view.elements import of_choice, table_of
 from swift_r1.view.shell import Page, view_page
 
 _MOST_POINTS = 400
-_GROUPS = ("right", "mixed", "wrong")
+_CONNECTED_S = 10.0
+_SHARE = 10  # charts of a run that grows are made again after so many times what they took
 
 
 @view_page("/distributions", "Distributions", go="d")
-def distributions(page: Page) -> None:
-    table = table_of(page)
-    of = ui.toggle({"": "training", "eval": "evaluations"}, value=page.text("of")).props("dense no-caps flat")
-
-    def to(value: str | None) -> None:
-        page.set(of=value or None)
-        ui.navigate.reload()
-
-    of.on_value_change(lambda event: to(event.value))
+async def distributions(page: Page) -> None:
+    table = await table_of(page)
+    of_choice(page)
     if not table.steps():
         ui.label("no completions yet").classes("said")
         return
-    shown = {
-        title: chart(options, title, height=280 if "heat" in title else 240)
-        for title, options in _options(page, table).items()
-    }
+    with suppress(ClientConnectionTimeout):  # each chart is shown as soon as it is made
+        await ui.context.client.connected(_CONNECTED_S)
+    began = time.monotonic()
+    shown = {}
+    for title, make in _charts(page, table).items():
+        if options := await asyncio.to_thread(make):
+            shown[title] = chart(options, title, height=280 if "heat" in title else 240)
+    after = time.monotonic()
+    pause = _SHARE * (after - began)
 
-    def grown() -> None:
-        if table.refresh():
-            for title, options in _options(page, table).items():
-                if title in shown:
-                    refresh(shown[title], options)
+    async def grown() -> None:
+        nonlocal after
+        if time.monotonic() < after + pause or not await asyncio.to_thread(table.refresh):
+            return
+        for title, make in _charts(page, table).items():
+            if title in shown and (options := await asyncio.to_thread(make)):
+                refresh(shown[title], options)
+        after = time.monotonic()
 
     page.follow(grown)
 
 
-def _options(page: Page, table: CompletionTable) -> dict[str, dict[str, Any]]:
-    """A chart's options by its label."""
+def _charts(page: Page, table: CompletionTable) -> dict[str, Callable[[], dict[str, Any] | None]]:
+    """What makes a chart's options (None where there is nothing to show), by its label."""
     zoom = zoom_of(page)
-    groups = {f"all {name}" if name != "mixed" else name: name for name in _GROUPS}
-    options = {
-        "groups: share that is all right, mixed (these teach) or all wrong": line_options(
-            "share of groups", shares(table.group_shares(), groups), area=True, zoom=zoom
-        ),
-        "completions: share that is right, and of each way to fail": line_options(
-            "share of completions",
-            shares(of_all(table.failure_classes()), {name: name for name in FAILURES}),
-            area=True,
-            zoom=zoom,
-        ),
+
+    def areas(title: str, lines: list[Line]) -> dict[str, Any]:
+        options = line_options(title, lines, area=True, zoom=zoom)
+        options["yAxis"] |= {"min": 0, "max": 1, "scale": False}
+        return options
+
+    def groups() -> dict[str, Any]:
+        names = {"all right": "right", "mixed": "mixed", "all wrong": "wrong"}
+        return areas("share of groups", shares(table.group_shares(), names))
+
+    def failures() -> dict[str, Any]:
+        return areas("share of completions", shares(of_all(table.failure_classes()), {name: name for name in FAILURES}))
+
+    def heat(column: str) -> dict[str, Any] | None:
+        found = table.heatmap(column)
+        return heat_options(column, found) if found.steps else None
+
+    charts: dict[str, Callable[[], dict[str, Any] | None]] = {
+        "groups: share that is all right, mixed (these teach) or all wrong": groups,
+        "completions: share that is right, and of each way to fail": failures,
     }
-    for one in options.values():
-        one["yAxis"] |= {"min": 0, "max": 1, "scale": False}
     known = table.columns
     for column in ("reward", length_column(known), *reward_columns(known)):
-        if (heat := table.heatmap(column)).steps:
-            options[f"heat map of {column} over the steps"] = heat_options(column, heat)
-    return options
+        charts[f"heat map of {column} over the steps"] = partial(heat, column)
+    return charts
 
 
 def of_all(counts: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

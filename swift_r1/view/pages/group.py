@@ -16,8 +16,8 @@ from swift_r1.view.shell import Page, view_page
 
 
 @view_page("/group", "Group")
-def group(page: Page) -> None:
-    table, of = table_of(page), page.text("of") or None
+async def group(page: Page) -> None:
+    table, of = await table_of(page), page.text("of") or None
     steps = table.steps()
     if not steps:
         raise UsageError(f"{page.run.name} has no completions yet")

@@ -12,7 +12,7 @@ from swift_r1.errors import UsageError
 from swift_r1.runs.tokens import TokenRecord
 from swift_r1.view.charts import Line, chart, line_options
 from swift_r1.view.completion_html import shown
-from swift_r1.view.elements import evaluated, next_item_keys, recorded, rich, tokens_link, trained
+from swift_r1.view.elements import next_item_keys, recorded, rich, table_of, tokens_link
 from swift_r1.view.markup import markup, word_diff
 from swift_r1.view.shell import Page, opened, view_page
 
@@ -22,27 +22,26 @@ _TEXT = 12_000  # characters of a completion
 
 
 @view_page("/prompt", "Prompts", go="p")
-def prompt(page: Page) -> None:
+async def prompt(page: Page) -> None:
     if page.text("prompt"):
-        _over_time(page, page.text("prompt"))
+        await _over_time(page, page.text("prompt"))
     else:
-        _list(page)
+        await _list(page)
 
 
-def _list(page: Page) -> None:
+async def _list(page: Page) -> None:
     """The prompts to choose from, those of evaluations (probes first) before those of training."""
     search = page.text("q")
     field = ui.input("search in prompts", value=search).props("dense outlined clearable debounce=250 data-search")
     found = ui.column().classes("view-scroll")
+    tables = {"evaluated": (await table_of(page, "eval"), "eval"), "trained": (await table_of(page, ""), None)}
 
     def show() -> None:
         found.clear()
         record = opened(TokenRecord, page.run.path)
         probes = {str(one.prompt_id) for step in record.probe_steps()[-1:] for one in record.probes_at(step)}
         with found:
-            for title, reader, of in (("evaluated", evaluated, "eval"), ("trained", trained, None)):
-                table = opened(reader, page.run.path)
-                table.refresh()
+            for title, (table, of) in tables.items():
                 rows = sorted(table.prompts(page.text("q"), _LISTED), key=lambda row: row["prompt_id"] not in probes)
                 if rows:
                     ui.label(f"{title}{f', the first {_LISTED}' if len(rows) == _LISTED else ''}").classes("said")
@@ -76,13 +75,10 @@ def _prompts(page: Page, rows: Sequence[dict[str, Any]], probes: set[str], of: s
     )
 
 
-def _over_time(page: Page, prompt_id: str) -> None:
-    readers = {"eval": evaluated} if page.text("of") == "eval" else {"": trained, "eval": evaluated}
+async def _over_time(page: Page, prompt_id: str) -> None:
     rows: list[dict[str, Any]] = []
-    for of, reader in readers.items():  # noqa: B007 - of the one that has it
-        table = opened(reader, page.run.path)
-        table.refresh()
-        if rows := table.of_prompt(prompt_id):
+    for of in ("eval",) if page.text("of") == "eval" else ("", "eval"):
+        if rows := (await table_of(page, of)).of_prompt(prompt_id):
             break
     if not rows:
         raise UsageError(f"{page.run.name} has no completions of {prompt_id!r}")
