@@ -112,12 +112,14 @@ def lines(panel: Panel, groups: Sequence[Group], shown: Shown) -> list[Line]:
             alone = len(groups) == 1
             name = label if alone else group.name + (f" · {label}" if number else "")
             colour = number if alone else place
-            found += _lines_of(panel, group, metric, shown, Line(name, (), colour, dashed=bool(number) and not alone))
+            found += _lines_of(
+                panel, group, metric, shown, alone, Line(name, (), colour, dashed=bool(number) and not alone)
+            )
     return found
 
 
-def _lines_of(panel: Panel, group: Group, metric: str, shown: Shown, line: Line) -> list[Line]:
-    """One metric of a group: its line, and under a smoothed one a faint line of the values themselves."""
+def _lines_of(panel: Panel, group: Group, metric: str, shown: Shown, alone: bool, line: Line) -> list[Line]:
+    """One metric of a group: its line, and of a group `alone` under a smoothed one a faint line of the values."""
     logs = [log for log in group.logs if len(log.get(metric))]
     if not logs:
         return []
@@ -132,7 +134,7 @@ def _lines_of(panel: Panel, group: Group, metric: str, shown: Shown, line: Line)
     xs = at_steps(logs[0].hours(), steps) if shown.hours else [float(step) for step in steps]
     weight = 0.0 if metric.startswith("eval/") else shown.smooth
     mean = smoothed(values, weight)
-    faint = [Line(line.name, thinned(xs, values), line.colour, faint=True)] if weight else []
+    faint = [Line(line.name, thinned(xs, values), line.colour, faint=True)] if weight and alone else []
     band = [
         (x, bottom, top)
         for x, bottom, top in zip(xs, smoothed(low, weight), smoothed(high, weight), strict=True)

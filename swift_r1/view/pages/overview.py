@@ -53,7 +53,7 @@ class _Overview:
 
     def _refresh(self) -> bool:
         """Reads what was written since; whether there was anything."""
-        return any([reader.refresh() for reader in (*self.logs, *self.timelines)])
+        return any([one.refresh() for one in self.logs] + [one.refresh() for one in self.timelines])
 
     def _show_state(self) -> None:
         # A folder is read once: another object looks again.
