@@ -32,7 +32,7 @@ class Shown:
 
     smooth: float = 0.0  # weight of what was, from 0 to less than 1
     log: bool = False  # the y axes
-    hours: bool = False  # the x axes: hours of training instead of optimizer steps
+    per_hour: float = 0.0  # the x axes: units of time an hour has (1: hours, 60: minutes); 0: optimizer steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,9 @@ def _lines_of(panel: Panel, group: Group, metric: str, shown: Shown, alone: bool
         series = logs[0].get(metric)
         steps, values = list(series.steps), list(series.values)
         low, high = _around(panel, logs[0], metric, series)
-    xs = at_steps(logs[0].hours(), steps) if shown.hours else [float(step) for step in steps]
+    xs = [float(step) for step in steps]
+    if shown.per_hour:
+        xs = [shown.per_hour * hours for hours in at_steps(logs[0].hours(), steps)]
     weight = 0.0 if metric.startswith("eval/") else shown.smooth
     mean = smoothed(values, weight)
     faint = [Line(line.name, thinned(xs, values), line.colour, faint=True)] if weight and alone else []
