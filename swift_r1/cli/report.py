@@ -32,15 +32,16 @@ def run(words: Sequence[str]) -> int:
     from swift_r1.runs.folder import find_runs
 
     folders = find_runs(args.runs)
-    output = None if args.output is None else Path(args.output).expanduser()
-    ending = "" if output is None else output.suffix.lstrip(".")
-    form = args.format or (ending if ending in FORMATS else FORMATS[0])
-    more = f"-and-{len(folders) - 1}-more" if len(folders) > 1 else ""
-    file = Path("report-" + re.sub(r"[^\w.-]+", "-", folders[0].name) + f"{more}.{form}")
-    if output is not None:
-        file = output / file if output.is_dir() else output
-    elif any(Path.cwd().is_relative_to(folder.path) for folder in folders):
+    if args.output is None and any(Path.cwd().is_relative_to(folder.path) for folder in folders):
         raise UsageError("this folder is a run's own: name a file with -o")
+    file = Path(args.output or ".").expanduser()
+    ending = "" if file.is_dir() else file.suffix.lstrip(".")
+    if args.format is None and ending not in ("", *FORMATS):
+        raise UsageError(f"--output {args.output} ends in .{ending}: give .html or .md, or --format html|md")
+    form = args.format or ending or FORMATS[0]
+    if file.is_dir():
+        more = f"-and-{len(folders) - 1}-more" if len(folders) > 1 else ""
+        file /= "report-" + re.sub(r"[^\w.-]+", "-", folders[0].name) + f"{more}.{form}"
     _check(file)
     from swift_r1.report.build import build
 

@@ -7,6 +7,7 @@ run's process PID.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import os
 import signal
 import socket
@@ -122,6 +123,7 @@ async def _serve(listener: socket.socket, app: Guard, how: str, has_key: bool, o
     for one in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(one, stop, one)
     await server.serve([listener])
+    atexit._run_exitfuncs()  # temporary folders
     leave(code)  # a query that still runs in a thread would be waited for
 
 
