@@ -198,6 +198,7 @@ class CheckpointSource:
                 self._content(await process.stdout.readline())
         except BaseException as error:
             self.close()
+            await process.wait()
             if isinstance(error, TimeoutError):
                 raise RunFailed(f"{self.name} was not loaded within {LOAD_S:g} s") from error
             raise
