@@ -196,7 +196,7 @@ class CompletionTable(StoredLines):
                 kept = {place for cursor in matches for (place,) in cursor.fetchall()}
                 found = {place: prompt for place, prompt in found.items() if place in kept}
             best = list(found)[: max(0, limit)]
-            texts = {row["prompt_id"]: row.get("prompt") for row in self._rows_of(best)}
+            texts = {str(row["prompt_id"]): row.get("prompt") for row in self._rows_of(best)}
             return [found[place] | {"prompt": texts.get(found[place]["prompt_id"])} for place in best]
 
     def steps(self) -> list[int]:
