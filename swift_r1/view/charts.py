@@ -119,7 +119,7 @@ def _curve(line: Line, log: bool, area: bool) -> dict[str, Any]:
         "type": "line",
         "name": line.name,
         "data": [[x, None if log and y is not None and y <= 0 else y] for x, y in line.points],
-        "showSymbol": len(line.points) < 40 and not line.faint,
+        "showSymbol": len(line.points) < 40 and not line.faint and not area,
         "symbolSize": 5,
         "lineStyle": style | ({"type": "dashed"} if line.dashed else {}),
         "itemStyle": {"color": colour},

@@ -38,7 +38,7 @@ class _Overview:
         self.state = ui.html("", sanitize=False).classes("view-scroll")
         self.rows: list[dict[str, str]] = []
         self._show_state()
-        _facts(self.page.run, opened_first=len(self.page.chosen) == 1)
+        ui.html(_facts(self.page.run, shown=len(self.page.chosen) == 1), sanitize=False).classes("view-run")
         self._controls()
         self.grid = ui.element("div").classes("view-charts")
         await self._draw()
@@ -61,8 +61,11 @@ class _Overview:
         rows = [standing(run, log) for run, log in zip(found, self.logs, strict=True)]
         if rows != self.rows:
             self.rows = rows
-            several = len(found) > 1
-            self.state.content = _table(rows, several) + (_different(found) if several else "")
+            if len(found) > 1:
+                places = {place: number for number, one in enumerate(self._seeds().values()) for place in one}
+                self.state.content = _table(rows, [places[place] for place in range(len(rows))]) + _different(found)
+            else:
+                self.state.content = _table(rows)
         for log in self.logs:
             for line in log.problems:
                 self.page.problem(line)
@@ -73,6 +76,8 @@ class _Overview:
         def changes(name: str) -> Any:
             async def change(event: Any) -> None:
                 page.set(**{name: event.value})
+                self.rows = []  # colours go by what is drawn as one
+                self._show_state()
                 await self._draw()
 
             return change
@@ -109,8 +114,9 @@ class _Overview:
     def _ticks(self, shown: Shown) -> list[charts.Tick]:
         """What happened to the first run; of several it would not be clear whose it is."""
         hours = self.logs[0].hours()
+        marks = self.timelines[0].marks if len(self.logs) == 1 else []
         return ticks(
-            self.timelines[0].marks if len(self.logs) == 1 else [],
+            [mark for mark in marks if mark.kind != "evaluated"],  # those have a chart
             lambda mark: at_steps(hours, [mark.step])[0] if shown.hours else mark.step,
         )
 
@@ -158,34 +164,32 @@ def _different(runs: Sequence[RunFolder]) -> str:
     names = [name for name in names if len({repr(run.args.get(name)) for run in runs}) > 1]
     rows = [{"flag": f"--{name}"} | {run.name: str(run.args.get(name, "")) for run in runs} for name in names]
     number = f"{len(rows)} flag{'s differ' if len(rows) > 1 else ' differs'}" if rows else "no flag differs"
-    return f"<details><summary>{number}</summary>{_table(rows, colours=False)}</details>"
+    return f"<details><summary>{number}</summary>{_table(rows)}</details>"
 
 
-def _table(rows: Sequence[Mapping[str, str]], colours: bool) -> str:
-    """As HTML; with `colours` each row begins with that of its curves."""
+def _table(rows: Sequence[Mapping[str, str]], colours: Sequence[int] = ()) -> str:
+    """As HTML; with `colours`, their numbers, each row begins with that of its curves."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = ["".join(f"<th>{html.escape(name)}</th>" for name in names)]
     for number, row in enumerate(rows):
-        mark = f'<span class="view-mark" style="background: {charts.series_colour(number)}"></span>' if colours else ""
+        colour = charts.series_colour(colours[number]) if colours else ""
+        mark = f'<span class="view-mark" style="background: {colour}"></span>' if colour else ""
         lines.append(mark.join(["<td>", "".join(f"{html.escape(row.get(name, ''))}</td><td>" for name in names)])[:-4])
     return f'<table class="view-table">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
 
 
-def _facts(run: RunFolder, opened_first: bool) -> None:
-    """What a run is: its command and, in short, what was made of it."""
-    found = facts(run)
+def _facts(run: RunFolder, shown: bool) -> str:
+    """What a run is, and below it its command; as HTML."""
+    found = facts(run) | {"folder": str(run.path)}
     if plan := run.plan:
-        names = ("dataset_size", "prompts_per_round", "completions_per_round", "optimizer_steps_per_round")
-        numbers = [f"{plan[name]:,} {name.replace('_', ' ')}" for name in names if isinstance(plan.get(name), int)]
-        found["plan"] = ", ".join([f"{plan['total_steps']:,} steps", *numbers])
-    found["folder"] = str(run.path)
-    with ui.expansion(f"Run {run.name}", value=opened_first).classes("view-wide").props("dense"):
-        with ui.element("dl").classes("view-facts"):
-            for name, text in found.items():
-                with ui.element("dt"):
-                    ui.label(name)
-                with ui.element("dd"):
-                    ui.label(text)
-        for code in command(run):
-            text = f"<details><summary>command</summary><pre>{html.escape(code.text)}</pre></details>"
-            ui.html(text, sanitize=False)
+        a_round = ("prompts_per_round", "completions_per_round", "optimizer_steps_per_round")
+        parts = [
+            f"{plan[name]:,} {name[:-10].replace('_', ' ')}" for name in a_round if isinstance(plan.get(name), int)
+        ]
+        found["plan"] = f"{plan.get('total_steps')} steps" + (f"; a round: {', '.join(parts)}" if parts else "")
+    rows = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in found.items())
+    code = "".join(
+        f"<details><summary>command</summary><pre>{html.escape(one.text)}</pre></details>" for one in command(run)
+    )
+    summary = f"<summary>run {html.escape(run.name)}</summary>"
+    return f"<details{' open' if shown else ''}>{summary}<dl class=view-facts>{rows}</dl>{code}</details>"

@@ -1,0 +1,127 @@
+"""Makes the pictures of docs/seeing-a-run.md from a run of the demo: `make screenshots`, or `screenshots.py RUN`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+from playwright.sync_api import Browser, sync_playwright
+
+from swift_r1.errors import UsageError
+from swift_r1.runs.folder import find_runs
+from swift_r1.runs.tokens import TokenRecord
+
+IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
+SWIFT = (sys.executable, "-m", "swift_r1")
+HEIGHT = 900
+STEPS = 4  # the last, of which the longest completion that was learned from is shown
+START_S, SETTLE_MS = 60, 1500
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Makes the pictures of docs/seeing-a-run.md.")
+    parser.add_argument(
+        "run", nargs="?", default="output/countdown_demo", help="folder of a demo run, or with some in it"
+    )
+    args = parser.parse_args()
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        print("there is no chromium: apt-get install chromium", file=sys.stderr)
+        return 2
+    try:
+        run = find_runs([args.run])[-1].path
+    except UsageError as error:
+        print(f"{error}; `make demo` makes a run", file=sys.stderr)
+        return 2
+    with served(run) as url, sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        for name, path in pages(run).items():
+            picture(browser, url + path, name)
+        picture(browser, url, "view-overview-dark", theme="dark")
+        picture(browser, url, "view-overview-narrow", width=400)
+        report = IMAGES / "report.html"
+        try:
+            subprocess.run([*SWIFT, "report", str(run), "-o", str(report)], check=True)
+            picture(browser, report.as_uri() + "#s2", "report")
+        finally:
+            report.unlink(missing_ok=True)
+        browser.close()
+    return 0
+
+
+def pages(run: Path) -> dict[str, str]:
+    """The name of each picture, and the address of what it shows."""
+    record = TokenRecord(run)
+    listed = [row for step in record.steps()[-STEPS:] for row in record.completions(step)]
+    whole = [record.completion(one.round_step, one.request_id, one.number)[-1] for one in listed]
+    row = max(whole, key=lambda one: (any(one.advantages or ()), len(one.token_ids or ())))
+    token = {"step": row.round_step, "request": row.request_id, "number": row.number, "colour": "entropy"}
+    probe = next(iter(record.probes()), row.prompt_id)
+    return {
+        "view-overview": "/?smooth=0.6",
+        "view-completions": "/completions?" + urlencode({"sort": "reward", "desc": 1}),
+        "view-group": "/group?" + urlencode({"step": row.round_step, "group": row.group}),
+        "view-tokens": "/tokens?" + urlencode(token),
+        "view-prompt": "/prompt?" + urlencode({"prompt": probe}),
+        "view-distributions": "/distributions",
+        "view-time": "/time",
+    }
+
+
+def picture(browser: Browser, url: str, name: str, width: int = 1280, theme: Any = "light") -> None:
+    page = browser.new_page(viewport={"width": width, "height": HEIGHT}, color_scheme=theme)
+    page.goto(url, wait_until="networkidle")
+    page.wait_for_timeout(SETTLE_MS)
+    # What a run is has paths of this machine.
+    page.evaluate("document.querySelectorAll('.view-run details').forEach((one) => { one.open = false; })")
+    bottoms = page.eval_on_selector_all(
+        ".view-main *", "all => all.map((one) => one.getBoundingClientRect().bottom + scrollY)"
+    )
+    page.set_viewport_size({"width": width, "height": min(HEIGHT, int(max(bottoms, default=HEIGHT)) + 16)})
+    page.wait_for_timeout(SETTLE_MS)
+    page.screenshot(path=IMAGES / f"{name}.png")
+    page.close()
+    print(IMAGES / f"{name}.png")
+
+
+@contextmanager
+def served(run: Path) -> Iterator[str]:
+    """The address of the run's page."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environ = {name: value for name, value in os.environ.items() if name != "SWIFT_API_KEY"}
+    process = subprocess.Popen([*SWIFT, "view", str(run), "--port", str(port)], env=environ)
+    try:
+        deadline = time.monotonic() + START_S
+        while not answers(f"http://127.0.0.1:{port}/health"):
+            if process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError("swift view does not serve")
+            time.sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
