@@ -111,10 +111,10 @@ class _Lane:
         """What a clock that was set back has mixed up."""
         if not self._sorted:
             order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
-            self.starts, self.ends, self.steps, self._kinds = (
-                array(one.typecode, [one[index] for index in order])
-                for one in (self.starts, self.ends, self.steps, self._kinds)
-            )
+            self.starts = array("d", [self.starts[index] for index in order])
+            self.ends = array("d", [self.ends[index] for index in order])
+            self.steps = array("q", [self.steps[index] for index in order])
+            self._kinds = array("i", [self._kinds[index] for index in order])
             self._sorted = True
 
     def __len__(self) -> int:

@@ -15,10 +15,12 @@ logger = logging.getLogger(__name__)
 
 EVENTS = "events.jsonl"
 
+# fmt: off
 Kind = Literal[
-    *("started", "resumed", "saved", "skipped", "evaluated"),
-    *("server_lost", "server_restored", "stopping", "failed", "ended"),
+    "started", "resumed", "saved", "skipped", "evaluated",
+    "server_lost", "server_restored", "stopping", "failed", "ended",
 ]
+# fmt: on
 
 
 class AppendedLines:

@@ -39,7 +39,7 @@ from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import OpenRewards
 from swift_r1.tracking.console import RunConsole
-from swift_r1.tracking.events import Events
+from swift_r1.tracking.events import Events, Kind
 from swift_r1.tracking.metrics import JsonLines
 from swift_r1.tracking.recorder import Recorder, RunRecorder
 from swift_r1.tracking.reporters import open_reporters
@@ -114,8 +114,9 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         num_rows, *eval_sizes = ranks.broadcast(counts)[0].tolist()
         plan = make_plan(args, ranks.world_size, None if args.streaming else num_rows)
         if ranks.is_rank0:
-            goes_on = ("resumed", f"from checkpoint-{saved.step}") if saved else ("started", "from the beginning")
-            tell(*goes_on, total_steps=plan.total_steps)
+            kind: Kind = "resumed" if saved else "started"
+            where = f"from checkpoint-{saved.step}" if saved else "from the beginning"
+            tell(kind, where, total_steps=plan.total_steps)
         trainer = _build(context, plan, data, eval_sizes, stop)
         if start.checkpoint is not None:
             trainer.resume(start.checkpoint)

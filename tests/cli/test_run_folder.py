@@ -3,11 +3,13 @@
 import json
 import re
 import shlex
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from swift_r1.arguments import RlhfArguments, World, parse_arguments
+from swift_r1.arguments.plan import make_plan
 from swift_r1.launch.run_folder import make_run_folder, run_folder_faults, without_secrets, write_args
 from swift_r1.runtime.hardware import hardware
 
@@ -56,7 +58,8 @@ def test_several_nodes_share_one_folder(tmp_path: Path) -> None:
 def test_args_json_restores_the_arguments_and_holds_no_secret(tmp_path: Path) -> None:
     words = [*BASE, "--use_vllm", "true", "--vllm_server_host", "h", "--api_key", "hidden", "--system", "héllo"]
     args = parse_arguments(RlhfArguments, words, {})
-    path = write_args(tmp_path, args, World(), words, "")
+    plan = make_plan(args, 1, 100)
+    path = write_args(tmp_path, args, World(), words, "", plan=plan)
     text = path.read_text(encoding="utf-8")
     content = json.loads(text)
     assert "hidden" not in text
@@ -66,6 +69,7 @@ def test_args_json_restores_the_arguments_and_holds_no_secret(tmp_path: Path) ->
     assert content["run_dir"] == str(tmp_path)
     assert content["command"][:3] == ["swift", "rlhf", "--rlhf_type"]
     assert {"python", "torch", "transformers"} <= set(content["versions"])
+    assert content["plan"] == asdict(plan) and plan.total_steps > 0
     assert content["hardware"]["cores"] >= 1 and content["hardware"]["memory_gib"] > 0
 
 
