@@ -17,7 +17,7 @@ def vocabulary_of(tokenizer: Any) -> list[tuple[bytes, bool]]:
 
     backend = getattr(tokenizer, "backend_tokenizer", None)
     decoder = "" if backend is None or backend.decoder is None else backend.decoder.__getstate__().decode()
-    of_character = {character: byte for byte, character in bytes_to_unicode().items()}
+    of_character = {character: byte for byte, character in bytes_to_unicode().items()}  # type: ignore[no-untyped-call]
     added = tokenizer.added_tokens_decoder
 
     def content(token: str | None) -> bytes:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,36 +72,37 @@ class CompletionTable(StoredLines):
         """Classes the completions that have come since the last time (`runs/failures.py`)."""
         with self._lock:
             if self._judged_to < self._lines:
-                statement, values = self._judgement(self._columns)
-                for _ in self._over_lines(Sql("id > ?", [self._judged_to]), f"INSERT INTO judged {statement}", values):
+                judged, values = self._judgement()
+                statement = f'INSERT INTO judged SELECT id, "{CORRECT}", "{FAILURE}" FROM ({judged})'
+                for _ in self._over_lines(Sql("id > ?", [self._judged_to]), statement, values):
                     pass
                 self._judged_to = self._lines
 
-    @staticmethod
-    def _judgement(columns: Iterable[str]) -> Sql:
-        """A statement for `id`, CORRECT and FAILURE of the lines at hand, which have these columns."""
-        rewards = [name for name in columns if name.startswith("rewards/")]
-        formats = [name for name in rewards if "format" in name.lower()]
-        names = " ".join("WHEN json_exists(line, ?) THEN ?" for _ in rewards)
-        first = f"CASE {names} END" if rewards else "NULL"
-        bad = " OR ".join("TRY_CAST(json_extract_string(line, ?) AS DOUBLE) <= 0" for _ in formats) or "FALSE"
+    def _judgement(self) -> Sql:
+        """A statement for `id`, `line`, LENGTH, CORRECT and FAILURE of the lines at hand. It parses each line twice:
+        more often would take too much memory where lines are long."""
+        rewards = [name for name in self._columns if name.startswith("rewards/")]
+        fields = [*rewards, "reward", "finish_reason", "completion", "prompt"]
+        place = {name: f"d[{number}]" for number, name in enumerate(fields, 1)}
+        bad = [f"TRY_CAST({place[name]} AS DOUBLE) <= 0" for name in rewards if "format" in name.lower()]
         statement = f"""
-            SELECT id, correct AS "{CORRECT}", CASE
-                WHEN reward IS NULL THEN 'invalid reward'
+            SELECT id, line, length({place["completion"]}) AS "{LENGTH}", correct AS "{CORRECT}", CASE
+                WHEN TRY_CAST({place["reward"]} AS DOUBLE) IS NULL THEN 'invalid reward'
                 WHEN correct >= {RIGHT} THEN 'right'
-                WHEN finish_reason = 'length' THEN 'truncated'
+                WHEN {place["finish_reason"]} = 'length' THEN 'truncated'
                 WHEN NOT has_answer(
-                    coalesce(first, ''), coalesce(json_extract_string(line, '/completion'), ''),
-                    coalesce(json_extract_string(line, '/prompt'), '')
+                    coalesce(substr(first, {len("rewards/") + 1}), ''), coalesce({place["completion"]}, ''),
+                    coalesce({place["prompt"]}, '')
                 ) THEN 'no answer'
-                WHEN {bad} THEN 'wrong format'
+                WHEN {" OR ".join(bad) or "FALSE"} THEN 'wrong format'
                 ELSE 'wrong value' END AS "{FAILURE}"
-            FROM (SELECT *, TRY_CAST(json_extract_string(
-                line, '/rewards~1' || replace(replace(first, '~', '~0'), '/', '~1')) AS DOUBLE) AS correct
-                FROM (SELECT id, reward, finish_reason, line, {first} AS first FROM lines JOIN completions USING (id)))
+            FROM (SELECT *, TRY_CAST(d[list_position(?, first)] AS DOUBLE) AS correct FROM (
+                SELECT *, json_extract_string(line, ?) AS d,
+                    list_filter(json_keys(line), lambda key: starts_with(key, 'rewards/'))[1] AS first
+                FROM lines
+            ))
         """
-        called = [item for name in rewards for item in (pointer(name), name.removeprefix("rewards/"))]
-        return Sql(statement, [*map(pointer, formats), *called])
+        return Sql(statement, [rewards, [pointer(name) for name in fields]])
 
     def _ids(self, query: CompletionQuery) -> numpy.ndarray:
         """The matching rows in their order, int64 `[matches]`."""
@@ -149,11 +149,8 @@ class CompletionTable(StoredLines):
     def _rows_of(self, ids: list[int], longest: int | None = None) -> list[dict[str, Any]]:
         """In this order; a line that is no longer there is left out."""
         found: dict[int, dict[str, Any]] = {}
-        judged, values = self._judgement(self._columns)
-        statement = f"""
-            SELECT id, line, "{LENGTH}", "{FAILURE}"
-            FROM ({judged}) JOIN lines USING (id) JOIN completions USING (id)
-        """
+        judged, values = self._judgement()
+        statement = f'SELECT id, line, "{LENGTH}", "{FAILURE}" FROM ({judged})'
         for cursor in self._over_lines(Sql("id IN (SELECT unnest(?))", [ids]), statement, values):
             for place, line, length, failure in cursor.fetchall():
                 row = json.loads(line)
@@ -211,8 +208,10 @@ class CompletionTable(StoredLines):
         value = as_number(column)
         with self._lock:
             if is_indexed(column):
-                self._judge()
-                parts = [self._arrays(f"SELECT step, {value.text} AS value FROM {JUDGED_TOO}")]
+                tables = tables_of(CompletionQuery(order_by=column))
+                if tables == JUDGED_TOO:
+                    self._judge()
+                parts = [self._arrays(f"SELECT step, {value.text} AS value FROM {tables}")]
             else:
                 statement = f"SELECT step, {value.text} AS value FROM lines JOIN completions USING (id)"
                 parts = [one.fetchnumpy() for one in self._over_lines(all_of([]), statement, value.values)]

@@ -9,8 +9,8 @@ from typing import Any
 
 from swift_r1.errors import one_line
 
-CHUNK = 8 << 20  # bytes of one read
-LONGEST_LINE = 64 << 20  # bytes; a longer line is damage, such as the zeros that a crashed file system leaves
+CHUNK = 16 << 20  # bytes of one read
+LONGEST_LINE = 16 << 20  # bytes; a longer line is damage, such as the zeros that a crashed file system leaves
 _TAIL = 64  # bytes before the place reached, by which a file that was cut and has grown again is known
 
 

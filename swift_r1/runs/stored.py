@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 MEMORY_LIMIT = "256MB"  # of DuckDB's, for one table
-_GAP = 64 << 10  # bytes between two wanted lines from which on they are read one by one
+_AT_ONCE = 1024  # lines that one thread works on
 
 _FIELDS = [*STORED, "completion"]
 _TYPED = ", ".join(f'TRY_CAST(d[{at}] AS {kind}) AS "{name}"' for at, (name, kind) in enumerate(STORED.items(), 1))
@@ -124,7 +125,10 @@ class StoredLines:
         bounds = numpy.array(ends, numpy.int64)
         first = self._lines + 1
         ids = numpy.arange(first, first + len(bounds) - 1)
-        lines, replaced = _lines(data, ids, bounds[:-1], bounds[1:], self._file.offset - len(data))
+        lines, replaced = _lines(data, ids, bounds)
+        place = self._file.offset - len(data)
+        for name, own in (("start", bounds[:-1] + place), ("stop", bounds[1:] + place)):
+            lines = lines.append_column(name, integers(own))
         with self._db.cursor() as cursor:
             cursor.register("lines", lines)
             try:
@@ -195,6 +199,7 @@ class StoredLines:
 
         rows = self._arrays(f"SELECT id, start, stop FROM {tables} WHERE {which.text} ORDER BY id", which.values)
         ids, starts, stops = rows["id"], rows["start"], rows["stop"]
+        ends = numpy.cumsum(stops - starts)  # where each line would end, one after the other
         try:
             file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:  # `refresh` will say so
@@ -202,41 +207,41 @@ class StoredLines:
         try:
             at = 0 if self._file.is_same(file) else len(ids)  # else `refresh` will begin again
             while at < len(ids):
-                to = max(at + 1, int(numpy.searchsorted(stops, starts[at] + CHUNK, "right")))
-                apart = numpy.flatnonzero(starts[at + 1 : to] - stops[at : to - 1] > _GAP)
-                to = at + 1 + int(apart[0]) if len(apart) else to
-                first = int(starts[at])
-                data = os.pread(file, int(stops[to - 1]) - first, first)
-                there = at + int(numpy.searchsorted(stops[at:to] - first, len(data), "right"))
-                if there > at:
-                    yield _lines(data, ids[at:there], starts[at:there] - first, stops[at:there] - first, first)[0]
+                first = int(ends[at] - (stops[at] - starts[at]))
+                to = max(at + 1, int(numpy.searchsorted(ends, first + CHUNK, "right")))
+                jumps = numpy.flatnonzero(starts[at + 1 : to] != stops[at : to - 1]) + at + 1
+                runs = pairwise([at, *jumps.tolist(), to])
+                parts = [os.pread(file, stops[end - 1] - starts[begin], starts[begin]) for begin, end in runs]
+                data = parts[0] if len(parts) == 1 else b"".join(parts)
+                bounds = numpy.concatenate([[0], ends[at:to] - first])
+                if len(data) < bounds[-1]:  # the file was cut
+                    return
+                yield _lines(data, ids[at:to], bounds)[0]
                 at = to
         finally:
             os.close(file)
 
 
-def _lines(
-    data: bytes, ids: numpy.ndarray, starts: numpy.ndarray, stops: numpy.ndarray, place: int
-) -> tuple[pyarrow.Table, int]:
-    """The `N` lines that begin and end there in `data`, which stands at `place` in the file, as `id`, `start`, `stop`,
-    `line`; and how many had bytes that are not UTF-8, which are replaced. int64 `[N]`. Copies nothing where it can."""
-    import numpy
+def _lines(data: bytes, ids: numpy.ndarray, bounds: numpy.ndarray) -> tuple[pyarrow.Table, int]:
+    """The `N` lines of `data` as `id`, `line`, and how many of them had bytes that are not UTF-8, which are replaced.
+    Copies nothing where it can. `ids` is int64 `[N]`, `bounds` int64 `[N + 1]`."""
     import pyarrow as pa
 
-    count, replaced = len(ids), 0
-    columns = {"id": ids, "start": starts + place, "stop": stops + place}
-    table = {name: pa.Array.from_buffers(pa.int64(), count, [None, pa.py_buffer(one)]) for name, one in columns.items()}
+    replaced = 0
     try:
         data.decode()
-        as_it_is = bool((starts[1:] == stops[:-1]).all())
+        lines = pa.LargeStringArray.from_buffers(len(ids), pa.py_buffer(bounds), pa.py_buffer(data))
     except UnicodeDecodeError:
-        as_it_is = False
-    if as_it_is:
-        bounds = numpy.append(starts, stops[-1:])
-        lines = pa.LargeStringArray.from_buffers(count, pa.py_buffer(bounds), pa.py_buffer(data))
-    else:
-        parts = [data[start:stop] for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        parts = [data[start:stop] for start, stop in pairwise(bounds.tolist())]
         texts = [part.decode("utf-8", "replace") for part in parts]
         replaced = sum(text.encode() != part for text, part in zip(texts, parts, strict=True))
         lines = pa.array(texts, pa.large_string())
-    return pa.table(table | {"line": lines}), replaced
+    table = pa.table({"id": integers(ids), "line": lines})
+    return pa.Table.from_batches(table.to_batches(max_chunksize=_AT_ONCE)), replaced
+
+
+def integers(values: numpy.ndarray) -> pyarrow.Array:
+    """Of int64, without the import of pandas that `pyarrow.array` begins with."""
+    import pyarrow as pa
+
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])

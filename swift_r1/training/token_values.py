@@ -32,9 +32,10 @@ def chosen(scored: ScoredRound | None, step: int, size: int, share: float, ranks
     """
     if not share:
         return []
-    found = {}
-    for first in range(0, len(scored.trained), size) if scored is not None else ():
-        of_step = dict(enumerate(scored.trained[first : first + size], start=first))
+    found: dict[int, ScoredCompletion] = {}
+    trained = () if scored is None else scored.trained
+    for first in range(0, len(trained), size):
+        of_step = dict(enumerate(trained[first : first + size], start=first))
         places = {sample: _place(item.conversation.prompt.prompt_id) for sample, item in of_step.items()}
         most = max(share, min(places.values()))
         found |= {sample: item for sample, item in of_step.items() if places[sample] <= most}
@@ -128,7 +129,7 @@ def probe_rows(items: Sequence[ScoredCompletion], step: int) -> TokenRows:
     completions = [_who(item, step) for item in items]
     prompts = [item.conversation.prompt.token_ids for item in items]
     answers = [item.conversation.completion for item in items]
-    tokens = {
+    tokens: dict[str, list[Sequence[float]]] = {
         "token_ids": [one.token_ids for one in answers],
         "rollout_logps": [one.logprobs for one in answers],
         "weight_versions": [

@@ -49,7 +49,8 @@ class Checkpoint:
         ends = set(self.ends)
         if asked["chat"]:
             tokens = prompts.render([{"role": "user", "content": asked["prompt"]}])
-            ends |= {prompts.turn_end} - {None}
+            if prompts.turn_end is not None:
+                ends.add(prompts.turn_end)
         else:  # as training does: the text has its special tokens
             tokens = tuple(self.tokenizer(asked["prompt"], add_special_tokens=False)["input_ids"])
         longest = getattr(self.engine.config, "max_position_embeddings", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -45,12 +46,12 @@ def _evaluated(run: Path) -> CompletionTable:
     return CompletionTable(run / "eval_completions.jsonl")
 
 
-async def table_of(page: Page, of: str | None = None) -> CompletionTable:
+async def table_of(page: Page, of: str | None = None, seconds: float = math.inf) -> CompletionTable:
     """The completions of the page's run, those of training, or with "eval" those of evaluations (by default as `of` in
-    the address says); with what was written since."""
+    the address says); with what was written since, as far as it can be read in so many seconds."""
     of = page.text("of") if of is None else of
     found = opened(_evaluated if of == "eval" else _trained, page.run.path)
-    await asyncio.to_thread(found.refresh)
+    await asyncio.to_thread(found.refresh, seconds)
     return found
 
 

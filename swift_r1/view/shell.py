@@ -107,11 +107,12 @@ class Page:
         return self.query.get(name, default)
 
     def number(self, name: str, default: float) -> float:
-        """A parameter as a number; what is none, is the default."""
+        """A parameter as a number; what is none, or a very large one, is the default."""
         try:
-            return float(self.query[name])
+            value = float(self.query[name])
         except (KeyError, ValueError):
             return default
+        return value if abs(value) < 2**53 else default
 
     def whole(self, name: str, default: int) -> int:
         return int(self.number(name, default))

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
+from pyarrow.parquet import read_table
 
 PLUGIN = Path(__file__).parent / "turns_plugin.py"
 FLAGS = {"external_plugins": PLUGIN, "dataset": "starts#50", "reward_funcs": "seen", "max_completion_length": 6}
@@ -36,6 +37,14 @@ def test_embedded(rlhf, tiny_model, processes):
         assert row["reward"] == pytest.approx(1 + 0.04 + 0.3)
     evaluation = run.lines("eval_completions.jsonl")
     assert evaluation and all(row["turns"] == 4 for row in evaluation)
+    # In the token record too what the policy did not write is not in the loss, and has no log-probs.
+    for line in run.steps:
+        recorded = read_table(run.folder / "tokens" / f"step-{line['step']:06}.parquet").to_pylist()
+        written = [one for row in recorded for one in row["mask"]]
+        assert len(recorded) == 8 and sum(written) / len(written) == pytest.approx(line["multi_turn/trained_tokens"])
+        for name in ("rollout_logps", "logps"):
+            values = [one for row in recorded for one in row[name]]
+            assert [value != 0 for value in values] == written
 
 
 def test_server(rlhf, tiny_model, rollout_server):

@@ -181,6 +181,23 @@ def test_damage_is_left_out_and_said(tmp_path):
         assert table.heatmap("A", 2).counts == [[0, 1]]
 
 
+def test_very_long_completions(tmp_path):
+    """Parsed several at a time they must fit into DuckDB's memory."""
+    path = tmp_path / "completions.jsonl"
+    rows = list(completions(2, 2, 4, 3))
+    for row in rows:
+        row["completion"] = f"{row['number']} " * 2_500_000 + row["completion"]
+    write_rows(path, rows)
+    with CompletionTable(path) as table:
+        table.refresh()
+        assert table.problems == []
+        assert table.count(CompletionQuery(text="3 3 3 3", order_by="target")) == 2
+        assert sum(table.failure_classes()[0][name] for name in FAILURES) == len(rows)
+        found = table.page(CompletionQuery(), longest=10)
+        assert [row["completion"] for row in found] == [row["completion"][:10] + "…" for row in rows]
+        assert found[0][LENGTH] == len(rows[0]["completion"])
+
+
 def test_no_file_yet(tmp_path):
     with CompletionTable(tmp_path / "completions.jsonl") as table:
         assert table.refresh() == 0

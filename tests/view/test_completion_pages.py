@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pyarrow import parquet
 
 from swift_r1.report import colours
 from swift_r1.view.coloured import LEVELS, scale_of, values_of
+from tests.conftest import wait_until_gone
 from tests.runs.made import make_run, write_rows, write_tokens
 
 HOSTILE = "<script>document.title = 'taken'</script><img src=x onerror=\"document.title='taken'\">\x00\x1b[31m\u202e"
@@ -45,6 +47,8 @@ def recorded(run: Path, step: int, number: int) -> dict[str, Any]:
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_tokens_have_the_colours_of_their_numbers(viewer: Any, tab: Tab, run: Path, theme: str) -> None:
     page, url, row = tab(theme=theme), viewer(run).url, recorded(run, 3, 2)
+    row["mask"][10:14] = [False] * 4
+    write_tokens(run / "tokens" / "step-000003.parquet", [row])
     request = row["request_id"].replace("/", "%2F")
     for colour in ("ratio", "entropy", "advantage"):
         page.goto(f"{url}/tokens?run=made&step=3&request={request}&number=2&colour={colour}")
@@ -57,7 +61,10 @@ def test_tokens_have_the_colours_of_their_numbers(viewer: Any, tab: Tab, run: Pa
         values = values_of(row, colour)
         assert values is not None
         scale = scale_of(colour, values)
-        for (background, _), value in zip(shown, values, strict=True):
+        for (background, _), value, trained in zip(shown, values, row["mask"], strict=True):
+            if not trained:
+                assert background == "rgba(0, 0, 0, 0)"  # it is striped
+                continue
             share = (value - scale.low) / (scale.high - scale.low)
             level = round(max(0.0, min(1.0, share)) * 2 * LEVELS)
             if scale.colouring.kind == "diverging":
@@ -199,7 +206,8 @@ def test_no_page_is_wider_than_the_screen(viewer: Any, tab: Tab, run: Path) -> N
 
 def test_the_checkpoint_answers_and_is_stopped(viewer: Any, tab: Tab, run: Path, tiny_model: Path) -> None:
     shutil.copytree(tiny_model, run / "checkpoint-6")
-    page, url = tab(), viewer(run).url
+    served = viewer(run)
+    page, url = tab(), served.url
     page.goto(f"{url}/try?run=made&source=checkpoint-6&max_tokens=7&n=2&text=what is 3 + 9?")
     page.wait_for_function("document.body.innerText.includes('MiB of memory')")
     page.get_by_role("button", name="ask").click()
@@ -218,3 +226,8 @@ def test_the_checkpoint_answers_and_is_stopped(viewer: Any, tab: Tab, run: Path,
         page.goto(f"{url}/tokens?run=made&step={number}&source=checkpoint-6")
         page.click(".tokens.text i:nth-of-type(3)")
         page.wait_for_selector(f"text={said}", timeout=60_000)
+    below = psutil.Process(served.process.pid).children()
+    assert len(below) == 1
+    page.goto("about:blank")
+    served.process.kill()
+    wait_until_gone(below)

@@ -17,12 +17,13 @@ from swift_r1.view.elements import next_item_keys, of_choice, table_of
 from swift_r1.view.shell import Page, view_page
 
 ROWS = 50
+_READ_S = 0.3  # of a long file at once, before what was read is shown
 _REASONS = ("stop", "length", "abort")
 
 
 @view_page("/completions", "Completions", go="c")
 async def completions(page: Page) -> None:
-    _Completions(page, await table_of(page))
+    _Completions(page, await table_of(page, seconds=_READ_S))
 
 
 class _Completions:
@@ -50,11 +51,18 @@ class _Completions:
                 'flat dense data-key="ArrowRight ]" title="next page"'
             )
         next_item_keys()
-        self.show()
+        self.show(" so far")
+        ui.timer(0.05, self._rest, once=True)
         page.follow(self._grown)
 
-    def show(self) -> None:
-        """Shows what the address asks for."""
+    async def _rest(self) -> None:
+        """Reads on after the first view of a long file."""
+        while await asyncio.to_thread(self.table.refresh, _READ_S):
+            self.show(" so far")
+        self.show()
+
+    def show(self, more: str = "") -> None:
+        """Shows what the address asks for; `more` is said of how many there are."""
         page, query = self.page, None
         try:
             query = self._query()
@@ -67,7 +75,9 @@ class _Completions:
         columns = self._columns(query)
         self.rows.set_content(rows_table(rows, columns, query.order_by, query.descending, self._link))
         first = number * ROWS + 1
-        self.said.set_text(f"{first:,} to {first + len(rows) - 1:,} of {count:,}" if rows else "no completion is so")
+        self.said.set_text(
+            f"{first:,} to {first + len(rows) - 1:,} of {count:,}{more}" if rows else "no completion is so"
+        )
         self.back.set_enabled(number > 0)
         self.forth.set_enabled((number + 1) * ROWS < count)
         for problem in self.table.problems:

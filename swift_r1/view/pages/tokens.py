@@ -35,11 +35,9 @@ def tokens(page: Page) -> None:
         raise UsageError(f"{page.run.name}: {_PAGE_TOKENS}")
     place = _place(page, there)
     one = there[place]
-    if page.text("probe"):
-        rows = [one]
-    else:
-        assert one.round_step is not None
-        rows = record.completion(one.round_step, str(one.request_id), one.number)
+    rows = [one] if page.text("probe") else record.completion(one.round_step or 0, str(one.request_id), one.number)
+    if not rows:
+        raise UsageError("the record of this completion cannot be read: its file went, or is damaged")
     row = next((row for row in rows if row.step == page.whole("at", rows[0].step)), rows[0])
     with ui.element("div").classes("view-row"):
         _neighbours(page, there, place)
@@ -88,12 +86,20 @@ def _neighbours(page: Page, there: Sequence[RecordedCompletion], place: int) -> 
     ui.label(f"{place + 1} of {len(there)} that are recorded").classes("said")
 
 
+def _odd(row: RecordedCompletion, count: int) -> list[str]:
+    """The columns of tokens that have more or fewer entries than there are tokens."""
+    columns = {name: value for name, value in vars(row).items() if isinstance(value, list)}
+    return [name for name, value in columns.items() if name != "prompt_token_ids" and len(value) != count]
+
+
 class _Tokens:
     """One recorded completion with its colours, legend, and the alternatives of a token."""
 
     def __init__(self, page: Page, record: TokenRecord, row: RecordedCompletion, steps: Sequence[int]) -> None:
-        self.page, self.record, self.row = page, record, vars(row)
-        self.ids = list(row.token_ids or [])
+        self.page, self.record, self.ids = page, record, list(row.token_ids or [])
+        self.row = vars(row) | dict.fromkeys(odd := _odd(row, len(self.ids)))
+        if odd:
+            page.problem(f"the record has other than {len(self.ids)} {', '.join(odd)} of this completion: left out")
         known = [name for name in COLOURINGS if values_of(self.row, name) is not None]
         asked = page.text("colour", "advantage")
         self.colour = asked if asked in known else next(iter(known), None)
