@@ -234,12 +234,12 @@ def _name(kind: str, step: int) -> str:
 
 def _step_files(folder: Path) -> dict[int, int]:
     """The steps that have a file, and its bytes."""
-    named = [(match, path) for path in folder.iterdir() if (match := _FILE.fullmatch(path.name))]
+    named = [(match, path) for path in folder.glob("*") if (match := _FILE.fullmatch(path.name))]
     return {int(match[2]): path.stat().st_size for match, path in named if match[1] == STEP}
 
 
 def _stride(folder: Path) -> int:
     try:
         return int((folder / _STRIDE).read_text())
-    except (FileNotFoundError, ValueError):
+    except (OSError, ValueError):
         return 1

@@ -8,7 +8,7 @@ import numpy
 import pytest
 from pyarrow import parquet
 
-from swift_r1.tracking.token_record import PROBE, STEP, TokenRows, TokenWriter, cut_record
+from swift_r1.tracking.token_record import PROBE, STEP, TOKENS, TokenRows, TokenWriter, cut_record
 
 
 def rows_of(step, count=3):
@@ -101,6 +101,19 @@ def test_a_full_disk_costs_its_files_alone(writer, tmp_path, caplog):
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 2 and said[0].startswith("step-000002.parquet is left out") and "File too large" in said[0]
     assert said[1].startswith("2 files were left out of")
+
+
+def test_a_folder_that_cannot_be_made_costs_no_time(writer, tmp_path, caplog):
+    (tmp_path / TOKENS).touch()
+    one = writer()
+    for step in (1, 2):
+        one.write(STEP, step, rows_of(step))
+        one.flush()
+    one.close()
+    assert [record.getMessage().split(" ")[:2] for record in caplog.records] == [
+        ["vocabulary.parquet", "is"],
+        ["3", "files"],
+    ]
 
 
 def test_a_disk_that_stands_still_does_not_hold_up_training(writer, tmp_path, caplog):
