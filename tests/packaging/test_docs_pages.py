@@ -24,7 +24,8 @@ PLUGINS = (ROOT / "docs" / "plugins.md").read_text()
 MIGRATING = (ROOT / "docs" / "migrating.md").read_text()
 EVALUATION = (ROOT / "docs" / "evaluation.md").read_text()
 CHECKPOINTS = (ROOT / "docs" / "checkpoints.md").read_text()
-SEEING = (ROOT / "docs" / "seeing-a-run.md").read_text()
+# Without the commands of other programs.
+SEEING = re.sub("`(tensorboard|mlflow) [^`]*`", "", (ROOT / "docs" / "seeing-a-run.md").read_text())
 COMMANDS = (RlhfArguments, RolloutArguments, CheckArguments, EvalArguments, ViewArguments, ReportArguments)
 KNOWN = {name for cls in COMMANDS for name in spellings(cls)}
 
