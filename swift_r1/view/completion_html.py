@@ -65,7 +65,7 @@ def rows_table(
 def _head(name: str, sort: str | None, descending: bool) -> str:
     arrow, state = ((" ▼", "descending") if descending else (" ▲", "ascending")) if name == sort else ("", "none")
     label = html.escape(clean(name))
-    return f'<th aria-sort="{state}"><button type="button" data-sort="{label}">{label}{arrow}</button></th>'
+    return f'<th aria-sort="{state}"><button type="button" data-sort="{label}">{markup(name)}{arrow}</button></th>'
 
 
 def _cells(row: Row, columns: Sequence[str], href: str) -> Iterator[str]:

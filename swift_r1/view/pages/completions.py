@@ -147,7 +147,7 @@ class _Completions:
         field.on_value_change(lambda event: self._change(desc=event.value))
 
 
-_SORTED = "(event) => { const name = event.target.dataset?.sort; if (name) emit(name); }"
+_SORTED = "(event) => { const name = event.target.closest('[data-sort]')?.dataset.sort; if (name) emit(name); }"
 
 
 def _steps(text: str) -> tuple[int, int] | None:
