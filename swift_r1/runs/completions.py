@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _REMEMBERED = 8  # queries whose matches are kept
 _MOST_STEPS = 200  # of a heat map, bins
+_LARGEST = 1e300  # of its values
 
 
 @dataclass(frozen=True)
@@ -195,7 +196,7 @@ class CompletionTable(StoredLines):
                 kept = {place for cursor in matches for (place,) in cursor.fetchall()}
                 found = {place: prompt for place, prompt in found.items() if place in kept}
             best = list(found)[: max(0, limit)]
-            texts = {row["prompt_id"]: row.get("prompt") for row in self._rows_of(best)}
+            texts = {str(row["prompt_id"]): row.get("prompt") for row in self._rows_of(best)}
             return [found[place] | {"prompt": texts.get(found[place]["prompt_id"])} for place in best]
 
     def steps(self) -> list[int]:
@@ -219,12 +220,13 @@ class CompletionTable(StoredLines):
             return Heatmap([], [], [])
         of_rows = numpy.concatenate([part["step"] for part in parts])
         values = numpy.concatenate([numpy.ma.filled(part["value"].astype(float), numpy.nan) for part in parts])
-        known = numpy.isfinite(values)
+        known = numpy.abs(values) < _LARGEST
         if not known.any():
             return Heatmap([], [], [])
         steps, row = numpy.unique(of_rows, return_inverse=True)
         each = math.ceil(len(steps) / _MOST_STEPS)
-        edges = numpy.histogram_bin_edges(values[known], bins)
+        low, high = values[known].min(), values[known].max()
+        edges = numpy.linspace(low, high if high > low else low + 1, bins + 1)
         size = (math.ceil(len(steps) / each), bins)
         place = numpy.clip(numpy.searchsorted(edges, values[known], "right") - 1, 0, bins - 1)
         counts = numpy.bincount((row[known] // each) * bins + place, minlength=math.prod(size)).reshape(size)

@@ -140,6 +140,8 @@ def _runs_of(path: str | Path) -> list[Path]:
         found = [folder] if is_run(folder) else _below(folder)
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror or one_line(error)}") from error
+    if not found and is_run(folder.parent):
+        raise UsageError(f"{path} is a part of a run: name the run's folder, {folder.parent}")
     if not found:
         raise UsageError(f"{path}: there is no run in it (a folder with args.json, logging.jsonl or completions.jsonl)")
     return found

@@ -67,6 +67,7 @@ class MetricLog:
         self.series: dict[str, Series] = {}
         self.lines = 0
         self._damaged = 0
+        self._hours = (0, self._restarts), Series()
 
     def refresh(self) -> bool:
         """Reads what has been written since; whether there was anything. A half-written line waits."""
@@ -132,11 +133,14 @@ class MetricLog:
     def hours(self, phase: str = "step") -> Series:
         """Hours of training (or of a phase of it) that had passed at each logged step, from `time/<phase>`, a mean over
         the steps of a line. Evaluations, saves and pauses between two starts are not in it."""
+        if self._hours[0] == (self.lines, self._restarts):
+            return self._hours[1]
         passed, before, total = Series(), 0, 0.0
         for step, seconds in _items(self.get(f"time/{phase}")):
             total += seconds * (step - before) / 3600
             before = step
             passed.add(step, total)
+        self._hours = (self.lines, self._restarts), passed
         return passed
 
 
@@ -160,6 +164,8 @@ def smoothed(values: Sequence[float], weight: float) -> list[float]:
     """
     if not 0 <= weight < 1:
         raise ValueError(f"the weight of smoothing must be from 0 to less than 1, not {weight}")
+    if not weight:
+        return list(values)
     found, total, share = [], 0.0, 0.0
     for value in values:
         if math.isfinite(value):
@@ -180,12 +186,8 @@ def thinned(xs: Sequence[float], ys: Sequence[float], most: int = MOST_POINTS) -
     parts = max(1, most // 2)
     for number in range(parts):
         part = points[number * len(points) // parts : (number + 1) * len(points) // parts]
-        known = [index for index, (_, y) in enumerate(part) if y is not None]
-        ends = (
-            {min(known, key=lambda index: part[index][1]), max(known, key=lambda index: part[index][1])}
-            if known
-            else {0}
-        )
+        known = [(y, index) for index, (_, y) in enumerate(part) if y is not None]
+        ends = {min(known)[1], max(known)[1]} if known else {0}
         kept += [part[index] for index in sorted(ends)]
     return kept
 

@@ -153,7 +153,7 @@ class Trackio:
         )
 
     def log(self, metrics: Mapping[str, float], step: int) -> None:
-        self._run.log(dict(metrics), step=step)
+        self._run.log({name: value for name, value in metrics.items() if name != "step"}, step=step)
 
     def log_completions(self, rows: Sequence[Mapping[str, Any]], step: int) -> None:
         table = self._trackio.Table(columns=list(_COLUMNS), data=[[row[name] for name in _COLUMNS] for row in rows])

@@ -65,7 +65,7 @@ class Source(Protocol):
 
 class ServerSource:
     """A `swift rollout` server, by its OpenAI routes: those who use them wait behind the trainer's own requests, and an
-    update of the weights stops what they run (docs/rollout_server.md). `/v1/score` is not used, since it may keep the
+    update of the weights stops what they run (docs/server.md). `/v1/score` is not used, since it may keep the
     engine for itself."""
 
     def __init__(self, url: str, api_key: str | None) -> None:
@@ -198,6 +198,7 @@ class CheckpointSource:
                 self._content(await process.stdout.readline())
         except BaseException as error:
             self.close()
+            await process.wait()
             if isinstance(error, TimeoutError):
                 raise RunFailed(f"{self.name} was not loaded within {LOAD_S:g} s") from error
             raise

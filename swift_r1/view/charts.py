@@ -158,6 +158,7 @@ def axis() -> dict[str, Any]:
     return {
         "axisLabel": {**_TEXT, "hideOverlap": True, ":formatter": "view.number"},
         "nameTextStyle": _TEXT,
+        "axisPointer": {"label": {":formatter": "(one) => view.number(one.value)"}},
         "axisLine": {"lineStyle": {"color": "var(--line)"}},
         "axisTick": {"lineStyle": {"color": "var(--line)"}},
         "splitLine": {"lineStyle": {"color": "var(--line)", "opacity": 0.6}},
@@ -209,6 +210,7 @@ def mark_lines(ticks: Sequence[Tick]) -> dict[str, Any]:
     """The `markLine` of the series that bears a chart's events."""
     return {
         "symbol": "none",
+        "precision": 12,  # it would round where a mark is to 2 digits
         "silent": False,
         "animation": False,
         "tooltip": {"show": True, "trigger": "item", ":formatter": "(one) => view.escape(one.name)"},

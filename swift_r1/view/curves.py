@@ -32,7 +32,7 @@ class Shown:
 
     smooth: float = 0.0  # weight of what was, from 0 to less than 1
     log: bool = False  # the y axes
-    hours: bool = False  # the x axes: hours of training instead of optimizer steps
+    per_hour: float = 0.0  # the x axes: units of time an hour has (1: hours, 60: minutes); 0: optimizer steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +112,14 @@ def lines(panel: Panel, groups: Sequence[Group], shown: Shown) -> list[Line]:
             alone = len(groups) == 1
             name = label if alone else group.name + (f" · {label}" if number else "")
             colour = number if alone else place
-            found += _lines_of(panel, group, metric, shown, Line(name, (), colour, dashed=bool(number) and not alone))
+            found += _lines_of(
+                panel, group, metric, shown, alone, Line(name, (), colour, dashed=bool(number) and not alone)
+            )
     return found
 
 
-def _lines_of(panel: Panel, group: Group, metric: str, shown: Shown, line: Line) -> list[Line]:
-    """One metric of a group: its line, and under a smoothed one a faint line of the values themselves."""
+def _lines_of(panel: Panel, group: Group, metric: str, shown: Shown, alone: bool, line: Line) -> list[Line]:
+    """One metric of a group: its line, and of a group `alone` under a smoothed one a faint line of the values."""
     logs = [log for log in group.logs if len(log.get(metric))]
     if not logs:
         return []
@@ -129,10 +131,12 @@ def _lines_of(panel: Panel, group: Group, metric: str, shown: Shown, line: Line)
         series = logs[0].get(metric)
         steps, values = list(series.steps), list(series.values)
         low, high = _around(panel, logs[0], metric, series)
-    xs = at_steps(logs[0].hours(), steps) if shown.hours else [float(step) for step in steps]
+    xs = [float(step) for step in steps]
+    if shown.per_hour:
+        xs = [shown.per_hour * hours for hours in at_steps(logs[0].hours(), steps)]
     weight = 0.0 if metric.startswith("eval/") else shown.smooth
     mean = smoothed(values, weight)
-    faint = [Line(line.name, thinned(xs, values), line.colour, faint=True)] if weight else []
+    faint = [Line(line.name, thinned(xs, values), line.colour, faint=True)] if weight and alone else []
     band = [
         (x, bottom, top)
         for x, bottom, top in zip(xs, smoothed(low, weight), smoothed(high, weight), strict=True)

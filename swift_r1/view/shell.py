@@ -132,11 +132,7 @@ class Page:
     def link(self, path: str, **values: object) -> str:
         """The address of another page for the chosen runs; parameters that are None are left out."""
         given = [(name, value) for name, value in values.items() if value is not None]
-        return f"{path}?{urlencode([*self.run_parameters, *given])}".rstrip("?")
-
-    @property
-    def run_parameters(self) -> list[tuple[str, str]]:
-        return [("run", run.name) for run in self.chosen]
+        return f"{path}?{urlencode([*(('run', run.name) for run in self.chosen), *given])}"
 
     def follow(self, callback: Callable[[], Awaitable[None] | None]) -> None:
         """Calls `callback` every `FOLLOW_S` seconds while a chosen run goes on and the page is followed."""
@@ -263,8 +259,7 @@ def _run_choice(page: Page) -> None:
 
     def show() -> None:
         if choice.value and choice.value != names:
-            known = {run.name: run for run in page.runs}
-            page.chosen = [known[name] for name in choice.value]
-            ui.navigate.to(page.link(page.path, **page.query))
+            asked = [*(("run", name) for name in choice.value), *page.query.items()]
+            ui.navigate.to(f"{page.path}?{urlencode(asked)}")
 
     choice.on("popup-hide", show)

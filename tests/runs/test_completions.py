@@ -178,7 +178,7 @@ def test_damage_is_left_out_and_said(tmp_path):
         for column, value in (("A", 1), ("a", "two"), ("q'\"/~", "[1]")):
             assert table.count(CompletionQuery(where=[(column, "=", value)], order_by=column)) == 1
         assert table.count(CompletionQuery(text="NUL \0 É")) == 1
-        assert table.heatmap("A", 2).counts == [[0, 1]]
+        assert table.heatmap("A", 2).counts == [[1, 0]]
 
 
 def test_very_long_completions(tmp_path):
@@ -234,6 +234,16 @@ def test_heatmap(run, table):
     for step, counts in zip(heat.steps, heat.counts, strict=True):
         known = [row["reward"] for row in rows if row["step"] == step and row["reward"] is not None]
         assert counts == [sum(value < 0.275 for value in known), 0, 0, sum(value > 0.825 for value in known)]
+
+
+def test_heatmap_of_odd_numbers(tmp_path):
+    for values, counts in (((1e17, 1e17), [2]), ((-1e299, 1e299, 0.0), [1, 2]), ((1e308, "1e400", None, "x"), [])):
+        path = tmp_path / f"{len(values)}.jsonl"
+        write_rows(path, ({"step": 1, "odd": value} for value in values))
+        with CompletionTable(path) as table:
+            table.refresh()
+            found = table.heatmap("odd", 2).counts
+            assert [count for row in found for count in row if count] == counts
 
 
 def test_what_cannot_be_asked():

@@ -43,13 +43,15 @@ def test_what_is_no_run_is_refused(tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="there is no folder output here"):
         find_runs()
     (tmp_path / "file").write_text("")
+    run = make_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError) as caught:
-        find_runs(["missing", "file", "empty"])
+        find_runs(["missing", "file", "empty", "run/tokens"])
     assert caught.value.faults == (
         "missing: there is no such folder",
         "file is a file: name the folder of a run, in which args.json and logging.jsonl are",
         "empty: there is no run in it (a folder with args.json, logging.jsonl or completions.jsonl)",
+        f"run/tokens is a part of a run: name the run's folder, {run}",
     )
 
 

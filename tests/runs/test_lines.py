@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from swift_r1.runs import lines
 from swift_r1.runs.completions import CompletionTable
 from swift_r1.runs.lines import GrowingFile, json_rows, read_rows
 from swift_r1.runs.query import CompletionQuery
-from tests.runs.made import completions
+from tests.runs.made import completions, write_rows
 
 # Writes its standard input to a file, some bytes at a time.
 WRITE = """
@@ -88,3 +89,23 @@ def test_while_another_process_writes(tmp_path):
         assert counts == sorted(counts)
         assert table.problems == []
         assert process.wait(60) == 0
+
+
+def test_several_threads_ask_while_it_grows(tmp_path):
+    pytest.importorskip("duckdb")
+    path = tmp_path / "completions.jsonl"
+    rows = list(completions(40, 4, 4, 5))
+    path.touch()
+    asked = [
+        lambda table: table.count(CompletionQuery(text="think", order_by="target")),
+        lambda table: len(table.page(CompletionQuery(where=[("nums", "contains", "3")]), limit=10_000)),
+        lambda table: sum(row["groups"] for row in table.group_shares()) * 4,
+        lambda table: sum(map(sum, table.heatmap("target").counts)),
+    ]
+    with CompletionTable(path) as table, ThreadPoolExecutor(len(asked)) as pool:
+        for start in range(0, len(rows), 64):
+            found = [pool.submit(ask, table) for ask in asked]
+            write_rows(path, rows[start : start + 64])
+            table.refresh()
+            assert all(start <= one.result(60) <= start + 64 for one in found)
+        assert [ask(table) for ask in asked] == [len(rows)] * 4

@@ -42,7 +42,10 @@ def test_a_checkpoint_answers_until_it_is_idle(tiny_model: Path, monkeypatch: py
                 await work
             await asyncio.wait_for(process.wait(), 60)
         finally:
+            left = source._process
             source.close()
+            if left is not None:
+                await left.wait()
 
     asyncio.run(ask_all())
 

@@ -118,13 +118,13 @@ def test_what_a_control_changes_is_in_the_link(
     until(lambda: series(page, "Entropy of the policy"))
     raw = series(page, "Entropy of the policy")["entropy"]
     page.get_by_text("log scale").click()
-    page.get_by_text("hours").click()
+    page.get_by_role("button", name="time").click()
     until(lambda: query(page) == {"log": "1", "x": "time"})
-    until(lambda: series(page, "Entropy of the policy")["entropy"][-1][0] == pytest.approx(30 * 2.5 / 3600))
+    until(lambda: series(page, "Entropy of the policy")["entropy"][-1][0] == pytest.approx(30 * 2.5 / 60))
     other = tab()
     other.goto(page.url + "&smooth=0.6")
     smooth = until(lambda: series(other, "Entropy of the policy"))["entropy"]
-    assert [x for x, _ in smooth] == pytest.approx([step * 2.5 / 3600 for step, _ in raw])
+    assert [x for x, _ in smooth] == pytest.approx([step * 2.5 / 60 for step, _ in raw])
     mean = share = 0.0
     for (_, value), (_, shown) in zip(raw, smooth, strict=True):
         mean, share = 0.6 * mean + 0.4 * value, 0.6 * share + 0.4

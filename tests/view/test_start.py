@@ -78,6 +78,15 @@ def test_what_is_wrong_is_said_before_anything_is_loaded(
         assert (error.startswith(said), error.count("\n")) == (True, 1), error
 
 
+def test_without_the_extra_one_line_says_how_to_get_it(
+    made: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "duckdb", None)
+    for words in (["view", str(made)], ["rlhf", "--view", "true", *words_of(made, made)]):
+        assert main(words) == 2
+        assert capsys.readouterr().err.endswith(": duckdb not installed: pip install 'swift-r1[view]'\n")
+
+
 def test_help_and_faults_load_nothing_heavy() -> None:
     for words, code in ((["--help"], 0), (["--prot"], 2)):
         script = (

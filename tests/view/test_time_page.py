@@ -74,6 +74,12 @@ def test_what_is_drawn_is_what_the_files_say(viewer: Any, tab: Any, tmp_path: Pa
     assert spans_of(again) == inside and abs(again["window"][0] - start) < 1e-3
     assert other.evaluate("document.documentElement.scrollWidth") <= 400
 
+    for key, window in (("0", (0, 20)), ("+", (5, 15)), ("ArrowRight", (10, 20)), ("-", (0, 20))):
+        other.keyboard.press(key)
+        moved = drawn(other, lambda one, window=window: [round(end, 3) for end in one["window"]] == [*window])
+        assert moved["all"] == (window == (0, 20))
+    assert "from=" not in other.url
+
 
 def test_a_run_that_goes_on_is_followed_and_a_long_one_has_few_rectangles(
     viewer: Any, tab: Any, tmp_path: Path

@@ -38,7 +38,7 @@ class _Completions:
             self._text("step", "step, or 10-20").classes("narrow")
             self._text("prompt", "prompt id").classes("narrow")
             self._choice("finish", "finish reason", list(_REASONS))
-            self.sort = self._choice("sort", "sorted by", self._sortable())
+            self._choice("sort", "sorted by", self._sortable())
             self._switch()
         self.said = ui.label().props('role="status"').classes("said")
         self.rows = ui.html("", sanitize=False).classes("view-scroll")

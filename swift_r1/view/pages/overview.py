@@ -53,7 +53,7 @@ class _Overview:
 
     def _refresh(self) -> bool:
         """Reads what was written since; whether there was anything."""
-        return any([reader.refresh() for reader in (*self.logs, *self.timelines)])
+        return any([one.refresh() for one in self.logs] + [one.refresh() for one in self.timelines])
 
     def _show_state(self) -> None:
         # A folder is read once: another object looks again.
@@ -89,7 +89,7 @@ class _Overview:
             slider.on_value_change(changes("smooth"))
             log = ui.checkbox("log scale", value=page.flag("log"), on_change=changes("log")).props('data-key="l"')
             log.props('title="logarithmic y axes"')
-            ui.toggle({"step": "steps", "time": "hours"}, value=page.text("x", "step"), on_change=changes("x")).props(
+            ui.toggle({"step": "steps", "time": "time"}, value=page.text("x", "step"), on_change=changes("x")).props(
                 "dense no-caps"
             )
             if any(len(group) > 1 for group in self._seeds().values()):
@@ -113,16 +113,19 @@ class _Overview:
 
     def _ticks(self, shown: Shown) -> list[charts.Tick]:
         """What happened to the first run; of several it would not be clear whose it is."""
-        hours = self.logs[0].hours()
+        hours, per_hour = self.logs[0].hours(), shown.per_hour
         marks = self.timelines[0].marks if len(self.logs) == 1 else []
         return ticks(
             [mark for mark in marks if mark.kind != "evaluated"],  # those have a chart
-            lambda mark: at_steps(hours, [mark.step])[0] if shown.hours else mark.step,
+            lambda mark: per_hour * at_steps(hours, [mark.step])[0] if per_hour else mark.step,
         )
 
     async def _draw(self) -> None:
         page, groups = self.page, self._groups()
-        shown = Shown(min(0.99, max(0.0, page.number("smooth", 0))), page.flag("log"), page.text("x") == "time")
+        per_hour = 0.0
+        if page.text("x") == "time":
+            per_hour = 1.0 if any(sum(log.hours().values[-1:]) > 1 for log in self.logs) else 60.0
+        shown = Shown(min(0.99, max(0.0, page.number("smooth", 0))), page.flag("log"), per_hour)
         drawn = await in_order(_options, groups, shown, page.flag("all"), self._ticks(shown))
         for title in [title for title in self.charts if title not in drawn]:
             self.charts.pop(title).delete()
@@ -140,19 +143,17 @@ def _options(
 ) -> dict[str, dict[str, Any]]:
     """ECharts' options by the chart's title."""
     logs = [log for group in groups for log in group.logs]
-    if shown.hours:
-        last = max((at_steps(log.hours(), [log.last_step])[0] for log in logs), default=0.0)
-    else:
-        last = float(max((log.last_step for log in logs), default=0))
+    unit = {0.0: "step", 1.0: "hours of training", 60.0: "minutes of training"}[shown.per_hour]
+    lasts = [shown.per_hour * sum(log.hours().values[-1:]) if shown.per_hour else log.last_step for log in logs]
     found = {}
     for panel in panels(groups, everything):
         found[panel.title] = charts.line_options(
             panel.title,
             lines(panel, groups, shown),
             about=panel.about,
-            x_name="hours of training" if shown.hours else "step",
+            x_name=unit,
             log=shown.log,
-            extent=(0.0, last),
+            extent=(0.0, max(lasts, default=0.0)),
             ticks=happened,
         )
     return found

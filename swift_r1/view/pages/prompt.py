@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from nicegui import ui
@@ -121,8 +121,13 @@ def in_groups(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]
     for row in rows:
         found.setdefault(int(row["step"]), []).append(row)
     for group in found.values():
-        group.sort(key=lambda row: row.get("number") or 0)  # of older runs: as they stand in the file
+        group.sort(key=_number)
     return dict(sorted(found.items()))
+
+
+def _number(row: Mapping[str, Any]) -> int:
+    number = row.get("number")
+    return number if isinstance(number, int) else 0  # of older runs: as they stand in the file
 
 
 def mean_reward(rows: Iterable[dict[str, Any]]) -> float | None:

@@ -50,6 +50,20 @@ _WINDOW = """() => {
   const zoom = getElement(%d).chart.getOption().dataZoom[0];
   emit(zoom.start <= 0 && zoom.end >= 100 ? [] : [zoom.startValue, zoom.endValue]);
 }"""
+# The window moves by a share of its width, and its width is multiplied.
+_MOVE = """() => {
+  const chart = getElement(%d).chart, { start, end } = chart.getOption().dataZoom[0], width = end - start;
+  const wide = Math.min(100, width * %g), middle = (start + end) / 2 + width * %g;
+  const from = Math.max(0, Math.min(100 - wide, middle - wide / 2));
+  chart.dispatchAction({ type: "dataZoom", start: from, end: from + wide });
+}"""
+_MOVES = {
+    "◀": ("h ArrowLeft", "earlier", 1, -0.5),
+    "▶": ("l ArrowRight", "later", 1, 0.5),
+    "+": ("+ =", "zoom in", 0.5, 0),
+    "−": ("-", "zoom out", 2, 0),
+    "all": ("0", "all of the time", 1e9, 0),
+}
 
 
 @view_page("/time", "Time", go="t")
@@ -67,7 +81,8 @@ class _TimePage:
         self.chart: ui.echart | None = None
 
     async def build(self) -> None:
-        self.about = ui.label()
+        with ui.element("div").classes("view-row") as self.buttons:
+            self.about = ui.label()
         self.place = ui.element("div").classes("view-scroll")
         self.lanes, self.steps = (ui.html("", sanitize=False).classes("view-scroll") for _ in range(2))
         await self._look()
@@ -97,7 +112,7 @@ class _TimePage:
         start, end = (first + one for one in self.window) if self.window else extent
         blocks, *tables = await in_order(_read, self.timeline, start, end)
         began = time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(first))
-        self.about.text = f"from {began}; drag to zoom in, a double click shows all"
+        self.about.text = f"from {began}; drag to zoom in"
         options = gantt(self.timeline, blocks)
         options["series"][0]["markLine"] = charts.mark_lines(ticks(self.timeline.marks, lambda mark: mark.time - first))
         for shown, content in zip((self.lanes, self.steps), tables, strict=True):
@@ -109,6 +124,10 @@ class _TimePage:
             height = 80 + _LANE * len(self.timeline.lanes)
             self.chart = charts.chart(options | charts.zooming(charts.zoom_of(self.page)), "what each lane did", height)
         self.chart.on("chart:datazoom", self._zoomed, js_handler=_WINDOW % self.chart.id, throttle=0.3)
+        with self.buttons:
+            for text, (keys, title, scale, shift) in _MOVES.items():
+                button = ui.button(text).props(f'flat dense no-caps data-key="{keys}" title="{title}"')
+                button.on("click", js_handler=_MOVE % (self.chart.id, scale, shift))
 
 
 def _read(timeline: Timeline, start: float, end: float) -> tuple[list[Block], str, str]:
@@ -133,7 +152,7 @@ def _table(what: str, rows: Mapping[str, Mapping[str, float]], whole: Mapping[st
         numbers = "".join(f'<td class="number">{cell}</td>' for cell in (*shares, f"{whole[key]:.2f}"))
         lines.append(f"<td>{html.escape(key)}</td>{numbers}")
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<table class="view-table"><caption>{html.escape(title)}</caption>{body}</table>'
+    return f'<table class="view-table"><caption style="text-align: left">{html.escape(title)}</caption>{body}</table>'
 
 
 def gantt(timeline: Timeline, blocks: Sequence[Block]) -> dict[str, Any]:

@@ -126,6 +126,7 @@ const view = (() => {
   function number(value) {
     if (value === null || value === undefined || Number.isNaN(value)) return "–";
     const size = Math.abs(value);
+    if (Number.isInteger(value) && size < 1e9) return value.toLocaleString("en");
     if (size >= 1e6 || (size > 0 && size < 1e-3)) return value.toExponential(2).replace(/\.?0+e/, "e");
     return String(Number(value.toPrecision(4)));
   }
