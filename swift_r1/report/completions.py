@@ -75,7 +75,9 @@ def same_prompts(evaluated: CompletionTable) -> list[Block]:
     steps = evaluated.steps()
     first = evaluated.page(CompletionQuery((steps[0], steps[0])), limit=_LOOKED_AT) if steps else []
     found: list[Block] = []
-    for prompt_id in list(dict.fromkeys(str(row["prompt_id"]) for row in first if row.get("prompt_id")))[:_PROMPTS]:
+    for prompt_id in list(dict.fromkeys(row["prompt_id"] for row in first if isinstance(row.get("prompt_id"), str)))[
+        :_PROMPTS
+    ]:
         rows = [
             row
             for step in spread(steps, _VERSIONS)
