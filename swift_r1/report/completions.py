@@ -54,9 +54,9 @@ def extremes(completions: CompletionTable, best: bool) -> list[Block]:
     if top is None or (top == other and not best):
         return []
     query = CompletionQuery(last, where=(("reward", "=", top),), order_by="advantage", descending=best)
-    found: dict[Any, Block] = {}
+    found: dict[str, Block] = {}
     for row in completions.page(query, limit=_LOOKED_AT):
-        found.setdefault(row.get("prompt_id"), _alone(row))
+        found.setdefault(str(row.get("prompt_id")), _alone(row))
     return list(found.values())[:_SHOWN]
 
 
@@ -75,7 +75,7 @@ def same_prompts(evaluated: CompletionTable) -> list[Block]:
     steps = evaluated.steps()
     first = evaluated.page(CompletionQuery((steps[0], steps[0])), limit=_LOOKED_AT) if steps else []
     found: list[Block] = []
-    for prompt_id in list(dict.fromkeys(row["prompt_id"] for row in first if row.get("prompt_id")))[:_PROMPTS]:
+    for prompt_id in list(dict.fromkeys(str(row["prompt_id"]) for row in first if row.get("prompt_id")))[:_PROMPTS]:
         rows = [
             row
             for step in spread(steps, _VERSIONS)

@@ -94,7 +94,7 @@ def right_shares(rows: Iterable[Mapping[str, Any]], benchmarks: Sequence[str]) -
         # A held-out prompt's id begins with the name of its data set.
         held_out = max((name for name in benchmarks if prompt_id.startswith(name)), key=len, default="")
         right = isinstance(reward, int | float) and reward >= RIGHT
-        values[row.get("benchmark") or held_out][prompt_id].append(float(right))
+        values[str(row.get("benchmark") or held_out)][prompt_id].append(float(right))
     return {
         name: {prompt: sum(own) / len(own) for prompt, own in sorted(questions.items())}
         for name, questions in values.items()

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from typing import Any
 
 from swift_r1.report.blocks import Code, Table
 from swift_r1.runs.folder import RunFolder
@@ -31,15 +32,21 @@ def facts(run: RunFolder) -> dict[str, str]:
             found[name] = form.format_map(args)
         except (KeyError, ValueError, TypeError):
             continue  # a run of another version
-    rewards, weights = args.get("reward_funcs") or [], args.get("reward_weights") or []
-    weighted = [f"{name} x {weight:g}" for name, weight in zip(rewards, weights, strict=False)]
+    rewards, weights = _texts(args.get("reward_funcs")), _texts(args.get("reward_weights"))
+    weighted = [f"{name} x {weight}" for name, weight in zip(rewards, weights, strict=False)]
     more = {
-        "data": ", ".join(map(str, args.get("dataset") or [])),
+        "data": ", ".join(_texts(args.get("dataset"))),
         "rewards": ", ".join(weighted or rewards),
         "hardware": _hardware(run),
         "versions": ", ".join(f"{name} {number}" for name, number in run.versions.items() if number),
     }
     return {name.replace("_", " "): str(text) for name, text in (found | more).items() if text}
+
+
+def _texts(value: Any) -> list[str]:
+    """The items of a list, as whatever version or accident has left it."""
+    items = value if isinstance(value, list) else [] if value is None else [value]
+    return [f"{item:g}" if isinstance(item, float) else str(item) for item in items]
 
 
 def command(run: RunFolder) -> list[Code]:
@@ -51,7 +58,7 @@ def command(run: RunFolder) -> list[Code]:
 
 def _hardware(run: RunFolder) -> str:
     machine, size = run.hardware, run.plan.get("world_size")
-    gpus = machine.get("gpus") or []
+    gpus = _texts(machine.get("gpus"))
     processes = f"{size} process{'' if size == 1 else 'es'}" if size else ""
     kinds = [f"{gpus.count(kind)} x {kind}" for kind in dict.fromkeys(gpus)]
     cpu = f"{machine.get('cores')} cores of {machine.get('cpu')}, {machine.get('memory_gib')} GiB" if machine else ""
@@ -104,7 +111,7 @@ def cost(run: RunFolder, log: MetricLog) -> dict[str, str]:
     machine, processes = run.hardware, run.plan.get("world_size", 1)
     units, count = ("GPU", processes) if machine.get("gpus") else ("core", machine.get("cores"))
     found = {"hours": f"{hours:.2f}" + ("" if whole else " (of the logged steps alone)")}
-    if count:
+    if isinstance(count, int):
         alone = run.args.get("use_vllm") and run.args.get("vllm_mode", "server") == "server"
         found[f"{units} hours"] = f"{hours * count:.2f}" + (", without the rollout servers'" if alone else "")
     if spent["step"]:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from swift_r1.runs.query import FAILURE, LENGTH
+from swift_r1.runs.query import FAILURE, LENGTH, clean
 from swift_r1.view.markup import markup
 
 Row = Mapping[str, Any]
@@ -64,7 +64,7 @@ def rows_table(
 
 def _head(name: str, sort: str | None, descending: bool) -> str:
     arrow, state = ((" ▼", "descending") if descending else (" ▲", "ascending")) if name == sort else ("", "none")
-    label = html.escape(name)
+    label = html.escape(clean(name))
     return f'<th aria-sort="{state}"><button type="button" data-sort="{label}">{label}{arrow}</button></th>'
 
 
@@ -77,7 +77,7 @@ def _cells(row: Row, columns: Sequence[str], href: str) -> Iterator[str]:
         if name == "completion":
             cut = f'<a data-item href="{html.escape(href)}">{cut or "(empty)"}</a>'
         kind = "long" if name in ("completion", "prompt") else "short"
-        yield f'<td class="{kind}{number}" data-name="{html.escape(name)}">{cut}</td>'
+        yield f'<td class="{kind}{number}" data-name="{html.escape(clean(name))}">{cut}</td>'
 
 
 def facts(values: Mapping[str, Any]) -> str:

@@ -12,10 +12,12 @@ from pathlib import Path
 import pytest
 
 from swift_r1.cli.main import main
+from swift_r1.report import parts
 from swift_r1.report.blocks import Figures, Table
 from swift_r1.report.build import build
 from swift_r1.report.evaluations import difference, mean_shares, right_shares
 from swift_r1.runs.folder import find_runs
+from swift_r1.runs.metrics import MetricLog
 from tests.runs.made import make_run
 from tests.runs.timed import write_events, write_spans
 
@@ -120,6 +122,40 @@ def test_the_cost_is_that_of_processes_lost_steps_included(tmp_path: Path) -> No
     assert isinstance(facts, Table)
     assert ["hardware", "2 processes, 3 x G, 8 cores of C, 9.5 GiB"] in facts.rows
     assert ["state", "ended at step 4 of 4 (resumed 1 x)"] in facts.rows
+
+
+@pytest.mark.parametrize("value", [None, 3, -1.5, "x", [], [1, None], {"a": [2]}, True], ids=repr)
+def test_what_args_json_holds_may_be_of_any_kind(tmp_path: Path, value: object) -> None:
+    run = make_run(tmp_path / "v0-run")
+    content = json.loads((run / "args.json").read_text())
+    flags = (
+        "model",
+        "dataset",
+        "reward_funcs",
+        "reward_weights",
+        "num_generations",
+        "learning_rate",
+        "seed",
+        "use_vllm",
+    )
+    machine = dict.fromkeys(("cpu", "cores", "memory_gib", "gpus"), value)
+    for other in (
+        {"args": content["args"] | dict.fromkeys(flags, value)},
+        {"hardware": machine, "plan": {"world_size": value, "total_steps": value}},
+        {
+            "hardware": machine | {"gpus": ["G"]},
+            "world_size": value,
+            "plan": value,
+            "versions": value,
+            "command": value,
+        },
+    ):
+        (run / "args.json").write_text(json.dumps(content | other))
+        [folder] = find_runs([run])
+        log = MetricLog(run)
+        log.refresh()
+        assert parts.facts(folder) and parts.cost(folder, log)["hours"] and folder.problems == []
+        parts.command(folder)
 
 
 def test_seeds_are_one_curve_and_other_flags_another(tmp_path: Path) -> None:
