@@ -120,9 +120,13 @@ def test_what_a_control_changes_is_in_the_link(
     page.get_by_text("log scale").click()
     page.get_by_role("button", name="time").click()
     until(lambda: query(page) == {"log": "1", "x": "time"})
+    page.locator(".q-slider__track-container").press("ArrowRight")
+    until(lambda: query(page).get("smooth") == "0.01")
+    page.locator(".q-slider__track-container").press("ArrowLeft")
+    until(lambda: query(page).get("smooth") == "0")
     until(lambda: series(page, "Entropy of the policy")["entropy"][-1][0] == pytest.approx(30 * 2.5 / 60))
     other = tab()
-    other.goto(page.url + "&smooth=0.6")
+    other.goto(page.url.replace("smooth=0", "smooth=0.6"))
     smooth = until(lambda: series(other, "Entropy of the policy"))["entropy"]
     assert [x for x, _ in smooth] == pytest.approx([step * 2.5 / 60 for step, _ in raw])
     mean = share = 0.0

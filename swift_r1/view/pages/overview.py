@@ -73,9 +73,9 @@ class _Overview:
     def _controls(self) -> None:
         page = self.page
 
-        def changes(name: str) -> Any:
+        def changes(name: str, value_of: str = "value") -> Any:
             async def change(event: Any) -> None:
-                page.set(**{name: event.value})
+                page.set(**{name: getattr(event, value_of)})
                 self.rows = []  # colours go by what is drawn as one
                 self._show_state()
                 await self._draw()
@@ -86,7 +86,7 @@ class _Overview:
             ui.label("smoothing").props('id="smoothing"')
             slider = ui.slider(min=0, max=0.99, step=0.01, value=page.number("smooth", 0))
             slider.classes("view-slider").props('aria-labelledby="smoothing" label')
-            slider.on_value_change(changes("smooth"))
+            slider.on("change", changes("smooth", "args"))  # once it is let go
             log = ui.checkbox("log scale", value=page.flag("log"), on_change=changes("log")).props('data-key="l"')
             log.props('title="logarithmic y axes"')
             ui.toggle({"step": "steps", "time": "time"}, value=page.text("x", "step"), on_change=changes("x")).props(
