@@ -158,9 +158,12 @@ class Page:
                 self.problem(f"{run.name}: {line}")
 
 
-def view_page(path: str, title: str, go: str = "") -> Callable[[Callable[[Page], Any]], Callable[[Page], Any]]:
-    """Registers a page. With `go`, a letter, it is in the navigation, and `g` and that letter go there. The decorated
-    function builds it; it may be a coroutine, and raise UsageError for an address that names nothing."""
+def view_page(
+    path: str, title: str, go: str = "", compares: bool = False
+) -> Callable[[Callable[[Page], Any]], Callable[[Page], Any]]:
+    """Registers a page. With `go`, a letter, it is in the navigation, and `g` and that letter go there. It shows the
+    first chosen run, which its heading then names, or `compares` all of them. The decorated function builds it; it may
+    be a coroutine, and raise UsageError for an address that names nothing."""
 
     def register(build: Callable[[Page], Any]) -> Callable[[Page], Any]:
         if go:
@@ -173,7 +176,7 @@ def view_page(path: str, title: str, go: str = "") -> Callable[[Callable[[Page],
             except UsageError as error:
                 _empty(error)
                 return
-            _frame(page, title)
+            _frame(page, title if compares or len(page.chosen) == 1 else f"{title}: {page.run.name}")
             with ui.column().classes("view-main"):
                 try:
                     result = build(page)

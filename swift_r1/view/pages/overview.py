@@ -19,7 +19,7 @@ from swift_r1.view.marks import ticks
 from swift_r1.view.shell import Page, in_order, opened, view_page
 
 
-@view_page("/", "Overview", go="o")
+@view_page("/", "Overview", go="o", compares=True)
 async def overview(page: Page) -> None:
     await _Overview(page).build()
 
