@@ -176,7 +176,7 @@ def test_a_file_that_is_no_report_stays(
 ) -> None:
     run = make_run(tmp_path / "my  rün" / "v0")
     mine = tmp_path / "train.py"
-    mine.write_text("print()\n")
+    mine.write_text("# see swift report\n")
     monkeypatch.chdir(tmp_path)
     wrong = [
         ([str(run), "-o", "train.py", "--format", "html"], "train.py is there, and is no report"),
@@ -189,7 +189,7 @@ def test_a_file_that_is_no_report_stays(
     for words, message in wrong:
         assert main(["report", *words]) == 2
         assert message in capsys.readouterr().err
-    assert mine.read_text() == "print()\n" and sorted(os.listdir(tmp_path)) == ["my  rün", "train.py"]
+    assert mine.read_text() == "# see swift report\n" and sorted(os.listdir(tmp_path)) == ["my  rün", "train.py"]
     for _ in range(2):  # a report is made again over the one before
         assert main(["report", str(run), "-o", "."]) == 0
     assert (tmp_path / "report-v0.html").is_file()
