@@ -165,7 +165,8 @@ def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
                     curve = Curve(name, number, [one.step for one in points], [one.value for one in points], low, high)
             drawn.append(curve if len(groups) > 1 else replace(curve, label=""))
         intervals = all(len(group) == 1 for group in groups.values())
-        found.append(curves(f"Accuracy on {benchmark}", [one for one in drawn if one.steps], intervals))
+        if shown := [one for one in drawn if one.steps]:
+            found.append(curves(f"Accuracy on {benchmark}", shown, intervals))
     return found
 
 

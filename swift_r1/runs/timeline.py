@@ -170,10 +170,11 @@ class _Lane:
 
 
 class Timeline:
-    """The spans and events of a run folder. Reads them on `refresh`, each line once; nothing before."""
+    """The spans of a run folder, or of those `lanes` of it that match, and its events. Reads them on `refresh`, each
+    line once; nothing before."""
 
-    def __init__(self, run: Path) -> None:
-        self.run = run
+    def __init__(self, run: Path, lanes: str = "*") -> None:
+        self.run, self._files = run, f"{lanes}.jsonl"
         self._lanes: dict[str, _Lane] = {}
         self._events = GrowingFile(run / EVENTS)
         self._restarts = 0
@@ -183,7 +184,7 @@ class Timeline:
 
     def refresh(self) -> bool:
         """Reads what has been written since; whether there was anything."""
-        for path in (self.run / SPANS).glob("*.jsonl"):
+        for path in (self.run / SPANS).glob(self._files):
             if self._old:
                 self._lanes, self._old = {}, False
             self._lanes.setdefault(path.stem, _Lane(path.stem, path))
@@ -300,9 +301,9 @@ class Timeline:
             if mark.kind in _BEGIN:
                 began = mark.time
             elif began is not None and mark.kind in (*_END, "killed"):
-                total, began = total + mark.time - began, None
+                total, began = total + max(0.0, mark.time - began), None
         if began is not None and self.extent is not None:
-            total += self.extent[1] - began
+            total += max(0.0, self.extent[1] - began)
         return total or None
 
     def _killed(self, before: float, last: Mark) -> Mark:

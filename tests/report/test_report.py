@@ -18,7 +18,7 @@ from swift_r1.report.build import build
 from swift_r1.report.evaluations import difference, mean_shares, right_shares
 from swift_r1.runs.folder import find_runs
 from swift_r1.runs.metrics import MetricLog
-from tests.runs.made import make_run
+from tests.runs.made import make_run, write_rows
 from tests.runs.timed import write_events, write_spans
 
 ROOT = Path(__file__).parents[2]
@@ -95,16 +95,19 @@ def test_a_report_of_any_run(tmp_path: Path, how: str) -> None:
 
 def test_damaged_files_cost_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "v0-run")
+    write_rows(run / "logging.jsonl", [{"step": 4, "eval/rewards alone/reward": 0.5}, {"step": 5}])
     for name in ("logging.jsonl", "completions.jsonl"):
         data = (run / name).read_bytes().splitlines(keepends=True)
         (run / name).write_bytes(b"".join([data[0], b"\xff{not json\n", *data[1:-1], data[-1][:-5]]))
     (run / "args.json").write_text('{"args": {"model":')
     (run / "summary.json").write_text("[]")
+    write_rows(run / "events.jsonl", [{"time": 1.0, "step": 1, "kind": ["resumed"], "text": "so"}])
     assert main(["report", str(run), "-o", str(tmp_path / "out.html")]) == 0
     said = capsys.readouterr().err
     for name in ("args.json", "summary.json", "logging.jsonl", "completions.jsonl"):
         assert f"v0-run: {name}" in said
-    assert "Traceback" not in said and "Worst completions" in (tmp_path / "out.html").read_text()
+    assert "Traceback" not in said and "Worst completions" in (page := (tmp_path / "out.html").read_text())
+    assert "Accuracy on countdown" in page and "Accuracy on rewards alone" not in page
 
 
 def test_the_cost_is_that_of_processes_lost_steps_included(tmp_path: Path) -> None:
