@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from swift_r1.cli.main import main
+from swift_r1.evaluation.store import write_whole
 from swift_r1.report import parts
 from swift_r1.report.blocks import Figures, Table
 from swift_r1.report.build import build
@@ -216,3 +217,9 @@ def test_what_is_right_and_what_a_difference_is_worth() -> None:
     assert gained is not None and gained.value == 0.5 and 0 < gained.low < gained.high < 1 and gained.p_value < 0.01
     assert mean_shares([none, found["sums"]])["sums/eval:0"] == 0.5
     assert difference(none, {"other": 1.0}) is None
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(tmp_path / "report.html", "half a pair: \ud800")
+    assert list(tmp_path.iterdir()) == []
