@@ -174,13 +174,13 @@ def _measured(groups: Mapping[str, Sequence[Opened]]) -> tuple[list[Measured], l
     found = []
     for number, group in enumerate(groups.values()):
         for run in group:
-            benchmarks, steps = list(run.log.benchmarks()), run.evaluated.steps()
+            known = {name: run.log.evaluations(name, "accuracy") for name in run.log.benchmarks()}
+            steps = sorted({one.step for own in known.values() for one in own})
             ends = [
-                right_shares(run.evaluated.page(CompletionQuery((step, step)), 0, _MOST, _LONGEST), benchmarks)
+                right_shares(run.evaluated.page(CompletionQuery((step, step)), 0, _MOST, _LONGEST), list(known))
                 for step in steps[:1] + steps[-1:]
             ]
             first, last = ends or ({}, {})
-            known = {name: run.log.evaluations(name, "accuracy") for name in benchmarks}
             found.append(Measured(run.folder.name, number, known, first, last))
     return found, list(groups)
 

@@ -203,6 +203,25 @@ def test_a_file_that_is_no_report_stays(
     assert main(["report"]) == 2
 
 
+def test_a_gain_is_of_the_evaluations_that_it_stands_beside(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "v0-run", steps=4)
+    before = {
+        "step": 0,
+        **{f"eval/countdown/{name}": 0.25 for name in ("accuracy", "avg@2", "avg@2/low", "avg@2/high")},
+    }
+    log, completions = run / "logging.jsonl", run / "eval_completions.jsonl"
+    log.write_text(json.dumps(before) + "\n" + log.read_text())
+    lines = completions.read_text().splitlines(keepends=True)
+    for kept, gains in ((lines, True), ([line for line in lines if json.loads(line)["step"]], False)):
+        completions.write_text("".join(kept))
+        [section] = [one for one in build(find_runs([run])).sections if one.title == "Evaluation"]
+        table = section.blocks[-1]
+        assert isinstance(table, Table)
+        [row] = table.rows
+        assert row[:5] == ["countdown", "v0-run", "25.0 (step 0)", "50.0 (step 4)", "20.0 to 80.0"]
+        assert all(row[5:]) is gains and any(row[5:]) is gains
+
+
 def test_what_is_right_and_what_a_difference_is_worth() -> None:
     rows = [
         {"prompt_id": f"sums/eval:{question}", "rewards/a": float(question < 5), "rewards/b": 9.0}
