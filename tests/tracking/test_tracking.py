@@ -140,6 +140,14 @@ def test_mlflow_keeps_a_run_in_its_folder(tmp_path):
     assert json.loads(table.read_text())["data"] == [[2, "p", "c", 1.0, None]]
 
 
+def test_a_server_of_mlflow_that_fails_costs_a_warning(caplog):
+    """Its own errors, and those of what stores its artifacts."""
+    mlflow = SimpleNamespace(_error=RuntimeError)
+    for error in (RuntimeError("gone"), ConnectionError("refused")):
+        MLflow._send(mlflow, Mock(side_effect=error))
+    assert [record.getMessage() for record in caplog.records] == ["mlflow: gone", "mlflow: refused"]
+
+
 def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "swanlab", None)
     with pytest.raises(UsageError, match="--report_to swanlab: not installed: pip install swanlab"):
