@@ -7,6 +7,8 @@ import os
 import sqlite3
 import subprocess
 import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -16,7 +18,7 @@ from swift_r1.errors import UsageError
 from swift_r1.tracking.console import RunConsole
 from swift_r1.tracking.metrics import JsonLines, merged, read_json_lines
 from swift_r1.tracking.recorder import RunRecorder, draw_curves
-from swift_r1.tracking.reporters import TrackerFlags, chosen_trackers, open_reporters
+from swift_r1.tracking.reporters import MLflow, TrackerFlags, chosen_trackers, open_reporters
 
 
 def test_every_line_is_standard_json(tmp_path):
