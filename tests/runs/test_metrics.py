@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swift_r1.arguments import RlhfArguments, parse_arguments
@@ -106,6 +106,7 @@ def test_smoothing_is_a_mean_that_forgets() -> None:
         smoothed([1], 1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(allow_infinity=True, allow_nan=True), max_size=300), st.integers(2, 40))
 def test_thinned_points_are_the_files_own_and_hold_the_extremes(values: list[float], most: int) -> None:
     shown = thinned(range(len(values)), values, most)
