@@ -97,13 +97,18 @@ def index_condition(query: CompletionQuery) -> Sql:
     """What the index can tell. Raises ValueError for an unknown operator, or one that null does not have."""
     parts = [_comparison(*one) for one in query.where if is_indexed(one[0])]
     if query.steps is not None:
-        parts.append(Sql("step BETWEEN ? AND ?", [*query.steps]))
+        parts.append(Sql("step BETWEEN ? AND ?", [*map(_bounded, query.steps)]))
     if query.group is not None:
-        parts.append(Sql('"group" = ?', [query.group]))
+        parts.append(Sql('"group" = ?', [_bounded(query.group)]))
     for column, value in (("prompt_id", query.prompt_id), ("finish_reason", query.finish_reason)):
         if value is not None:
             parts.append(Sql(f"{column} = ?", [clean(value)]))
     return all_of(parts)
+
+
+def _bounded(number: int) -> int:
+    """In the 64 bits that such columns have: an address may say anything."""
+    return max(-(1 << 63), min((1 << 63) - 1, number))
 
 
 def line_condition(query: CompletionQuery) -> Sql | None:

@@ -271,5 +271,6 @@ def test_what_cannot_be_asked():
     with CompletionTable(Path("none")) as table:
         with pytest.raises(ValueError, match="unknown operator 'LIKE'"):
             table.count(CompletionQuery(where=[("reward", "LIKE", 1)]))
+        assert table.count(CompletionQuery(group=10**60, steps=(-(10**60), 10**60))) == 0
         with pytest.raises(ValueError, match="null is not < anything"):
             table.count(CompletionQuery(where=[("reward", "<", None)]))
