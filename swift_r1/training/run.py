@@ -211,9 +211,9 @@ def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int],
         reporters = open_reporters(args.tracker_flags, start.run_dir, args.to_dict())
         vocabulary = partial(vocabulary_of, context.tokenizer)
         token_writer = TokenWriter(start.run_dir / TOKENS, args.log_tokens_limit * GIB, vocabulary)
-        shown = (args.logging_steps, args.log_completions, args.logging_first_step, token_writer)
+        shown = (args.logging_steps, args.log_completions, args.logging_first_step)
         recorder = context.cleanup.enter_context(
-            RunRecorder(start.run_dir, RunConsole(plan.total_steps), reporters, *shown, context.tell)
+            RunRecorder(start.run_dir, RunConsole(plan.total_steps), reporters, *shown, token_writer, context.tell)
         )
 
     def on_done(count: int) -> None:
