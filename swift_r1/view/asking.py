@@ -18,6 +18,7 @@ import psutil
 
 from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError, one_line
 from swift_r1.evaluation import adapters_base
 
@@ -258,5 +259,4 @@ def server_urls(args: Mapping[str, Any]) -> tuple[str, ...]:
 
 def own_key(url: str) -> str | None:
     """The key of the environment, for a server on this machine: a copied run may name any other address."""
-    host = httpx.URL(url).host
-    return os.environ.get(API_KEY_VARIABLE) if host in ("localhost", "127.0.0.1", "::1") else None
+    return os.environ.get(API_KEY_VARIABLE) if httpx.URL(url).host in LOOPBACK else None

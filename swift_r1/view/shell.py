@@ -289,7 +289,6 @@ def _run_choice(page: Page) -> None:
 
     def show() -> None:
         if choice.value and choice.value != names:
-            asked = [*(("run", name) for name in choice.value), *page.query.items()]
-            ui.navigate.to(f"{page.path}?{urlencode(asked)}")
+            ui.run_javascript(f"view.choose({json.dumps(choice.value)})")
 
     choice.on("popup-hide", show)

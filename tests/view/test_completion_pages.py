@@ -218,13 +218,24 @@ def test_no_page_is_wider_than_the_screen(viewer: Any, tab: Tab, run: Path) -> N
                 assert page.evaluate("document.documentElement.scrollWidth") == width, path
 
 
+def test_a_link_to_a_changed_prompt_stays_raw_text(viewer: Any, tab: Tab, run: Path) -> None:
+    page, url = tab(), viewer(run).url
+    page.goto(f"{url}/try?run=made&prompt=countdown:1")
+    for _ in range(2):
+        assert page.get_by_role("checkbox").get_attribute("aria-checked") == "true"
+        page.locator("textarea").fill("another")
+        page.keyboard.press("Tab")
+        page.wait_for_function("location.search.includes('text=another')")
+        page.reload()
+
+
 def test_the_checkpoint_answers_and_is_stopped(viewer: Any, tab: Tab, run: Path, tiny_model: Path) -> None:
     shutil.copytree(tiny_model, run / "checkpoint-6")
     served = viewer(run)
     page, url = tab(), served.url
     page.goto(f"{url}/try?run=made&source=checkpoint-6&max_tokens=7&n=2&text=what is 3 + 9?")
     page.wait_for_function("document.body.innerText.includes('MiB of memory')")
-    page.get_by_role("button", name="ask").click()
+    page.get_by_role("button", name="ask").dblclick()
     page.wait_for_selector("text=by checkpoint-6", timeout=60_000)
     page.wait_for_selector(".tokens.text i")
     assert page.locator(".tokens.text").count() == 2

@@ -156,6 +156,13 @@ def test_seeds_are_one_line_with_a_band_unless_the_link_says_otherwise(
     for chosen, title in (("", "Time: seed-2"), ("?run=seed-1", "Time")):  # of several a page of one names its run
         page.goto(f"{url}/time{chosen}")
         assert page.inner_text(".view-title") == title
+    page.goto(f"{url}/?run=seed-1&log=1")
+    until(lambda: series(page, "Reward"))
+    page.evaluate("view.address({ from: 2, to: 5 })")  # as a zoom does
+    page.get_by_label("runs").click()
+    page.get_by_role("option", name="seed-2").click()
+    page.keyboard.press("Escape")
+    page.wait_for_url("**/?log=1&from=2&to=5&run=seed-1&run=seed-2")
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (400, "dark")])
