@@ -42,7 +42,7 @@ class OutputArguments:
     )
     log_tokens_limit: float = free(
         2.0,
-        "most GiB of these files; over it those of every second step go, and so again, evenly over the run",
+        "most GiB of the steps' files; over it those of every second step go, and so again, evenly over the run",
         _RECORDED,
         more_than=0,
     )

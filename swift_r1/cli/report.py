@@ -9,6 +9,7 @@ from pathlib import Path
 
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.report import FORMATS, ReportArguments
+from swift_r1.cli.view import check_packages
 from swift_r1.errors import EXIT_OK, UsageError
 
 _USAGE = """swift report RUN ... [-o report.html] [--format html|md]
@@ -29,6 +30,7 @@ def run(words: Sequence[str]) -> int:
     """Runs the command. Raises UsageError: bad flags or folders, a file that cannot be written or is no report, or the
     extra is not installed."""
     args = parse_arguments(ReportArguments, ["--output" if word == "-o" else word for word in words])
+    check_packages()
     from swift_r1.runs.folder import find_runs
 
     folders = find_runs(args.runs)

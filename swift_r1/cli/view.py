@@ -58,7 +58,7 @@ def run(words: Sequence[str]) -> int:
 
 
 def check_packages() -> None:
-    """Raises UsageError: what shows runs is not installed."""
-    missing = [name for name in ("nicegui", "duckdb", "pyarrow") if find_spec(name) is None]
+    """Raises UsageError: the extra `view` is not installed."""
+    missing = [name for name in ("nicegui", "duckdb") if find_spec(name) is None]
     if missing:
         raise UsageError(f"{', '.join(missing)} not installed: pip install 'swift-r1[view]'")

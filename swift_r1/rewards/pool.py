@@ -32,7 +32,7 @@ from swift_r1.rewards.worker import (
     load_rewards,
     start_worker,
 )
-from swift_r1.tracking.spans import Spans, Stopwatch
+from swift_r1.tracking.spans import Spans
 
 _logger = logging.getLogger("swift_r1.rewards")
 
@@ -206,6 +206,7 @@ class InlineRewards(RewardCaller):
     """
 
     def start(self) -> None:
+        self._busy = self._spans.busy("rewards", "reward")
         load_rewards(self._args, self.names, self._load)
 
     def close(self) -> None:
@@ -219,10 +220,15 @@ class InlineRewards(RewardCaller):
         self, calls: Sequence[Call], state: Mapping[str, int], deadline: float, submitted: Sequence[Submitted] = ()
     ) -> Iterator[Answer]:
         for call in calls:
-            stopwatch = Stopwatch(self._spans.lane("rewards"))
-            with self._lock, stopwatch.timed("reward"):
-                outcomes = call_inline(call.name, call.items, state, self.timeout * call.size)
-            yield Answer(call, outcomes, stopwatch.seconds["reward"])
+            with self._lock:
+                started = time.perf_counter()
+                self._busy.add()
+                try:
+                    outcomes = call_inline(call.name, call.items, state, self.timeout * call.size)
+                finally:
+                    self._busy.done()
+                seconds = time.perf_counter() - started
+            yield Answer(call, outcomes, seconds)
 
 
 def rewards_for(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import OrderedDict
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.runs.failures import FAILURES, RIGHT, has_answer
+from swift_r1.runs.lines import json_rows
 from swift_r1.runs.query import (
     CORRECT,
     FAILURE,
@@ -58,7 +58,6 @@ class CompletionTable(StoredLines):
     def _begin(self) -> None:
         super()._begin()
         self._rows(f'CREATE OR REPLACE TABLE judged (id BIGINT, "{CORRECT}" DOUBLE, "{FAILURE}" VARCHAR)')
-        self._judged_to = 0  # the last line
         self._matches: OrderedDict[CompletionQuery, numpy.ndarray] = OrderedDict()
 
     def _grown(self) -> None:
@@ -72,12 +71,11 @@ class CompletionTable(StoredLines):
     def _judge(self) -> None:
         """Classes the completions that have come since the last time (`runs/failures.py`)."""
         with self._lock:
-            if self._judged_to < self._lines:
-                judged, values = self._judgement()
-                statement = f'INSERT INTO judged SELECT id, "{CORRECT}", "{FAILURE}" FROM ({judged})'
-                for _ in self._over_lines(Sql("id > ?", [self._judged_to]), statement, values):
-                    pass
-                self._judged_to = self._lines
+            [(last,)] = self._rows("SELECT coalesce(max(id), 0) FROM judged")
+            judged, values = self._judgement()
+            statement = f'INSERT INTO judged SELECT id, "{CORRECT}", "{FAILURE}" FROM ({judged})'
+            for _ in self._over_lines(Sql("id > ?", [last]), statement, values):
+                pass
 
     def _judgement(self) -> Sql:
         """A statement for `id`, `line`, LENGTH, CORRECT and FAILURE of the lines at hand. It parses each line twice:
@@ -148,14 +146,15 @@ class CompletionTable(StoredLines):
             return self._rows_of(self._ids(query)[max(0, offset) : max(0, offset) + max(0, limit)].tolist(), longest)
 
     def _rows_of(self, ids: list[int], longest: int | None = None) -> list[dict[str, Any]]:
-        """In this order; a line that is no longer there is left out."""
+        """In this order. Left out are lines that are no longer there, and those that are JSON for DuckDB alone, such as
+        one with a comma before its end."""
         found: dict[int, dict[str, Any]] = {}
         judged, values = self._judgement()
         statement = f'SELECT id, line, "{LENGTH}", "{FAILURE}" FROM ({judged})'
         for cursor in self._over_lines(Sql("id IN (SELECT unnest(?))", [ids]), statement, values):
             for place, line, length, failure in cursor.fetchall():
-                row = json.loads(line)
-                found[place] = (row if longest is None else cut(row, longest)) | {LENGTH: length, FAILURE: failure}
+                for row in json_rows(line.encode())[0]:
+                    found[place] = (row if longest is None else cut(row, longest)) | {LENGTH: length, FAILURE: failure}
         return [found[place] for place in ids if place in found]
 
     def groups(self, query: CompletionQuery) -> list[tuple[int, int]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -116,7 +118,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def is_run(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in _SIGNS)
+    return any(os.path.isfile(folder / name) for name in _SIGNS)  # False too where that cannot be found out
 
 
 def find_runs(paths: Sequence[str | Path] = ()) -> list[RunFolder]:
@@ -156,9 +158,9 @@ def _below(folder: Path) -> list[Path]:
         for parent in level:
             try:
                 entries = sorted(entry for entry in parent.iterdir() if not entry.name.startswith(_NOT_ENTERED))
-                folders = [entry for entry in entries if entry.is_dir() and not entry.is_symlink()]
+                folders = [entry for entry in entries if os.path.isdir(entry) and not os.path.islink(entry)]
                 runs = [entry for entry in folders if is_run(entry)]
-            except PermissionError:
+            except OSError:  # closed, or removed meanwhile
                 if parent == folder:
                     raise
                 continue
@@ -173,12 +175,10 @@ def _below(folder: Path) -> list[Path]:
 
 def _names(paths: Sequence[Path]) -> list[str]:
     """The last part of each path, with as many before it as tell them apart."""
-    names = []
-    for path in paths:
-        parts = 1
-        while parts < len(path.parts) and any(
-            path.parts[-parts:] == other.parts[-parts:] for other in paths if other != path
-        ):
-            parts += 1
-        names.append("/".join(path.parts[-parts:]))
-    return names
+    names: dict[Path, str] = {}
+    for parts in range(1, 1 + max(len(path.parts) for path in paths)):
+        ends = Counter(path.parts[-parts:] for path in paths)
+        for path in paths:
+            if ends[path.parts[-parts:]] == 1:
+                names.setdefault(path, "/".join(path.parts[-parts:]))
+    return [names[path] for path in paths]

@@ -25,14 +25,9 @@ class GrowingFile:
 
     def _begin(self) -> None:
         self.offset = 0  # bytes read
-        self.size = 0  # of the file, in bytes, when last looked at
         self.too_long = 0  # lines that were left out, being longer than `LONGEST_LINE`
+        self.half_written = False  # whether the file ended in the middle of a line
         self._tail, self._file, self._skipping = b"", (0, 0), False
-
-    @property
-    def half_written(self) -> bool:
-        """Whether the file ended in the middle of a line."""
-        return self.offset < self.size
 
     def read(self, most: int = CHUNK) -> bytes:
         """The next whole lines, about `most` bytes of them; empty where there are no more yet. Where `restarts` has
@@ -51,12 +46,13 @@ class GrowingFile:
         self.fault, state = None, os.fstat(file)
         if not self.is_same(file):
             self._restart()
-        self._file, self.size = (state.st_dev, state.st_ino), state.st_size
+        self._file, self.half_written = (state.st_dev, state.st_ino), False
         while self.offset < state.st_size:
             data = os.pread(file, most, self.offset)
             end = data.rfind(b"\n") + 1
             if not end and len(data) < min(most, LONGEST_LINE):
-                return b""  # half-written
+                self.half_written = True
+                return b""
             if not end and len(data) < LONGEST_LINE:
                 most = min(2 * most, LONGEST_LINE)
                 continue

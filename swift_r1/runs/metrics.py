@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import sys
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,19 +17,21 @@ from typing import Any
 from swift_r1.runs.lines import GrowingFile, json_rows, line_problems
 
 MOST_POINTS = 1000
+LARGEST_STEP = 1 << 62  # larger ones are damage
 _EVALUATED = re.compile(r"eval/(?P<benchmark>.+)/(?P<name>accuracy|reward|(avg|pass|maj)@\d+)$")
-# Flags that say where a run is and what it shows, not what it learns.
+# Flags that say where a run is and what it shows, not what it learns; --data_seed is --seed where it is not given.
 _NOT_LEARNED = frozenset(
     (
-        *("seed", "output_dir", "add_version", "resume_from_checkpoint", "resume_force", "report_to", "run_name"),
-        *("view", "log_tokens", "log_completions", "vllm_server_host", "vllm_server_port", "vllm_server_base_url"),
+        *("seed", "data_seed", "output_dir", "add_version", "resume_from_checkpoint", "resume_force", "report_to"),
+        *("run_name", "view", "view_port", "log_tokens", "log_tokens_groups", "log_tokens_limit", "log_completions"),
+        *("probe_prompts", "vllm_server_host", "vllm_server_port", "vllm_server_base_url"),
     )
 )
 
 
 @dataclass(slots=True)
 class Series:
-    """A metric over optimizer steps, which rise. A value that the file has as null is NaN."""
+    """A metric over optimizer steps, which rise. A value that is null in the file, or not finite, is NaN."""
 
     steps: array[int] = field(default_factory=lambda: array("q"))
     values: array[float] = field(default_factory=lambda: array("d"))
@@ -67,7 +70,7 @@ class MetricLog:
         self.series: dict[str, Series] = {}
         self.lines = 0
         self._damaged = 0
-        self._hours = (0, self._restarts), Series()
+        self._hours: dict[str, tuple[int, Series]] = {}  # by phase; the lines that it is of
 
     def refresh(self) -> bool:
         """Reads what has been written since; whether there was anything. A half-written line waits."""
@@ -86,13 +89,14 @@ class MetricLog:
 
     def _add(self, row: Mapping[str, Any]) -> None:
         step = row.get("step")
-        if isinstance(step, bool) or not isinstance(step, int | float) or not math.isfinite(step):
+        if isinstance(step, bool) or not isinstance(step, int | float) or not abs(step) < LARGEST_STEP:
             self._damaged += 1
             return
         self.lines += 1
         for name, value in row.items():
             if value is None or isinstance(value, int | float):
-                self.series.setdefault(name, Series()).add(int(step), math.nan if value is None else float(value))
+                known = value is not None and abs(value) <= sys.float_info.max
+                self.series.setdefault(name, Series()).add(int(step), float(value) if known else math.nan)
 
     @property
     def state(self) -> tuple[int, int]:
@@ -138,14 +142,15 @@ class MetricLog:
     def hours(self, phase: str = "step") -> Series:
         """Hours of training (or of a phase of it) that had passed at each logged step, from `time/<phase>`, a mean over
         the steps of a line. Evaluations, saves and pauses between two starts are not in it."""
-        if self._hours[0] == (self.lines, self._restarts):
-            return self._hours[1]
+        lines, passed = self._hours.get(phase, (-1, Series()))
+        if lines == self.lines:
+            return passed
         passed, before, total = Series(), 0, 0.0
         for step, seconds in _items(self.get(f"time/{phase}")):
             total += seconds * (step - before) / 3600
             before = step
             passed.add(step, total)
-        self._hours = (self.lines, self._restarts), passed
+        self._hours[phase] = self.lines, passed
         return passed
 
 

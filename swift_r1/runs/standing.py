@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from swift_r1.runs.folder import RunFolder
 from swift_r1.runs.metrics import MetricLog
 
@@ -14,10 +16,10 @@ def standing(run: RunFolder, log: MetricLog) -> dict[str, str]:
     found = {"run": run.name, "status": run.status, "progress": f"step {done:,}", "time": ""}
     if isinstance(total, int) and total > 0:
         found["progress"] += f" of {total:,}, {100 * min(1.0, done / total):.0f} %"
-        seconds = log.get("time/step").values[-_LAST_LINES:]
+        seconds = [value for value in log.get("time/step").values[-_LAST_LINES:] if math.isfinite(value)]
         if run.status == "running" and seconds:
-            found["time"] = f"about {duration((total - done) * sum(seconds) / len(seconds))} left"
-    if isinstance(took := run.summary.get("seconds"), int | float):
+            found["time"] = f"about {duration(max(0, total - done) * sum(seconds) / len(seconds))} left"
+    if isinstance(took := run.summary.get("seconds"), int | float) and math.isfinite(took):
         found["time"] = f"took {duration(took)}"
     if values := log.get("reward").values:
         found["reward"] = f"{values[-1]:.4g}"

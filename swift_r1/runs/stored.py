@@ -7,7 +7,6 @@ memory.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import tempfile
@@ -34,9 +33,11 @@ _AT_ONCE = 1024  # lines that one thread works on
 _FIELDS = [*STORED, "completion"]
 _TYPED = ", ".join(f'TRY_CAST(d[{at}] AS {kind}) AS "{name}"' for at, (name, kind) in enumerate(STORED.items(), 1))
 _INSERT = f"""
-    INSERT INTO completions SELECT id, start, stop, {_TYPED}, length(d[{len(_FIELDS)}]) FROM (
-        SELECT id, start, stop, json_extract_string(line, {[pointer(name) for name in _FIELDS]}) AS d FROM lines
-    )
+    INSERT INTO completions SELECT * FROM (
+        SELECT id, start, stop, {_TYPED}, length(d[{len(_FIELDS)}]) FROM (
+            SELECT id, start, stop, json_extract_string(line, {[pointer(name) for name in _FIELDS]}) AS d FROM lines
+        )
+    ) WHERE step IS NOT NULL
 """
 
 
@@ -147,13 +148,14 @@ class StoredLines:
         found = {key for (key,) in cursor.execute(f"SELECT DISTINCT key FROM ({keys})").fetchall()}
         while new := found - self._columns.keys():
             having = f"SELECT min(id) FROM ({keys}) WHERE key IN (SELECT unnest(?))"
-            [(line,)] = cursor.execute(f"SELECT line FROM lines WHERE id = ({having})", [list(new)]).fetchall()
-            self._columns |= dict.fromkeys(json.loads(line))
+            [(own,)] = cursor.execute(
+                f"SELECT json_keys(line) FROM lines WHERE id = ({having})", [list(new)]
+            ).fetchall()
+            self._columns |= dict.fromkeys(own)
 
     def _checked(self, first: int) -> int:
-        """Takes out what is no completion, from the id `first`, and counts what a column of the table could not take;
-        returns how many are left."""
-        self._rows("DELETE FROM completions WHERE id >= ? AND step IS NULL", [first])
+        """Counts what a column of the table could not take, from the id `first`; returns how many completions there
+        are."""
         for name in (name for name, kind in STORED.items() if kind != "VARCHAR"):
             empty = Sql(f'id >= ? AND "{name}" IS NULL', [first])
             wrong = f"SELECT count(*) FROM lines WHERE json_type(line, '/{name}') <> 'NULL'"
@@ -169,11 +171,12 @@ class StoredLines:
     @property
     def problems(self) -> list[str]:
         """What is wrong with the file, a line each."""
-        name, found = self.path.name, line_problems(self._file, self._damaged)
-        if self._replaced:
-            found.append(f"{name}: bytes that are not UTF-8 are replaced, in {self._replaced} lines")
-        found += [f"{name}: {column} is not a number in {count} rows" for column, count in self._mistyped.items()]
-        return found
+        with self._lock:
+            name, found = self.path.name, line_problems(self._file, self._damaged)
+            if self._replaced:
+                found.append(f"{name}: bytes that are not UTF-8 are replaced, in {self._replaced} lines")
+            found += [f"{name}: {column} is not a number in {count} rows" for column, count in self._mistyped.items()]
+            return found
 
     def _rows(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         with self._db.cursor() as cursor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ import numpy
 
 from swift_r1.runs.folder import RunFolder
 from swift_r1.runs.lines import GrowingFile, json_rows, line_problems
-from swift_r1.runs.metrics import MetricLog
+from swift_r1.runs.metrics import LARGEST_STEP, MetricLog
 from swift_r1.runtime.processes import run_folder_is_held
 from swift_r1.tracking.events import EVENTS
 from swift_r1.tracking.spans import SPANS
@@ -320,8 +321,8 @@ def _place(lane: str) -> tuple[int, list[int | str]]:
 
 
 def _is_time(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 def _is_step(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 62
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST_STEP

@@ -6,7 +6,6 @@ import codecs
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +15,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 _FILE = re.compile(r"(step|probe)-(\d{6,})\.parquet")
+_VOCABULARY = "vocabulary.parquet"
 _KEYS = ("step", "round_step", "prompt_id", "request_id", "number", "group")
 
 
@@ -48,6 +48,7 @@ class TokenRecord:
     def __init__(self, run_path: Path) -> None:
         self.folder = run_path / "tokens"
         self._faults: dict[str, str] = {}  # by file
+        self._known: tuple[dict[int, bytes], frozenset[int]] | None = None
 
     @property
     def problems(self) -> list[str]:
@@ -109,14 +110,20 @@ class TokenRecord:
                 found.setdefault(str(row.prompt_id), {}).setdefault(step, []).append(row)
         return found
 
-    @cached_property
+    @property
     def _vocabulary(self) -> tuple[dict[int, bytes], frozenset[int]]:
-        """The bytes of each token id, and which ids are special tokens."""
-        table = self._read("vocabulary.parquet", ("token_id", "bytes", "special"))
-        if table is None:
-            return {}, frozenset()
-        rows = list(zip(*(table.column(name).to_pylist() for name in ("token_id", "bytes", "special")), strict=True))
-        return {one: text for one, text, _ in rows}, frozenset(one for one, _, special in rows if special)
+        """The bytes of each token id, and which ids are special tokens; kept once the file is there."""
+        if self._known is not None:
+            return self._known
+        columns = ("token_id", "bytes", "special")
+        table = self._read(_VOCABULARY, columns)
+        rows = (
+            list(zip(*(table.column(name).to_pylist() for name in columns), strict=True)) if table is not None else []
+        )
+        found = {one: text for one, text, _ in rows}, frozenset(one for one, _, special in rows if special)
+        if table is not None or _VOCABULARY in self._faults:
+            self._known = found
+        return found
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._vocabulary[1]
@@ -149,6 +156,7 @@ class TokenRecord:
             with parquet.ParquetFile(self.folder / name) as file:
                 there = file.schema_arrow.names
                 table = file.read([column for column in columns or _COLUMNS if column in there])
+            table.validate(full=True)
         except FileNotFoundError:
             return None
         except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:

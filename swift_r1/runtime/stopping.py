@@ -20,6 +20,7 @@ from swift_r1.runtime.processes import say
 OUT_OF_TIME, NOT_BETTER = 1, 2
 _EXIT_CODES: dict[int, int] = {signal.SIGINT: EXIT_INTERRUPTED, signal.SIGTERM: EXIT_TERMINATED}
 _LAST_RESORT_S = 30.0
+_TOLD_S = 2.0  # for what is told of an end: the disk that it goes to may be what stands still
 
 
 class StopRequest:
@@ -86,7 +87,7 @@ class StopRequest:
         if os.environ.get("RANK", "0") == "0":
             # Not `print`: the main thread may be in the middle of one.
             os.write(2, b"\nstopping after this step, with a checkpoint; once more stops at once\n")
-        self._heard(f"after this step, with a checkpoint: {signal.Signals(number).name}")
+        _tell(self._heard, f"after this step, with a checkpoint: {signal.Signals(number).name}")
 
 
 class Watchdog:
@@ -127,5 +128,12 @@ class Watchdog:
             stuck = f"rank {self.rank} made no progress for {self.timeout_s:g} s (--step_timeout) in {self._doing}"
             say(f"{stuck}; where each thread stands:")
             faulthandler.dump_traceback(all_threads=True)
-            self._stuck(stuck)
+            _tell(self._stuck, stuck)
             os._exit(EXIT_RUN_FAILED)
+
+
+def _tell(who: Callable[[str], None], text: str) -> None:
+    """Calls `who`, and does not wait for it longer than `_TOLD_S`."""
+    thread = threading.Thread(target=who, args=(text,), name="telling", daemon=True)
+    thread.start()
+    thread.join(_TOLD_S)

@@ -9,7 +9,7 @@ import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +32,8 @@ class AppendedLines:
         self.path, self._warned = path, False
 
     def write(self, row: Mapping[str, Any]) -> None:
-        line = json.dumps(row, ensure_ascii=False).encode() + b"\n"
+        # What UTF-8 cannot hold, as in names of files, becomes JSON's own escapes.
+        line = json.dumps(row, ensure_ascii=False).encode(errors="backslashreplace") + b"\n"
         try:
             self.path.parent.mkdir(exist_ok=True)
             with self.path.open("a+b", buffering=0) as file:
@@ -44,10 +45,6 @@ class AppendedLines:
             if not self._warned:
                 logger.warning("%s is not complete: %s; the run goes on", self.path, error.strerror or error)
             self._warned = True
-
-
-class Tell(Protocol):
-    def __call__(self, kind: Kind, text: str, **more: Any) -> None: ...
 
 
 class Events:

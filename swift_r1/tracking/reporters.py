@@ -201,7 +201,7 @@ class MLflow:
     def _send(self, work: Callable[..., object], *arguments: Any) -> None:
         try:
             work(*arguments)
-        except self._error as error:
+        except (self._error, OSError) as error:  # what stores artifacts raises the latter
             logger.warning("mlflow: %s", one_line(error))
 
 

@@ -111,6 +111,8 @@ class TokenWriter:
         self._closed = False
         self._thread: threading.Thread | None = None
         self._left_out = 0
+        self._stride = 1
+        self._sizes: dict[int, int] = {}  # bytes of the steps' files
 
     def write(self, kind: str, step: int, rows: TokenRows) -> None:
         """Takes the rows of a file, of `STEP` or `PROBE`; does not wait for the disk."""
@@ -145,7 +147,7 @@ class TokenWriter:
 
     def _run(self) -> None:
         self._attempt(_VOCABULARY, self._write_vocabulary)
-        self._stride, self._sizes = _stride(self.folder), _step_files(self.folder)
+        self._attempt(_STRIDE, self._go_on)
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._pending or self._closed)
@@ -157,6 +159,11 @@ class TokenWriter:
             with self._changed:
                 self._pending.popleft()
                 self._changed.notify_all()
+
+    def _go_on(self) -> None:
+        """After what an earlier process has left, which may have been killed while it thinned."""
+        self._stride, self._sizes = _stride(self.folder), _step_files(self.folder)
+        self._remove_between()
 
     def _write_rows(self, kind: str, step: int, rows: TokenRows) -> None:
         size = self._put(_name(kind, step), rows.table(step))
@@ -173,9 +180,12 @@ class TokenWriter:
                 self.limit / GIB,
             )
         self._stride = stride
-        for step in [step for step in self._sizes if step % stride]:
+        self._remove_between()
+
+    def _remove_between(self) -> None:
+        for step in [step for step in self._sizes if step % self._stride]:
+            (self.folder / _name(STEP, step)).unlink(missing_ok=True)
             del self._sizes[step]
-            (self.folder / _name(STEP, step)).unlink()
 
     def _write_vocabulary(self) -> None:
         import pyarrow as pa

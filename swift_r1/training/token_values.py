@@ -14,7 +14,7 @@ from swift_r1.algorithms import LossOutput
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.scoring import ScoredCompletion, ScoredRound
-from swift_r1.sampling.staleness import spread
+from swift_r1.sampling.staleness import spread, versions_of_tokens
 from swift_r1.tracking.token_record import TokenRows
 from swift_r1.training.batching import RoundBatch
 
@@ -126,18 +126,15 @@ def _filled(lengths: Tensor, width: int) -> Tensor:
 
 def probe_rows(items: Sequence[ScoredCompletion], step: int) -> TokenRows:
     """Completions of an evaluation of the weights of `step`."""
-    completions = [_who(item, step) for item in items]
     prompts = [item.conversation.prompt.token_ids for item in items]
     answers = [item.conversation.completion for item in items]
     tokens: dict[str, list[Sequence[float]]] = {
         "token_ids": [one.token_ids for one in answers],
         "rollout_logps": [one.logprobs for one in answers],
-        "weight_versions": [
-            spread(who["weight_versions"], len(one.token_ids)) for who, one in zip(completions, answers, strict=True)
-        ],
+        "weight_versions": [versions_of_tokens(one) for one in answers],
     }
     return TokenRows(
-        completions=completions,
+        completions=[_who(item, step) for item in items],
         prompt_lengths=numpy.array(list(map(len, prompts))),
         prompt_token_ids=numpy.concatenate(prompts),
         lengths=numpy.array([len(one.token_ids) for one in answers]),

@@ -172,8 +172,10 @@ def test_what_the_loss_did_to_tokens(config: LossConfig, seed: int, rows: int, w
     logps = given["logps"].clone().requires_grad_()
     output = call(given | {"logps": logps}, config)
     (gradient,) = torch.autograd.grad(output.loss, logps)
-    low, high = 1 - config.epsilon, config.clip_high + (config.loss_type != "cispo")
     by_group = config.loss_type not in ("sapo", "cispo")
+    low, high = {"cispo": (0, config.clip_high), "sapo": (0, math.inf)}.get(
+        config.loss_type, (1 - config.epsilon, 1 + config.clip_high)
+    )
     for i, mask in enumerate(given["mask"].tolist()):
         tokens = [t for t in range(width) if mask[t]]
         log_ratios = [(given["logps"][i, t] - given["old_logps"][i, t]).item() for t in tokens]
@@ -185,8 +187,6 @@ def test_what_the_loss_did_to_tokens(config: LossConfig, seed: int, rows: int, w
             clipped = (ratio > high) - (ratio < low)
             if by_group:
                 clipped *= clipped * advantage > 0
-            elif config.loss_type == "sapo" or clipped < 0:
-                clipped = 0
             assert output.tokens.clipped[i, t] == clipped
             if config.importance_sampling_level == "token":
                 moved = bool(output.tokens.kept[i, t]) and not (clipped and by_group)

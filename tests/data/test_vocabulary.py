@@ -29,6 +29,15 @@ def byte_fallback():
     return tokenizer
 
 
+def test_a_token_outside_of_the_byte_alphabet_is_its_own_text():
+    """As the decoder of byte-level tokenizers takes it."""
+    backend = Tokenizer(models.WordLevel({"\u0120a": 0, "\u20ac b": 1}, unk_token="\u20ac b"))
+    backend.decoder = decoders.ByteLevel()
+    found = vocabulary_of(PreTrainedTokenizerFast(tokenizer_object=backend))
+    assert [backend.decode([number]).encode() for number in (0, 1)] == [b" a", "\u20ac b".encode()]
+    assert found == [(b" a", False), ("\u20ac b".encode(), False)]
+
+
 @pytest.mark.parametrize("make", [byte_level, byte_fallback])
 def test_bytes_of_tokens_are_the_texts(make):
     backend = make()

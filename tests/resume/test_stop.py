@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -51,6 +53,21 @@ def test_a_second_signal_stops_at_once(runs, tmp_path):
     assert ended.code == 143
     assert not list((tmp_path / "run").glob("checkpoint-*")) and not (tmp_path / "run" / "summary.json").exists()
     assert [kind for kind, *_ in happened(tmp_path / "run")] == ["started", "stopping", "killed"]
+
+
+@pytest.mark.parametrize(
+    ("begin", "code"),
+    [
+        ("Watchdog(0.1, 0, hang).__enter__()", 5),
+        ("stop = StopRequest().listen(); stop.in_order(hang); [os.kill(os.getpid(), 15) for _ in 'ab']", 143),
+    ],
+)
+def test_a_disk_that_stands_still_does_not_keep_a_process_alive(begin, code):
+    """What would be written of its end never is."""
+    lines = "import os, threading\nfrom swift_r1.runtime.stopping import StopRequest, Watchdog\n"
+    lines += f"hang = lambda _text: threading.Event().wait()\n{begin}\nthreading.Event().wait(20)\n"
+    ended = subprocess.run([sys.executable, "-c", lines], capture_output=True, timeout=60, check=False)
+    assert ended.returncode == code
 
 
 def test_max_runtime_saves_and_ends(runs, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -24,6 +25,7 @@ from swift_r1.errors import UsageError
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.pool import RewardPool, rewards_for
 from swift_r1.rewards.types import RewardBatch, RewardColumn
+from swift_r1.tracking.spans import Spans
 
 PLUGIN = '''
 import asyncio, ctypes, os, signal, subprocess, sys, threading, time
@@ -486,6 +488,19 @@ def test_groups_added_while_the_pool_breaks_down_are_scored(plugin: Path, caplog
     assert whole.completions == ["aa", "a", "a", "raise", "later", "a"]
     assert list(causes(column)) == [3] and column.values[:3] == (2.0, 1.0, 2.0)
     assert column.values[4:] == (2.0, 0.4)
+
+
+def test_inline_calls_that_follow_each_other_are_one_span(
+    plugin: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swift_r1.tracking.spans.time.time", itertools.count(1000, 1e-3).__next__)
+    spans = Spans(tmp_path)
+    with rewards_for(args(reward_isolation="inline"), ["length", "silent"], loading(plugin), spans) as rewards:
+        for _ in range(3):
+            rewards.score(batch(["a", "b"], 2))
+    spans.flush()
+    [row] = [json.loads(line) for line in (tmp_path / "spans" / "rewards.jsonl").read_text().splitlines()]
+    assert row["name"] == "reward" and row["start"] < row["end"]
 
 
 def test_a_group_that_was_not_added_is_said(plugin: Path) -> None:

@@ -181,6 +181,30 @@ def test_damage_is_left_out_and_said(tmp_path):
         assert table.heatmap("A", 2).counts == [[1, 0]]
 
 
+def test_lines_that_only_one_of_two_parsers_takes(tmp_path):
+    """DuckDB takes for JSON what Python does not."""
+    path = tmp_path / "completions.jsonl"
+    odd = [
+        '{"step": 1, "reward": 1,}',
+        '{"step": 1, "number": inf, "late": 3}',
+        f'{{"step": 1, "nested": {"[" * 5000}{"]" * 5000}}}',
+        f'{{"step": 1, "digits": {"9" * 5000}}}',
+    ]
+    path.write_text("\n".join(['{"step": 1, "completion": "good", "a\\u0000b": 1}', *odd, ""]))
+    with CompletionTable(path) as table:
+        table.refresh()
+        assert [row["completion"] for row in table.page(CompletionQuery())] == ["good"]
+        assert [len(table.failure_classes()), len(table.group_shares())] == [1, 1]
+        assert table.columns[:3] == ["step", "completion", "a\0b"] and "late" in table.columns
+
+
+def test_what_could_not_be_judged_is_judged_later(run, table, monkeypatch):
+    with monkeypatch.context() as closed:
+        closed.setattr("os.open", lambda *_: (_ for _ in ()).throw(OSError(24, "Too many open files")))
+        assert table.failure_classes() == []
+    assert sum(row[name] for row in table.failure_classes() for name in FAILURES) == 64
+
+
 def test_very_long_completions(tmp_path):
     """Parsed several at a time they must fit into DuckDB's memory."""
     path = tmp_path / "completions.jsonl"

@@ -5,9 +5,10 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swift_r1.arguments import RlhfArguments, parse_arguments
 from swift_r1.runs.metrics import MetricLog, Series, at_steps, over_seeds, same_but_seed, smoothed, thinned
 
 
@@ -83,6 +84,20 @@ def test_hours_count_the_steps_between_two_lines(tmp_path: Path) -> None:
     assert at_steps(log.hours(), [0, 1, 3, 5, 6]) == [0, 1, 1, 3, 3]
 
 
+def test_hours_of_a_phase_are_its_own(tmp_path: Path) -> None:
+    log = written(tmp_path, {"step": 1, "time/step": 3600, "time/train": 900})
+    log.refresh()
+    assert [pairs(log.hours(phase)) for phase in ("step", "train", "step", "sync")] == [
+        [(1, 1)],
+        [(1, 0.25)],
+        [(1, 1)],
+        [],
+    ]
+    written(tmp_path, {"step": 2, "time/step": 3600, "time/train": 900})
+    log.refresh()
+    assert pairs(log.hours("train")) == [(1, 0.25), (2, 0.5)]
+
+
 def test_smoothing_is_a_mean_that_forgets() -> None:
     assert smoothed([1, math.nan, 2], 0) == pytest.approx([1, math.nan, 2], nan_ok=True)
     assert smoothed([1, 1, 1], 0.9) == pytest.approx([1, 1, 1])
@@ -91,6 +106,7 @@ def test_smoothing_is_a_mean_that_forgets() -> None:
         smoothed([1], 1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(allow_infinity=True, allow_nan=True), max_size=300), st.integers(2, 40))
 def test_thinned_points_are_the_files_own_and_hold_the_extremes(values: list[float], most: int) -> None:
     shown = thinned(range(len(values)), values, most)
@@ -111,3 +127,17 @@ def test_seeds_are_averaged_where_they_have_values() -> None:
     assert over_seeds([one, two]) == [(1, 1, 1, 1), (2, 3, 2, 4)]
     assert same_but_seed({"seed": 1, "beta": 0.1}) == same_but_seed({"beta": 0.1, "seed": 2, "output_dir": "x"})
     assert same_but_seed({"beta": 0.1}) != same_but_seed({"beta": 0})
+
+
+def test_runs_of_several_seeds_are_alike_as_their_folders_say() -> None:
+    words = ["--rlhf_type", "grpo", "--model", "m", "--dataset", "countdown", "--reward_funcs", "countdown", "--seed"]
+    one, two = (parse_arguments(RlhfArguments, [*words, seed], {}).to_dict() for seed in ("1", "2"))
+    assert one["data_seed"] == 1 and same_but_seed(one) == same_but_seed(two)
+
+
+def test_numbers_that_no_run_writes_are_left_out(tmp_path: Path) -> None:
+    digits = "9" * 400
+    log = written(tmp_path, f'{{"step": {digits}}}\n{{"step": 1e300}}\n{{"step": 1, "loss": {digits}, "kl": 1e999}}\n')
+    log.refresh()
+    assert math.isnan(log.get("loss").values[0]) and math.isnan(log.get("kl").values[0])
+    assert log.problems == ["logging.jsonl: 2 damaged lines are left out"]

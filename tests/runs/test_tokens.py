@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from swift_r1.runs.tokens import TokenRecord
 from tests.runs.made import VOCABULARY, make_run, recorded, token_ids
@@ -59,12 +61,25 @@ def test_what_is_missing_or_damaged(run, tmp_path):
     whole = (tokens / "step-000003.parquet").read_bytes()
     (tokens / "step-000003.parquet").write_bytes(whole[:-100])
     (tokens / ".writing-step-000004.parquet").write_bytes(b"half")
-    (tokens / "vocabulary.parquet").unlink()
+    (tokens / "vocabulary.parquet").rename(run / "vocabulary")  # a run writes it in its first second
     record = TokenRecord(run)
     assert record.completions(3) == []
     [problem] = record.problems
     assert problem.startswith("tokens/step-000003.parquet cannot be read: ")
     assert record.pieces([65]) == ["<65>"]
+    (run / "vocabulary").rename(tokens / "vocabulary.parquet")
+    assert record.pieces([65]) == ["A"]
     (tokens / "step-000003.parquet").write_bytes(whole)
     assert len(record.completions(3)) == 4
     assert record.problems == []
+
+
+def test_bytes_that_are_no_text(run):
+    """As flipped bits leave them: a damaged file is still a Parquet file."""
+    path = run / "tokens" / "step-000003.parquet"
+    bad = pa.BinaryArray.from_buffers(pa.string(), 1, pa.array([b"\xff"]).buffers())
+    parquet.write_table(pa.table({"step": pa.array([3], pa.int32()), "request_id": bad}), path)
+    record = TokenRecord(run)
+    assert (record.completions(3), [one.step for one in record.completion(3, "run/1/0", 0)]) == ([], [4])
+    [problem] = record.problems
+    assert problem.startswith("tokens/step-000003.parquet cannot be read: ")

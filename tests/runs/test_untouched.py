@@ -62,6 +62,7 @@ def state(folder: Path) -> dict[str, tuple[int, int, int, bytes]]:
 def test_a_run_is_only_read(tmp_path):
     run = make_run(tmp_path / "run", exit_code=None)
     (run / ".lock").touch()
+    (tmp_path / "closed").mkdir(mode=0)  # another's, beside it
     (run / "spans").mkdir()
     write_rows(run / "spans" / "rank-0.jsonl", [{"start": 1.0, "end": 2.0, "name": "train", "step": 1}])
     for path in [run, *run.rglob("*")]:
@@ -69,7 +70,11 @@ def test_a_run_is_only_read(tmp_path):
     before = state(run)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", LOOK, str(run)], capture_output=True, text=True, timeout=120, preexec_fn=obey_modes
+            [sys.executable, "-c", LOOK, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            preexec_fn=obey_modes,
         )
         assert done.returncode == 0, done.stderr
         assert state(run) == before

@@ -27,6 +27,8 @@ def test_events_are_appended_over_runs(tmp_path):
     assert [(row["kind"], row["step"]) for row in rows] == [("started", 0), ("skipped", 4), ("resumed", 0)]
     assert rows[0]["total_steps"] == 5 and rows[0]["time"] <= rows[-1]["time"]
     Events()("ended", "nowhere")
+    tell("failed", "no file \udcff ä")  # a name that is no UTF-8
+    assert lines(tmp_path / "events.jsonl")[-1]["text"] == "no file \udcff ä"
 
 
 def test_a_stopwatch_adds_up_and_writes_spans(tmp_path):

@@ -169,6 +169,36 @@ def test_thinned_evenly_and_the_same_wherever_it_was_killed(writer, tmp_path, ca
     assert found == whole
 
 
+def test_killed_while_it_thinned(writer, tmp_path):
+    """The stride is written, and no file is removed yet."""
+    one = writer()
+    for step in (1, 2, 3):
+        one.write(STEP, step, rows_of(step))
+    one.close()
+    (tmp_path / "tokens" / "stride").write_text("2")
+    size = (tmp_path / "tokens" / "step-000001.parquet").stat().st_size
+    one = writer(2.5 * size)
+    one.write(STEP, 4, rows_of(4))
+    one.close()
+    assert names(tmp_path) == ["step-000002.parquet", "step-000004.parquet", "stride", "vocabulary.parquet"]
+    assert (tmp_path / "tokens" / "stride").read_text() == "2"
+
+
+def test_files_that_cannot_be_looked_at_cost_no_time(writer, tmp_path, caplog, monkeypatch):
+    def fail(_folder):
+        raise OSError("stale file handle")
+
+    monkeypatch.setattr("swift_r1.tracking.token_record._step_files", fail)
+    monkeypatch.setattr("swift_r1.tracking.token_record._DEADLINE_S", 10.0)
+    one = writer()
+    one.write(STEP, 1, rows_of(1))
+    one.close()
+    assert "step-000001.parquet" in names(tmp_path)
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == [
+        "stride is left out of the token record"
+    ]
+
+
 def test_what_is_later_or_half_written_goes(tmp_path):
     folder = tmp_path / "tokens"
     folder.mkdir()

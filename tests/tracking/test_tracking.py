@@ -7,6 +7,8 @@ import os
 import sqlite3
 import subprocess
 import sys
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -16,7 +18,7 @@ from swift_r1.errors import UsageError
 from swift_r1.tracking.console import RunConsole
 from swift_r1.tracking.metrics import JsonLines, merged, read_json_lines
 from swift_r1.tracking.recorder import RunRecorder, draw_curves
-from swift_r1.tracking.reporters import TrackerFlags, chosen_trackers, open_reporters
+from swift_r1.tracking.reporters import MLflow, TrackerFlags, chosen_trackers, open_reporters
 
 
 def test_every_line_is_standard_json(tmp_path):
@@ -138,6 +140,14 @@ def test_mlflow_keeps_a_run_in_its_folder(tmp_path):
     assert runs == [("mine", "FINISHED")] and params == [("seed", "1")]
     [table] = folder.rglob("step-000002.json")
     assert json.loads(table.read_text())["data"] == [[2, "p", "c", 1.0, None]]
+
+
+def test_a_server_of_mlflow_that_fails_costs_a_warning(caplog):
+    """Its own errors, and those of what stores its artifacts."""
+    mlflow = SimpleNamespace(_error=RuntimeError)
+    for error in (RuntimeError("gone"), ConnectionError("refused")):
+        MLflow._send(mlflow, Mock(side_effect=error))
+    assert [record.getMessage() for record in caplog.records] == ["mlflow: gone", "mlflow: refused"]
 
 
 def test_a_tracker_that_is_not_installed_is_named(tmp_path, monkeypatch, caplog):

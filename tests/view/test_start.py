@@ -82,7 +82,7 @@ def test_without_the_extra_one_line_says_how_to_get_it(
     made: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "duckdb", None)
-    for words in (["view", str(made)], ["rlhf", "--view", "true", *words_of(made, made)]):
+    for words in (["view", str(made)], ["report", str(made)], ["rlhf", "--view", "true", *words_of(made, made)]):
         assert main(words) == 2
         assert capsys.readouterr().err.endswith(": duckdb not installed: pip install 'swift-r1[view]'\n")
 

@@ -23,12 +23,12 @@ _DRAWN = """() => {
 
 def drawn(page: Any, until: Callable[[dict[str, Any]], bool] = lambda _: True) -> dict[str, Any]:
     """What the chart draws, once it is so: lane, name, start, end, place, step and count of each rectangle."""
-    for _ in range(100):
+    for _ in range(300):
         found: dict[str, Any] | None = page.evaluate(_DRAWN)
         if found and found["spans"] and until(found):
             return found
         page.wait_for_timeout(100)
-    raise AssertionError(f"not within 10 s: {found}")
+    raise AssertionError(f"not within 30 s: {found}")
 
 
 def expected(lane: str, rows: list[dict[str, Any]]) -> set[tuple[Any, ...]]:

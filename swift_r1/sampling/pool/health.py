@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError
 from swift_r1.sampling.pool.session import GIVEN_UP, ServerLost, ServerSession
 from swift_r1.sampling.staleness import ServedVersions
-from swift_r1.tracking.events import Events, Tell
+from swift_r1.tracking.events import Events
 from swift_r1.weights.snapshot import SnapshotReader, Superseded, WeightSnapshot
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Health:
         snapshot: WeightSnapshot,
         served: ServedVersions,
         timeout_s: float,
-        tell: Tell | None = None,
+        tell: Events | None = None,
     ) -> None:
         self.sessions, self._snapshot, self._served, self._timeout_s = sessions, snapshot, served, timeout_s
         self._tell = tell or Events()

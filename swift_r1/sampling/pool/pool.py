@@ -16,7 +16,7 @@ from swift_r1.sampling.pool.health import LOOK_S, GatherAgain, Health
 from swift_r1.sampling.pool.router import Router
 from swift_r1.sampling.pool.session import LogProbs, ServerSession, why_not_alike
 from swift_r1.sampling.staleness import ServedVersions
-from swift_r1.tracking.events import Tell
+from swift_r1.tracking.events import Events
 from swift_r1.tracking.spans import Spans
 from swift_r1.weights.buckets import Tensors
 from swift_r1.weights.snapshot import SnapshotReader, Superseded, WeightSnapshot
@@ -47,7 +47,7 @@ class ServerPool:
         transport: str,
         compare: bool | None = None,
         spans: Spans | None = None,
-        tell: Tell | None = None,
+        tell: Events | None = None,
     ) -> None:
         if (why := why_not_alike([(one.url, one.first) for one in sessions])) is not None:
             raise UsageError(why)

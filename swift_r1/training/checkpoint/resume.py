@@ -187,7 +187,8 @@ class Checkpoints:
                 logs=log_sizes(self.saver.run_dir),
                 fingerprint=self.fingerprint,
             )
-        self.recorder.flush()
+        with self.saver.ranks.busy():
+            self.recorder.flush()
         tensors = round_.tensors(self.saver.ranks) if round_ is not None and self.saver.with_state else {}
         if self.saver.save(summary.steps, run, tensors, last, summary.best_step):
             self.recorder.event("saved", f"checkpoint-{summary.steps}")
