@@ -23,7 +23,7 @@ swift report output/baseline output/longer -o comparison.html
 swift report output/model/v0-20261121-120000 -o docs/run.md
 """
 HELP = (_USAGE, ReportArguments, _EXAMPLES)
-_MARK = b"swift report"  # in the first bytes of every report
+_MARK = b"<!-- swift report -->"  # in the first bytes of every report
 
 
 def run(words: Sequence[str]) -> int:

@@ -60,7 +60,7 @@ def open_settings(folder: Path, settings: Mapping[str, Any]) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Renamed into place, so that a file that exists is whole. Raises OSError; then nothing is left behind."""
+    """Renamed into place, so that a file that exists is whole. Where that fails nothing is left behind."""
     beside = path.with_name(f"{path.name}.tmp")
     try:
         with beside.open("w", encoding="utf-8") as file:
@@ -68,9 +68,8 @@ def write_whole(path: Path, text: str) -> None:
             file.flush()
             os.fsync(file.fileno())
         beside.replace(path)
-    except OSError:
+    finally:
         beside.unlink(missing_ok=True)
-        raise
 
 
 def read_rows(folder: Path) -> list[CompletionRow]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -36,7 +35,7 @@ _PANELS = {
 }
 _HAPPENED = ("resumed", "skipped", "server_lost")  # events that are counted
 _POINTS = 300  # of a curve, at most
-_MOST = 200_000  # completions of one evaluation
+_MOST, _LONGEST = 200_000, 1_000  # completions of one evaluation; characters of their texts, of which the ids are read
 
 
 @dataclass(frozen=True)
@@ -117,8 +116,8 @@ def _what(groups: Mapping[str, Sequence[Opened]]) -> list[Block]:
 
 
 def _state(run: Opened) -> str:
-    planned, counts = run.folder.plan.get("total_steps"), Counter(event.get("kind") for event in run.folder.events)
-    happened = [f"{kind.replace('_', ' ')} {counts[kind]} x" for kind in _HAPPENED if counts[kind]]
+    planned, kinds = run.folder.plan.get("total_steps"), [event.get("kind") for event in run.folder.events]
+    happened = [f"{kind.replace('_', ' ')} {kinds.count(kind)} x" for kind in _HAPPENED if kind in kinds]
     state = f"{run.folder.status} at step {run.log.last_step}" + (f" of {planned}" if planned else "")
     return f"{state} ({', '.join(happened)})" if happened else state
 
@@ -166,7 +165,8 @@ def _accuracies(groups: Mapping[str, Sequence[Opened]]) -> list[Figure]:
                     curve = Curve(name, number, [one.step for one in points], [one.value for one in points], low, high)
             drawn.append(curve if len(groups) > 1 else replace(curve, label=""))
         intervals = all(len(group) == 1 for group in groups.values())
-        found.append(curves(f"Accuracy on {benchmark}", [one for one in drawn if one.steps], intervals))
+        if shown := [one for one in drawn if one.steps]:
+            found.append(curves(f"Accuracy on {benchmark}", shown, intervals))
     return found
 
 
@@ -174,10 +174,13 @@ def _measured(groups: Mapping[str, Sequence[Opened]]) -> tuple[list[Measured], l
     found = []
     for number, group in enumerate(groups.values()):
         for run in group:
-            benchmarks, steps = list(run.log.benchmarks()), run.evaluated.steps()
-            ends = [run.evaluated.page(CompletionQuery((step, step)), limit=_MOST) for step in (steps[:1] + steps[-1:])]
-            first, last = (right_shares(rows, benchmarks) for rows in ends) if ends else ({}, {})
-            known = {name: run.log.evaluations(name, "accuracy") for name in benchmarks}
+            known = {name: run.log.evaluations(name, "accuracy") for name in run.log.benchmarks()}
+            steps = sorted({one.step for own in known.values() for one in own})
+            ends = [
+                right_shares(run.evaluated.page(CompletionQuery((step, step)), 0, _MOST, _LONGEST), list(known))
+                for step in steps[:1] + steps[-1:]
+            ]
+            first, last = ends or ({}, {})
             found.append(Measured(run.folder.name, number, known, first, last))
     return found, list(groups)
 

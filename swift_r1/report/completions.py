@@ -87,7 +87,8 @@ def same_prompts(evaluated: CompletionTable) -> list[Block]:
             Passage(f"step {row['step']}, reward {_number(row.get('reward'))}", str(row.get("completion", "")))
             for row in rows
         ]
-        found.append(Passages(prompt_id, passages, str(rows[0].get("prompt", ""))))
+        if rows:
+            found.append(Passages(prompt_id, passages, str(rows[0].get("prompt", ""))))
     return found
 
 

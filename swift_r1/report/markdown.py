@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from urllib.parse import quote
@@ -16,7 +17,8 @@ def markdown(report: Report, pictures: str) -> tuple[str, dict[str, str]]:
     """The page, and the SVG of its pictures by the name of the file in the folder `pictures` beside it."""
     blocks = [block for one in report.sections for block in one.blocks]
     figures = [figure for block in blocks if isinstance(block, Figures) for figure in block.figures]
-    places = {id(figure): f"{quote(pictures)}/{number:02}.svg" for number, figure in enumerate(figures, 1)}
+    folder = quote(os.fsencode(pictures))
+    places = {id(figure): f"{folder}/{number:02}.svg" for number, figure in enumerate(figures, 1)}
     problems = [f"> {plain(text)}" for text in report.problems]
     sections = (section(one, places) for one in report.sections)
     text = "\n\n".join(["<!-- swift report -->", f"# {plain(report.title)}", *problems, *sections]) + "\n"

@@ -101,7 +101,7 @@ def cost(run: RunFolder, log: MetricLog) -> dict[str, str]:
     The hours are those of its processes, from events.jsonl: what was lost by a kill is in them. A run of an older
     version has those of summary.json, or, before its end, of the steps that were logged.
     """
-    timeline = Timeline(run.path)
+    timeline = Timeline(run.path, "rank-0")  # what others did is not needed, and long
     timeline.refresh()
     steps, whole = max(log.get("time/step").steps, default=0), timeline.alive_s or run.summary.get("seconds")
     spent = {name: max(log.hours(name).values, default=0.0) for name in ("step", *_PHASES)}
@@ -116,5 +116,5 @@ def cost(run: RunFolder, log: MetricLog) -> dict[str, str]:
         found[f"{units} hours"] = f"{hours * count:.2f}" + (", without the rollout servers'" if alone else "")
     if spent["step"]:
         parts = [f"{name} {100 * spent[name] / spent['step']:.0f} %" for name in _PHASES if spent[name]]
-        found["time of a step"] = f"{3600 * spent['step'] / steps:.1f} s: {', '.join(parts)}"
+        found["time of a step"] = f"{3600 * spent['step'] / steps:.1f} s" + (f": {', '.join(parts)}" if parts else "")
     return found

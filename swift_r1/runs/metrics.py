@@ -95,8 +95,8 @@ class MetricLog:
         self.lines += 1
         for name, value in row.items():
             if value is None or isinstance(value, int | float):
-                known = value is not None and abs(value) <= sys.float_info.max
-                self.series.setdefault(name, Series()).add(int(step), float(value) if known else math.nan)
+                known = math.nan if value is None or not abs(value) <= sys.float_info.max else float(value)
+                self.series.setdefault(name, Series()).add(int(step), known)
 
     @property
     def state(self) -> tuple[int, int]:

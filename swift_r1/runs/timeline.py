@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-import sys
-from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypeGuard
-
-import numpy
 
 from swift_r1.runs.folder import RunFolder
+from swift_r1.runs.lanes import Block, Lane, Span, is_step, is_time
 from swift_r1.runs.lines import GrowingFile, json_rows, line_problems
-from swift_r1.runs.metrics import LARGEST_STEP, MetricLog
+from swift_r1.runs.metrics import MetricLog
 from swift_r1.runtime.processes import run_folder_is_held
 from swift_r1.tracking.events import EVENTS
 from swift_r1.tracking.spans import SPANS
@@ -26,17 +22,6 @@ _BEGIN, _END = ("started", "resumed"), ("failed", "ended")
 _ORDER = ("rank", "rollout-ahead", "rewards", "server")
 _LOGGED = ("generate", "reward", "sleep", "offload", "train", "sync")
 _OLD = "it has no spans/ (an older version): the times of logging.jsonl are shown, laid end to end"
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Times are seconds since the epoch; `step` is the optimizer step that it belongs to."""
-
-    lane: str
-    start: float
-    end: float
-    name: str
-    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,131 +35,13 @@ class Mark:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Spans of a lane that are drawn as one: a single one, or `count` of them too short to tell apart, of which `name`
-    took the most time."""
-
-    lane: str
-    start: float
-    end: float
-    name: str
-    step: int
-    count: int
-
-
-class _Lane:
-    """The spans of one lane in their order, 25 bytes each."""
-
-    def __init__(self, name: str, path: Path | None = None) -> None:
-        self.name = name
-        self.file = None if path is None else GrowingFile(path)
-        self._restarts = 0
-        self._forget()
-
-    def _forget(self) -> None:
-        self.starts, self.ends = array("d"), array("d")
-        self.steps, self._kinds = array("q"), array("i")
-        self.names: list[str] = []
-        self._sorted, self.damaged = True, 0
-
-    def refresh(self) -> bool:
-        """Reads what has been written since; whether there was anything."""
-        assert self.file is not None
-        before = len(self.starts), self._restarts
-        while True:
-            data = self.file.read()
-            if self.file.restarts != self._restarts:
-                self._forget()
-                self._restarts = self.file.restarts
-            if not data:
-                self._sort()
-                return before != (len(self.starts), self._restarts)
-            rows, damaged = json_rows(data)
-            self.damaged += damaged
-            for row in rows:
-                start, end, name, step = (row.get(key) for key in ("start", "end", "name", "step"))
-                if _is_time(start) and _is_time(end) and start <= end and isinstance(name, str) and _is_step(step):
-                    self.add(start, end, name, step)
-                else:
-                    self.damaged += 1
-
-    def add(self, start: float, end: float, name: str, step: int) -> None:
-        self._sorted = self._sorted and (not self.starts or start >= self.starts[-1])
-        self.starts.append(start)
-        self.ends.append(end)
-        self.steps.append(step)
-        if name not in self.names:
-            self.names.append(name)
-        self._kinds.append(self.names.index(name))
-
-    def _sort(self) -> None:
-        """What a clock that was set back has mixed up."""
-        if not self._sorted:
-            order = sorted(range(len(self.starts)), key=self.starts.__getitem__)
-            self.starts = array("d", [self.starts[index] for index in order])
-            self.ends = array("d", [self.ends[index] for index in order])
-            self.steps = array("q", [self.steps[index] for index in order])
-            self._kinds = array("i", [self._kinds[index] for index in order])
-            self._sorted = True
-
-    def __len__(self) -> int:
-        return len(self.starts)
-
-    def __getitem__(self, index: int) -> Span:
-        name = self.names[self._kinds[index]]
-        return Span(self.name, self.starts[index], self.ends[index], name, self.steps[index])
-
-    def between(self, start: float, end: float) -> range:
-        """The numbers of those that are in the window, at least in part."""
-        return range(bisect_left(self.ends, start), bisect_right(self.starts, end))
-
-    def seconds(self, start: float, end: float, steps: int) -> dict[int, dict[str, float]]:
-        """Of the last `steps` steps that are in the window, by step and name."""
-        found: dict[int, dict[str, float]] = {}
-        for index in reversed(self.between(start, end)):
-            if self.steps[index] not in found and len(found) == steps:
-                break
-            inside = min(self.ends[index], end) - max(self.starts[index], start)
-            of_step = found.setdefault(self.steps[index], {})
-            name = self.names[self._kinds[index]]
-            of_step[name] = of_step.get(name, 0.0) + inside
-        return found
-
-    def totals(self, start: float, end: float) -> dict[str, float]:
-        """Seconds of the window by name."""
-        starts, ends, kinds = self._in(self.between(start, end))
-        inside = numpy.minimum(ends, end) - numpy.maximum(starts, start)
-        sums = numpy.bincount(kinds, inside, len(self.names)).tolist()
-        return {name: seconds for name, seconds in zip(self.names, sums, strict=True) if seconds}
-
-    def _in(self, known: range) -> Iterator[numpy.ndarray]:
-        """Starts, ends and kinds."""
-        return (numpy.array(one[known.start : known.stop]) for one in (self.starts, self.ends, self._kinds))
-
-    def blocks(self, start: float, end: float, cell: float) -> Iterator[Block]:
-        """What is in the window, where neighbours that are shorter than `cell` seconds and begin in the same cell are
-        one."""
-        known = self.between(start, end)
-        starts, ends, kinds = self._in(known)
-        if not len(starts):
-            return
-        cells = numpy.where(ends - starts < cell, (starts - start) // cell, numpy.nan)  # a long one is equal to none
-        first = numpy.flatnonzero(numpy.append(True, cells[1:] != cells[:-1]))
-        last = numpy.append(first[1:], len(starts)) - 1
-        group = numpy.repeat(numpy.arange(len(first)), last - first + 1) * len(self.names) + kinds
-        most = numpy.bincount(group, ends - starts, len(first) * len(self.names)).reshape(-1, len(self.names)).argmax(1)
-        for i, j, kind in zip(first.tolist(), last.tolist(), most.tolist(), strict=True):
-            step = self.steps[known.start + i]
-            yield Block(self.name, float(starts[i]), float(ends[j]), self.names[kind], step, j - i + 1)
-
-
 class Timeline:
-    """The spans and events of a run folder. Reads them on `refresh`, each line once; nothing before."""
+    """The spans of a run folder, or of those `lanes` of it that match, and its events. Reads them on `refresh`, each
+    line once; nothing before."""
 
-    def __init__(self, run: Path) -> None:
-        self.run = run
-        self._lanes: dict[str, _Lane] = {}
+    def __init__(self, run: Path, lanes: str = "*") -> None:
+        self.run, self._files = run, f"{lanes}.jsonl"
+        self._lanes: dict[str, Lane] = {}
         self._events = GrowingFile(run / EVENTS)
         self._restarts = 0
         self._happened: list[Mark] = []
@@ -183,10 +50,10 @@ class Timeline:
 
     def refresh(self) -> bool:
         """Reads what has been written since; whether there was anything."""
-        for path in (self.run / SPANS).glob("*.jsonl"):
+        for path in (self.run / SPANS).glob(self._files):
             if self._old:
                 self._lanes, self._old = {}, False
-            self._lanes.setdefault(path.stem, _Lane(path.stem, path))
+            self._lanes.setdefault(path.stem, Lane(path.stem, path))
         if not self._lanes:
             self._lay_out_logged()
         changed = [lane.refresh() for lane in self._lanes.values() if lane.file is not None]
@@ -204,14 +71,14 @@ class Timeline:
             self._damaged += damaged
             for row in rows:
                 time, step, kind, text = (row.get(key) for key in ("time", "step", "kind", "text"))
-                if _is_time(time) and _is_step(step) and isinstance(kind, str) and isinstance(text, str):
+                if is_time(time) and is_step(step) and isinstance(kind, str) and isinstance(text, str):
                     self._happened.append(Mark(time, step, kind, text))
                 else:
                     self._damaged += 1
 
     def _lay_out_logged(self) -> None:
         """Of a run without spans: the times of its log, end to end from its start."""
-        log, lane = MetricLog(self.run), _Lane("rank-0")
+        log, lane = MetricLog(self.run), Lane("rank-0")
         log.refresh()
         now, before = RunFolder(self.run, self.run.name).started or 0.0, 0
         logged = {
@@ -300,9 +167,9 @@ class Timeline:
             if mark.kind in _BEGIN:
                 began = mark.time
             elif began is not None and mark.kind in (*_END, "killed"):
-                total, began = total + mark.time - began, None
+                total, began = total + max(0.0, mark.time - began), None
         if began is not None and self.extent is not None:
-            total += self.extent[1] - began
+            total += max(0.0, self.extent[1] - began)
         return total or None
 
     def _killed(self, before: float, last: Mark) -> Mark:
@@ -318,11 +185,3 @@ class Timeline:
 def _place(lane: str) -> tuple[int, list[int | str]]:
     kind = next((number for number, start in enumerate(_ORDER) if lane.startswith(start)), len(_ORDER))
     return kind, [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", lane)]
-
-
-def _is_time(value: Any) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
-
-
-def _is_step(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and abs(value) < LARGEST_STEP

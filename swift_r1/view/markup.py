@@ -6,12 +6,8 @@ import difflib
 import html
 import re
 
-# C0 without tab and line feed; DEL; C1; soft hyphen; zero-width space and bidi controls; line and paragraph separator;
-# invisible operators; BOM; half surrogates (which UTF-8 cannot hold); noncharacters and tags.
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
-    "\ud800-\udfff\ufffe\uffff\U000e0000-\U000e007f]"
-)
+from swift_r1.report.blocks import UNSEEN, visible
+
 _WORDS = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
 _LONG_DIFF = 6_000  # words of both texts, from which on whole lines are compared
 _SPACES = str.maketrans({" ": "·", "\t": "⇥", "\n": "⏎\n"})
@@ -23,12 +19,7 @@ def markup(text: str) -> str:
     if len(text) > _KEPT:
         return f"{markup(text[:_KEPT])}<b class=unseen>… {len(text) - _KEPT:,} more characters</b>"
     escaped = html.escape(text.replace("\r\n", "\n"))
-    return _UNSEEN.sub(lambda found: f"<b class=unseen>{visible(found[0])}</b>", escaped)
-
-
-def visible(text: str) -> str:
-    """The text with a sign for each character that cannot be seen: `␀`, `␛`, `U+202E`; not escaped."""
-    return _UNSEEN.sub(_sign, text)
+    return UNSEEN.sub(lambda found: f"<b class=unseen>{visible(found[0])}</b>", escaped)
 
 
 def token_markup(text: str) -> str:
@@ -50,10 +41,3 @@ def word_diff(before: str, after: str) -> str:
         else:
             parts.append((f"<del>{gone}</del>" if gone else "") + (f"<ins>{new}</ins>" if new else ""))
     return "".join(parts)
-
-
-def _sign(found: re.Match[str]) -> str:
-    code = ord(found[0])
-    if code < 0x20:
-        return chr(0x2400 + code)
-    return "␡" if code == 0x7F else f"U+{code:04X}"

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.report.blocks import visible
 from swift_r1.report.parts import facts
 from swift_r1.runs.completions import CompletionTable
 from swift_r1.runs.folder import RunFolder
@@ -22,7 +23,6 @@ from swift_r1.runs.metrics import MetricLog, Series
 from swift_r1.runs.query import FAILURE, CompletionQuery
 from swift_r1.runs.standing import standing
 from swift_r1.runs.timeline import Timeline
-from swift_r1.view.markup import visible
 
 _BARS = "▁▂▃▄▅▆▇█"
 _CURVE = 32  # characters

@@ -79,6 +79,11 @@ def test_what_a_model_wrote_is_text_in_markdown(text: str) -> None:
     assert not re.search(r"https?://|www\.\w", source, re.IGNORECASE)  # which GitHub makes a link of
 
 
+def test_the_folder_of_the_pictures_may_have_any_name() -> None:
+    for name, address in (("a b(1)_files", "a%20b%281%29_files"), ("\udcff_files", "%FF_files")):
+        assert f"]({address}/01.svg)" in markdown(report("plain"), name)[0]
+
+
 def test_nothing_is_fetched() -> None:
     page = html(report("plain"))
     assert "<script" not in page and "@import" not in page

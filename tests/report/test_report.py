@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from swift_r1.cli.main import main
+from swift_r1.evaluation.store import write_whole
 from swift_r1.report import parts
 from swift_r1.report.blocks import Figures, Table
 from swift_r1.report.build import build
 from swift_r1.report.evaluations import difference, mean_shares, right_shares
 from swift_r1.runs.folder import find_runs
 from swift_r1.runs.metrics import MetricLog
-from tests.runs.made import make_run
+from tests.runs.made import make_run, write_rows
 from tests.runs.timed import write_events, write_spans
 
 ROOT = Path(__file__).parents[2]
@@ -95,16 +96,19 @@ def test_a_report_of_any_run(tmp_path: Path, how: str) -> None:
 
 def test_damaged_files_cost_a_line_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run(tmp_path / "v0-run")
+    write_rows(run / "logging.jsonl", [{"step": 4, "eval/rewards alone/reward": 0.5}, {"step": 5}])
     for name in ("logging.jsonl", "completions.jsonl"):
         data = (run / name).read_bytes().splitlines(keepends=True)
         (run / name).write_bytes(b"".join([data[0], b"\xff{not json\n", *data[1:-1], data[-1][:-5]]))
     (run / "args.json").write_text('{"args": {"model":')
     (run / "summary.json").write_text("[]")
+    write_rows(run / "events.jsonl", [{"time": 1.0, "step": 1, "kind": ["resumed"], "text": "so"}])
     assert main(["report", str(run), "-o", str(tmp_path / "out.html")]) == 0
     said = capsys.readouterr().err
     for name in ("args.json", "summary.json", "logging.jsonl", "completions.jsonl"):
         assert f"v0-run: {name}" in said
-    assert "Traceback" not in said and "Worst completions" in (tmp_path / "out.html").read_text()
+    assert "Traceback" not in said and "Worst completions" in (page := (tmp_path / "out.html").read_text())
+    assert "Accuracy on countdown" in page and "Accuracy on rewards alone" not in page
 
 
 def test_the_cost_is_that_of_processes_lost_steps_included(tmp_path: Path) -> None:
@@ -176,7 +180,7 @@ def test_a_file_that_is_no_report_stays(
 ) -> None:
     run = make_run(tmp_path / "my  rün" / "v0")
     mine = tmp_path / "train.py"
-    mine.write_text("print()\n")
+    mine.write_text("# see swift report\n")
     monkeypatch.chdir(tmp_path)
     wrong = [
         ([str(run), "-o", "train.py", "--format", "html"], "train.py is there, and is no report"),
@@ -189,7 +193,7 @@ def test_a_file_that_is_no_report_stays(
     for words, message in wrong:
         assert main(["report", *words]) == 2
         assert message in capsys.readouterr().err
-    assert mine.read_text() == "print()\n" and sorted(os.listdir(tmp_path)) == ["my  rün", "train.py"]
+    assert mine.read_text() == "# see swift report\n" and sorted(os.listdir(tmp_path)) == ["my  rün", "train.py"]
     for _ in range(2):  # a report is made again over the one before
         assert main(["report", str(run), "-o", "."]) == 0
     assert (tmp_path / "report-v0.html").is_file()
@@ -197,6 +201,25 @@ def test_a_file_that_is_no_report_stays(
     assert main(["report", "."]) == 2
     assert "name a file with -o" in capsys.readouterr().err
     assert main(["report"]) == 2
+
+
+def test_a_gain_is_of_the_evaluations_that_it_stands_beside(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "v0-run", steps=4)
+    before = {
+        "step": 0,
+        **{f"eval/countdown/{name}": 0.25 for name in ("accuracy", "avg@2", "avg@2/low", "avg@2/high")},
+    }
+    log, completions = run / "logging.jsonl", run / "eval_completions.jsonl"
+    log.write_text(json.dumps(before) + "\n" + log.read_text())
+    lines = completions.read_text().splitlines(keepends=True)
+    for kept, gains in ((lines, True), ([line for line in lines if json.loads(line)["step"]], False)):
+        completions.write_text("".join(kept))
+        [section] = [one for one in build(find_runs([run])).sections if one.title == "Evaluation"]
+        table = section.blocks[-1]
+        assert isinstance(table, Table)
+        [row] = table.rows
+        assert row[:5] == ["countdown", "v0-run", "25.0 (step 0)", "50.0 (step 4)", "20.0 to 80.0"]
+        assert all(row[5:]) is gains and any(row[5:]) is gains
 
 
 def test_what_is_right_and_what_a_difference_is_worth() -> None:
@@ -213,3 +236,9 @@ def test_what_is_right_and_what_a_difference_is_worth() -> None:
     assert gained is not None and gained.value == 0.5 and 0 < gained.low < gained.high < 1 and gained.p_value < 0.01
     assert mean_shares([none, found["sums"]])["sums/eval:0"] == 0.5
     assert difference(none, {"other": 1.0}) is None
+
+
+def test_a_file_that_cannot_be_written_whole_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(tmp_path / "report.html", "half a pair: \ud800")
+    assert list(tmp_path.iterdir()) == []

@@ -12,7 +12,7 @@ import pytest
 from swift_r1.runs.completions import CompletionTable
 from swift_r1.runs.failures import FAILURES
 from swift_r1.runs.query import FAILURE, LENGTH, CompletionQuery
-from tests.runs.made import completions, make_run, write_rows
+from tests.runs.made import KINDS, completions, make_run, write_rows
 
 pytest.importorskip("duckdb")
 
@@ -90,7 +90,7 @@ def test_sorting_puts_null_last(run, table, column, descending):
 def test_classes_and_shares(run, table):
     made = Counter()
     for place, row in enumerate(rows_of(run / "completions.jsonl")):
-        made[row["step"], "right" if row["group"] == 0 else FAILURES_MADE[place % 6]] += 1
+        made[row["step"], "right" if row["group"] == 0 else KINDS[place % 6]] += 1
     found = {(row["step"], name): row[name] for row in table.failure_classes() for name in FAILURES if row[name]}
     assert found == made
     rights: dict[tuple[int, int], list[bool]] = {}
@@ -106,9 +106,6 @@ def test_classes_and_shares(run, table):
         assert row["right"] + row["wrong"] + row["mixed"] == 1
     query = CompletionQuery(where=[(FAILURE, "=", "truncated")])
     assert {row["finish_reason"] for row in table.page(query)} == {"length"}
-
-
-FAILURES_MADE = ("right", "wrong value", "wrong format", "no answer", "truncated", "invalid reward")
 
 
 def test_new_lines_come_without_reading_anew(run, table):

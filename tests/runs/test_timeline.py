@@ -104,6 +104,12 @@ def test_kills_are_found_in_what_is_missing(tmp_path):
         assert [mark.kind for mark in timeline_of(run).marks].count("killed") == 1
         assert timeline_of(run).alive_s == 12 + 6 + 1 + 5
     assert timeline_of(run).alive_s == 12 + 6 + 1 + 5
+    write_spans(run, "server-0", 20)  # until 80
+    own = Timeline(run, "rank-0")
+    own.refresh()
+    assert (own.lanes, own.alive_s) == (["rank-0"], 12 + 6 + 1 + 5)
+    write_events(run, (0, 0, "started"), (9, 2, "ended"), (-3600, 2, "resumed"), (-3700, 2, "ended"))
+    assert timeline_of(run).alive_s == 9  # a clock that was set back takes nothing away
 
 
 def test_an_old_run_has_the_times_of_its_log(tmp_path):

@@ -9,7 +9,8 @@ from typing import Any
 from nicegui import ui
 from nicegui.events import GenericEventArguments
 
-from swift_r1.runs.timeline import Block, Timeline
+from swift_r1.runs.lanes import Block
+from swift_r1.runs.timeline import Timeline
 from swift_r1.view import charts
 from swift_r1.view.marks import ticks
 from swift_r1.view.markup import markup
