@@ -99,6 +99,11 @@ class MetricLog:
                 self.series.setdefault(name, Series()).add(int(step), known)
 
     @property
+    def state(self) -> tuple[int, int]:
+        """Another one when there is something new; who shares the log knows by it what others have read."""
+        return self.lines, self._restarts
+
+    @property
     def problems(self) -> list[str]:
         """What could not be read, a line each."""
         return line_problems(self._file, self._damaged)

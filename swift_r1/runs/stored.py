@@ -164,6 +164,11 @@ class StoredLines:
         return int(self._rows("SELECT count(*) FROM completions WHERE id >= ?", [first])[0][0])
 
     @property
+    def state(self) -> tuple[int, int]:
+        """Another one when there is something new; who shares the table knows by it what others have read."""
+        return self._lines, self._file.restarts
+
+    @property
     def problems(self) -> list[str]:
         """What is wrong with the file, a line each."""
         with self._lock:

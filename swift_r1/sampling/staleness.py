@@ -58,15 +58,19 @@ def staleness_metrics(completions: Sequence[Completion], trained: int, served: S
 
 
 def versions_of_tokens(completion: Completion) -> list[int]:
-    """Of the weights, one per token; the oldest for all where the engine does not tell which wrote which."""
-    spans = completion.weight_versions or ((0, completion.weight_version),)
-    return spread(spans, len(completion.token_ids))
+    """Of the weights, one per token."""
+    return spread(stretches(completion), len(completion.token_ids))
 
 
-def spread(spans: Sequence[tuple[int, int]], length: int) -> list[int]:
-    """The version of each of `length` tokens, from `(first token, version)` of each stretch."""
+def stretches(completion: Completion) -> tuple[tuple[int, int], ...]:
+    """`(first token, version)` of what the same weights wrote; of the oldest for all where the engine does not tell."""
+    return completion.weight_versions or ((0, completion.weight_version),)
+
+
+def spread(stretches: Sequence[tuple[int, int]], length: int) -> list[int]:
+    """The version of each of `length` tokens."""
     versions: list[int] = []
-    for start, version in reversed(spans):
+    for start, version in reversed(stretches):
         versions = [version] * (length - len(versions) - start) + versions
     return versions
 

@@ -11,36 +11,27 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 
 import torch
 
 from swift_r1.arguments import Plan, RlhfArguments, make_plan
 from swift_r1.arguments.training import seconds_of
-from swift_r1.data.loading import load_rows, stream_of
-from swift_r1.data.prompts import Prompt, PromptEncoder, Wording, tokenizer_of_run
-from swift_r1.data.registry import register_dataset_info
-from swift_r1.data.sampler import PromptSampler
+from swift_r1.data.prompts import Wording, tokenizer_of_run
 from swift_r1.data.vocabulary import vocabulary_of
 from swift_r1.errors import SwiftError, UsageError, describe, one_line
 from swift_r1.models.loading import load_tokenizer
-from swift_r1.plugins import load_plugins
-from swift_r1.rewards.batch import RewardCaller
-from swift_r1.rewards.monitor import InvalidRewardMonitor
-from swift_r1.rewards.pool import rewards_for
 from swift_r1.runtime.libraries import quiet_libraries
 from swift_r1.runtime.processes import run_folder_held
 from swift_r1.runtime.ranks import Ranks, join_ranks, lost_peer
 from swift_r1.runtime.stopping import NOT_BETTER, OUT_OF_TIME, StopRequest, Watchdog
 from swift_r1.sampling.prefetch import PrefetchedRounds, prefetches
-from swift_r1.sampling.prompts import Prompts, PromptStream, StreamedPrompts
 from swift_r1.sampling.remote import ServerRollouts
 from swift_r1.sampling.rounds import RoundSampler
 from swift_r1.sampling.scoring import OpenRewards
 from swift_r1.tracking.console import RunConsole
 from swift_r1.tracking.events import Events, Kind
-from swift_r1.tracking.metrics import JsonLines
 from swift_r1.tracking.recorder import Recorder, RunRecorder
 from swift_r1.tracking.reporters import open_reporters
 from swift_r1.tracking.spans import Spans, Stopwatch
@@ -51,7 +42,8 @@ from swift_r1.training.checkpoint.folder import link_checkpoints, set_aside_late
 from swift_r1.training.checkpoint.resume import Checkpoints
 from swift_r1.training.checkpoint.saving import Saver
 from swift_r1.training.checkpoint.state import Fingerprint, RunState, truncate_logs
-from swift_r1.training.evaluate import Evaluator, eval_rewards, eval_sets, load_eval_prompts
+from swift_r1.training.evaluate import Evaluator, eval_sets
+from swift_r1.training.inputs import Inputs, open_inputs
 from swift_r1.training.loop import Trainer
 from swift_r1.training.model_checks import choose_batching
 from swift_r1.training.setup import Context, Start
@@ -107,9 +99,9 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         cleanup.push(lambda _type, error, _trace: _tell_failure(error, ranks, spans, tell))
         tokenizer = load_tokenizer(args.model)
         context = Context(args, start, saved, ranks, tokenizer, watchdog, cleanup, spans, stopwatch, tell)
-        data, counts = _Data(), None
+        data, counts = Inputs(), None
         if ranks.is_rank0:
-            data = _open_data(context)
+            data = open_inputs(context)
             counts = [torch.tensor([data.num_rows, *map(len, data.eval_prompts)])]
         num_rows, *eval_sizes = ranks.broadcast(counts)[0].tolist()
         plan = make_plan(args, ranks.world_size, None if args.streaming else num_rows)
@@ -141,52 +133,7 @@ def _tell_failure(error: BaseException | None, ranks: Ranks, spans: Spans, tell:
         tell("failed", text if ranks.is_rank0 else f"rank {ranks.rank}: {text}", step=spans.step)
 
 
-@dataclass(frozen=True)
-class _Data:
-    """Data and rewards, which only rank 0 has."""
-
-    num_rows: int = 0  # of training
-    prompts: Prompts | None = None
-    # held out of the run's data, then those of each of `--eval_datasets`
-    eval_prompts: list[list[Prompt]] = field(default_factory=list)
-    rewards: RewardCaller | None = None  # the functions of the run and those that only the evaluation needs
-    monitor: InvalidRewardMonitor | None = None
-
-
-def _open_data(context: Context) -> _Data:
-    """Data and rewards, after the prompts that the run has taken."""
-    args, start, saved, cleanup = context.args, context.start, context.saved, context.cleanup
-    load_plugins(args.external_plugins)
-    register_dataset_info(args.custom_dataset_info)
-    data = load_rows(args.data_flags, start.prepared)
-    encoder = PromptEncoder(context.tokenizer, Wording.of(args), args.max_length, args.truncation_strategy)
-    rows = data.train if args.streaming else encoder.fitting(data.train)
-    held_out = [prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))]
-    eval_prompts = [held_out, *load_eval_prompts(args, context.tokenizer, data.train)]
-    size = make_plan(args, context.ranks.world_size, len(rows)).prompts_per_round
-    number, digest = 0, ""
-    workers, ahead = args.dataloader_num_workers, args.dataloader_prefetch_factor
-    if saved is not None and saved.fingerprint.dataset == start.dataset:  # other data begins at its beginning
-        number, digest = saved.prompts_taken, saved.prompts_digest
-    if args.streaming:
-        stream = stream_of(args.data_flags, size, encoder.fits)
-        prompts: Prompts = StreamedPrompts(stream, encoder, number, digest, size, workers, ahead)
-    else:
-        sampler = PromptSampler(
-            len(rows), size, args.dataset_shuffle, int(args.data_seed or 0), args.dataloader_drop_last
-        )
-        sampler.load_state_dict(sampler.state_dict() | {"drawn": number})
-        prompts = PromptStream(rows, encoder, sampler, workers, ahead)
-    cleanup.callback(prompts.close)
-    names, load = [*args.reward_funcs, *eval_rewards(args)], partial(load_plugins, args.external_plugins)
-    pool = cleanup.enter_context(rewards_for(args, names, load, context.spans))
-    pool.wait_ready()
-    invalid = cleanup.enter_context(JsonLines(start.run_dir / "invalid_rewards.jsonl"))
-    monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio, invalid.write)
-    return _Data(len(rows), prompts, eval_prompts, pool, monitor)
-
-
-def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int], stop: StopRequest) -> Trainer:
+def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int], stop: StopRequest) -> Trainer:
     """Models, engine, evaluation, log and the loop over them."""
     args, start, ranks, watchdog = context.args, context.start, context.ranks, context.watchdog
     writers = setup.open_writers(context) if ranks.is_rank0 else []
@@ -211,9 +158,9 @@ def _build(context: Context, plan: Plan, data: _Data, eval_sizes: Sequence[int],
         reporters = open_reporters(args.tracker_flags, start.run_dir, args.to_dict())
         vocabulary = partial(vocabulary_of, context.tokenizer)
         token_writer = TokenWriter(start.run_dir / TOKENS, args.log_tokens_limit * GIB, vocabulary)
-        shown = (args.logging_steps, args.log_completions, args.logging_first_step, token_writer)
+        shown = (args.logging_steps, args.log_completions, args.logging_first_step)
         recorder = context.cleanup.enter_context(
-            RunRecorder(start.run_dir, RunConsole(plan.total_steps), reporters, *shown, context.tell)
+            RunRecorder(start.run_dir, RunConsole(plan.total_steps), reporters, *shown, token_writer, context.tell)
         )
 
     def on_done(count: int) -> None:

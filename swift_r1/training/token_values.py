@@ -14,7 +14,7 @@ from swift_r1.algorithms import LossOutput
 from swift_r1.models.policy import MicroBatch
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.scoring import ScoredCompletion, ScoredRound
-from swift_r1.sampling.staleness import spread, versions_of_tokens
+from swift_r1.sampling.staleness import spread, stretches, versions_of_tokens
 from swift_r1.tracking.token_record import TokenRows
 from swift_r1.training.batching import RoundBatch
 
@@ -49,14 +49,14 @@ def _place(prompt_id: str) -> float:
 
 
 def _who(item: ScoredCompletion, step: int) -> dict[str, Any]:
-    conversation, completion = item.conversation, item.conversation.completion
+    conversation = item.conversation
     return {
         "round_step": step,
         "prompt_id": conversation.prompt.prompt_id,
         "request_id": conversation.request_id,
         "number": item.number,
         "group": item.group,
-        "weight_versions": completion.weight_versions or ((0, completion.weight_version),),
+        "weight_versions": stretches(conversation.completion),
     }
 
 

@@ -7,20 +7,22 @@ import json
 import os
 import ssl
 import sys
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import httpx
 import psutil
 
 from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.rlhf import RlhfArguments
+from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import RunFailed, ServerUnreachable, UsageError, one_line
 from swift_r1.evaluation import adapters_base
 
+T = TypeVar("T")
 DEADLINE_S = 120.0  # of an answer
 LOAD_S = 600.0  # of a checkpoint's first answer
 IDLE_S = 600.0  # after which a checkpoint's process ends
@@ -88,25 +90,28 @@ class ServerSource:
             body |= {"messages": [{"role": "user", "content": question.prompt}], "logprobs": True}
         else:
             body |= {"prompt": question.prompt, "logprobs": 0}
-        choices = await self._choices("/v1/chat/completions" if question.chat else "/v1/completions", body)
-        return [self._answer(choice) for choice in choices]
+        path = "/v1/chat/completions" if question.chat else "/v1/completions"
+        return await self._choices(path, body, lambda choices: [self._answer(choice) for choice in choices])
 
     async def alternatives(self, token_ids: Sequence[int], temperature: float) -> list[tuple[str, float]]:
         body = {"prompt": list(token_ids), "max_tokens": 1, "logprobs": ALTERNATIVES, "temperature": temperature}
-        [choice] = await self._choices("/v1/completions", body)
-        top = choice["logprobs"]["top_logprobs"][0]
+        top = await self._choices(
+            "/v1/completions", body, lambda choices: dict(choices[0]["logprobs"]["top_logprobs"][0])
+        )
         return sorted(top.items(), key=lambda one: -one[1])
 
-    async def _choices(self, path: str, body: Mapping[str, Any]) -> list[dict[str, Any]]:
+    async def _choices(self, path: str, body: Mapping[str, Any], read: Callable[[list[Any]], T]) -> T:
+        """What `read` makes of the answer's choices."""
         try:
             async with asyncio.timeout(DEADLINE_S), httpx.AsyncClient(**self._options) as http:
                 models = self._content(await http.get("/v1/models"))["data"]
                 answer = self._content(await http.post(path, json={"model": models[0]["id"]} | dict(body)))
+            self.name = f"the server at {self.url}, weight version {answer.get('weight_version', '?')}"
+            return read(answer["choices"])
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
+            raise RunFailed(f"{self.url} does not answer as a `swift rollout` server does: {error!r}") from error
         except (httpx.HTTPError, TimeoutError) as error:
             raise ServerUnreachable(f"{self.url} gave no answer within {DEADLINE_S:g} s: {one_line(error)}") from error
-        self.name = f"the server at {self.url}, weight version {answer.get('weight_version', '?')}"
-        choices: list[dict[str, Any]] = answer["choices"]
-        return choices
 
     def _content(self, response: httpx.Response) -> dict[str, Any]:
         try:
@@ -180,11 +185,12 @@ class CheckpointSource:
     async def _started(self) -> asyncio.subprocess.Process:
         if self._process is not None and self._process.returncode is None:
             return self._process
-        if CheckpointSource._loaded is not None:
-            CheckpointSource._loaded.close()
-        CheckpointSource._loaded = self
+        before, CheckpointSource._loaded = CheckpointSource._loaded, self
+        if before is not None and (left := before._process) is not None:
+            before.close()
+            await left.wait()  # its memory is free then
         check_memory(self.folder)
-        self._process = process = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", _WORKER, str(self.folder.absolute()), self._device, str(IDLE_S)),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
@@ -193,6 +199,9 @@ class CheckpointSource:
             start_new_session=True,  # Ctrl-C is for this process, which then ends that one
         )
         assert process.stdout is not None
+        self._process = process
+        if CheckpointSource._loaded is not self:  # meanwhile another page asked another one
+            self.close()
         try:
             async with asyncio.timeout(LOAD_S):
                 self._content(await process.stdout.readline())
@@ -215,7 +224,7 @@ class CheckpointSource:
 
 def newest_checkpoint(run: Path, step: int | None = None) -> Path | None:
     """The run's last checkpoint, or the one nearest to `step`; a checkpoint that exists is whole."""
-    found = [path for path in run.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
+    found = [path for path in run.glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdecimal()]
     if not found:
         return None
     steps = {int(path.name.removeprefix("checkpoint-")): path for path in found}
@@ -224,7 +233,10 @@ def newest_checkpoint(run: Path, step: int | None = None) -> Path | None:
 
 def weight_bytes(folder: Path) -> int:
     """The size of a model's weights on disk, and of those under its adapters where they lie in a folder."""
-    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    size = 0
+    for path in folder.glob("*.safetensors"):
+        with suppress(FileNotFoundError):  # a run that goes on removes its oldest checkpoints
+            size += path.stat().st_size
     if (base := adapters_base(str(folder))) is not None and Path(base).is_dir():
         size += weight_bytes(Path(base))
     return size
@@ -247,5 +259,4 @@ def server_urls(args: Mapping[str, Any]) -> tuple[str, ...]:
 
 def own_key(url: str) -> str | None:
     """The key of the environment, for a server on this machine: a copied run may name any other address."""
-    host = httpx.URL(url).host
-    return os.environ.get(API_KEY_VARIABLE) if host in ("localhost", "127.0.0.1", "::1") else None
+    return os.environ.get(API_KEY_VARIABLE) if httpx.URL(url).host in LOOPBACK else None

@@ -78,6 +78,12 @@ def rich(html: str) -> ui.html:
     return ui.html(html, sanitize=False).classes("rich")
 
 
+def flag_of(page: Page, name: str, default: float) -> float:
+    """A flag of the page's run that is a number above 0; else the default."""
+    value = page.run.args.get(name)
+    return value if isinstance(value, int | float) and 0 < value < math.inf else default
+
+
 def of_round(record: TokenRecord, round_step: int) -> list[RecordedCompletion]:
     """The recorded completions of a round, each once, without their tokens."""
     found: dict[tuple[str | None, int | None], RecordedCompletion] = {}
@@ -89,9 +95,8 @@ def of_round(record: TokenRecord, round_step: int) -> list[RecordedCompletion]:
     return sorted(found.values(), key=lambda row: (row.group or 0, row.number or 0))
 
 
-def recorded(page: Page, step: int, of: str | None) -> set[tuple[str | None, int | None]]:
+def recorded(record: TokenRecord, step: int, of: str | None) -> set[tuple[str | None, int | None]]:
     """Request and number of the completions of a step (`of` as in `table_of`) whose tokens are recorded."""
-    record = opened(TokenRecord, page.run.path)
     rows = of_round(record, step) if of is None else record.probes_at(step)
     return {(row.request_id, row.number) for row in rows}
 

@@ -13,7 +13,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocketClose
 
-_LOOPBACK_NAMES = ("127.0.0.1", "localhost", "::1")
+from swift_r1.arguments.server import LOOPBACK
+
 _PORT = re.compile(r":\d*$")
 _REFUSED = 1008  # the code of a WebSocket that is closed for a policy
 _HEADERS = {
@@ -52,7 +53,7 @@ class Guard:
 
     def _refusal(self, request: HTTPConnection) -> ASGIApp | None:
         host = request.headers.get("host", "")
-        if self._loopback and _PORT.sub("", host).strip("[]") not in _LOOPBACK_NAMES:
+        if self._loopback and _PORT.sub("", host).strip("[]") not in LOOPBACK:
             return PlainTextResponse(f"this page is at 127.0.0.1 and localhost, not at {host!r}\n", 421)
         origin = request.headers.get("origin")
         if origin is not None and origin.partition("://")[2] != host:

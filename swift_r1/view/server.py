@@ -21,6 +21,7 @@ import uvicorn
 
 from swift_r1.arguments.parser import API_KEY_VARIABLE
 from swift_r1.arguments.rollout import url_of
+from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import EXIT_OK, EXIT_PORT_TAKEN, EXIT_TERMINATED, PortTaken
 from swift_r1.inference.server import bind
 from swift_r1.runtime.processes import end_with_parent, leave, say
@@ -133,7 +134,7 @@ def _address(listener: socket.socket) -> str:
 
 
 def _is_loopback(listener: socket.socket) -> bool:
-    return listener.getsockname()[0] in ("127.0.0.1", "::1")
+    return listener.getsockname()[0] in LOOPBACK
 
 
 if __name__ == "__main__":

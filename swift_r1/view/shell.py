@@ -13,9 +13,10 @@ import asyncio
 import inspect
 import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlencode
@@ -60,14 +61,13 @@ def set_runs(folders: Sequence[str]) -> None:
 
 
 def opened(reader: Callable[[Path], T], path: Path) -> T:
-    """`reader(path)`, made once for all pages and kept while it is used; the oldest of many is closed."""
+    """`reader(path)`, made once for all pages. Of many the one that was asked for longest ago is let go: it lives on
+    as long as an open page has it."""
     key = (reader, path)
     if key not in _opened:
         _opened[key] = reader(path)
         if len(_opened) > _MOST_OPENED:
-            _, oldest = _opened.popitem(last=False)
-            if close := getattr(oldest, "close", None):
-                close()
+            _opened.popitem(last=False)
     _opened.move_to_end(key)
     found: T = _opened[key]
     return found
@@ -77,6 +77,24 @@ async def in_order(work: Callable[..., T], *args: Any) -> T:
     """`work(*args)` in the one thread that reads, after what was asked before: readers need no locks, and the page
     answers meanwhile."""
     return await asyncio.get_running_loop().run_in_executor(_thread, work, *args)
+
+
+class Latest:
+    """What one part of a page shows, read in threads; None for what was asked for again meanwhile."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    async def __call__(self, work: Callable[..., T], *args: Any) -> T | None:
+        self._asked += 1
+        mine = self._asked
+        try:
+            found = await asyncio.to_thread(work, *args)
+        except Exception:
+            if mine == self._asked:
+                raise
+            return None
+        return found if mine == self._asked else None
 
 
 @dataclass(eq=False)
@@ -95,7 +113,7 @@ class Page:
     chosen: list[RunFolder]
     query: dict[str, str]
     _callbacks: list[Callable[[], Any]] = field(default_factory=list)
-    _problems: dict[str, None] = field(default_factory=dict)
+    _problems: dict[Hashable, list[str]] = field(default_factory=dict)
     _problem_lines: ui.column | None = None
 
     @property
@@ -132,19 +150,25 @@ class Page:
     def link(self, path: str, **values: object) -> str:
         """The address of another page for the chosen runs; parameters that are None are left out."""
         given = [(name, value) for name, value in values.items() if value is not None]
-        return f"{path}?{urlencode([*(('run', run.name) for run in self.chosen), *given])}"
+        return f"{path}?{urlencode([*(('run', run.name) for run in self.chosen), *given], errors='replace')}"
 
     def follow(self, callback: Callable[[], Awaitable[None] | None]) -> None:
-        """Calls `callback` every `FOLLOW_S` seconds while a chosen run goes on and the page is followed."""
+        """Calls `callback` every `FOLLOW_S` seconds, unless the page is paused."""
         self._callbacks.append(callback)
 
-    def problem(self, line: str) -> None:
-        """Says in one line, once, what could not be read or shown."""
-        if line in self._problems or self._problem_lines is None:
+    def problems(self, reader: Hashable, lines: Sequence[str]) -> None:
+        """Says, a line each, what `reader` could not read or show; no longer what it said before."""
+        if self._problem_lines is None or self._problems.get(reader, []) == list(lines):
             return
-        self._problems[line] = None
+        self._problems[reader] = list(lines)
+        self._problem_lines.clear()
         with self._problem_lines:
-            ui.label(line).classes("view-problem")
+            for line in dict.fromkeys(chain.from_iterable(self._problems.values())):
+                ui.label(line).classes("view-problem")
+
+    def _problems_of_runs(self) -> None:
+        for run in self.chosen:
+            self.problems(run, [f"{run.name}: {line}" for line in run.problems])
 
     async def _tick(self) -> None:
         if not self.flag("follow", True):
@@ -153,9 +177,7 @@ class Page:
             result = callback()
             if inspect.isawaitable(result):
                 await result
-        for run in self.chosen:
-            for line in run.problems:
-                self.problem(f"{run.name}: {line}")
+        self._problems_of_runs()
 
 
 def view_page(
@@ -172,7 +194,7 @@ def view_page(
         @ui.page(path, title=f"{title} · swift view", response_timeout=30.0)
         async def shown(request: Request) -> None:
             try:
-                page = _page(path, request)
+                page = await asyncio.to_thread(_page, path, request)
             except UsageError as error:
                 _empty(error)
                 return
@@ -184,9 +206,8 @@ def view_page(
                         await result
                 except UsageError as error:
                     ui.label(str(error)).classes("view-problem")
-            for run in page.chosen:
-                for line in run.problems:
-                    page.problem(f"{run.name}: {line}")
+            page.problems("folders", [f"{folder}: there is no such folder any more" for folder in _gone()])
+            page._problems_of_runs()
             ui.timer(FOLLOW_S, page._tick)
 
         return build
@@ -208,9 +229,15 @@ def add_static(app: FastAPI) -> None:
     )
 
 
+def _gone() -> list[str]:
+    """The folders to look for runs in that were removed since the start."""
+    return [folder for folder in _folders if not Path(folder).expanduser().exists()]
+
+
 def _page(path: str, request: Request) -> Page:
     """What an address shows. Raises UsageError: there is no run, or none of a name in it."""
-    runs = find_runs(_folders)[::-1]
+    gone = _gone()
+    runs = find_runs([folder for folder in _folders if folder not in gone] or _folders)[::-1]
     by_name = {run.name: run for run in runs}
     names = request.query_params.getlist("run")
     if unknown := [name for name in names if name not in by_name]:
@@ -262,7 +289,6 @@ def _run_choice(page: Page) -> None:
 
     def show() -> None:
         if choice.value and choice.value != names:
-            asked = [*(("run", name) for name in choice.value), *page.query.items()]
-            ui.navigate.to(f"{page.path}?{urlencode(asked)}")
+            ui.run_javascript(f"view.choose({json.dumps(choice.value)})")
 
     choice.on("popup-hide", show)

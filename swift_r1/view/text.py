@@ -131,9 +131,9 @@ def _groups(console: Console, table: CompletionTable, query: CompletionQuery, fe
     if not groups:
         console.print("\nno completions yet")
     for step, group in groups[: _GROUPS if few else len(groups)]:
-        rows = table.group(step, group, _LONGEST)
-        console.print()
-        _print_group(console, rows[: _COMPLETIONS if few else len(rows)], len(rows))
+        if rows := table.group(step, group, _LONGEST):  # a resume may have cut the file
+            console.print()
+            _print_group(console, rows[: _COMPLETIONS if few else len(rows)], len(rows))
     if few and len(groups) > _GROUPS:
         console.print(f"\n{len(groups) - _GROUPS} more groups: --step {groups[0][0]}")
 

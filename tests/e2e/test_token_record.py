@@ -171,7 +171,9 @@ def test_a_sample_has_the_same_prompts_again_and_changes_nothing(rlhf, tiny_mode
     evaluated = {(row["step"], row["prompt_id"], row["number"]): row for row in run.lines("eval_completions.jsonl")}
     ids = [[(row["prompt_id"], row["number"]) for row in rows] for rows in probes.values()]
     assert ids[0] == ids[1] and len(ids[0]) == 6
-    tokenizer = __import__("transformers").AutoTokenizer.from_pretrained(tiny_model)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     for step, rows in probes.items():
         for row in rows:
             line = evaluated[step, row["prompt_id"], row["number"]]

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from swift_r1.errors import RunFailed
 from swift_r1.view import asking
-from swift_r1.view.asking import CheckpointSource, Question
+from swift_r1.view.asking import CheckpointSource, Question, ServerSource
 
 
 def test_a_checkpoint_answers_until_it_is_idle(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,3 +60,34 @@ def test_a_folder_without_a_model_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(RunFailed, match="cannot load the tokenizer") as failed:
         asyncio.run(ask())
     assert "\n" not in str(failed.value)
+
+
+@pytest.mark.parametrize(
+    "answer", [[], {}, {"data": []}, {"data": [{"id": "m"}]}, {"data": [{"id": "m"}], "choices": [{}]}]
+)
+def test_a_server_of_another_kind_is_one_line(answer: object) -> None:
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length", 0)))
+            body = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        source = ServerSource(f"http://127.0.0.1:{server.server_port}", None)
+        try:
+            for work in (source.ask(Question("x")), source.alternatives([1], 1.0)):
+                with pytest.raises(RunFailed, match="does not answer as a `swift rollout` server does"):
+                    asyncio.run(work)
+        finally:
+            server.shutdown()
+            thread.join(20)

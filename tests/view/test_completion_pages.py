@@ -131,12 +131,20 @@ def test_the_table_shows_the_rows_of_the_file(viewer: Any, tab: Tab, run: Path) 
 
 
 def test_new_rows_of_a_run_that_trains_are_shown(viewer: Any, tab: Tab, run: Path) -> None:
-    page, url = tab(), viewer(run).url
-    page.goto(f"{url}/completions?run=made&sort=step&desc=1")
-    page.wait_for_selector(".rows td")
+    tabs, url = [tab(), tab()], viewer(run).url
+    for page in tabs:
+        page.goto(f"{url}/completions?run=made&sort=step&desc=1")
+        page.wait_for_selector(".rows td")
     row = lines(run / "completions.jsonl")[0]
     write_rows(run / "completions.jsonl", [row | {"step": 99, "completion": "a new one"}])
-    page.wait_for_selector("text=a new one")
+    for page in tabs:
+        page.wait_for_selector("text=a new one")
+    begun = run / "eval_completions.jsonl"
+    begun.unlink()
+    page.goto(f"{url}/distributions?run=made&of=eval")
+    page.wait_for_selector("text=no completions yet")
+    write_rows(begun, [row])
+    page.wait_for_selector(".view-chart")
 
 
 def test_a_group_says_why_each_got_what_it_got(viewer: Any, tab: Tab, run: Path) -> None:
@@ -172,7 +180,12 @@ def test_a_group_says_why_each_got_what_it_got(viewer: Any, tab: Tab, run: Path)
 
 
 def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -> None:
-    rows = [row for row in lines(run / "completions.jsonl") if row["prompt_id"] == "countdown:1"]
+    everything = [
+        row | {"finish_reason": HOSTILE, "weight_version": HOSTILE} for row in lines(run / "completions.jsonl")
+    ]
+    (run / "completions.jsonl").unlink()
+    write_rows(run / "completions.jsonl", everything)
+    rows = [row for row in everything if row["prompt_id"] == "countdown:1"]
     steps = sorted({row["step"] for row in rows})
     page, url = tab(), viewer(run).url
     page.goto(f"{url}/prompt?run=made")
@@ -188,6 +201,7 @@ def test_a_prompt_over_time_and_what_changed(viewer: Any, tab: Tab, run: Path) -
     )
     assert texts[:2] == [first["completion"], second["completion"]]
     assert page.locator(".versions .card").nth(1).locator("ins").count() > 0
+    assert page.locator(".versions script, .versions img").count() == 0
 
 
 def test_no_page_is_wider_than_the_screen(viewer: Any, tab: Tab, run: Path) -> None:
@@ -204,13 +218,24 @@ def test_no_page_is_wider_than_the_screen(viewer: Any, tab: Tab, run: Path) -> N
                 assert page.evaluate("document.documentElement.scrollWidth") == width, path
 
 
+def test_a_link_to_a_changed_prompt_stays_raw_text(viewer: Any, tab: Tab, run: Path) -> None:
+    page, url = tab(), viewer(run).url
+    page.goto(f"{url}/try?run=made&prompt=countdown:1")
+    for _ in range(2):
+        assert page.get_by_role("checkbox").get_attribute("aria-checked") == "true"
+        page.locator("textarea").fill("another")
+        page.keyboard.press("Tab")
+        page.wait_for_function("location.search.includes('text=another')")
+        page.reload()
+
+
 def test_the_checkpoint_answers_and_is_stopped(viewer: Any, tab: Tab, run: Path, tiny_model: Path) -> None:
     shutil.copytree(tiny_model, run / "checkpoint-6")
     served = viewer(run)
     page, url = tab(), served.url
     page.goto(f"{url}/try?run=made&source=checkpoint-6&max_tokens=7&n=2&text=what is 3 + 9?")
     page.wait_for_function("document.body.innerText.includes('MiB of memory')")
-    page.get_by_role("button", name="ask").click()
+    page.get_by_role("button", name="ask").dblclick()
     page.wait_for_selector("text=by checkpoint-6", timeout=60_000)
     page.wait_for_selector(".tokens.text i")
     assert page.locator(".tokens.text").count() == 2

@@ -9,11 +9,12 @@ from typing import Any
 
 import httpx
 
-from tests.runs.made import make_run, write_rows
+from tests.runs.made import make_run
 
 PATHS = (
     *("/completions?run={}&sort=reward&desc=1&where=nums contains 3", "/completions?run={}&of=eval", "/group?run={}"),
     *("/group?run={}&step=3&group=1", "/group?run={}&step=nan&group=1e400", "/tokens?run={}", "/tokens?run={}&step=3"),
+    *("/?run={}", "/time?run={}", "/tokens?run={}&probe=²", "/completions?run={}&step=1-1" + 40 * "0"),
     *(
         "/tokens?run={}&probe=4",
         "/prompt?run={}",
@@ -21,7 +22,7 @@ PATHS = (
         "/try?run={}&prompt=countdown:1",
     ),
 )
-VALUES: list[Any] = [None, "x", 3.5, [1], {"a": 1}, True, -1, 1e300, ""]
+VALUES: list[Any] = [None, "x", 3.5, [1], {"a": 1}, True, -1, 1e300, "", "\ud800"]
 
 
 def damage(path: Path, chance: random.Random) -> None:
@@ -48,7 +49,11 @@ def test_every_page_answers(viewer: Any, tmp_path: Path) -> None:
         (run / "completions.jsonl").unlink()
         columns = [name for name in rows[0] if name != "step"]
         changes = [{name: chance.choice(VALUES) for name in columns if chance.random() < 0.25} for _ in rows]
-        write_rows(run / "completions.jsonl", [row | change for row, change in zip(rows, changes, strict=True)])
+        content = json.loads((run / "args.json").read_text())
+        content["args"] |= {"temperature": "hot", "max_completion_length": [1], "model": "\ud800"}
+        (run / "args.json").write_text(json.dumps(content))
+        damaged = [json.dumps(row | change) for row, change in zip(rows, changes, strict=True)]
+        (run / "completions.jsonl").write_text("\n".join([*damaged, ""]))
     url = viewer(tmp_path / "runs").url
     with httpx.Client(base_url=url, timeout=60, trust_env=False) as http:
         for name in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,16 @@ def test_seeds_are_one_line_with_a_band_unless_the_link_says_otherwise(
     assert until(lambda: series(page, "Reward")) == {"seed-2": two, "seed-1": one}
     page.goto(f"{url}/?run=seed-1")
     assert until(lambda: series(page, "Reward")) == {"reward": one}
+    for chosen, title in (("", "Time: seed-2"), ("?run=seed-1", "Time")):  # of several a page of one names its run
+        page.goto(f"{url}/time{chosen}")
+        assert page.inner_text(".view-title") == title
+    page.goto(f"{url}/?run=seed-1&log=1")
+    until(lambda: series(page, "Reward"))
+    page.evaluate("view.address({ from: 2, to: 5 })")  # as a zoom does
+    page.get_by_label("runs").click()
+    page.get_by_role("option", name="seed-2").click()
+    page.keyboard.press("Escape")
+    page.wait_for_url("**/?log=1&from=2&to=5&run=seed-1&run=seed-2")
 
 
 @pytest.mark.parametrize(("width", "theme"), [(1280, "light"), (400, "dark")])
@@ -218,3 +229,27 @@ def test_damage_is_said_in_one_line(viewer: Callable[..., Viewer], tab: Callable
         "logging.jsonl: 1 damaged line is left out",
         "logging.jsonl: the last line is half-written, and left out",
     ]
+    with (made / "logging.jsonl").open("a") as file:
+        file.write('ss": 2}\n')
+    until(lambda: page.locator(".view-problem").all_inner_texts() == ["logging.jsonl: 1 damaged line is left out"])
+
+
+def test_two_tabs_follow_a_run_until_its_folder_is_gone(
+    viewer: Callable[..., Viewer], tab: Callable[..., Any], made: Path
+) -> None:
+    other = make_run(made.parent / "another", steps=3)
+    page, second, url = tab(), tab(), viewer(made, other).url
+    for one in (page, second):
+        one.goto(f"{url}/?run=a run")
+        until(lambda one=one: series(one, "Loss"))
+    for step in (31, 32):
+        with (made / "logging.jsonl").open("a") as file:
+            file.write(json.dumps({"step": step, "loss": 5}) + "\n")
+        for one in (page, second):
+            until(lambda one=one, step=step: series(one, "Loss")["loss"][-1] == [step, 5], 10)
+    shutil.rmtree(made)
+    for one in (page, second):
+        until(lambda one=one: not series(one, "Loss"))
+    page.goto(url)
+    until(lambda: series(page, "Loss"))
+    assert page.locator(".view-problem").all_inner_texts() == [f"{made}: there is no such folder any more"]

@@ -10,7 +10,7 @@ from nicegui import ui
 from swift_r1.errors import SwiftError
 from swift_r1.view.asking import Answer, Question
 from swift_r1.view.coloured import classes, legend_html, numbers_json, scale_of, tokens_html, values_of
-from swift_r1.view.elements import rich, source_choice, table_of
+from swift_r1.view.elements import flag_of, rich, source_choice, table_of
 from swift_r1.view.markup import markup
 from swift_r1.view.shell import Page, view_page
 from swift_r1.view.token_text import TokenText
@@ -31,13 +31,13 @@ class _Form:
         raw = page.flag("raw", bool(known) and not page.text("text"))
         self.source = source_choice(page)
         self.prompt = ui.textarea("prompt", value=text).props("outlined autogrow data-search").classes("wide")
-        self.prompt.on("blur", lambda: page.set(text=self._short(self.prompt.value)))
+        self.prompt.on("blur", self._written)
         with ui.element("div").classes("view-row"):
             self.raw = ui.checkbox("raw text, without the model's chat template", value=raw).props("dense")
             self.raw.on_value_change(lambda event: page.set(raw=event.value))
             self.n = self._number("n", "completions", 1, 1, 16)
-            self.temperature = self._number("temperature", "temperature", page.run.args.get("temperature") or 1.0, 0, 2)
-            longest = page.run.args.get("max_completion_length") or 256
+            self.temperature = self._number("temperature", "temperature", flag_of(page, "temperature", 1.0), 0, 2)
+            longest = flag_of(page, "max_completion_length", 256)
             self.max_tokens = self._number("max_tokens", "most tokens", longest, 1, 32_768)
         with ui.element("div").classes("view-row"):
             self.button = ui.button("ask", on_click=self._ask).props('no-caps data-key="a" title="ask"')
@@ -48,6 +48,8 @@ class _Form:
         ui.context.client.on_delete(self._stop)
 
     async def _ask(self) -> None:
+        if self._work is not None and not self._work.done():
+            return  # the second of two clicks
         source = self.source()
         if source is None or not self.prompt.value:
             self.said.set_text("choose who answers, and write a prompt")
@@ -90,9 +92,9 @@ class _Form:
         field.on_value_change(lambda event: self.page.set(**{name: event.value}))
         return field
 
-    @staticmethod
-    def _short(text: str) -> str | None:
-        return text if text and len(text) <= _IN_ADDRESS else None
+    def _written(self) -> None:
+        text = self.prompt.value or ""
+        self.page.set(text=text if 0 < len(text) <= _IN_ADDRESS else None, raw=self.raw.value)
 
 
 async def _prompt_of(page: Page) -> str:
@@ -100,7 +102,7 @@ async def _prompt_of(page: Page) -> str:
     if prompt_id := page.text("prompt"):
         for of in ("", "eval"):
             table = await table_of(page, of)
-            if rows := table.of_prompt(prompt_id, limit=1):
+            if rows := await asyncio.to_thread(table.of_prompt, prompt_id, 1):
                 return str(rows[0].get("prompt"))
     return ""
 

@@ -14,23 +14,24 @@ from swift_r1.runs.query import FAILURE, LENGTH, CompletionQuery
 from swift_r1.view.completion_html import Row, length_column, reward_columns, rows_table
 from swift_r1.view.conditions import read_conditions
 from swift_r1.view.elements import next_item_keys, of_choice, table_of
-from swift_r1.view.shell import Page, view_page
+from swift_r1.view.shell import Latest, Page, view_page
 
 ROWS = 50
 _READ_S = 0.3  # of a long file at once, before what was read is shown
+_LAST_STEP = 2**63 - 1  # that a column of steps can hold
 _REASONS = ("stop", "length", "abort")
 
 
 @view_page("/completions", "Completions", go="c")
 async def completions(page: Page) -> None:
-    _Completions(page, await table_of(page, seconds=_READ_S))
+    await _Completions(page, await table_of(page, seconds=_READ_S)).show(" so far")
 
 
 class _Completions:
     """The controls, and the table that follows them and the address."""
 
     def __init__(self, page: Page, table: CompletionTable) -> None:
-        self.page, self.table = page, table
+        self.page, self.table, self.latest = page, table, Latest()
         of_choice(page)
         with ui.element("form").classes("view-row").on("submit.prevent", js_handler="() => {}"):
             self._text("q", "search in prompts and completions").props("data-search")
@@ -51,27 +52,26 @@ class _Completions:
                 'flat dense data-key="ArrowRight ]" title="next page"'
             )
         next_item_keys()
-        self.show(" so far")
         ui.timer(0.05, self._rest, once=True)
         page.follow(self._grown)
 
     async def _rest(self) -> None:
         """Reads on after the first view of a long file."""
         while await asyncio.to_thread(self.table.refresh, _READ_S):
-            self.show(" so far")
-        self.show()
+            await self.show(" so far")
+        await self.show()
 
-    def show(self, more: str = "") -> None:
+    async def show(self, more: str = "") -> None:
         """Shows what the address asks for; `more` is said of how many there are."""
-        page, query = self.page, None
+        self.state = self.table.state
         try:
-            query = self._query()
-            count = self.table.count(query)
+            found = await self.latest(self._found)
         except (UsageError, ValueError) as error:
             self.said.set_text(str(error))
             return
-        number = max(0, min(page.whole("page", 0), (count - 1) // ROWS))
-        rows = self.table.page(query, number * ROWS, ROWS)
+        if found is None:
+            return
+        query, number, count, rows = found
         columns = self._columns(query)
         self.rows.set_content(rows_table(rows, columns, query.order_by, query.descending, self._link))
         first = number * ROWS + 1
@@ -80,8 +80,14 @@ class _Completions:
         )
         self.back.set_enabled(number > 0)
         self.forth.set_enabled((number + 1) * ROWS < count)
-        for problem in self.table.problems:
-            page.problem(problem)
+        self.page.problems(self.table, self.table.problems)
+
+    def _found(self) -> tuple[CompletionQuery, int, int, list[dict[str, Any]]]:
+        """What is asked for, which page of it, how many rows there are, and those of the page."""
+        query = self._query()
+        count = self.table.count(query)
+        number = max(0, min(self.page.whole("page", 0), (count - 1) // ROWS))
+        return query, number, count, self.table.page(query, number * ROWS, ROWS)
 
     def _query(self) -> CompletionQuery:
         text = self.page.text
@@ -112,24 +118,25 @@ class _Completions:
     def _sortable(self) -> list[str]:
         return list(dict.fromkeys(["step", "reward", "advantage", LENGTH, FAILURE, *self.table.columns]))
 
-    def _change(self, **values: Any) -> None:
+    async def _change(self, **values: Any) -> None:
         """A control was changed: the first page of what is asked for now."""
         self.page.set(page=None, **{name: value or None for name, value in values.items()})
-        self.show()
+        await self.show()
 
-    def _turn(self, pages: int) -> None:
+    async def _turn(self, pages: int) -> None:
         self.page.set(page=max(0, self.page.whole("page", 0) + pages) or None)
-        self.show()
+        await self.show()
 
-    def _sorted(self, event: GenericEventArguments) -> None:
+    async def _sorted(self, event: GenericEventArguments) -> None:
         name = str(event.args)
         again = name == self.page.text("sort")
-        self._change(sort=name, desc=not self.page.flag("desc") if again else True)
+        await self._change(sort=name, desc=not self.page.flag("desc") if again else True)
 
     async def _grown(self) -> None:
         """New rows are shown where they belong; a reader of a later page is left alone."""
-        if await asyncio.to_thread(self.table.refresh) and not self.page.whole("page", 0):
-            self.show()
+        await asyncio.to_thread(self.table.refresh)
+        if self.table.state != self.state and not self.page.whole("page", 0):
+            await self.show()
 
     def _text(self, name: str, label: str) -> ui.input:
         field = ui.input(label, value=self.page.text(name)).props("dense outlined clearable debounce=250")
@@ -156,6 +163,6 @@ def _steps(text: str) -> tuple[int, int] | None:
         return None
     first, _, last = text.partition("-")
     try:
-        return int(first), int(last or first)
+        return min(int(first), _LAST_STEP), min(int(last or first), _LAST_STEP)
     except ValueError:
         raise UsageError(f"step {text!r}: write a number, or two with - between them") from None

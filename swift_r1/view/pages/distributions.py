@@ -30,8 +30,10 @@ _SHARE = 10  # charts of a run that grows are made again after so many times wha
 async def distributions(page: Page) -> None:
     table = await table_of(page)
     of_choice(page)
-    if not table.steps():
+    steps, state = await asyncio.to_thread(table.steps), table.state
+    if not steps:
         ui.label("no completions yet").classes("said")
+        page.follow(partial(_begun, table))
         return
     with suppress(ClientConnectionTimeout):  # each chart is shown as soon as it is made
         await ui.context.client.connected(_CONNECTED_S)
@@ -44,15 +46,25 @@ async def distributions(page: Page) -> None:
     pause = _SHARE * (after - began)
 
     async def grown() -> None:
-        nonlocal after
-        if time.monotonic() < after + pause or not await asyncio.to_thread(table.refresh):
+        nonlocal after, state
+        if time.monotonic() < after + pause:
             return
+        await asyncio.to_thread(table.refresh)
+        if table.state == state:
+            return
+        state = table.state
         for title, make in _charts(page, table).items():
             if title in shown and (options := await asyncio.to_thread(make)):
                 refresh(shown[title], options)
         after = time.monotonic()
 
     page.follow(grown)
+
+
+async def _begun(table: CompletionTable) -> None:
+    await asyncio.to_thread(table.refresh)
+    if await asyncio.to_thread(table.steps):
+        ui.navigate.reload()
 
 
 def _charts(page: Page, table: CompletionTable) -> dict[str, Callable[[], dict[str, Any] | None]]:

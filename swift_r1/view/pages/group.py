@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,20 +10,21 @@ from nicegui import ui
 
 from swift_r1.errors import UsageError
 from swift_r1.runs.lines import GrowingFile, json_rows
+from swift_r1.runs.tokens import TokenRecord
 from swift_r1.view.completion_html import card, data_columns, facts, is_long, reasons_of
 from swift_r1.view.elements import next_item_keys, recorded, rich, table_of, tokens_link
 from swift_r1.view.markup import markup
-from swift_r1.view.shell import Page, view_page
+from swift_r1.view.shell import Page, opened, view_page
 
 
 @view_page("/group", "Group")
 async def group(page: Page) -> None:
     table, of = await table_of(page), page.text("of") or None
-    steps = table.steps()
+    steps = await asyncio.to_thread(table.steps)
     if not steps:
         raise UsageError(f"{page.run.name} has no completions yet")
     step, number = page.whole("step", steps[-1]), page.whole("group", 0)
-    rows = table.group(step, number)
+    rows = await asyncio.to_thread(table.group, step, number)
     if request := page.text("request"):  # evaluations of several data sets number their groups alike
         rows = [row for row in rows if row.get("request_id") == request]
     _steps(page, steps, step, number)
@@ -36,8 +38,8 @@ async def group(page: Page) -> None:
     known = {"step": step, "group": number, "prompt_id": prompt_id, "completions": len(rows)}
     rich(facts(known | data_columns(first)))
     rich(f'<pre class="text prompt">{markup(str(first.get("prompt")))}</pre>')
-    invalid = invalid_rewards(page.run.path, step, prompt_id)
-    there = recorded(page, step, of)
+    invalid = await asyncio.to_thread(invalid_rewards, page.run.path, step, prompt_id)
+    there = await asyncio.to_thread(recorded, opened(TokenRecord, page.run.path), step, of)
     whole = page.text("whole")
     cards = []
     for row in rows:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from swift_r1.runs.timeline import Timeline
 from swift_r1.view import charts
 from swift_r1.view.curves import Group, Shown, lines, panels
 from swift_r1.view.marks import ticks
+from swift_r1.view.markup import markup
 from swift_r1.view.shell import Page, in_order, opened, view_page
 
 
@@ -34,7 +34,7 @@ class _Overview:
         self.charts: dict[str, ui.echart] = {}
 
     async def build(self) -> None:
-        await in_order(self._refresh)
+        await in_order(self._read)
         self.state = ui.html("", sanitize=False).classes("view-scroll")
         self.rows: list[dict[str, str]] = []
         self._show_state()
@@ -46,29 +46,33 @@ class _Overview:
 
     async def _look(self) -> None:
         """New lines, where there are any."""
-        changed = await in_order(self._refresh)
+        await in_order(self._read)
         self._show_state()
-        if changed:
+        if self.seen != self.drawn:
             await self._draw()
 
-    def _refresh(self) -> bool:
-        """Reads what was written since; whether there was anything."""
-        return any([one.refresh() for one in self.logs] + [one.refresh() for one in self.timelines])
+    def _read(self) -> None:
+        """Reads what was written since. Other pages read for this one too: what is new is what it has not drawn."""
+        for log, timeline in zip(self.logs, self.timelines, strict=True):
+            log.refresh()
+            timeline.refresh()
+        self.seen = [log.state for log in self.logs], [len(timeline.marks) for timeline in self.timelines]
+        # A folder is read once: another object looks again.
+        self.found = [RunFolder(run.path, run.name) for run in self.page.chosen]
+        self.standings = [standing(run, log) for run, log in zip(self.found, self.logs, strict=True)]
 
     def _show_state(self) -> None:
-        # A folder is read once: another object looks again.
-        found = [RunFolder(run.path, run.name) for run in self.page.chosen]
-        rows = [standing(run, log) for run, log in zip(found, self.logs, strict=True)]
+        rows = self.standings
         if rows != self.rows:
             self.rows = rows
-            if len(found) > 1:
+            if len(rows) > 1:
                 places = {place: number for number, one in enumerate(self._seeds().values()) for place in one}
-                self.state.content = _table(rows, [places[place] for place in range(len(rows))]) + _different(found)
+                colours = [places[place] for place in range(len(rows))]
+                self.state.content = _table(rows, colours) + _different(self.found)
             else:
                 self.state.content = _table(rows)
         for log in self.logs:
-            for line in log.problems:
-                self.page.problem(line)
+            self.page.problems(log, log.problems)
 
     def _controls(self) -> None:
         page = self.page
@@ -121,12 +125,8 @@ class _Overview:
         )
 
     async def _draw(self) -> None:
-        page, groups = self.page, self._groups()
-        per_hour = 0.0
-        if page.text("x") == "time":
-            per_hour = 1.0 if any(sum(log.hours().values[-1:]) > 1 for log in self.logs) else 60.0
-        shown = Shown(min(0.99, max(0.0, page.number("smooth", 0))), page.flag("log"), per_hour)
-        drawn = await in_order(_options, groups, shown, page.flag("all"), self._ticks(shown))
+        self.drawn = self.seen
+        drawn = await in_order(self._options)
         for title in [title for title in self.charts if title not in drawn]:
             self.charts.pop(title).delete()
         with self.grid:
@@ -134,8 +134,16 @@ class _Overview:
                 if title in self.charts:
                     charts.refresh(self.charts[title], options)
                 else:
-                    options |= charts.zooming(charts.zoom_of(page))
+                    options |= charts.zooming(charts.zoom_of(self.page))
                     self.charts[title] = charts.chart(options, title)
+
+    def _options(self) -> dict[str, dict[str, Any]]:
+        """ECharts' options by the chart's title."""
+        page, per_hour = self.page, 0.0
+        if page.text("x") == "time":
+            per_hour = 1.0 if any(sum(log.hours().values[-1:]) > 1 for log in self.logs) else 60.0
+        shown = Shown(min(0.99, max(0.0, page.number("smooth", 0))), page.flag("log"), per_hour)
+        return _options(self._groups(), shown, page.flag("all"), self._ticks(shown))
 
 
 def _options(
@@ -171,11 +179,11 @@ def _different(runs: Sequence[RunFolder]) -> str:
 def _table(rows: Sequence[Mapping[str, str]], colours: Sequence[int] = ()) -> str:
     """As HTML; with `colours`, their numbers, each row begins with that of its curves."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = ["".join(f"<th>{html.escape(name)}</th>" for name in names)]
+    lines = ["".join(f"<th>{markup(name)}</th>" for name in names)]
     for number, row in enumerate(rows):
         colour = charts.series_colour(colours[number]) if colours else ""
         mark = f'<span class="view-mark" style="background: {colour}"></span>' if colour else ""
-        lines.append(mark.join(["<td>", "".join(f"{html.escape(row.get(name, ''))}</td><td>" for name in names)])[:-4])
+        lines.append(mark.join(["<td>", "".join(f"{markup(row.get(name, ''))}</td><td>" for name in names)])[:-4])
     return f'<table class="view-table">{"".join(f"<tr>{line}</tr>" for line in lines)}</table>'
 
 
@@ -188,9 +196,9 @@ def _facts(run: RunFolder, shown: bool) -> str:
             f"{plan[name]:,} {name[:-10].replace('_', ' ')}" for name in a_round if isinstance(plan.get(name), int)
         ]
         found["plan"] = f"{plan.get('total_steps')} steps" + (f"; a round: {', '.join(parts)}" if parts else "")
-    rows = "".join(f"<dt>{html.escape(name)}</dt><dd>{html.escape(text)}</dd>" for name, text in found.items())
+    rows = "".join(f"<dt>{markup(name)}</dt><dd>{markup(text)}</dd>" for name, text in found.items())
     code = "".join(
-        f"<details><summary>command</summary><pre>{html.escape(one.text)}</pre></details>" for one in command(run)
+        f"<details><summary>command</summary><pre>{markup(one.text)}</pre></details>" for one in command(run)
     )
-    summary = f"<summary>run {html.escape(run.name)}</summary>"
+    summary = f"<summary>run {markup(run.name)}</summary>"
     return f"<details{' open' if shown else ''}>{summary}<dl class=view-facts>{rows}</dl>{code}</details>"

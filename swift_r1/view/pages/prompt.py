@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from swift_r1.view.charts import Line, chart, line_options
 from swift_r1.view.completion_html import shown
 from swift_r1.view.elements import next_item_keys, recorded, rich, table_of, tokens_link
 from swift_r1.view.markup import markup, word_diff
-from swift_r1.view.shell import Page, opened, view_page
+from swift_r1.view.shell import Latest, Page, opened, view_page
 
 COLUMNS = 12  # that are shown at once, unless all are asked for
 _LISTED = 100
@@ -35,25 +36,35 @@ async def _list(page: Page) -> None:
     field = ui.input("search in prompts", value=search).props("dense outlined clearable debounce=250 data-search")
     found = ui.column().classes("view-scroll")
     tables = {"evaluated": (await table_of(page, "eval"), "eval"), "trained": (await table_of(page, ""), None)}
+    record, latest = opened(TokenRecord, page.run.path), Latest()
 
-    def show() -> None:
-        found.clear()
-        record = opened(TokenRecord, page.run.path)
+    def read() -> dict[str, str]:
         probes = {str(one.prompt_id) for step in record.probe_steps()[-1:] for one in record.probes_at(step)}
-        with found:
-            for title, (table, of) in tables.items():
-                rows = sorted(table.prompts(page.text("q"), _LISTED), key=lambda row: row["prompt_id"] not in probes)
-                if rows:
-                    ui.label(f"{title}{f', the first {_LISTED}' if len(rows) == _LISTED else ''}").classes("said")
-                    rich(_prompts(page, rows, probes, of))
+        lists = {}
+        for title, (table, of) in tables.items():
+            rows = sorted(table.prompts(page.text("q"), _LISTED), key=lambda row: row["prompt_id"] not in probes)
+            if rows:
+                more = f", the first {_LISTED}" if len(rows) == _LISTED else ""
+                lists[title + more] = _prompts(page, rows, probes, of)
+        return lists
 
-    def changed(text: str | None) -> None:
+    async def show() -> None:
+        lists = await latest(read)
+        if lists is None:
+            return
+        found.clear()
+        with found:
+            for title, html in lists.items():
+                ui.label(title).classes("said")
+                rich(html)
+
+    async def changed(text: str | None) -> None:
         page.set(q=text or None)
-        show()
+        await show()
 
     field.on_value_change(lambda event: changed(event.value))
     next_item_keys()
-    show()
+    await show()
 
 
 def _prompts(page: Page, rows: Sequence[dict[str, Any]], probes: set[str], of: str | None) -> str:
@@ -78,7 +89,7 @@ def _prompts(page: Page, rows: Sequence[dict[str, Any]], probes: set[str], of: s
 async def _over_time(page: Page, prompt_id: str) -> None:
     rows: list[dict[str, Any]] = []
     for of in ("eval",) if page.text("of") == "eval" else ("", "eval"):
-        if rows := (await table_of(page, of)).of_prompt(prompt_id):
+        if rows := await asyncio.to_thread((await table_of(page, of)).of_prompt, prompt_id):
             break
     if not rows:
         raise UsageError(f"{page.run.name} has no completions of {prompt_id!r}")
@@ -99,20 +110,22 @@ async def _over_time(page: Page, prompt_id: str) -> None:
     if len(steps) < len(by_step):
         everything = page.link("/prompt", prompt=prompt_id, of=of or None, all=1)
         ui.link(f"{len(steps)} of {len(by_step)} steps are shown; show all", everything)
-    columns = rich("")
+    columns, latest, record = rich(""), Latest(), opened(TokenRecord, page.run.path)
 
-    def show() -> None:
-        html = side_by_side([(step, by_step[step]) for step in steps], page.whole("number", 0), page, of)
-        columns.set_content(f'<div class="versions{"" if page.flag("gone") else " without-gone"}">{html}</div>')
+    async def show() -> None:
+        groups, number = [(step, by_step[step]) for step in steps], page.whole("number", 0)
+        html = await latest(side_by_side, groups, number, page, of, record)
+        if html is not None:
+            columns.set_content(f'<div class="versions{"" if page.flag("gone") else " without-gone"}">{html}</div>')
 
-    def changed(**values: Any) -> None:
+    async def changed(**values: Any) -> None:
         page.set(**{name: value or None for name, value in values.items()})
-        show()
+        await show()
 
     choice.on_value_change(lambda event: changed(number=event.value))
     gone.on_value_change(lambda event: changed(gone=event.value))
     next_item_keys()
-    show()
+    await show()
 
 
 def in_groups(rows: Iterable[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
@@ -143,7 +156,9 @@ def thinned(steps: Sequence[int], most: int) -> list[int]:
     return [steps[round(place * (len(steps) - 1) / (most - 1))] for place in range(most)]
 
 
-def side_by_side(groups: Sequence[tuple[int, Sequence[dict[str, Any]]]], number: int, page: Page, of: str) -> str:
+def side_by_side(
+    groups: Sequence[tuple[int, Sequence[dict[str, Any]]]], number: int, page: Page, of: str, record: TokenRecord
+) -> str:
     """A column for each step: completion `number` of its group, and its difference from the column before."""
     parts, before = [], None
     for step, rows in groups:
@@ -153,10 +168,10 @@ def side_by_side(groups: Sequence[tuple[int, Sequence[dict[str, Any]]]], number:
         href = markup(
             page.link("/group", step=step, group=row.get("group"), of=of or None, request=row.get("request_id"))
         )
-        head = f'<a href="{href}">step {step}</a>, weight version {shown(row.get("weight_version"))}'
-        if (row.get("request_id"), row.get("number")) in recorded(page, step, of or None):
+        head = f'<a href="{href}">step {step}</a>, weight version {markup(shown(row.get("weight_version")))}'
+        if (row.get("request_id"), row.get("number")) in recorded(record, step, of or None):
             head += f', <a href="{markup(tokens_link(page, row, of or None))}">tokens</a>'
-        got = f"reward {shown(row.get('reward'))}, {shown(row.get('finish_reason'))}"
+        got = markup(f"reward {shown(row.get('reward'))}, {shown(row.get('finish_reason'))}")
         parts.append(
             f'<article class="card" data-item tabindex="-1"><h3>{head}</h3><p>{got}</p>'
             f'<pre class="text">{said}</pre></article>'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from swift_r1.runs.lanes import Block
 from swift_r1.runs.timeline import Timeline
 from swift_r1.view import charts
 from swift_r1.view.marks import ticks
+from swift_r1.view.markup import markup
 from swift_r1.view.shell import Page, in_order, opened, view_page
 
 _COLOURS = {
@@ -92,8 +92,7 @@ class _TimePage:
     async def _look(self) -> None:
         """Shows what is new."""
         await in_order(self.timeline.refresh)
-        for line in self.timeline.problems:
-            self.page.problem(f"{self.page.run.name}: {line}")
+        self.page.problems(self.timeline, [f"{self.page.run.name}: {line}" for line in self.timeline.problems])
         seen = (self.timeline.extent, len(self.timeline.marks))
         if seen != self.seen:
             self.seen = seen
@@ -147,13 +146,13 @@ def _table(what: str, rows: Mapping[str, Mapping[str, float]], whole: Mapping[st
     """Shares as HTML: a row per key, a column per name, and the seconds that are the whole."""
     present = {name for seconds in rows.values() for name in seconds}
     names = [*(name for name in _COLOURS if name in present), *sorted(present - _COLOURS.keys())]
-    lines = ["".join(f"<th>{html.escape(name)}</th>" for name in (what, *names, "seconds"))]
+    lines = ["".join(f"<th>{markup(name)}</th>" for name in (what, *names, "seconds"))]
     for key, seconds in rows.items():
         shares = [f"{100 * seconds[name] / (whole[key] or 1):.1f}" if name in seconds else "" for name in names]
         numbers = "".join(f'<td class="number">{cell}</td>' for cell in (*shares, f"{whole[key]:.2f}"))
-        lines.append(f"<td>{html.escape(key)}</td>{numbers}")
+        lines.append(f"<td>{markup(key)}</td>{numbers}")
     body = "".join(f"<tr>{line}</tr>" for line in lines)
-    return f'<table class="view-table"><caption style="text-align: left">{html.escape(title)}</caption>{body}</table>'
+    return f'<table class="view-table"><caption style="text-align: left">{markup(title)}</caption>{body}</table>'
 
 
 def gantt(timeline: Timeline, blocks: Sequence[Block]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from swift_r1.view.coloured import (
     values_of,
 )
 from swift_r1.view.completion_html import shown
-from swift_r1.view.elements import of_round, rich, source_choice
+from swift_r1.view.elements import flag_of, of_round, rich, source_choice
 from swift_r1.view.markup import markup
 from swift_r1.view.shell import Page, opened, view_page
 from swift_r1.view.token_text import TokenText
@@ -28,14 +29,16 @@ _PAGE_TOKENS = "no tokens are recorded: `--log_tokens sample` (the default) or `
 
 
 @view_page("/tokens", "Tokens", go="k")
-def tokens(page: Page) -> None:
+async def tokens(page: Page) -> None:
     record = opened(TokenRecord, page.run.path)
-    there = _listed(page, record)
+    there = await asyncio.to_thread(_listed, page, record)
     if not there:
         raise UsageError(f"{page.run.name}: {_PAGE_TOKENS}")
     place = _place(page, there)
     one = there[place]
-    rows = [one] if page.text("probe") else record.completion(one.round_step or 0, str(one.request_id), one.number)
+    rows = [one]
+    if not page.text("probe"):
+        rows = await asyncio.to_thread(record.completion, one.round_step or 0, str(one.request_id), one.number)
     if not rows:
         raise UsageError("the record of this completion cannot be read: its file went, or is damaged")
     row = next((row for row in rows if row.step == page.whole("at", rows[0].step)), rows[0])
@@ -47,14 +50,13 @@ def tokens(page: Page) -> None:
         ui.link("its group", page.link("/group", step=step, group=one.group, request=request, of=of))
         ui.link("this prompt over time", page.link("/prompt", prompt=one.prompt_id, of=of))
     _Tokens(page, record, row, [other.step for other in rows])
-    for problem in record.problems:
-        page.problem(problem)
+    page.problems(record, record.problems)
 
 
 def _listed(page: Page, record: TokenRecord) -> list[RecordedCompletion]:
     """The recorded completions of the step that the address names, or of the last one."""
-    if probe := page.text("probe"):
-        return record.probes_at(int(probe)) if probe.isdigit() else []
+    if page.text("probe"):
+        return record.probes_at(page.whole("probe", -1))
     steps = record.steps()
     if not steps:
         return []
@@ -99,7 +101,8 @@ class _Tokens:
         self.page, self.record, self.ids = page, record, list(row.token_ids or [])
         self.row = vars(row) | dict.fromkeys(odd := _odd(row, len(self.ids)))
         if odd:
-            page.problem(f"the record has other than {len(self.ids)} {', '.join(odd)} of this completion: left out")
+            said = f"the record has other than {len(self.ids)} {', '.join(odd)} of this completion: left out"
+            page.problems("columns", [said])
         known = [name for name in COLOURINGS if values_of(self.row, name) is not None]
         asked = page.text("colour", "advantage")
         self.colour = asked if asked in known else next(iter(known), None)
@@ -125,6 +128,8 @@ class _Tokens:
         self.source = source_choice(page, row.step)
         self.answer = rich("").props('aria-live="polite"')
         self.pieces = pieces
+        self.asked: int | None = None
+        self.turn = asyncio.Lock()
 
     def _classes(self) -> list[str]:
         values = None if self.colour is None else values_of(self.row, self.colour)
@@ -149,20 +154,27 @@ class _Tokens:
         choice.on_value_change(lambda event: to(event.value))
 
     async def _chosen(self, place: int) -> None:
-        """Asks what else could have stood in the place of a token."""
+        """Asks what else could have stood in the place of a token, once what was asked before is answered; of several
+        that wait the last is asked."""
         source = self.source()
         if source is None:
             return
+        self.asked = place
         self.answer.set_content(f"asking {markup(source.name)} …")
         prefix = [*(self.row["prompt_token_ids"] or []), *self.ids[:place]]
-        temperature = float(self.page.run.args.get("temperature") or 1.0)
-        try:
-            found = await source.alternatives(prefix, temperature)
-        except SwiftError as error:
-            self.answer.set_content(markup(str(error)))
-            return
-        rows = "".join(f"<dt>{markup(repr(text))}</dt><dd>{value:.3f}</dd>" for text, value in found)
-        self.answer.set_content(
-            f"instead of {markup(repr(self.pieces[place]))} (token {place + 1}), by {markup(source.name)}: log-probs "
-            f'at temperature {temperature:g}<dl class="facts">{rows}</dl>'
-        )
+        temperature = flag_of(self.page, "temperature", 1.0)
+        async with self.turn:
+            if self.asked != place:
+                return
+            try:
+                found = await source.alternatives(prefix, temperature)
+            except SwiftError as error:
+                said = markup(str(error))
+            else:
+                rows = "".join(f"<dt>{markup(repr(text))}</dt><dd>{value:.3f}</dd>" for text, value in found)
+                said = (
+                    f"instead of {markup(repr(self.pieces[place]))} (token {place + 1}), by {markup(source.name)}: "
+                    f'log-probs at temperature {temperature:g}<dl class="facts">{rows}</dl>'
+                )
+            if self.asked == place:
+                self.answer.set_content(said)

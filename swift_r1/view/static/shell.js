@@ -92,6 +92,14 @@ const view = (() => {
     history.replaceState(history.state, "", url);
   }
 
+  // The same page of other runs.
+  function choose(runs) {
+    const url = new URL(location);
+    url.searchParams.delete("run");
+    for (const run of runs) url.searchParams.append("run", run);
+    location.assign(url);
+  }
+
   const charts = () =>
     [...document.querySelectorAll(".view-chart")].map((one) => getElement(one.id.slice(1))?.chart).filter(Boolean);
   const zoomOf = (chart) => chart.getOption()?.dataZoom?.[0];
@@ -143,5 +151,5 @@ const view = (() => {
     return { type: "polygon", shape: { points: [...upper, ...lower] }, style: api.style() };
   }
 
-  return { address, zoomable, zoomed, escape, number, band };
+  return { address, choose, zoomable, zoomed, escape, number, band };
 })();
