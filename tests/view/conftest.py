@@ -70,7 +70,7 @@ def first_line(process: subprocess.Popen[str], within_s: float = _START_S) -> st
     return process.stdout.readline()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it is there, no other test of the process can run an event loop
 def chromium() -> Iterator[Any]:
     """A browser, without a screen."""
     playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
