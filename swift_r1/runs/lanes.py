@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
 import numpy
 
-from swift_r1.runs.lines import GrowingFile, json_rows
+from swift_r1.runs.lines import JsonRows
 from swift_r1.runs.metrics import LARGEST_STEP
 
 
@@ -45,36 +45,28 @@ class Lane:
 
     def __init__(self, name: str, path: Path | None = None) -> None:
         self.name = name
-        self.file = None if path is None else GrowingFile(path)
-        self._restarts = 0
+        self.rows = None if path is None else JsonRows(path, self._take, self._forget)
         self._forget()
 
     def _forget(self) -> None:
         self.starts, self.ends = array("d"), array("d")
         self.steps, self._kinds = array("q"), array("i")
         self.names: list[str] = []
-        self._sorted, self.damaged = True, 0
+        self._sorted = True
 
     def refresh(self) -> bool:
         """Reads what has been written since; whether there was anything."""
-        assert self.file is not None
-        before = len(self.starts), self._restarts
-        while True:
-            data = self.file.read()
-            if self.file.restarts != self._restarts:
-                self._forget()
-                self._restarts = self.file.restarts
-            if not data:
-                self._sort()
-                return before != (len(self.starts), self._restarts)
-            rows, damaged = json_rows(data)
-            self.damaged += damaged
-            for row in rows:
-                start, end, name, step = (row.get(key) for key in ("start", "end", "name", "step"))
-                if is_time(start) and is_time(end) and start <= end and isinstance(name, str) and is_step(step):
-                    self.add(start, end, name, step)
-                else:
-                    self.damaged += 1
+        assert self.rows is not None
+        changed = self.rows.refresh()
+        self._sort()
+        return changed
+
+    def _take(self, row: Mapping[str, Any]) -> bool:
+        start, end, name, step = (row.get(key) for key in ("start", "end", "name", "step"))
+        if is_time(start) and is_time(end) and start <= end and isinstance(name, str) and is_step(step):
+            self.add(start, end, name, step)
+            return True
+        return False
 
     def add(self, start: float, end: float, name: str, step: int) -> None:
         self._sorted = self._sorted and (not self.starts or start >= self.starts[-1])

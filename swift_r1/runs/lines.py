@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -96,16 +97,51 @@ def json_rows(lines: bytes) -> tuple[list[dict[str, Any]], int]:
     return rows, damaged
 
 
+class JsonRows:
+    """The objects of a growing file, each once, as they come: `take` gets them and says whether it can use them;
+    `forget` is called where all that was taken is void."""
+
+    def __init__(self, path: Path, take: Callable[[dict[str, Any]], bool], forget: Callable[[], None]) -> None:
+        self._file, self._take, self._forget = GrowingFile(path), take, forget
+        self._taken = self._damaged = self._restarts = 0
+
+    def refresh(self) -> bool:
+        """Reads what has been written since; whether there was anything. A half-written line waits."""
+        before = self.state
+        while True:
+            data = self._file.read()
+            if self._file.restarts != self._restarts:
+                self._forget()
+                self._taken, self._damaged, self._restarts = 0, 0, self._file.restarts
+            if not data:
+                return before != self.state
+            rows, damaged = json_rows(data)
+            taken = sum(map(self._take, rows))
+            self._taken += taken
+            self._damaged += damaged + len(rows) - taken
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """Another one when there is something new; who shares the file knows by it what others have read."""
+        return self._taken, self._restarts
+
+    @property
+    def problems(self) -> list[str]:
+        """What could not be read, a line each."""
+        return line_problems(self._file, self._damaged)
+
+
 def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
     """All objects of a file now, and what is wrong with it, a line each. For files that fit in memory."""
-    file = GrowingFile(path)
     found: list[dict[str, Any]] = []
-    bad = 0
-    while lines := file.read():
-        rows, damaged = json_rows(lines)
-        found += rows
-        bad += damaged
-    return found, line_problems(file, bad)
+
+    def take(row: dict[str, Any]) -> bool:
+        found.append(row)
+        return True
+
+    rows = JsonRows(path, take, found.clear)
+    rows.refresh()
+    return found, rows.problems
 
 
 def line_problems(file: GrowingFile, damaged: int) -> list[str]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from swift_r1.runs.lines import GrowingFile, json_rows, line_problems
+from swift_r1.runs.lines import JsonRows
 
 MOST_POINTS = 1000
 LARGEST_STEP = 1 << 62  # larger ones are damage
@@ -62,51 +62,36 @@ class MetricLog:
     """`logging.jsonl` of a run folder. Reads it on `refresh`, each line once; nothing before."""
 
     def __init__(self, run: Path) -> None:
-        self._file = GrowingFile(run / "logging.jsonl")
-        self._restarts = 0
+        self._rows = JsonRows(run / "logging.jsonl", self._add, self._forget)
         self._forget()
 
     def _forget(self) -> None:
         self.series: dict[str, Series] = {}
-        self.lines = 0
-        self._damaged = 0
-        self._hours: dict[str, tuple[int, Series]] = {}  # by phase; the lines that it is of
+        self._hours: dict[str, tuple[tuple[int, int], Series]] = {}  # by phase; the state that it is of
 
     def refresh(self) -> bool:
         """Reads what has been written since; whether there was anything. A half-written line waits."""
-        before = self.lines, self._restarts
-        while True:
-            data = self._file.read()
-            if self._file.restarts != self._restarts:
-                self._forget()
-                self._restarts = self._file.restarts
-            if not data:
-                return before != (self.lines, self._restarts)
-            rows, damaged = json_rows(data)
-            self._damaged += damaged
-            for row in rows:
-                self._add(row)
+        return self._rows.refresh()
 
-    def _add(self, row: Mapping[str, Any]) -> None:
+    def _add(self, row: Mapping[str, Any]) -> bool:
         step = row.get("step")
         if isinstance(step, bool) or not isinstance(step, int | float) or not abs(step) < LARGEST_STEP:
-            self._damaged += 1
-            return
-        self.lines += 1
+            return False
         for name, value in row.items():
             if value is None or isinstance(value, int | float):
                 known = math.nan if value is None or not abs(value) <= sys.float_info.max else float(value)
                 self.series.setdefault(name, Series()).add(int(step), known)
+        return True
 
     @property
     def state(self) -> tuple[int, int]:
         """Another one when there is something new; who shares the log knows by it what others have read."""
-        return self.lines, self._restarts
+        return self._rows.state
 
     @property
     def problems(self) -> list[str]:
         """What could not be read, a line each."""
-        return line_problems(self._file, self._damaged)
+        return self._rows.problems
 
     def get(self, name: str) -> Series:
         """A series by name; an empty one where the run has none."""
@@ -142,15 +127,15 @@ class MetricLog:
     def hours(self, phase: str = "step") -> Series:
         """Hours of training (or of a phase of it) that had passed at each logged step, from `time/<phase>`, a mean over
         the steps of a line. Evaluations, saves and pauses between two starts are not in it."""
-        lines, passed = self._hours.get(phase, (-1, Series()))
-        if lines == self.lines:
+        state, passed = self._hours.get(phase, (None, Series()))
+        if state == self.state:
             return passed
         passed, before, total = Series(), 0, 0.0
         for step, seconds in _items(self.get(f"time/{phase}")):
             total += seconds * (step - before) / 3600
             before = step
             passed.add(step, total)
-        self._hours[phase] = self.lines, passed
+        self._hours[phase] = self.state, passed
         return passed
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
+from typing import Any
 
 from swift_r1.runs.folder import RunFolder
 from swift_r1.runs.lanes import Block, Lane, Span, is_step, is_time
-from swift_r1.runs.lines import GrowingFile, json_rows, line_problems
+from swift_r1.runs.lines import JsonRows
 from swift_r1.runs.metrics import MetricLog
 from swift_r1.runtime.processes import run_folder_is_held
 from swift_r1.tracking.events import EVENTS
@@ -42,10 +43,8 @@ class Timeline:
     def __init__(self, run: Path, lanes: str = "*") -> None:
         self.run, self._files = run, f"{lanes}.jsonl"
         self._lanes: dict[str, Lane] = {}
-        self._events = GrowingFile(run / EVENTS)
-        self._restarts = 0
         self._happened: list[Mark] = []
-        self._damaged = 0
+        self._events = JsonRows(run / EVENTS, self._add_event, self._happened.clear)
         self._old = False
 
     def refresh(self) -> bool:
@@ -56,25 +55,15 @@ class Timeline:
             self._lanes.setdefault(path.stem, Lane(path.stem, path))
         if not self._lanes:
             self._lay_out_logged()
-        changed = [lane.refresh() for lane in self._lanes.values() if lane.file is not None]
-        return self._refresh_events() or any(changed)
+        changed = [lane.refresh() for lane in self._lanes.values() if lane.rows is not None]
+        return self._events.refresh() or any(changed)
 
-    def _refresh_events(self) -> bool:
-        before = len(self._happened), self._restarts
-        while True:
-            data = self._events.read()
-            if self._events.restarts != self._restarts:
-                self._happened, self._damaged, self._restarts = [], 0, self._events.restarts
-            if not data:
-                return before != (len(self._happened), self._restarts)
-            rows, damaged = json_rows(data)
-            self._damaged += damaged
-            for row in rows:
-                time, step, kind, text = (row.get(key) for key in ("time", "step", "kind", "text"))
-                if is_time(time) and is_step(step) and isinstance(kind, str) and isinstance(text, str):
-                    self._happened.append(Mark(time, step, kind, text))
-                else:
-                    self._damaged += 1
+    def _add_event(self, row: Mapping[str, Any]) -> bool:
+        time, step, kind, text = (row.get(key) for key in ("time", "step", "kind", "text"))
+        if is_time(time) and is_step(step) and isinstance(kind, str) and isinstance(text, str):
+            self._happened.append(Mark(time, step, kind, text))
+            return True
+        return False
 
     def _lay_out_logged(self) -> None:
         """Of a run without spans: the times of its log, end to end from its start."""
@@ -109,9 +98,9 @@ class Timeline:
         """What could not be read, a line each."""
         found = [_OLD] if self._old else []
         for lane in self._lanes.values():
-            if lane.file is not None:
-                found += line_problems(lane.file, lane.damaged)
-        return found + line_problems(self._events, self._damaged)
+            if lane.rows is not None:
+                found += lane.rows.problems
+        return found + self._events.problems
 
     @property
     def extent(self) -> tuple[float, float] | None:

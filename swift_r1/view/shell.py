@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +31,7 @@ from swift_r1.report.colours import SERIES_DARK, SERIES_LIGHT
 from swift_r1.runs.folder import RunFolder, find_runs
 
 T = TypeVar("T")
+logger = logging.getLogger(__name__)
 FOLLOW_S = 2.0
 """Seconds between two looks at a run that grows."""
 _MOST_OPENED = 32  # readers of runs that are kept, the last used ones
@@ -93,6 +95,7 @@ class Latest:
         except Exception:
             if mine == self._asked:
                 raise
+            logger.info("what was asked for again meanwhile had failed", exc_info=True)
             return None
         return found if mine == self._asked else None
 
