@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
 
 from swift_r1.errors import RunFailed, describe
 from swift_r1.models.loading import Quantization
@@ -57,15 +59,19 @@ class Saver:
     progress: Callable[[str], None] = lambda _doing: None  # is told of each bucket
     links: bool = False  # `--create_checkpoint_symlink`
     uploader: Uploader | None = None  # of `--push_to_hub`, on rank 0
+    own_dtype: bool = False  # models are written in the dtype of the config that they were loaded with
 
     def __post_init__(self) -> None:
         self._failures = 0
         models = [("." if one is self.backend else CRITIC, one) for one in (self.backend, self.critic) if one]
         self._models = [
-            (name, one, ModelShards(one.model, policy_weights(one.model), self.ranks))
+            (name, one, ModelShards(one.model, policy_weights(one.model), self.ranks, self._dtype_of(one.model)))
             for name, one in models
             if not has_adapters(one.model)
         ]
+
+    def _dtype_of(self, model: PreTrainedModel) -> torch.dtype | None:
+        return AutoConfig.from_pretrained(model.name_or_path).dtype if self.own_dtype else None
 
     def save(
         self,
@@ -154,8 +160,12 @@ class Saver:
         if self.critic is not None:
             self.critic.model.save_pretrained(folder / CRITIC, state_dict={})
             self.tokenizer.save_pretrained(folder / CRITIC)
-        for name, _, shards in self._models:
+        for name, one, shards in self._models:
             shards.write_index(folder / name)
+            if (dtype := self._dtype_of(one.model)) is not None:
+                config = copy(one.model.config)
+                config.dtype = dtype
+                config.save_pretrained(folder / name)
         if self.with_state:
             assert run is not None
             state = folder / STATE

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from swift_r1.models.weights import Weight, bucketed, whole_dtype, whole_shape
 from swift_r1.runtime.ranks import Ranks
@@ -128,20 +128,22 @@ class _Unit(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return sum(weight.nbytes for weight in self.weights)
+        return sum(tensor.nbytes for _, tensor in self.contents)
 
 
 class ModelShards:
     """A model's weights in files as `from_pretrained` reads them: one per rank, of about the same size.
 
     transformers has some models in memory otherwise than in files (a layer's experts as one tensor); what it does about
-    that when it saves is done here layer by layer.
+    that when it saves is done here layer by layer. Parameters are written in `dtype`, None: in their own.
     """
 
-    def __init__(self, model: PreTrainedModel, weights: Sequence[Weight], ranks: Ranks) -> None:
+    def __init__(
+        self, model: PreTrainedModel, weights: Sequence[Weight], ranks: Ranks, dtype: torch.dtype | None = None
+    ) -> None:
         self._model, self._ranks = model, ranks
         ignored: Iterable[str] = model._keys_to_ignore_on_save or ()
-        units = _units(model, [weight for weight in weights if weight.name not in ignored])
+        units = _units(model, [weight for weight in weights if weight.name not in ignored], dtype)
         share = sum(unit.nbytes for unit in units) / ranks.world_size
         self._owned: list[tuple[int, _Unit]] = []
         done = 0
@@ -171,7 +173,7 @@ class ModelShards:
             if (own := units[self._ranks.rank]) is not None:
                 if own.converts:
                     gathered = as_in_checkpoint(self._model, gathered)
-                yield from ((name, gathered[name]) for name, _ in own.contents)
+                yield from ((name, gathered[name].to(like.dtype)) for name, like in own.contents)
 
     def write(self, path: Path, tensors: Iterator[tuple[str, Tensor]]) -> Entry:
         """Writes this rank's file from `tensors`; raises as `write_stream`."""
@@ -187,11 +189,16 @@ class ModelShards:
             (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _units(model: PreTrainedModel, weights: Sequence[Weight]) -> list[_Unit]:
+def _units(model: PreTrainedModel, weights: Sequence[Weight], dtype: torch.dtype | None) -> list[_Unit]:
     """In buckets; where transformers converts, what is converted together must be gathered together: a layer."""
-    ordered = sorted(weights, key=lambda weight: -whole_dtype(weight.base).itemsize)
+
+    def written(weight: Weight) -> torch.dtype:
+        is_parameter = isinstance(weight.base, nn.Parameter)
+        return dtype if dtype is not None and is_parameter else whole_dtype(weight.base)
+
+    ordered = sorted(weights, key=lambda weight: -written(weight).itemsize)
     with torch.device("meta"):
-        empty = {one.name: torch.empty(whole_shape(one.base), dtype=whole_dtype(one.base)) for one in ordered}
+        empty = {one.name: torch.empty(whole_shape(one.base), dtype=written(one)) for one in ordered}
 
     def empty_of(own: Sequence[Weight]) -> dict[str, Tensor]:
         return {weight.name: empty[weight.name] for weight in own}
