@@ -1,7 +1,7 @@
 """What a run does with all of a model's weights, by their number: load, push to a server, save, resume.
 
     python benchmarks/growth_parameters.py [--sizes 0.6M 5M 25M 135M] [--backends local fsdp2 zero3]
-                                           [--train full] [--folder /tmp] [--plot FILE.svg]
+                                           [--train full] [--folder /tmp] [--plot]
 
 Models of Qwen2's architecture with random bf16 weights and float32 masters (`--train lora`: adapters over frozen
 weights, for models whose optimizer state does not fit). Each is loaded, takes a step, is pushed to a server by `shm`
@@ -28,7 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from growth_tools import MB, SIZES, config_of, free_port, measured, run_ranks, table, write_model
+from growth_plot import growth
+from growth_tools import MB, SIZES, config_of, free_port, measured, run_ranks, write_model
 
 from swift_r1.arguments.server import RolloutArguments
 from swift_r1.inference import server
@@ -53,6 +54,16 @@ from swift_r1.weights.expected import expected_weights
 from swift_r1.weights.transport import HTTP, SHM
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
+
+SECONDS = {
+    "load_s": "load",
+    "shm_s": "push, shm",
+    "http_s": "push, http",
+    "save_s": "save",
+    "verify_s": "check of hashes",
+    "resume_s": "resume",
+}
+MEMORY = {"saved_MB": "checkpoint", **{name.replace("_s", "_MB"): label for name, label in SECONDS.items()}}
 
 
 class NoTokenizer:
@@ -183,7 +194,7 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", default=["local", "fsdp2", "zero3"])
     parser.add_argument("--train", choices=["full", "lora"], default="full")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()), help="with room for checkpoints")
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--plot", action="store_true", help="draw docs/images/growth-parameters.svg (of local)")
     for name in ("--part", "--size", "--backend"):
         parser.add_argument(name, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, help=argparse.SUPPRESS)
@@ -207,16 +218,14 @@ def main() -> None:
                 saved = sum(path.stat().st_size for path in (folder / "run").rglob("*") if path.is_file())
             finally:
                 shutil.rmtree(folder)
-            found = {"parameters": parameters / MB, "backend": backend, "saved_MB": saved / MB, **one, **two}
+            found = {"parameters": parameters, "backend": backend, "saved_MB": saved / MB, **one, **two}
             rows.append(found)
             print(json.dumps(found), flush=True)
-    print(table([{name: value for name, value in row.items() if not name.endswith("kept_MB")} for row in rows]))
-    if args.plot is not None:
-        plot(rows, args.plot)
-
-
-def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    raise NotImplementedError
+    for backend in args.backends:
+        own = [row for row in rows if row["backend"] == backend]
+        print(f"{backend}: seconds, and MB at rank 0's peak")
+        growth("parameters", "parameters", own, SECONDS, y_label="seconds", plot=args.plot and backend == "local")
+        growth("parameters", "parameters", own, MEMORY, plot=False)
 
 
 if __name__ == "__main__":

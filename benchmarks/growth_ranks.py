@@ -1,7 +1,7 @@
 """What ranks tell each other in a step, by their number: collectives and bytes, which do not depend on the machine.
 
     python benchmarks/growth_ranks.py [--ranks 1 2 4] [--backends ddp zero0 zero2 zero3 fsdp2] [--size 5M]
-                                      [--tokens 256] [--plot FILE.svg]
+                                      [--tokens 64]
 
 Phases: `embedded`, requests to the ranks' own engines and their completions back (no model: the engines answer with
 random tokens); `round`, its batch to every rank; `step`, forward pass, backward pass and update; `push`, all weights to
@@ -60,7 +60,7 @@ class Collectives(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
     def _saw(self, name: str, args: Any) -> None:
-        if name.startswith(("wait", "barrier")):
+        if name.startswith(("wait", "wrap", "barrier")):
             self.count += name.startswith("barrier")
             return
         sizes = [
@@ -168,8 +168,7 @@ def main() -> None:
     parser.add_argument("--ranks", nargs="+", type=int, default=[1, 2, 4])
     parser.add_argument("--backends", nargs="+", default=["ddp", "zero0", "zero2", "zero3", "fsdp2"])
     parser.add_argument("--size", choices=SIZES, default="5M")
-    parser.add_argument("--tokens", type=int, default=256, help="of a completion")
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--tokens", type=int, default=64, help="of a completion")
     parser.add_argument("--backend", help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -1,7 +1,7 @@
 """What a completion costs by its number of tokens: generation, training, token record, completions.jsonl, the page.
 
     python benchmarks/growth_tokens.py [--tokens 128 512 2048 8192] [--size 5M] [--parts generate train record]
-                                       [--plot FILE.svg]
+                                       [--plot]
 
 A random model of Qwen2's architecture in float32; one prompt of 64 tokens with `--completions` of exactly that many
 tokens each. `generate` is the embedded engine; `train` one optimizer step with gradient checkpointing, a completion a
@@ -19,18 +19,36 @@ import random
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from growth_tools import MB, SIZES, measured, run_ranks, table, write_model
+from growth_plot import growth
+from growth_tools import MB, SIZES, measured, run_ranks, write_model
 
 from swift_r1.models.loading import load_model
 from swift_r1.runtime.ranks import Ranks
 
 PROMPT = 64
 PARTS = ("generate", "train", "shared", "record")
+SERIES = {
+    "generate_s": "generate, s",
+    "generate_MB": "MB",
+    "train_s": "train, s",
+    "train_MB": "MB",
+    "shared_s": "train, shared prompt, s",
+    "shared_MB": "MB",
+    "rewards_s": "rewards, s",
+    "jsonl_s": "completions.jsonl, s",
+    "record_s": "token record, s",
+    "record_bytes_a_token": "bytes a token",
+    "group_page_s": "page of a group, s",
+    "token_page_s": "page of tokens, s",
+    "token_page_MB": "MB",
+    "view_MB": "memory of both, MB",
+}
+PLOTTED = ("generate_s", "train_s", "rewards_s", "record_s", "group_page_s", "token_page_s")
 WORDS = ["so", "the", "98", "19", "=", "minus", "wait", "let", "me", "check"]
 
 
@@ -180,7 +198,7 @@ def main() -> None:
     parser.add_argument("--size", choices=SIZES, default="5M")
     parser.add_argument("--completions", type=int, default=2)
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
-    parser.add_argument("--plot", type=Path)
+    parser.add_argument("--plot", action="store_true", help="draw docs/images/growth-tokens.svg")
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
     logging.disable(logging.INFO)
@@ -206,13 +224,9 @@ def main() -> None:
             rows.append(row)
     finally:
         shutil.rmtree(folder)
-    print(table([{name: value for name, value in row.items() if "kept" not in name} for row in rows]))
-    if args.plot is not None:
-        plot(rows, args.plot)
-
-
-def plot(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    raise NotImplementedError
+    series = {name: label for name, label in SERIES.items() if name in rows[0]}
+    growth("tokens", "tokens", rows, {name: one for name, one in series.items() if name in PLOTTED}, plot=args.plot)
+    growth("tokens", "tokens", rows, {name: one for name, one in series.items() if name not in PLOTTED}, plot=False)
 
 
 if __name__ == "__main__":

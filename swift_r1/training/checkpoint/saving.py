@@ -26,7 +26,7 @@ from swift_r1.training.backends.optimizer_state import StateBucket
 from swift_r1.training.checkpoint.card import model_card
 from swift_r1.training.checkpoint.folder import Draft, link_checkpoints, remove_old_checkpoints
 from swift_r1.training.checkpoint.state import STATE, RunState, rng_state
-from swift_r1.training.checkpoint.tensors import ModelShards, SavedTensors, write_tensors
+from swift_r1.training.checkpoint.tensors import ModelShards, SavedTensors, one_each, write_tensors
 from swift_r1.training.checkpoint.upload import Uploader
 
 logger = logging.getLogger("swift_r1.training")
@@ -43,8 +43,8 @@ CRITIC = "critic"  # folder of the critic in a checkpoint, for `--critic_model`
 class Saver:
     """Writes checkpoints and tolerates a full disk for a while. All methods are collective.
 
-    Every rank writes a share: one file of the weights, and every so many buckets of the state. Only what is being
-    written is in memory twice.
+    Every rank writes a share: one file of the weights, and every so many buckets of the state. All write at the same
+    time, when each has a bucket. Only what is being written is in memory twice.
     """
 
     run_dir: Path
@@ -103,9 +103,10 @@ class Saver:
                 for _ in tensors:
                     pass  # whoever writes nothing takes part in gathering
             for kind, buckets in self._state():
-                for number, bucket in enumerate(self._reported(buckets)):
+                size = self.ranks.world_size
+                for turn, bucket in enumerate(one_each(self._reported(buckets), size)):
                     if bucket:
-                        name = f"{STATE}/{kind}-{number:05}.safetensors"
+                        name = f"{STATE}/{kind}-{turn * size + self.ranks.rank:05}.safetensors"
                         draft.write(name, partial(write_tensors, tensors=dict(bucket)))
             fault = self._concluded(draft, best_step)
             if self.uploader is not None and fault is None:
@@ -195,7 +196,7 @@ class Saver:
         if everyones is None:
             return None
         for rank, one in enumerate(everyones):
-            fault, entries = json.loads(bytes(one.tolist()))
+            fault, entries = json.loads(one.numpy().tobytes())
             draft.hashed |= entries
             if draft.fault is None and fault is not None:
                 draft.fault = f"rank {rank}: {fault}"

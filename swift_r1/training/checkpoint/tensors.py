@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,6 +43,14 @@ _INDEX = "model.safetensors.index.json"
 _LAYER = re.compile(r".*?\.\d+\.")
 
 Named = Sequence[tuple[str, Tensor]]
+
+
+def one_each(buckets: Iterable[Named], ranks: int) -> Iterator[Named]:
+    """What this rank gets of each `ranks` buckets: where ranks take turns each has one then, and all write theirs at
+    the same time, while else each would wait for the one whose turn it is."""
+    coming = iter(buckets)
+    while turn := list(islice(coming, ranks)):
+        yield [tensor for bucket in turn for tensor in bucket]
 
 
 def write_stream(path: Path, contents: Named, tensors: Iterable[tuple[str, Tensor]]) -> Entry:
@@ -100,8 +108,10 @@ class SavedTensors:
             file: Any = safe_open(path, "pt")
             self._where |= dict.fromkeys(file.keys(), file)
 
-    def __call__(self, name: str) -> Tensor:
-        tensor: Tensor = self._where[name].get_tensor(name)
+    def __call__(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """It, or only these of its rows."""
+        file = self._where[name]
+        tensor: Tensor = file.get_tensor(name) if rows == slice(None) else file.get_slice(name)[rows]
         return tensor
 
     def all(self) -> dict[str, Tensor]:
@@ -153,14 +163,17 @@ class ModelShards:
 
     def tensors(self, backend: Backend) -> Iterator[tuple[str, Tensor]]:
         """What this rank's file holds, in order (collective: every rank must exhaust it)."""
-        for owner, unit in self._owned:
+        shares = [[unit for one, unit in self._owned if one == owner] for owner in range(self._ranks.world_size)]
+        # A unit for each rank is gathered, and then all ranks write at the same time.
+        for units in zip_longest(*shares):
             gathered: dict[str, Tensor] = {}
-            for bucket in backend.weight_buckets(unit.weights, to=owner):
-                gathered |= bucket
-            if owner == self._ranks.rank:
-                if unit.converts:
+            for owner, unit in enumerate(units):
+                for bucket in backend.weight_buckets(unit.weights, to=owner) if unit else ():
+                    gathered |= bucket
+            if (own := units[self._ranks.rank]) is not None:
+                if own.converts:
                     gathered = as_in_checkpoint(self._model, gathered)
-                yield from ((name, gathered[name].to(like.dtype)) for name, like in unit.contents)
+                yield from ((name, gathered[name].to(like.dtype)) for name, like in own.contents)
 
     def write(self, path: Path, tensors: Iterator[tuple[str, Tensor]]) -> Entry:
         """Writes this rank's file from `tensors`; raises as `write_stream`."""
