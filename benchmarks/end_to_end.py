@@ -2,6 +2,7 @@
 
     python benchmarks/end_to_end.py --check                        # everything, about 20 minutes on two cores
     python benchmarks/end_to_end.py --sides ours-embedded ours-colocated --dtypes float32 --repeats 3
+    NPROC_PER_NODE=2 python benchmarks/end_to_end.py --sides ours-embedded ours-colocated --ours "--deepspeed zero2"
 
 A step: 4 prompts x 8 completions of at most 128 tokens at temperature 1, a rule as the reward, one AdamW step, in
 micro-batches of 8 completions. Every side reads the same rows in the same order, in processes of its own.
@@ -24,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -34,6 +36,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -129,7 +132,7 @@ def words_of(flags: dict[str, object]) -> list[str]:
 
 def command(side: str, dtype: str, args: argparse.Namespace, folder: Path, steps: int) -> list[str]:
     gpu = has_gpu(os.environ)
-    flags: dict[str, object] = SHARED | {
+    flags: dict[str, Any] = SHARED | {
         "model": args.model,
         "dataset": folder / "rows.jsonl",
         "output_dir": folder / "run",
@@ -137,6 +140,8 @@ def command(side: str, dtype: str, args: argparse.Namespace, folder: Path, steps
         "max_completion_length": args.new_tokens,
         "gradient_accumulation_steps": args.prompts * GENERATIONS // MICRO,
     }
+    if side.startswith("ours"):
+        flags["gradient_accumulation_steps"] //= World.from_environment(os.environ)[0].size
     kept = side.endswith("-tuned")
     if side.startswith("trl"):
         flags |= TRL | {"dataset": str(folder / "rows.jsonl"), "output_dir": str(folder / "run"), "use_cpu": not gpu}
@@ -204,9 +209,9 @@ def run_side(side: str, dtype: str, args: argparse.Namespace, steps: int, slowes
 
 
 def write_rows(path: Path, count: int) -> None:
-    """A conversation a line, each counting from another number."""
+    """A conversation a line, each about other numbers; as in `async_plugin.py`."""
     with path.open("w") as rows:
-        for number in range(count):
+        for number in random.Random(0).sample(range(2000), count):
             asked = f"Count from {number} to {number + 40}."
             messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
             rows.write(json.dumps({"messages": messages}) + "\n")
