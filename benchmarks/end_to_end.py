@@ -1,18 +1,21 @@
 """Whole training steps of ours, TRL and ms-swift on the same work: tokens a second, seconds by part, memory.
 
     python benchmarks/end_to_end.py --check                        # everything, about 20 minutes on two cores
-    python benchmarks/end_to_end.py --sides ours-embedded ours-colocated --dtypes float32 --repeats 3
+    python benchmarks/end_to_end.py --sides ours-embedded ours-colocated --repeats 3
+    NPROC_PER_NODE=2 python benchmarks/end_to_end.py --sides ours-embedded ours-colocated --ours "--deepspeed zero2"
 
 A step: 4 prompts x 8 completions of at most 128 tokens at temperature 1, a rule as the reward, one AdamW step, in
-micro-batches of 8 completions. Every side reads the same rows in the same order, in processes of its own.
+micro-batches of 8 completions. Every side reads the same rows, in processes of its own.
 
 Sides: `ours-embedded` (`--use_vllm false`), `ours-colocated` (`--vllm_mode colocate`), both keeping their activations
 (`--gradient_checkpointing false`); `trl` and `ms-swift` with their defaults, which are gradient checkpointing and the
 system's allocator; `trl-tuned` and `ms-swift-tuned` with kept activations and the environment that `swift` sets
-(allocator, threads). Flags that make the work the same are in `OURS`, `TRL` and `MS_SWIFT`.
+(allocator, threads). Flags that make the work the same are in `end_to_end_sides.py`.
 
-A dtype whose first step takes twice as long as the side's other one is not run further: its rate is that of the first
-step. Rates are of completion tokens per second of wall-clock time: `steady` without the first step (a warm-up), `from
+Ours chooses its dtype by itself. The peers run in each of `--dtypes`; one whose first step has not ended after twice
+the time of the other's is ended there, and counts for nothing.
+
+Rates are of completion tokens per second of wall-clock time: `steady` without the first step (a warm-up), `from
 start` with the start and the first step. `first after` is from the command to the end of the first step; `other` is
 what is left of a step beside its parts. Memory is the peak of the sum over a side's processes of their proportional
 share (PSS), looked at every two seconds. `--check` ends with 1 unless the better side of ours does 6 times the tokens
@@ -23,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -36,67 +38,18 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import psutil
+from end_to_end_sides import GENERATIONS, SIDES, command, environment, write_rows
 from rich.console import Console
 from rich.table import Table
 from train_step import install_trl
 
-from swift_r1.arguments.world import World
-from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
-
 HERE = Path(__file__).resolve().parent
-SIDES = ("ours-embedded", "ours-colocated", "trl", "trl-tuned", "ms-swift", "ms-swift-tuned")
 DTYPES = ("float32", "bfloat16")
 GOALS = {"trl": 6.0, "ms-swift": 5.0}
 SIDE_S, LOOK_S, END_S = 1800, 2.0, 30
-GENERATIONS, MICRO = 8, 8
 PARTS = ("generate", "train", "weights")
 SPANS = {"generate": "generate", "reward": "generate", "train": "train", "sync": "weights"}
 """Of ours, and what part they are of."""
-SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
-
-SHARED = {
-    "num_generations": GENERATIONS,
-    "per_device_train_batch_size": MICRO,
-    "learning_rate": 1e-6,
-    "temperature": 1.0,
-    "logging_steps": 1,
-    "report_to": "none",
-}
-OURS = {
-    "rlhf_type": "grpo",
-    "external_plugins": HERE / "async_plugin.py",
-    "reward_funcs": "digits",
-    "dataset_shuffle": "false",
-    "gradient_checkpointing": "false",
-    "save_steps": 10**6,
-    "save_only_model": "true",
-    "add_version": "false",
-    "max_length": 128,
-}
-TRL = {
-    "save_strategy": "no",
-    "disable_tqdm": True,
-    "shuffle_dataset": False,
-}
-MS_SWIFT = {
-    "rlhf_type": "grpo",
-    "external_plugins": HERE / "end_to_end_peer.py",
-    "reward_funcs": "digits",
-    "callbacks": "step_clock",
-    "model_type": "llama",
-    "template": "chatml",
-    "tuner_type": "full",
-    "use_vllm": "false",
-    "top_p": 1.0,
-    "top_k": 0,
-    "beta": 0.0,
-    "dataset_shuffle": "false",
-    "train_dataloader_shuffle": "false",
-    "split_dataset_ratio": 0,
-    "save_strategy": "no",
-    "add_version": "false",
-    "max_length": 128,
-}
 
 
 @dataclass
@@ -123,51 +76,10 @@ class Result:
         return sum(step["tokens"] for step in self.steps) / (self.first + later)
 
 
-def words_of(flags: dict[str, object]) -> list[str]:
-    return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-
-
-def command(side: str, dtype: str, args: argparse.Namespace, folder: Path, steps: int) -> list[str]:
-    gpu = has_gpu(os.environ)
-    flags: dict[str, object] = SHARED | {
-        "model": args.model,
-        "dataset": folder / "rows.jsonl",
-        "output_dir": folder / "run",
-        "max_steps": steps,
-        "max_completion_length": args.new_tokens,
-        "gradient_accumulation_steps": args.prompts * GENERATIONS // MICRO,
-    }
-    kept = side.endswith("-tuned")
-    if side.startswith("trl"):
-        flags |= TRL | {"dataset": str(folder / "rows.jsonl"), "output_dir": str(folder / "run"), "use_cpu": not gpu}
-        flags |= {"bf16": dtype == "bfloat16", "model_init_kwargs": {"dtype": dtype}}
-        if kept:
-            flags["gradient_checkpointing"] = False
-        (folder / "flags.json").write_text(json.dumps(flags))
-        return [str(args.trl_venv / "bin/python"), str(HERE / "end_to_end_peer.py"), str(folder / "flags.json")]
-    flags["torch_dtype"] = dtype
-    if side.startswith("ms-swift"):
-        flags |= MS_SWIFT | {"use_cpu": str(not gpu).lower()} | ({"gradient_checkpointing": "false"} if kept else {})
-        return [str(args.ms_swift_venv / "bin/python"), "-m", "swift.cli.main", "rlhf", *words_of(flags)]
-    colocated = {"use_vllm": "true", "vllm_mode": "colocate"} if side == "ours-colocated" else {"use_vllm": "false"}
-    return [sys.executable, "-m", "swift_r1", "rlhf", *words_of(flags | OURS | colocated), *args.ours.split()]
-
-
-def environment(side: str, folder: Path) -> dict[str, str]:
-    """Ours sets what it needs itself."""
-    environ = dict(os.environ) | {"HF_HUB_OFFLINE": "1", "END_TO_END_STEPS": str(folder / "steps.jsonl")}
-    if side.startswith("ours"):
-        return environ | {"PYTHONPATH": str(HERE.parent)}
-    for name in ("PYTHONPATH", "OMP_NUM_THREADS", "GOMP_SPINCOUNT", "LD_PRELOAD"):
-        environ.pop(name, None)
-    if side.endswith("-tuned"):
-        environ |= trainer_environment(environ, World(), offline=True, cpus=usable_cpus(), gpu=has_gpu(os.environ))
-    return environ
-
-
-def run_side(side: str, dtype: str, args: argparse.Namespace, steps: int, slowest_first: float) -> Result:
-    """Stops after the first step if that took longer than `slowest_first`. Raises SystemExit: it failed, or is over its
+def run_side(side: str, dtype: str, args: argparse.Namespace, limit: float) -> Result:
+    """Without steps where the first has not ended after `limit` seconds. Raises SystemExit: it failed, or is over its
     deadline."""
+    steps = args.steps
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_rows(folder / "rows.jsonl", args.prompts * steps)
@@ -175,7 +87,7 @@ def run_side(side: str, dtype: str, args: argparse.Namespace, steps: int, slowes
         began = time.time()
         with log.open("wb") as out:
             process = psutil.Popen(
-                command(side, dtype, args, folder, steps),
+                command(side, dtype, args, folder),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -185,14 +97,14 @@ def run_side(side: str, dtype: str, args: argparse.Namespace, steps: int, slowes
         result = Result(side, dtype, 0.0, 0)
         try:
             while len(result.steps) < steps:
-                over = process.poll() is not None
+                over, seconds = process.poll() is not None, time.time() - began
                 result.peak = max(result.peak, memory(process))
                 result.steps = steps_of(side, folder, args.prompts * GENERATIONS)
-                if result.steps:
-                    result.first = result.steps[0]["ended"] - began
-                    if result.steps[0]["seconds"] > slowest_first:
-                        break
-                if len(result.steps) < steps and (over or time.time() - began > SIDE_S):
+                result.first = result.steps[0]["ended"] - began if result.steps else seconds
+                if result.first > limit:
+                    result.steps = []
+                    break
+                if len(result.steps) < steps and (over or seconds > SIDE_S):
                     shutil.copy(log, kept := Path(tempfile.gettempdir(), f"end_to_end-{side}.log"))
                     raise SystemExit(f"{side} ended with {process.poll()} after {len(result.steps)} steps: {kept}")
                 time.sleep(LOOK_S)
@@ -201,15 +113,6 @@ def run_side(side: str, dtype: str, args: argparse.Namespace, steps: int, slowes
         if args.keep:
             shutil.copytree(folder, args.keep / f"{side}-{dtype}", dirs_exist_ok=True)
     return result
-
-
-def write_rows(path: Path, count: int) -> None:
-    """A conversation a line, each counting from another number."""
-    with path.open("w") as rows:
-        for number in range(count):
-            asked = f"Count from {number} to {number + 40}."
-            messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": asked}]
-            rows.write(json.dumps({"messages": messages}) + "\n")
 
 
 def memory(process: psutil.Process) -> int:
@@ -268,14 +171,16 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def measure(args: argparse.Namespace, console: Console) -> list[Result]:
-    """All sides, alternating; the best dtype of a side so far bounds the others' first step."""
+    """All sides, alternating."""
     results: list[Result] = []
     for repeat in range(args.repeats):
         for dtype in args.dtypes:
             for side in args.sides:
-                others = [one.steps[0]["seconds"] for one in results if one.side == side]
+                if side.startswith("ours") and dtype != args.dtypes[0]:
+                    continue
                 console.print(f"run {repeat + 1} of {args.repeats}: {side} {dtype}")
-                results.append(run_side(side, dtype, args, args.steps, 2 * min(others, default=SIDE_S)))
+                others = [one.first for one in results if one.side == side and one.dtype != dtype and one.steps]
+                results.append(run_side(side, dtype, args, 2 * min(others, default=SIDE_S)))
     return results
 
 
@@ -287,11 +192,14 @@ def table(results: list[Result], args: argparse.Namespace) -> Table:
     for column in (*columns, "steady tok/s", "from start", "peak GB"):
         shown.add_column(column, justify="left" if column in ("side", "dtype") else "right")
     for one in results:
+        if not one.steps:
+            shown.add_row(one.side, one.dtype, f"> {one.first:.0f}")
+            continue
         parts = [one.mean(part) for part in PARTS]
         seconds = one.mean("seconds")
         shown.add_row(
             one.side,
-            one.dtype + ("" if one.steps[1:] else " (first step)"),
+            "its own" if one.side.startswith("ours") else one.dtype,
             f"{one.first:.1f}",
             *(f"{value:.2f}" for value in (*parts, seconds - sum(parts), seconds)),
             f"{one.mean('tokens') / args.prompts / GENERATIONS:.0f}",
@@ -305,8 +213,9 @@ def table(results: list[Result], args: argparse.Namespace) -> Table:
 def ratios(results: list[Result]) -> dict[str, float]:
     """Steady tokens a second of the better side of ours over each peer's, each in its best dtype (medians of runs)."""
     rates: dict[str, float] = {}
-    for side, dtype in {(one.side, one.dtype) for one in results}:
-        rate = statistics.median(one.steady for one in results if (one.side, one.dtype) == (side, dtype))
+    ended = [one for one in results if one.steps]
+    for side, dtype in {(one.side, one.dtype) for one in ended}:
+        rate = statistics.median(one.steady for one in ended if (one.side, one.dtype) == (side, dtype))
         rates[side] = max(rate, rates.get(side, 0.0))
     ours = max((rate for side, rate in rates.items() if side.startswith("ours")), default=0.0)
     return {side: ours / rate for side, rate in rates.items() if ours and not side.startswith("ours")}
