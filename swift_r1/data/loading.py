@@ -7,7 +7,7 @@ import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, islice
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from swift_r1.data.prepare import prepared_rows, request_key, require_rows
@@ -122,8 +122,10 @@ def load_rows(flags: DataFlags, prepared: Mapping[str, str] | None = None, *, ke
         for source in open_sources(flags.val_dataset, labels, flags.use_hf):
             wanted = source.spec.sample or (limit if source.samples_itself else None)
             held_out += validation.collect(source, "eval", wanted)
-        trained = chain.from_iterable(rows.column("key") for rows in training)
-        shared = len(set(held_out.column("key")).intersection(trained))
+        import numpy as np
+
+        trained = Rows(part for rows in training for part in rows.parts).column("key")
+        shared = int(np.isin(np.unique(held_out.column("key")), trained).sum())
         if shared:
             _logger.warning("%d prompts of --val_dataset are in the training rows too", shared)
     elif flags.split_dataset_ratio:
@@ -246,17 +248,17 @@ def _take_out(rows: Rows, count: int, seed: int) -> tuple[Rows, Rows]:
 
     Rows with the same messages always end up on the same side, so no prompt is in both.
     """
-    keys = list(rows.column("key"))
-    first: dict[int, int] = {}
-    for place, key in enumerate(keys):
-        first.setdefault(key, place)
-    most = len(first) // 2
+    import numpy as np
+    from pyarrow import array, compute
+
+    keys = rows.column("key")
+    different = np.sort(np.unique(keys, return_index=True)[1])  # where each prompt is for the first time
+    most = len(different) // 2
     if count > most:
-        _logger.warning("only %d of %d different prompts are held out: %d were asked for", most, len(first), count)
-    different = list(first)
-    chosen = {different[place] for place in _choice(len(different), min(count, most), f"{seed}:held out")}
-    kept = rows.chosen(place for place, key in enumerate(keys) if key not in chosen)
-    return kept, rows.chosen(place for key, place in first.items() if key in chosen)
+        _logger.warning("only %d of %d different prompts are held out: %d were asked for", most, len(different), count)
+    out = different[_choice(len(different), min(count, most), f"{seed}:held out")]
+    is_out = compute.is_in(array(keys), value_set=array(keys[out])).to_numpy(zero_copy_only=False)
+    return rows.chosen(np.flatnonzero(~is_out)), rows.chosen(out)
 
 
 def _resized(rows: Rows, count: int, seed: str) -> Rows:

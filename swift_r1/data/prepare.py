@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import logging
@@ -220,7 +221,12 @@ def _block_of(source: Source, task: Task, flags: DataFlags) -> Block:
                 "key": int.from_bytes(hashlib.blake2b(prompt_key(row).encode(), digest_size=8).digest(), "little"),
                 "size": content_bytes(row),
                 "turns": len(row["messages"]),
-                "columns": json.dumps(list(row)),
+                "columns": _names(tuple(row)),
             }
         )
     return block_of(rows, drops)
+
+
+@functools.lru_cache(1000)
+def _names(columns: tuple[str, ...]) -> str:
+    return json.dumps(columns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -172,12 +172,13 @@ class PromptEncoder:
         cost little."""
         if self._max_length is None or not len(rows):
             return rows
-        sizes: Iterable[tuple[int, int]] = ((content_bytes(row), len(row["messages"])) for row in rows)
+        import numpy as np
+
         if isinstance(rows, Rows):  # without reading them
-            sizes = zip(rows.column("size"), rows.column("turns"), strict=True)
-        unsure = [
-            place for place, (size, turns) in enumerate(sizes) if size + (turns + 1) * self._overhead > self._max_length
-        ]
+            sizes, turns = rows.column("size").astype(int), rows.column("turns")
+        else:
+            sizes, turns = np.array([(content_bytes(row), len(row["messages"])) for row in rows]).T
+        unsure = np.flatnonzero(sizes + (turns + 1) * self._overhead > self._max_length).tolist()
         too_long = {place for place in unsure if self._is_too_long(rows[place])}
         if not too_long:
             return rows
@@ -190,7 +191,7 @@ class PromptEncoder:
         )
         if not leaves_out:
             return rows
-        kept = [place for place in range(len(rows)) if place not in too_long]
+        kept = (place for place in range(len(rows)) if place not in too_long)
         return rows.chosen(kept) if isinstance(rows, Rows) else [rows[place] for place in kept]
 
     def fits(self, row: Row) -> bool:

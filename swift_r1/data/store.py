@@ -16,9 +16,9 @@ import shutil
 import tempfile
 import time
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, chain
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -220,16 +220,19 @@ class Rows(Sequence[Row]):
         """The rows at these places, in rising order."""
         import numpy as np
 
-        wanted = np.fromiter(indices, np.int64)
+        wanted = indices if isinstance(indices, np.ndarray) else np.fromiter(indices, np.int64)
         pieces = np.split(wanted, np.searchsorted(wanted, self._ends))
         return Rows(
             replace(part, places=part.places[piece - end])  # counted from the part's end
             for part, piece, end in zip(self.parts, pieces, self._ends, strict=False)
         )
 
-    def column(self, name: str) -> Iterator[Any]:
-        """A column of the stores (`_schema`), for each row."""
-        return chain.from_iterable(part.column(name).to_pylist() for part in self.parts)
+    def column(self, name: str) -> np.ndarray:
+        """A column of numbers of the stores (`_schema`), `[rows]`."""
+        import numpy as np
+
+        columns = [part.column(name).to_numpy() for part in self.parts]
+        return np.concatenate(columns) if columns else np.empty(0, np.int64)
 
     def columns(self) -> frozenset[str]:
         """The columns that every row has."""

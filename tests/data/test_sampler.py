@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+from collections.abc import Callable
 from itertools import islice
+from pathlib import Path
+from typing import Any
 
+import numpy
 import pytest
 
+from swift_r1.data.loading import _take_out
+from swift_r1.data.prompts import PromptEncoder
+from swift_r1.data.rows import Drops
 from swift_r1.data.sampler import PromptSampler
+from swift_r1.data.store import Part, Rows, block_of, write_store
 from swift_r1.errors import UsageError
 
 
@@ -64,3 +73,51 @@ def test_state_of_other_data_is_refused() -> None:
     state = PromptSampler(10, 4, seed=5).state_dict()
     with pytest.raises(UsageError, match="num_rows 10 became 11, seed 5 became 6"):
         PromptSampler(11, 4, seed=6).load_state_dict(state)
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Most that Python and numpy held meanwhile; Arrow's own buffers are not counted."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+def test_many_rows_take_some_tens_of_bytes_each(tmp_path: Path) -> None:
+    """Of prompts that are looked at, held out and drawn; a Python number or dict entry each would be 2 to 6 times
+    that. `fitting` and `_take_out` must find the same rows as without the store's columns."""
+    count = 200_000
+    row = {"messages": [{"role": "user", "content": "12345678"}]}
+    line = json.dumps(row).encode() + b"\n"
+    made = {"row": line, "size": 8, "turns": 1, "columns": '["messages"]'}
+    blocks = [
+        block_of([made | {"name": str(n), "key": n % 150_000} for n in range(first, first + 50_000)], Drops())
+        for first in range(0, count, 50_000)
+    ]
+    store = write_store(tmp_path / "store", blocks, lambda _rows, _drops: None)
+    rows = Rows([Part(store, "data", "data", numpy.arange(count))])
+    encoder = PromptEncoder(Characters(), max_length=100)
+    found: list[Any] = []
+    assert peak_bytes(lambda: found.append(encoder.fitting(rows))) < 40 * count
+    assert found[0] is rows
+    assert peak_bytes(lambda: found.append(_take_out(rows, 500, 3))) < 50 * count
+    kept, out = found[1]
+    held = set(out.column("key").tolist())
+    assert len(held) == len(out) == 500 and held.isdisjoint(kept.column("key").tolist())
+    assert len(kept) == count - sum(n % 150_000 in held for n in range(count))
+    assert [row["prompt_id"] for row in out] == sorted((f"data:{key}" for key in held), key=lambda one: int(one[5:]))
+    assert peak_bytes(lambda: next(PromptSampler(count, 64))) < 20 * count
+
+
+class Characters:
+    """A tokenizer of a token a character."""
+
+    chat_template = "given"
+
+    def apply_chat_template(self, messages: list[dict[str, str]], **_given: Any) -> str:
+        return "".join(message["content"] for message in messages) + "\n"
+
+    def __call__(self, text: str, **_given: Any) -> dict[str, list[int]]:
+        return {"input_ids": list(map(ord, text))}
