@@ -10,8 +10,7 @@ from step_work import Clock, Work, peak_bytes, report
 
 from swift_r1.algorithms import LossConfig, group_advantages
 from swift_r1.inference.engines.transformers import TransformersEngine
-from swift_r1.models import logprobs, policy
-from swift_r1.models.loading import load_model
+from swift_r1.models import loading, logprobs
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, round_batch
@@ -26,8 +25,8 @@ def main() -> None:
     side, work = sys.argv[1], Work.read(sys.argv[2])
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if "unblocked" in side:
-        policy.use_block_functions = lambda _model: 0
-    model = load_model(work.model, "bfloat16", work.checkpointing).to(device)
+        loading.use_block_functions = lambda _model: 0
+    model = loading.load_model(work.model, work.dtype, work.checkpointing).to(device)
     backend = LocalBackend(model, OptimizerConfig(1e-6, 0.0, 0.9, 0.999, 1e-8, 1.0))
     ranks, clock = Ranks(0, 1, device, None), Clock()
     if "whole-logits" in side:
@@ -57,7 +56,7 @@ def main() -> None:
     peak, generate = peak_bytes(), None
     if work.generate:
         generate = time_generation(model, work)
-    report(steps, peak, generate, model)
+    report(steps, peak, generate, model, work.dtype)
 
 
 def time_generation(model: torch.nn.Module, work: Work) -> float:

@@ -63,7 +63,8 @@ def main() -> None:
             disable_tqdm=True,
             shuffle_dataset=False,
             gradient_checkpointing="kept" not in sys.argv[1],
-            model_init_kwargs={"dtype": "bfloat16"},
+            model_init_kwargs={"dtype": work.dtype},
+            bf16=work.dtype == "bfloat16",
             generation_kwargs={"min_new_tokens": work.new_tokens},
         )
         clock = Clock()
@@ -88,7 +89,7 @@ def main() -> None:
             with clock.part("generate"):
                 trainer._generate_single_turn(prompts, None, {}, work.generations)
             generate = clock.take()["generate"]
-    report(times.steps, peak, generate, trainer.model)
+    report(times.steps, peak, generate, trainer.model, work.dtype)
 
 
 if __name__ == "__main__":

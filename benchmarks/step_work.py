@@ -18,6 +18,7 @@ class Work:
     """`prompts` x `generations` completions of `new_tokens` tokens each, in `micro` completions at a time."""
 
     model: str
+    dtype: str
     prompt_ids: list[list[int]]
     completion_ids: list[list[int]]
     generations: int
@@ -79,7 +80,7 @@ def peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def matmul_rate(dtype: torch.dtype = torch.bfloat16) -> float:
+def matmul_rate(dtype: torch.dtype) -> float:
     """FLOP/s of a plain matrix product here: what model-FLOP utilisation is measured against."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size = 8192 if device == "cuda" else 2048
@@ -94,13 +95,15 @@ def matmul_rate(dtype: torch.dtype = torch.bfloat16) -> float:
     return 2 * size**3 / best
 
 
-def report(steps: list[dict[str, float]], peak: int, generate: float | None, model: torch.nn.Module) -> None:
+def report(
+    steps: list[dict[str, float]], peak: int, generate: float | None, model: torch.nn.Module, dtype: str
+) -> None:
     """Writes the worker's one line of JSON to standard output."""
     result = {
         "steps": steps,
         "peak": peak,
         "generate": generate,
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "matmul_rate": matmul_rate(),
+        "matmul_rate": matmul_rate(getattr(torch, dtype)),
     }
     print("RESULT " + json.dumps(result), flush=True)

@@ -12,8 +12,8 @@ allocator, threads), both with `-kept` (activations are kept, not computed again
 one piece), `ours-old-forward` (a forward pass for the old log-probs). TRL gets a virtual environment of its own from
 benchmarks/requirements-trl.txt. Each side runs in a process of its own.
 
-`MFU`: 6 x parameters x (completion tokens + tokens of each prompt once) per second, over the rate of a plain bf16
-matrix product on the same machine.
+`MFU`: 6 x parameters x (completion tokens + tokens of each prompt once) per second, over the rate of a plain matrix
+product of the same dtype on the same machine.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from rich.table import Table
 from step_work import Work
 
 from swift_r1.arguments.world import World
+from swift_r1.checking.model_folder import dtype_here
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
 
 HERE = Path(__file__).resolve().parent
@@ -47,6 +48,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="models/smollm2-135m", help="`make smollm2` builds it")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=["ours", "trl", "trl-tuned"])
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), help="of all sides [what `swift rlhf` takes here]")
     parser.add_argument("--prompts", type=int, nargs="+", default=[4], help="one table for each number")
     parser.add_argument("--prompt_tokens", type=int, default=79)
     parser.add_argument("--generations", type=int, default=8)
@@ -61,6 +63,9 @@ def main() -> int:
     parser.add_argument("--trl_venv", type=Path, default=HERE / ".venv-trl")
     parser.add_argument("--out", type=Path, help="write the results as JSON")
     args = parser.parse_args()
+    if args.steps < 2:
+        parser.error(f"--steps {args.steps}: give 2 or more, since the first is a warm-up")
+    args.dtype = args.dtype or dtype_here(args.model, None, has_gpu(os.environ))[0] or "bfloat16"
     console = Console(width=120)
     if any(side.startswith("trl") for side in args.sides):
         install_trl(args.trl_venv, console)
@@ -84,6 +89,7 @@ def make_work(args: argparse.Namespace, prompts: int) -> Work:
 
     return Work(
         model=args.model,
+        dtype=args.dtype,
         prompt_ids=[tokens(args.prompt_tokens) for _ in range(prompts)],
         completion_ids=[
             tokens(rng.randint(args.new_tokens // 4, args.new_tokens) if args.ragged else args.new_tokens)
@@ -141,7 +147,9 @@ def run_side(side: str, work: Path, trl_venv: Path) -> dict:
 
 def table(results: dict[str, list[dict]], work: Work) -> Table:
     """Medians over all steps but each process's first; ratios to the first side."""
-    shown = Table(title=f"one optimizer step on {len(work.completion_ids)} completions, seconds (medians)")
+    shown = Table(
+        title=f"one optimizer step on {len(work.completion_ids)} completions, {work.dtype}, seconds (medians)"
+    )
     for column in ("side", *PARTS, "ratio", "tokens/s", "MFU", "peak GB", "generate"):
         shown.add_column(column, justify="left" if column == "side" else "right")
     tokens = sum(map(len, work.completion_ids)) + work.generations * sum(map(len, work.prompt_ids))

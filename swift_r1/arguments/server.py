@@ -55,7 +55,10 @@ class VllmArguments(EngineFlags):
     """Engine (vLLM)."""
 
     torch_dtype: str | None = flag(
-        None, "dtype of weights and computation (default: the model config's)", choices=DTYPES, aliases=("dtype",)
+        None,
+        "dtype of weights and computation (default: the model config's; float32 on a CPU without instructions for it)",
+        choices=DTYPES,
+        aliases=("dtype",),
     )
     max_model_len: int | None = flag(
         None, "longest prompt plus completion (default: the model's)", at_least=2, aliases=("vllm_max_model_len",)

@@ -60,7 +60,10 @@ class ModelArguments:
 
     model: str = flag("", "folder of the model, or its Hugging Face id", required=True)
     torch_dtype: str | None = flag(
-        None, "dtype of the model's weights in compute (default: its config's)", choices=DTYPES, aliases=("dtype",)
+        None,
+        "dtype of the model's weights in compute (default: its config's; float32 on a CPU without instructions for it)",
+        choices=DTYPES,
+        aliases=("dtype",),
     )
     bf16: bool | None = flag(None, "true: --torch_dtype bfloat16, with float32 masters")
     fp16: bool | None = flag(None, "true: --torch_dtype float16, with float32 masters and a loss scale")

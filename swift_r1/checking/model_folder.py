@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swift_r1.data.hubs import is_hub_id
+from swift_r1.runtime.hardware import CPU, cpu_multiplies
 
 _WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model*.bin")
 _TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
@@ -33,10 +34,22 @@ def model_faults(model: str, environ: Mapping[str, str], flag: str = "--model", 
     return _hub_faults(model, environ, flag, spread)
 
 
-def config_dtype(model: str) -> str:
-    """The dtype that the config of the model folder names; float32 where it names none or cannot be read yet."""
+def config_dtype(model: str) -> str | None:
+    """The dtype that the config of the model folder names; None where it names none or cannot be read yet."""
     config = _config(Path(model).expanduser())
-    return str(config.get("dtype") or config.get("torch_dtype") or "float32")
+    return config.get("dtype") or config.get("torch_dtype")
+
+
+def dtype_here(model: str, given: str | None, gpu: bool, cpuinfo: str = CPU) -> tuple[str | None, str | None]:
+    """The `--torch_dtype` of this machine, and the line about it: where none is given, a model of 16 bits computes in
+    float32 on a CPU that has no instructions for its dtype."""
+    dtype = given or config_dtype(model) or "bfloat16"
+    if gpu or cpu_multiplies(dtype, cpuinfo):
+        return given, None
+    slower = f"this CPU has no instructions for {dtype}, which is several times slower here"
+    if given is not None:
+        return given, f"--torch_dtype {given}: {slower} than float32"
+    return "float32", f"the model computes in float32 (--torch_dtype float32): {slower}"
 
 
 def family_faults(model: str, family: str | None) -> list[str]:

@@ -195,7 +195,7 @@ def deepspeed_faults(args: RlhfArguments, world: World) -> list[str]:
         *moved_twice(config, args.offload_model, args.offload_optimizer),
         *contradictions(
             config,
-            dtype=args.torch_dtype or config_dtype(args.model),
+            dtype=args.torch_dtype or config_dtype(args.model) or "float32",
             micro_batch=args.per_device_train_batch_size,
             accumulation=args.gradient_accumulation_steps,
             world_size=world.size,

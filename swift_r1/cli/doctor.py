@@ -19,6 +19,7 @@ from pathlib import Path
 
 from swift_r1.errors import EXIT_OK, EXIT_USAGE, UsageError
 from swift_r1.launch.environment import find_allocator, has_gpu, usable_cpus
+from swift_r1.runtime.hardware import cpu_multiplies
 from swift_r1.runtime.libraries import package_versions
 
 IMPORT_SECONDS = 180
@@ -102,7 +103,10 @@ def devices() -> Finding:
 
 def processors() -> Finding:
     pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    return Finding("processors", "ok", f"{len(usable_cpus())} usable, {pages * size / _GIB:.0f} GiB of memory")
+    text = f"{len(usable_cpus())} usable, {pages * size / _GIB:.0f} GiB of memory"
+    if cpu_multiplies("bfloat16"):
+        return Finding("processors", "ok", text)
+    return Finding("processors", "ok", f"{text}; no bfloat16 instructions, so models of 16 bits compute in float32")
 
 
 def shared_memory(free: int) -> Finding:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.world import World
-from swift_r1.checking.model_folder import is_local, model_faults
+from swift_r1.checking.model_folder import dtype_here, is_local, model_faults
 from swift_r1.errors import EXIT_OK, UsageError
 from swift_r1.evaluation import ADDED_VARIABLE, adapters_base
 from swift_r1.launch.environment import (
@@ -22,6 +23,7 @@ from swift_r1.launch.environment import (
     usable_cpus,
 )
 from swift_r1.launch.run_folder import without_secrets
+from swift_r1.runtime.processes import say
 
 EVAL_MODULE = "swift_r1.evaluation.worker"
 _USAGE = """swift eval --model M --benchmarks B ... [config.yaml] [--flag value ...]
@@ -43,13 +45,18 @@ def run(words: Sequence[str]) -> int:
     args = parse_arguments(EvalArguments, words)
     if args.compare:
         return _compare(args)
+    gpu = has_gpu(os.environ)
     if not args.is_url:
         base = adapters_base(args.model)
         where = "" if base is None else f"--model {args.model} holds adapters of {base}: "
         if faults := model_faults(base or args.model, os.environ):
             raise UsageError(*(f"{where}{fault}" for fault in faults))
+        dtype, about_dtype = dtype_here(base or args.model, args.torch_dtype, gpu)
+        if about_dtype is not None:
+            say(about_dtype, "eval")
+        args = replace(args, torch_dtype=dtype)
     world, _ = World.from_environment({})
-    offline, gpu = not args.is_url and is_local(args.model), has_gpu(os.environ)
+    offline = not args.is_url and is_local(args.model)
     added = trainer_environment(os.environ, world, offline=offline, cpus=usable_cpus(), gpu=gpu)
     environ = new_environment(os.environ, added, args.secrets) | {ADDED_VARIABLE: " ".join(added)}
     content = {"args": args.to_dict(), "command": ["swift", "eval", *without_secrets(words)]}

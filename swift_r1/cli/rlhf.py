@@ -62,9 +62,9 @@ def run(words: Sequence[str]) -> int:
     os.environ.update(args.process_variables)
     world, _ = World.from_environment(os.environ)
     gpu, is_first_node = has_gpu(os.environ), world.node_rank == 0
+    args, about_machine = on_this_machine(parsed, gpu)
     if args.estimate:
         return print_estimate(args, world, gpu)
-    args, about_machine = on_this_machine(parsed, gpu)
     from swift_r1.checking.preflight import check_inputs
 
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
@@ -94,7 +94,9 @@ def run(words: Sequence[str]) -> int:
         from swift_r1.weights.writer import save_token
 
         save_token(folder, token)
-    args_json = write_args(folder, args, world, words, data_hash, checkpoint, data.prepared, plan)
+    args_json = write_args(
+        folder, args, world, words, data_hash, checkpoint, data.prepared, plan, own_dtype=parsed.torch_dtype is None
+    )
     if args.view and is_first_node:
         start_page(folder, args.view_port, args.secrets)
     added = trainer_environment(

@@ -14,7 +14,7 @@ from pathlib import Path
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.server import RolloutArguments, host_faults
 from swift_r1.arguments.told import named
-from swift_r1.checking.model_folder import is_local, model_faults
+from swift_r1.checking.model_folder import dtype_here, is_local, model_faults
 from swift_r1.cli.merge_lora import base_model, merged_folder
 from swift_r1.errors import PortTaken, UsageError
 from swift_r1.launch.environment import (
@@ -65,11 +65,16 @@ def run(words: Sequence[str]) -> int:
     if adapters is not None:
         print(f"merging {adapters} into {base}", file=sys.stderr)
         args = replace(args, model=str(merged_folder(adapters, base, os.environ)))
+    gpu = has_gpu(os.environ)
+    dtype, about_dtype = dtype_here(args.model, args.torch_dtype, gpu)
+    if about_dtype is not None:
+        say(about_dtype, "rollout")
+    args = replace(args, torch_dtype=dtype)
     added = server_environment(
         os.environ,
         offline=is_local(args.model),
         cpus=usable_cpus(),
-        gpu=has_gpu(os.environ),
+        gpu=gpu,
         engines=args.vllm_tensor_parallel_size * args.vllm_data_parallel_size,
     )
     # The key is not in the file, but in the environment.

@@ -11,6 +11,7 @@ from swift_r1.arguments.fields import flag_specs, no_effect
 from swift_r1.arguments.plan import Plan
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
+from swift_r1.checking.model_folder import dtype_here
 from swift_r1.errors import UsageError
 
 LEAST_MODEL_BYTES = 100 << 20
@@ -108,4 +109,6 @@ def on_this_machine(args: RlhfArguments, gpu: bool) -> tuple[RlhfArguments, list
     missing."""
     args, about_gpu = without_gpu(args, gpu)
     args, about_attention = attention_of(args, gpu)
-    return args, [line for line in (about_gpu, about_attention) if line is not None]
+    dtype, about_dtype = dtype_here(args.model, args.torch_dtype, gpu)
+    lines = (about_gpu, about_attention, about_dtype)
+    return replace(args, torch_dtype=dtype), [line for line in lines if line is not None]

@@ -103,9 +103,11 @@ def write_args(
     checkpoint: Path | None = None,
     prepared: Mapping[str, str] | None = None,
     plan: Plan | None = None,
+    own_dtype: bool = False,
 ) -> Path:
     """Writes args.json: every resolved flag, the command line, package versions, the machine, the plan, a hash of the
-    training data, where its rows lie prepared, and the checkpoint that the run goes on from.
+    training data, where its rows lie prepared, the checkpoint that the run goes on from, and whether its checkpoints
+    have the dtype of the model's config rather than that of training.
 
     Secrets are left out. Nodes other than the first write `args-node<k>.json` beside it.
     """
@@ -120,6 +122,7 @@ def write_args(
         "plan": None if plan is None else asdict(plan),
         "dataset_hash": dataset,
         "prepared_data": dict(prepared or {}),
+        "own_dtype": own_dtype,
         "resumed_from": str(checkpoint) if checkpoint else None,
         "started": time.time(),
     }

@@ -11,6 +11,12 @@ from pathlib import Path
 from typing import Any
 
 _GPUS = "/proc/driver/nvidia/gpus/*/information"
+CPU = "/proc/cpuinfo"
+_ARITHMETIC = {
+    "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
+    "float16": {"avx512_fp16", "amx_fp16", "asimdhp"},
+}
+"""The kernel's names of instructions (x86 and Arm) that multiply matrices of a dtype."""
 
 
 def hardware(environ: Mapping[str, str], gpus: str = _GPUS) -> dict[str, Any]:
@@ -21,8 +27,15 @@ def hardware(environ: Mapping[str, str], gpus: str = _GPUS) -> dict[str, Any]:
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = names[: len([one for one in visible.split(",") if one.strip() not in ("", "-1")])]
-    cpu = _field("/proc/cpuinfo", "model name") or platform.machine()
+    cpu = _field(CPU, "model name") or platform.machine()
     return {"cpu": cpu, "cores": cores, "memory_gib": round(memory / 2**30, 1), "gpus": names}
+
+
+def cpu_multiplies(dtype: str, cpuinfo: str = CPU) -> bool:
+    """Whether the CPU has instructions for matrices of `dtype`, without which they are several times slower than in
+    float32; True where the system does not say."""
+    known = _field(cpuinfo, "flags") or _field(cpuinfo, "Features")
+    return known is None or dtype not in _ARITHMETIC or not _ARITHMETIC[dtype].isdisjoint(known.split())
 
 
 def _field(path: str, name: str) -> str | None:

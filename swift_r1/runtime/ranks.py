@@ -29,6 +29,7 @@ logger = logging.getLogger(__name__)
 
 _NEVER = timedelta(days=365)
 _EVERY_S = 5.0  # seconds between two heartbeats
+_DTYPES = (torch.int64, torch.float32, torch.uint8)  # that are broadcast
 
 
 class LostRank(Exception):
@@ -169,9 +170,9 @@ class Ranks:
         return number % self.world_size == self.rank
 
     def broadcast(self, tensors: Sequence[Tensor] | None) -> list[Tensor]:
-        """Rank 0's 1-D int64 and float32 tensors, on every rank (CPU).
+        """Rank 0's 1-D int64, float32 and uint8 tensors, on every rank (CPU).
 
-        Rank 0 passes them, the others pass None.
+        Rank 0 passes them, the others pass None. Raises ValueError on another dtype.
         """
         if self.group is None:
             assert tensors is not None
@@ -180,12 +181,11 @@ class Ranks:
         self._wait(dist.broadcast, count, 0)
         header = torch.zeros(int(count), 2, dtype=torch.long)
         if tensors is not None:
-            header = torch.tensor([[t.numel(), t.is_floating_point()] for t in tensors], dtype=torch.long)
+            header = torch.tensor([[one.numel(), _DTYPES.index(one.dtype)] for one in tensors], dtype=torch.long)
         self._wait(dist.broadcast, header, 0)
         received = []
-        for number, (size, floating) in enumerate(header.tolist()):
-            dtype = torch.float32 if floating else torch.long
-            tensor = torch.empty(size, dtype=dtype) if tensors is None else tensors[number].to(dtype).contiguous()
+        for number, (size, kind) in enumerate(header.tolist()):
+            tensor = torch.empty(size, dtype=_DTYPES[kind]) if tensors is None else tensors[number].contiguous()
             self._wait(dist.broadcast, tensor, 0)
             received.append(tensor)
         return received

@@ -101,9 +101,9 @@ class EmbeddedRollouts:
     ) -> list[RolloutOutput] | None:
         """As of `Rollouts`; the completions of the other ranks are given to `on_output` at the end."""
         rank, world_size = self.ranks.rank, self.ranks.world_size
-        asked = _encoded(RolloutBatch(requests=tuple(requests))).long() if requests is not None else None
-        told = self.ranks.broadcast(None if asked is None else [asked])[0]
-        mine = RolloutBatch.model_validate_json(bytes(told.tolist())).requests[rank::world_size]
+        asked = None if requests is None else [_encoded(RolloutBatch(requests=tuple(requests)))]
+        told = self.ranks.broadcast(asked)[0]
+        mine = RolloutBatch.model_validate_json(told.numpy().tobytes()).requests[rank::world_size]
         with self.ranks.busy():
             outputs = self.engine.generate(
                 mine, self.weight_version, on_done, lambda _number, output: on_output(output) if requests else None
@@ -113,7 +113,7 @@ class EmbeddedRollouts:
             return None
         answers = {output.request_id: output for output in outputs}
         for part in everyones[1:]:
-            for output in RolloutResponse.model_validate_json(bytes(part.tolist())).outputs:
+            for output in RolloutResponse.model_validate_json(part.numpy().tobytes()).outputs:
                 answers[output.request_id] = output
                 on_output(output)
         return [answers[request.request_id] for request in requests]

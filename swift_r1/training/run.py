@@ -217,6 +217,7 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         watchdog.progress,
         args.create_checkpoint_symlink,
         setup.open_uploader(context),
+        start.own_dtype,
     )
     return Trainer(
         args=args,

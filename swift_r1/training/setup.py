@@ -62,6 +62,7 @@ class Start:
     dataset: str  # a hash of the training rows
     time: float  # when `swift rlhf` was started, seconds since the epoch
     prepared: Mapping[str, str] = field(default_factory=dict)  # where the launcher has put the rows
+    own_dtype: bool = False  # its checkpoints have the dtype of the model's config, not that of training
 
 
 @dataclass(frozen=True)

@@ -42,6 +42,7 @@ def main(argv: Sequence[str]) -> int:
             checkpoint=Path(checkpoint) if checkpoint else None,
             dataset=content["dataset_hash"],
             prepared=content["prepared_data"],
+            own_dtype=content["own_dtype"],
             time=content["started"],
         )
         return run(RlhfArguments.from_dict(content["args"]), start, stop)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.plan import Plan, make_plan
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
+from swift_r1.checking.model_folder import dtype_here
 from swift_r1.errors import UsageError
 from swift_r1.launch import colocate
 from swift_r1.launch.colocate import LEAST_MODEL_BYTES, attention_of, chosen, compiled
+from swift_r1.runtime.hardware import cpu_multiplies
 
 FLAGS = {
     "rlhf_type": "grpo",
@@ -125,3 +129,31 @@ def test_flash_attention_on_a_gpu() -> None:
         attention_of(args, gpu=True)
     args, line = attention_of(replace(args, sequence_parallel_size=2), gpu=True)
     assert args.attn_impl == "sdpa" and line is not None and "rows that are spread over ranks" in line
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "instructions", "gpu", "found", "said"),
+    [
+        ("bfloat16", None, "avx512f", False, "float32", "the model computes in float32"),
+        ("bfloat16", None, "avx512f avx512_bf16", False, None, ""),
+        ("bfloat16", None, "avx512f", True, None, ""),
+        ("float16", None, "avx512_bf16", False, "float32", "the model computes in float32"),
+        (None, None, "avx512f", False, "float32", "the model computes in float32"),
+        ("float32", None, "avx512f", False, None, ""),
+        ("bfloat16", "bfloat16", "avx512f", False, "bfloat16", "--torch_dtype bfloat16: this CPU"),
+        ("float32", "float16", "avx512_fp16", False, "float16", ""),
+    ],
+)
+def test_the_dtype_is_one_that_the_cpu_multiplies(
+    tmp_path: Path, own: str | None, given: str | None, instructions: str, gpu: bool, found: str | None, said: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"dtype": own} if own else {}))
+    (tmp_path / "cpuinfo").write_text(f"model name : C\nflags\t\t: fpu {instructions}\n")
+    dtype, line = dtype_here(str(tmp_path), given, gpu, str(tmp_path / "cpuinfo"))
+    assert dtype == found
+    assert (line or "").startswith(said) and bool(line) == bool(said)
+
+
+def test_the_cpus_instructions_are_those_that_torch_sees() -> None:
+    seen = torch.cpu.get_capabilities()
+    assert cpu_multiplies("bfloat16") == any(seen.get(name, False) for name in ("avx512_bf16", "amx_bf16", "bf16"))

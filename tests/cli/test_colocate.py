@@ -65,6 +65,17 @@ def test_engines_take_every_engine_flag(gpu: bool) -> None:
     assert "max_num_seqs 7" in plan_text(args) and "one engine for 2 ranks" in plan_text(args)
 
 
+def test_an_engine_on_a_cpu_computes_in_its_own_process() -> None:
+    """Where it can: several workers need processes, and a GPU's engine chooses itself."""
+
+    def executor(gpu: bool, **flags: object) -> object:
+        served = parse_arguments(RolloutArguments, engine_flags(arguments(2, **flags), "127.0.0.1", 5555, gpu))
+        return engine_arguments(replace(served, torch_dtype="float32"), gpu).get("distributed_executor_backend")
+
+    assert str(executor(False)).endswith(".UniProcExecutor")
+    assert executor(True) is None and executor(False, vllm_tensor_parallel_size=2, deepspeed="zero2") is None
+
+
 def plan_text(args: RlhfArguments) -> str:
     table = plan_table(make_plan(args, 2, 100), args)
     return " ".join(str(cell) for column in table.columns for cell in column.cells)

@@ -71,6 +71,7 @@ def train(tmp_path: Path, save_model: Callable[..., Path], start_tiny: Callable[
                     "resumed_from": resumed_from and str(resumed_from),
                     "dataset_hash": "the same",
                     "prepared_data": {},
+                    "own_dtype": False,
                     "started": time.time(),
                 }
             )

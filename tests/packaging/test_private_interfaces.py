@@ -154,6 +154,8 @@ RELIED_ON = {
             "AsyncLLM.collective_rpc(method args) AsyncLLM.update_weight_version(new_version) AsyncLLM.shutdown()",
         ),
         ("vllm", "v1/engine/exceptions.py", "EngineDeadError"),
+        ("vllm", "v1/executor/uniproc_executor.py", "UniProcExecutor"),
+        ("vllm", "utils/ompmultiprocessing.py", "OMPProcessManager.configure_omp_envs(rank local_rank)"),
         ("vllm", "outputs.py", "CompletionOutput.weight_versions RequestOutput.prompt_logprobs"),
     ],
 }  # fmt: skip

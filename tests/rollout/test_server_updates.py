@@ -309,7 +309,7 @@ def test_the_key_guards_all_but_health(second_server: Any) -> None:
 def test_the_process_ends_with_its_engine(second_server: Any) -> None:
     """Last in this file: the server is gone afterwards."""
     children = psutil.Process(second_server.process.pid).children(recursive=True)
-    os.kill(next(child.pid for child in children if "Worker" in child.name()), signal.SIGKILL)
+    os.kill(next(child.pid for child in children if "EngineCore" in child.name()), signal.SIGKILL)
     seen, end = 200, time.monotonic() + 30
     with httpx.Client(base_url=second_server.url, trust_env=False, timeout=10) as http:
         while seen == 200 and time.monotonic() < end:

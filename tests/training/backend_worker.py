@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from swift_r1.algorithms import LossConfig, PPOConfig, from_flags
 from swift_r1.arguments import RlhfArguments, make_plan, parse_arguments
@@ -28,7 +28,7 @@ from swift_r1.runtime.sequence_parallel import join_sequence_group
 from swift_r1.training.backends.deepspeed_config import read_config
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.batching import Batching, collate, round_batch
-from swift_r1.training.checkpoint.tensors import write_tensors
+from swift_r1.training.checkpoint.tensors import SavedTensors, write_tensors
 from swift_r1.training.grpo import before_training, needs_old_policy, rewards_after_kl, split_round, train_step
 from swift_r1.training.micro_batches import Form
 from swift_r1.training.model_checks import check_logprobs
@@ -274,11 +274,8 @@ def reloaded(backend, ranks, out, make):
     folder.mkdir(exist_ok=True)
     write_tensors(folder / f"{ranks.rank}.safetensors", state)
     ranks.barrier()
-    everyones = {}
-    for rank in range(ranks.world_size):
-        everyones |= load_file(folder / f"{rank}.safetensors")
     fresh = make()
-    fresh.load_training_state(everyones.__getitem__)
+    fresh.load_training_state(SavedTensors(folder, ""))
     return fresh
 
 

@@ -19,7 +19,7 @@ from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.checkpoint.saving import Saver
 from swift_r1.training.checkpoint.state import Fingerprint, RunState
-from swift_r1.training.checkpoint.tensors import ModelShards, write_stream, write_tensors
+from swift_r1.training.checkpoint.tensors import ModelShards, SavedTensors, one_each, write_stream, write_tensors
 from swift_r1.training.optimizer import OptimizerConfig
 
 CPU = torch.device("cpu")
@@ -72,6 +72,30 @@ def test_shares_together_are_what_transformers_writes(
     assert all(torch.equal(again[name], tensor) for name, tensor in model.state_dict().items())
 
 
+def test_every_rank_has_something_to_write_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets and shares of the weights come to all ranks, and then a rank writes its own."""
+    monkeypatch.setattr("swift_r1.training.checkpoint.tensors.BUCKET_BYTES", 5_000)
+    did: list[str] = []
+
+    def buckets():
+        for number in range(7):
+            did.append("gather")
+            yield [("a", torch.zeros(1))] if number % 3 == 1 else []
+
+    for bucket in one_each(buckets(), 3):
+        did.append(f"has {len(bucket)}")
+    assert did == ["gather"] * 3 + ["has 1"] + ["gather"] * 3 + ["has 1", "gather", "has 0"]
+
+    model = AutoModelForCausalLM.from_config(CONFIGS["llama"], dtype=torch.float32)
+    backend = LocalBackend(model, OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0))
+    backend.ranks, owners, written = Ranks(1, 3, CPU, None), [], set()
+    real = backend.weight_buckets
+    backend.weight_buckets = lambda weights, to: owners.append(to) or real(weights, to)  # type: ignore[method-assign]
+    for _name, _tensor in ModelShards(model, policy_weights(model), backend.ranks).tensors(backend):
+        written.add(tuple(owners))
+    assert len(written) > 1 and all(one == (0, 1, 2) * (len(one) // 3) for one in written)
+
+
 def test_files_of_all_dtypes(tmp_path: Path) -> None:
     tensors = {
         "odd": torch.arange(3, dtype=torch.uint8),
@@ -108,6 +132,25 @@ def test_one_bucket_at_a_time(tiny_model: Path, tmp_path: Path, disk_refuses: bo
     saver = Saver(run_dir, backend, None, AutoTokenizer.from_pretrained(tiny_model), Ranks(0, 1, CPU, None), 1, True)
     saver.save(1, STATE, {}, False)
     assert len(made) == 8 and (tmp_path / "checkpoint-1").exists() == (not disk_refuses)
+
+
+def test_a_checkpoint_keeps_the_dtype_of_the_config(tmp_path: Path, tiny_model: Path) -> None:
+    """The state has the float32 weights that a resumed run goes on with."""
+    AutoModelForCausalLM.from_config(CONFIGS["llama"], dtype=torch.bfloat16).save_pretrained(tmp_path / "made")
+    backend = LocalBackend(
+        load_model(tmp_path / "made", "float32", False), OptimizerConfig(1e-3, 0.0, 0.9, 0.95, 1e-8, 1.0)
+    )
+    with torch.no_grad():
+        for parameter in backend.model.parameters():
+            parameter += 1e-4 * torch.randn_like(parameter)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    Saver(tmp_path, backend, None, tokenizer, Ranks(0, 1, CPU, None), 1, True, own_dtype=True).save(1, STATE, {}, True)
+    saved = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-1")
+    state = SavedTensors(tmp_path / "checkpoint-1" / "state", "optimizer")
+    assert saved.config.dtype == saved.dtype == torch.bfloat16 and backend.model.dtype == torch.float32
+    for name, parameter in backend.model.named_parameters():
+        assert torch.equal(state(f"master:{name}"), parameter)
+        assert torch.equal(saved.get_parameter(name), parameter.bfloat16())
 
 
 def test_adapters_over_4_bits_are_saved_as_they_were_gathered(tiny_model: Path, tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def start_vllm(config: RolloutArguments, model_bytes: int) -> InferenceEngine:
 
 def _started(arguments: Mapping[str, Any], given: Mapping[str, Any]) -> AsyncLLM:
     from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.utils.ompmultiprocessing import OMPProcessManager
     from vllm.v1.engine.async_llm import AsyncLLM
 
     try:
@@ -69,7 +70,9 @@ def _started(arguments: Mapping[str, Any], given: Mapping[str, Any]) -> AsyncLLM
     except (ValueError, TypeError, NotImplementedError) as error:  # pydantic's errors are ValueErrors
         named = f"--vllm_engine_kwargs {json.dumps(given)}" if given else "these arguments"
         raise UsageError(f"vLLM does not take {named}: {one_line(error)}") from error
-    return AsyncLLM.from_vllm_config(config, disable_log_stats=bool(arguments["disable_log_stats"]))
+    # This may be the process that computes: it gets the threads and CPUs that vLLM gives a worker (nothing on a GPU).
+    with OMPProcessManager(config).configure_omp_envs(0, 0):
+        return AsyncLLM.from_vllm_config(config, disable_log_stats=bool(arguments["disable_log_stats"]))
 
 
 def engine_environment(environment: Mapping[str, str], has_gpu: bool, eager: bool) -> dict[str, str]:
@@ -132,6 +135,10 @@ def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
         # A seeded request whose prompt is read in two steps kills vLLM's CPU engine (0.32: "CPU Generator does not
         # use offset").
         arguments["enable_chunked_prefill"] = False
+        if config.vllm_tensor_parallel_size == 1:
+            # In vLLM's engine process: it would spin for a worker's answers on the CPUs that the worker computes with,
+            # and the worker's libraries take seconds to load. Not "uni", which vLLM overrules on a CPU.
+            arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
     return arguments | dict(config.vllm_engine_kwargs)
 
 

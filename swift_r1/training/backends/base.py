@@ -151,8 +151,8 @@ class Backend(ABC):
 
     @torch.no_grad()
     def load_training_state(self, read: ReadTensor) -> None:
-        """Goes on from a saved `training_state` (collective: every rank reads). The model's weights follow. Raises
-        KeyError: the state lacks a parameter that is trained here."""
+        """Goes on from a saved `training_state` (collective: every rank reads its part). The model's weights follow.
+        Raises KeyError: the state lacks a parameter that is trained here."""
         saved.start_state(self.torch_optimizer, self.masters, read(UPDATES))
         saved.load_codes(self.torch_optimizer, self.masters, 0 if self.replicated else self.ranks.rank, read)
         if self.loss_scale is not None:
@@ -163,10 +163,11 @@ class Backend(ABC):
         for bucket in saved.state_buckets(self.model, [MASTER]):
             parameters, masters = [parameter for *_, parameter in bucket], []
             for _, name, parameter in bucket:
-                masters.append(read(state_name(MASTER, name)))
+                rows = self._own_rows(parameter)
+                masters.append(read(state_name(MASTER, name), rows))
                 self._set_state(MASTER, parameter, masters[-1])
                 for kind in kinds:
-                    self._set_state(kind, parameter, read(state_name(kind, name)))
+                    self._set_state(kind, parameter, read(state_name(kind, name), rows))
             self.ranks.barrier()  # one may have read longer than another
             self._set_weights(parameters, masters)
 
@@ -177,13 +178,18 @@ class Backend(ABC):
     def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:
         """A parameter's whole float32 master, or moment of this kind (collective)."""
 
+    def _own_rows(self, parameter: nn.Parameter) -> slice:
+        """The rows of a parameter that this rank has a part of."""
+        return slice(None)
+
     @abstractmethod
     def _set_state(self, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
-        """Takes this rank's part of such a tensor."""
+        """Takes this rank's part of such a tensor, of which `value` are the `_own_rows`."""
 
     @abstractmethod
     def _set_weights(self, parameters: Sequence[nn.Parameter], masters: Sequence[Tensor]) -> None:
-        """Makes the model compute with these whole float32 masters, which are set already (collective)."""
+        """Makes the model compute with these float32 masters (their `_own_rows`), which are set already
+        (collective)."""
 
     @abstractmethod
     def _scale_fields(self) -> Sequence[float]:

@@ -14,6 +14,7 @@ from accelerate import init_empty_weights
 from deepspeed.accelerator import get_accelerator
 from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder
 from deepspeed.runtime.config import DeepSpeedConfigError
+from deepspeed.runtime.zero.partition_parameters import ZeroParamStatus
 from deepspeed.utils import groups
 from pydantic import ValidationError
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deep
 
 from swift_r1.errors import UsageError, one_line
 from swift_r1.models.policy import Critic, Policy
-from swift_r1.models.weights import has_adapters
+from swift_r1.models.weights import has_adapters, whole_shape
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends.base import (
     AdaptersOff,
@@ -163,19 +164,36 @@ class DeepSpeedBackend(Backend):
                 deepspeed.utils.safe_set_full_optimizer_state(parameter, value, kind)
             return
         # DeepSpeed's own way of setting a whole ZeRO-3 tensor cannot do sizes that the ranks do not divide.
-        size = deepspeed.utils.safe_get_local_fp32_param(parameter).numel()
+        start, size = self._own_numbers(parameter)
         part = value.new_zeros(size)
-        own = value.flatten()[size * self.ranks.rank : size * (self.ranks.rank + 1)]
+        own = value.flatten()[start % _width(parameter) :][:size]
         part[: own.numel()] = own
         if kind == MASTER:
             deepspeed.utils.safe_set_local_fp32_param(parameter, part)
         else:
             deepspeed.utils.safe_set_local_optimizer_state(parameter, part, kind)
 
-    def _set_weights(self, parameters: Sequence[nn.Parameter], masters: Sequence[Tensor]) -> None:
-        with self.gathered(parameters, write=True):
+    def _own_numbers(self, parameter: Any) -> tuple[int, int]:
+        """Where this rank's part of a parameter begins under ZeRO-3, and its size, of the flat and padded whole."""
+        size: int = parameter.ds_tensor.numel()
+        return size * self.ranks.rank, size
+
+    def _own_rows(self, parameter: nn.Parameter) -> slice:
+        if not self.partitioned or not whole_shape(parameter):
+            return slice(None)
+        start, size = self._own_numbers(parameter)
+        return slice(start // _width(parameter), -(-(start + size) // _width(parameter)))
+
+    def _set_weights(self, parameters: Sequence[Any], masters: Sequence[Tensor]) -> None:
+        if not self.partitioned:
             for parameter, master in zip(parameters, masters, strict=True):
                 parameter.copy_(master)
+            return
+        for parameter in parameters:
+            parameter.ds_tensor.copy_(deepspeed.utils.safe_get_local_fp32_param(parameter))
+            if parameter.ds_status == ZeroParamStatus.AVAILABLE:  # a small one, which every rank keeps whole
+                parameter.partition()
+                parameter.all_gather()
 
     def load_module(self, load: Callable[[], PreTrainedModel] | None = None) -> Any:
         """The policy's, or that of `load`. Under ZeRO-3 transformers gives each rank its part of the weights, unless
@@ -216,6 +234,11 @@ class DeepSpeedBackend(Backend):
             engine.eval()
             reference.forward = engine
         return reference
+
+
+def _width(parameter: Tensor) -> int:
+    """How many numbers a row of the whole parameter has."""
+    return whole_shape(parameter)[1:].numel()
 
 
 def _compute_buffers(model: PreTrainedModel) -> None:

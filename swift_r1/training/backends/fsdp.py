@@ -113,7 +113,7 @@ class FsdpBackend(LocalBackend):
         finally:
             _put(sharded, sharded)
         for one, value in zip(sharded, whole, strict=True) if write else ():
-            part_of(one).copy_(self._own(value.detach()))
+            part_of(one).copy_(value.detach()[self._own_rows(one)])
 
     @contextmanager
     def callable_model(self) -> Iterator[None]:
@@ -138,10 +138,9 @@ class FsdpBackend(LocalBackend):
         )
         return sharded.full_tensor()
 
-    def _own(self, value: Tensor) -> Tensor:
-        """This rank's rows."""
-        rows = -(-len(value) // self.ranks.world_size)
-        return value[rows * self.ranks.rank : rows * (self.ranks.rank + 1)]
+    def _own_rows(self, parameter: Tensor) -> slice:
+        rows = -(-len(parameter) // self.ranks.world_size)
+        return slice(rows * self.ranks.rank, rows * (self.ranks.rank + 1))
 
     def _grad_norm(self) -> Tensor:
         squared = super()._grad_norm().double().to(self.device) ** 2
@@ -152,7 +151,7 @@ class FsdpBackend(LocalBackend):
         return self._whole(parameter, super()._state_value(kind, parameter))
 
     def _set_state(self, kind: str, parameter: nn.Parameter, value: Tensor) -> None:
-        super()._state_value(kind, parameter).copy_(self._own(value))
+        super()._state_value(kind, parameter).copy_(value)
 
     def describe(self) -> dict[str, Any]:
         about = super().describe() | {"backend": f"FSDP2, {self.ranks.world_size} ranks"}

@@ -7,8 +7,8 @@ not give the same codes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,12 @@ _CODES = ("state1", "state2", "absmax1", "absmax2")
 
 StateBucket = Sequence[tuple[str, Tensor]]
 """Tensors on the CPU (float32 except codes), named `<kind>:<parameter>`; empty on all ranks but one."""
-ReadTensor = Callable[[str], Tensor]  # gives a tensor of a saved state by its name; raises KeyError where there is none
+
+
+class ReadTensor(Protocol):
+    def __call__(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """A tensor of a saved state by its name, or these rows of it. Raises KeyError where there is none."""
+
 
 _BUCKET_NUMBERS = 16 * 2**20
 

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from safetensors import SafetensorError
@@ -80,14 +81,18 @@ def list_checkpoints(run_dir: Path) -> list[Path]:
 
 
 def fault_of(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint, by the hashes in its manifest; None where it is whole. Reads every file."""
+    """What is wrong with a checkpoint, by the hashes in its manifest; None where it is whole. Reads every file, several
+    at a time: a core hashes less than a disk reads."""
+    threads = ThreadPoolExecutor(len(os.sched_getaffinity(0)), "hash")
     try:
         manifest = json.loads((checkpoint / MANIFEST).read_text(encoding="utf-8"))
         for name, entry in manifest["files"].items():
-            path = checkpoint / name
-            if path.stat().st_size != entry["bytes"]:
-                return f"{name} has {path.stat().st_size} bytes instead of {entry['bytes']}"
-            if _digest(path) != entry["sha256"]:
+            size = (checkpoint / name).stat().st_size
+            if size != entry["bytes"]:
+                return f"{name} has {size} bytes instead of {entry['bytes']}"
+        digests = threads.map(lambda name: _digest(checkpoint / name), manifest["files"])
+        for (name, entry), digest in zip(manifest["files"].items(), digests, strict=True):
+            if digest != entry["sha256"]:
                 return f"{name} is not what was written: its hash differs"
     except FileNotFoundError as error:
         return f"{Path(error.filename).name} is missing"
@@ -95,6 +100,8 @@ def fault_of(checkpoint: Path) -> str | None:
         return f"{error.filename}: {error.strerror}"
     except (ValueError, KeyError, TypeError, AttributeError):
         return f"{MANIFEST} is not a manifest"
+    finally:
+        threads.shutdown(cancel_futures=True)
     return None
 
 

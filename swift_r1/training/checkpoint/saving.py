@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from transformers import AutoConfig, PreTrainedModel
 
 from swift_r1.errors import RunFailed, describe
 from swift_r1.models.loading import Quantization
@@ -24,7 +26,7 @@ from swift_r1.training.backends.optimizer_state import StateBucket
 from swift_r1.training.checkpoint.card import model_card
 from swift_r1.training.checkpoint.folder import Draft, link_checkpoints, remove_old_checkpoints
 from swift_r1.training.checkpoint.state import STATE, RunState, rng_state
-from swift_r1.training.checkpoint.tensors import ModelShards, SavedTensors, write_tensors
+from swift_r1.training.checkpoint.tensors import ModelShards, SavedTensors, one_each, write_tensors
 from swift_r1.training.checkpoint.upload import Uploader
 
 logger = logging.getLogger("swift_r1.training")
@@ -41,8 +43,8 @@ CRITIC = "critic"  # folder of the critic in a checkpoint, for `--critic_model`
 class Saver:
     """Writes checkpoints and tolerates a full disk for a while. All methods are collective.
 
-    Every rank writes a share: one file of the weights, and every so many buckets of the state. Only what is being
-    written is in memory twice.
+    Every rank writes a share: one file of the weights, and every so many buckets of the state. All write at the same
+    time, when each has a bucket. Only what is being written is in memory twice.
     """
 
     run_dir: Path
@@ -57,15 +59,19 @@ class Saver:
     progress: Callable[[str], None] = lambda _doing: None  # is told of each bucket
     links: bool = False  # `--create_checkpoint_symlink`
     uploader: Uploader | None = None  # of `--push_to_hub`, on rank 0
+    own_dtype: bool = False  # models are written in the dtype of the config that they were loaded with
 
     def __post_init__(self) -> None:
         self._failures = 0
         models = [("." if one is self.backend else CRITIC, one) for one in (self.backend, self.critic) if one]
         self._models = [
-            (name, one, ModelShards(one.model, policy_weights(one.model), self.ranks))
+            (name, one, ModelShards(one.model, policy_weights(one.model), self.ranks, self._dtype_of(one.model)))
             for name, one in models
             if not has_adapters(one.model)
         ]
+
+    def _dtype_of(self, model: PreTrainedModel) -> torch.dtype | None:
+        return AutoConfig.from_pretrained(model.name_or_path).dtype if self.own_dtype else None
 
     def save(
         self,
@@ -97,9 +103,10 @@ class Saver:
                 for _ in tensors:
                     pass  # whoever writes nothing takes part in gathering
             for kind, buckets in self._state():
-                for number, bucket in enumerate(self._reported(buckets)):
+                size = self.ranks.world_size
+                for turn, bucket in enumerate(one_each(self._reported(buckets), size)):
                     if bucket:
-                        name = f"{STATE}/{kind}-{number:05}.safetensors"
+                        name = f"{STATE}/{kind}-{turn * size + self.ranks.rank:05}.safetensors"
                         draft.write(name, partial(write_tensors, tensors=dict(bucket)))
             fault = self._concluded(draft, best_step)
             if self.uploader is not None and fault is None:
@@ -153,8 +160,12 @@ class Saver:
         if self.critic is not None:
             self.critic.model.save_pretrained(folder / CRITIC, state_dict={})
             self.tokenizer.save_pretrained(folder / CRITIC)
-        for name, _, shards in self._models:
+        for name, one, shards in self._models:
             shards.write_index(folder / name)
+            if (dtype := self._dtype_of(one.model)) is not None:
+                config = copy(one.model.config)
+                config.dtype = dtype
+                config.save_pretrained(folder / name)
         if self.with_state:
             assert run is not None
             state = folder / STATE
@@ -185,7 +196,7 @@ class Saver:
         if everyones is None:
             return None
         for rank, one in enumerate(everyones):
-            fault, entries = json.loads(bytes(one.tolist()))
+            fault, entries = json.loads(one.numpy().tobytes())
             draft.hashed |= entries
             if draft.fault is None and fault is not None:
                 draft.fault = f"rank {rank}: {fault}"

@@ -10,13 +10,13 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from safetensors import safe_open
-from torch import Tensor
+from torch import Tensor, nn
 
 from swift_r1.models.weights import Weight, bucketed, whole_dtype, whole_shape
 from swift_r1.runtime.ranks import Ranks
@@ -43,6 +43,14 @@ _INDEX = "model.safetensors.index.json"
 _LAYER = re.compile(r".*?\.\d+\.")
 
 Named = Sequence[tuple[str, Tensor]]
+
+
+def one_each(buckets: Iterable[Named], ranks: int) -> Iterator[Named]:
+    """What this rank gets of each `ranks` buckets: where ranks take turns each has one then, and all write theirs at
+    the same time, while else each would wait for the one whose turn it is."""
+    coming = iter(buckets)
+    while turn := list(islice(coming, ranks)):
+        yield [tensor for bucket in turn for tensor in bucket]
 
 
 def write_stream(path: Path, contents: Named, tensors: Iterable[tuple[str, Tensor]]) -> Entry:
@@ -100,8 +108,10 @@ class SavedTensors:
             file: Any = safe_open(path, "pt")
             self._where |= dict.fromkeys(file.keys(), file)
 
-    def __call__(self, name: str) -> Tensor:
-        tensor: Tensor = self._where[name].get_tensor(name)
+    def __call__(self, name: str, rows: slice = slice(None)) -> Tensor:
+        """It, or only these of its rows."""
+        file = self._where[name]
+        tensor: Tensor = file.get_tensor(name) if rows == slice(None) else file.get_slice(name)[rows]
         return tensor
 
     def all(self) -> dict[str, Tensor]:
@@ -118,20 +128,22 @@ class _Unit(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        return sum(weight.nbytes for weight in self.weights)
+        return sum(tensor.nbytes for _, tensor in self.contents)
 
 
 class ModelShards:
     """A model's weights in files as `from_pretrained` reads them: one per rank, of about the same size.
 
     transformers has some models in memory otherwise than in files (a layer's experts as one tensor); what it does about
-    that when it saves is done here layer by layer.
+    that when it saves is done here layer by layer. Parameters are written in `dtype`, None: in their own.
     """
 
-    def __init__(self, model: PreTrainedModel, weights: Sequence[Weight], ranks: Ranks) -> None:
+    def __init__(
+        self, model: PreTrainedModel, weights: Sequence[Weight], ranks: Ranks, dtype: torch.dtype | None = None
+    ) -> None:
         self._model, self._ranks = model, ranks
         ignored: Iterable[str] = model._keys_to_ignore_on_save or ()
-        units = _units(model, [weight for weight in weights if weight.name not in ignored])
+        units = _units(model, [weight for weight in weights if weight.name not in ignored], dtype)
         share = sum(unit.nbytes for unit in units) / ranks.world_size
         self._owned: list[tuple[int, _Unit]] = []
         done = 0
@@ -151,14 +163,17 @@ class ModelShards:
 
     def tensors(self, backend: Backend) -> Iterator[tuple[str, Tensor]]:
         """What this rank's file holds, in order (collective: every rank must exhaust it)."""
-        for owner, unit in self._owned:
+        shares = [[unit for one, unit in self._owned if one == owner] for owner in range(self._ranks.world_size)]
+        # A unit for each rank is gathered, and then all ranks write at the same time.
+        for units in zip_longest(*shares):
             gathered: dict[str, Tensor] = {}
-            for bucket in backend.weight_buckets(unit.weights, to=owner):
-                gathered |= bucket
-            if owner == self._ranks.rank:
-                if unit.converts:
+            for owner, unit in enumerate(units):
+                for bucket in backend.weight_buckets(unit.weights, to=owner) if unit else ():
+                    gathered |= bucket
+            if (own := units[self._ranks.rank]) is not None:
+                if own.converts:
                     gathered = as_in_checkpoint(self._model, gathered)
-                yield from ((name, gathered[name]) for name, _ in unit.contents)
+                yield from ((name, gathered[name].to(like.dtype)) for name, like in own.contents)
 
     def write(self, path: Path, tensors: Iterator[tuple[str, Tensor]]) -> Entry:
         """Writes this rank's file from `tensors`; raises as `write_stream`."""
@@ -174,11 +189,16 @@ class ModelShards:
             (folder / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _units(model: PreTrainedModel, weights: Sequence[Weight]) -> list[_Unit]:
+def _units(model: PreTrainedModel, weights: Sequence[Weight], dtype: torch.dtype | None) -> list[_Unit]:
     """In buckets; where transformers converts, what is converted together must be gathered together: a layer."""
-    ordered = sorted(weights, key=lambda weight: -whole_dtype(weight.base).itemsize)
+
+    def written(weight: Weight) -> torch.dtype:
+        is_parameter = isinstance(weight.base, nn.Parameter)
+        return dtype if dtype is not None and is_parameter else whole_dtype(weight.base)
+
+    ordered = sorted(weights, key=lambda weight: -written(weight).itemsize)
     with torch.device("meta"):
-        empty = {one.name: torch.empty(whole_shape(one.base), dtype=whole_dtype(one.base)) for one in ordered}
+        empty = {one.name: torch.empty(whole_shape(one.base), dtype=written(one)) for one in ordered}
 
     def empty_of(own: Sequence[Weight]) -> dict[str, Tensor]:
         return {weight.name: empty[weight.name] for weight in own}
