@@ -5,10 +5,10 @@
     python benchmarks/rollout.py --vllm_data_parallel_size 2 --offline plain       # without seeds and log-probs there
 
 Both sides are started with the same engine arguments and environment (those of `swift rollout`; but on a CPU its engine
-computes in its own process, and vLLM's in a worker's), then take turns round
-by round, each round with prompts that neither has seen. `same`: offline does the same work, a seed and log-probs
-for each completion; `plain`: it does neither. The HTTP side is timed in the client, from the first request to the last
-answer read. On a GPU the two need one each (CUDA_VISIBLE_DEVICES is not divided here).
+computes in its own process, and vLLM's in a worker's), then take turns round by round, each round with prompts that
+neither has seen. `same`: offline does the same work, a seed and log-probs for each completion; `plain`: it does
+neither. The HTTP side is timed in the client, from the first request to the last answer read. On a GPU the two need one
+each (CUDA_VISIBLE_DEVICES is not divided here).
 """
 
 from __future__ import annotations
