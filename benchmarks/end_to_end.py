@@ -7,10 +7,11 @@
 A step: 4 prompts x 8 completions of at most 128 tokens at temperature 1, a rule as the reward, one AdamW step, in
 micro-batches of 8 completions. Every side reads the same rows, in processes of its own.
 
-Sides: `ours-embedded` (`--use_vllm false`), `ours-colocated` (`--vllm_mode colocate`), both keeping their activations
-(`--gradient_checkpointing false`); `trl` and `ms-swift` with their defaults, which are gradient checkpointing and the
-system's allocator; `trl-tuned` and `ms-swift-tuned` with kept activations and the environment that `swift` sets
-(allocator, threads). Flags that make the work the same are in `end_to_end_sides.py`.
+Sides: `ours-embedded` (`--use_vllm false`), `ours-colocated` (`--vllm_mode colocate`, compiled as it is in runs of 75
+such steps or more), both keeping their activations (`--gradient_checkpointing false`); `trl` and `ms-swift` with their
+defaults, which are gradient checkpointing and the system's allocator; `trl-tuned` and `ms-swift-tuned` with kept
+activations and the environment that `swift` sets (allocator, threads). Flags that make the work the same are in
+`end_to_end_sides.py`.
 
 Ours chooses its dtype by itself. The peers run in each of `--dtypes`; one whose first step has not ended after 1.5
 times the time of the other's is ended there, and counts for nothing.

@@ -41,22 +41,31 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "fp8": COLOCATE,
     "push-1.5b": COLOCATE,
 }
+# With a server: the runs that use it, one after another.
+SERVED: dict[str, dict[str, dict[str, Any]]] = {
+    "server": {"server": {}, "async": {"async_generate": "true", "max_staleness": 1}},
+    "nccl": {"nccl": {"weight_transport": "http" if REHEARSES else "nccl"}},
+}
 
 
 def main() -> None:
     name = sys.argv[1]
     model = model_folder("1.5b" if name == "push-1.5b" else "0.5b")
-    if name in ("server", "nccl"):
+    if name in SERVED:
         served(name, model)
         return
+    processes = min(2, gpus()) if name == "zero3" else 1
+    environ = {"NPROC_PER_NODE": str(processes)} | ({"VLLM_USE_V2_MODEL_RUNNER": "0"} if name == "runner-1" else {})
+    run = swift(training_words(name, model, flags_of(name)), environ)
+    print("RESULT " + json.dumps(finished(name, run) | pushed(name, model)), flush=True)
+
+
+def flags_of(name: str) -> dict[str, Any]:
     flags = dict(LAYOUTS[name])
     kwargs = ENGINE_KWARGS | ({"quantization": "fp8_per_tensor"} if name == "fp8" and not REHEARSES else {})
     if flags["use_vllm"] == "true":
         flags["vllm_engine_kwargs"] = json.dumps(kwargs)
-    processes = min(2, gpus()) if name == "zero3" else 1
-    environ = {"NPROC_PER_NODE": str(processes)} | ({"VLLM_USE_V2_MODEL_RUNNER": "0"} if name == "runner-1" else {})
-    run = start(name, model, flags, environ)
-    print("RESULT " + json.dumps(finished(name, run) | pushed(name, model)), flush=True)
+    return flags
 
 
 def gpus() -> int:
@@ -70,19 +79,14 @@ def served(name: str, model: Path) -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    apart = gpus() > 1
-    words = ["rollout", "--model", model, "--port", port, "--torch_dtype", dtype()]
-    words += ["--vllm_engine_kwargs", json.dumps(ENGINE_KWARGS)]
-    server = swift(words, {"CUDA_VISIBLE_DEVICES": "1"} if apart and not REHEARSES else {})
-    flags = {"use_vllm": "true", "vllm_server_host": "127.0.0.1", "vllm_server_port": port}
-    flags["vllm_server_timeout"] = 240
-    if name == "nccl":
-        runs = {"nccl": {"weight_transport": "http" if REHEARSES else "nccl"}}
-    else:
-        runs = {"server": {}, "async": {"async_generate": "true", "max_staleness": 1}}
+    visible = (os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus())))).split(",")
+    own: list[dict[str, str]] = [
+        {} if REHEARSES else {"CUDA_VISIBLE_DEVICES": one} for one in (visible[0], visible[-1])
+    ]
+    server = swift(server_words(model, port), own[1])
     found = {}
-    for run, more in runs.items():
-        process = start(run, model, flags | more, {"CUDA_VISIBLE_DEVICES": "0"} if apart and not REHEARSES else {})
+    for run, more in SERVED[name].items():
+        process = swift(training_words(run, model, asking(port) | more), own[0])
         while process.poll() is None:
             if server.poll() is not None:
                 process.kill()
@@ -94,7 +98,17 @@ def served(name: str, model: Path) -> None:
     print("RESULT " + json.dumps(found), flush=True)
 
 
-def start(name: str, model: Path, flags: dict[str, Any], environ: dict[str, str]) -> subprocess.Popen[bytes]:
+def server_words(model: Path, port: int) -> list[Any]:
+    words = ["rollout", "--model", model, "--port", port, "--torch_dtype", dtype()]
+    return [*words, "--vllm_engine_kwargs", json.dumps(ENGINE_KWARGS)]
+
+
+def asking(port: int) -> dict[str, Any]:
+    where = {"vllm_server_host": "127.0.0.1", "vllm_server_port": port, "vllm_server_timeout": 240}
+    return {"use_vllm": "true"} | where
+
+
+def training_words(name: str, model: Path, flags: dict[str, Any]) -> list[Any]:
     """`swift rlhf` of the digits task: 2 prompts x 8 completions a step."""
     values = {
         "rlhf_type": "grpo",
@@ -118,7 +132,7 @@ def start(name: str, model: Path, flags: dict[str, Any], environ: dict[str, str]
         "add_version": "false",
     } | ({"weight_check_steps": 1} if flags["use_vllm"] == "true" else {})
     words = [word for flag, value in (values | flags).items() for word in (f"--{flag}", value)]
-    return swift(["rlhf", *words], environ)
+    return ["rlhf", *words]
 
 
 def swift(words: list[Any], environ: dict[str, str]) -> subprocess.Popen[bytes]:

@@ -14,6 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
+from swift_r1.arguments import RlhfArguments, RolloutArguments, parse_arguments
+from swift_r1.arguments.plan import make_plan
+
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "scripts" / "gpu"
 SCRIPTS = {
@@ -122,6 +125,29 @@ def test_without_a_registry_what_needs_packages_is_skipped(kit: dict[str, Module
     }
     assert "failed at: 1/3 torch==0" in report.outcomes["install"].why
     assert report.outcomes["colocate"].why == "not installed: torch, vllm"
+
+
+def test_every_layout_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the flags that a GPU gets, which no rehearsal tries."""
+    monkeypatch.syspath_prepend(str(KIT))
+    monkeypatch.delenv("GPU_REHEARSAL", raising=False)
+    monkeypatch.setenv("GPU_WORK", "work")
+    names = ("parts", "shapes", "layouts")
+    parts, _, layouts = (__import__(name) for name in names)
+    for name in names:
+        del sys.modules[name]
+    ran = {part.command[1] for part in parts.PARTS if part.command[0].endswith("layouts.py")}
+    assert ran == layouts.LAYOUTS.keys() | layouts.SERVED.keys()
+    model = Path("m")
+    runs = {name: layouts.flags_of(name) for name in layouts.LAYOUTS}
+    runs |= {name: layouts.asking(8000) | more for one in layouts.SERVED.values() for name, more in one.items()}
+    for name, flags in runs.items():
+        command, *words = map(str, layouts.training_words(name, model, flags))
+        args = parse_arguments(RlhfArguments, words, {})
+        plan = make_plan(args, 1, 1000)
+        assert command == "rlhf" and plan.total_steps == layouts.STEPS and args.torch_dtype == "bfloat16", name
+    command, *words = map(str, layouts.server_words(model, 8000))
+    assert command == "rollout" and parse_arguments(RolloutArguments, words, {}).port == 8000
 
 
 def test_a_rehearsal_runs_the_parts_themselves(tmp_path: Path) -> None:
