@@ -5,9 +5,9 @@
     python benchmarks/growth_steps.py --sizes 5000 --plot true # hours, on a busy machine; draws docs/images
 
 The demo's model with random weights, 2 prompts x 4 completions of 16 tokens a step, a checkpoint every tenth of the
-run, of which two are kept. Memory is PSS (shared pages counted once). `last / first` compares the medians of the last
-tenth of the steps and of the second, since the first warms up. On a machine with other work read the CPU time instead
-of the seconds.
+run, of which two are kept. Memory is PSS (shared pages are divided among those who share them). `last / first` compares
+the medians of the last tenth of the steps and of that after the first checkpoint. On a machine with other work read the
+CPU time instead of the seconds. A run that is stopped (SIGTERM to its `swift rlhf`) is shown as far as it came.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def measured(
     if process.returncode:  # a signal ends it in order, and what it did until then counts
         print(f"swift rlhf ended with {process.returncode}: see {run}.log", file=sys.stderr)
     if samples:
-        show(run, samples, layout, plot)
+        show(run, samples, max(1, steps // 10), layout, plot)
 
 
 def steps_of(run: Path) -> int:
@@ -134,11 +134,12 @@ def kind_of(process: psutil.Process) -> str:
     return next((kind for part, kind in known.items() if part in words), process.name())
 
 
-def show(run: Path, samples: Sequence[tuple[int, Sample]], layout: str, plot: bool) -> None:
+def show(run: Path, samples: Sequence[tuple[int, Sample]], warm: int, layout: str, plot: bool) -> None:
+    """`warm` steps are left out: memory grows until the first checkpoint."""
     steps = samples[-1][0]
     kinds = sorted({kind for _, one in samples for kind in one})
     tenth = steps / 10
-    early = [one for one in samples if tenth < one[0] <= 2 * tenth]
+    early = [one for one in samples if warm < one[0] <= warm + tenth]
     late = [one for one in samples if one[0] > 9 * tenth]
     table = Table("process", "MB early", "MB late", "last / first", "CPU ms a step early", "late", "last / first")
 
@@ -156,7 +157,7 @@ def show(run: Path, samples: Sequence[tuple[int, Sample]], layout: str, plot: bo
             table.add_row(kind, *cells, f"{times[0]:.1f}", f"{times[1]:.1f}", ratio)
     log = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
     seconds = [line["time/step"] for line in log if "time/step" in line]
-    medians = [statistics.median(seconds[int(a * tenth) : int((a + 1) * tenth)]) for a in (1, 9)]
+    medians = [statistics.median(seconds[int(a) : int(a + tenth)]) for a in (warm, 9 * tenth)]
     console = Console(width=120)
     console.print(f"[bold]{layout}, {steps:,} steps[/bold]")
     console.print(table)
