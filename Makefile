@@ -1,7 +1,7 @@
 # Every target does its own set-up. `make` lists them.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help install check test test-long test-ms-swift ms-swift-scripts test-lm-eval demo demo-ppo demo-server smollm2 screenshots lint format typecheck clean clean-all
+.PHONY: help install check test test-long test-ms-swift ms-swift-scripts test-lm-eval gpu demo demo-ppo demo-server smollm2 screenshots lint format typecheck clean clean-all
 
 PY := .venv/bin/python
 # pip never touches a Python outside .venv.
@@ -15,7 +15,7 @@ help: ## this list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: ## .venv with the `swift` command (about 3 minutes the first time)
-	@PYTHON="$(PYTHON)" scripts/install.sh
+	@PYTHON="$(PYTHON)" DEVICE="$(DEVICE)" scripts/install.sh
 
 check: install ## ruff, mypy and the tests of what has changed since main, in a minute or two
 	@$(ENV) $(PY) scripts/check.py
@@ -45,6 +45,9 @@ test-lm-eval: install smollm2 ## `swift eval` against lm-eval 0.4.13, in .venv-l
 	@.venv-lm-eval/bin/python -m pip install -q --disable-pip-version-check lm-eval==0.4.13 \
 	  "torch==$$($(PY) -c 'from importlib.metadata import version; print(version("torch").split("+")[0])')"
 	@$(ENV) SMOLLM2=$(SMOLLM2) .venv-lm-eval/bin/python -m pytest tests/evaluation/test_lm_eval.py $(PYTEST_ARGS)
+
+gpu: ## NVIDIA GPUs: installs, short runs of every layout and benchmarks, 10 minutes, results/gpu (docs/gpu.md); GPU_ARGS=--list
+	@PYTHON="$(PYTHON)" $(or $(PYTHON),python3) scripts/gpu $(GPU_ARGS)
 
 demo: install ## a small model made from scratch learns Countdown in one process
 	@$(PY) examples/countdown_demo/run.py $(DEMO_ARGS)

@@ -7,13 +7,14 @@
 A step: 4 prompts x 8 completions of at most 128 tokens at temperature 1, a rule as the reward, one AdamW step, in
 micro-batches of 8 completions. Every side reads the same rows, in processes of its own.
 
-Sides: `ours-embedded` (`--use_vllm false`), `ours-colocated` (`--vllm_mode colocate`), both keeping their activations
-(`--gradient_checkpointing false`); `trl` and `ms-swift` with their defaults, which are gradient checkpointing and the
-system's allocator; `trl-tuned` and `ms-swift-tuned` with kept activations and the environment that `swift` sets
-(allocator, threads). Flags that make the work the same are in `end_to_end_sides.py`.
+Sides: `ours-embedded` (`--use_vllm false`), `ours-colocated` (`--vllm_mode colocate`, compiled as it is in runs of 75
+such steps or more), both keeping their activations (`--gradient_checkpointing false`); `trl` and `ms-swift` with their
+defaults, which are gradient checkpointing and the system's allocator; `trl-tuned` and `ms-swift-tuned` with kept
+activations and the environment that `swift` sets (allocator, threads). Flags that make the work the same are in
+`end_to_end_sides.py`.
 
-Ours chooses its dtype by itself. The peers run in each of `--dtypes`; one whose first step has not ended after twice
-the time of the other's is ended there, and counts for nothing.
+Ours chooses its dtype by itself. The peers run in each of `--dtypes`; one whose first step has not ended after 1.5
+times the time of the other's is ended there, and counts for nothing.
 
 Rates are of completion tokens per second of wall-clock time: `steady` without the first step (a warm-up), `from
 start` with the start and the first step. `first after` is from the command to the end of the first step; `other` is
@@ -180,7 +181,7 @@ def measure(args: argparse.Namespace, console: Console) -> list[Result]:
                     continue
                 console.print(f"run {repeat + 1} of {args.repeats}: {side} {dtype}")
                 others = [one.first for one in results if one.side == side and one.dtype != dtype and one.steps]
-                results.append(run_side(side, dtype, args, 2 * min(others, default=SIDE_S)))
+                results.append(run_side(side, dtype, args, 1.5 * min(others, default=SIDE_S)))
     return results
 
 

@@ -37,6 +37,8 @@ OURS = {
     "add_version": "false",
     "max_length": 128,
 }
+COLOCATED = {"use_vllm": "true", "vllm_mode": "colocate", "vllm_enforce_eager": "false"}
+"""Compiled, as a run of 75 such steps or more has it."""
 TRL = {
     "save_strategy": "no",
     "disable_tqdm": True,
@@ -88,8 +90,8 @@ def command(side: str, dtype: str, args: argparse.Namespace, folder: Path) -> li
     }
     if side.startswith("ours"):
         flags["gradient_accumulation_steps"] //= World.from_environment(os.environ)[0].size
-        colocated = {"use_vllm": "true", "vllm_mode": "colocate"} if side == "ours-colocated" else {"use_vllm": "false"}
-        return [sys.executable, "-m", "swift_r1", "rlhf", *words_of(flags | OURS | colocated), *args.ours.split()]
+        engine = COLOCATED if side == "ours-colocated" else {"use_vllm": "false"}
+        return [sys.executable, "-m", "swift_r1", "rlhf", *words_of(flags | OURS | engine), *args.ours.split()]
     kept = side.endswith("-tuned")
     if side.startswith("trl"):
         flags |= TRL | {"dataset": str(folder / "rows.jsonl"), "output_dir": str(folder / "run"), "use_cpu": not gpu}

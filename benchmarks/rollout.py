@@ -4,10 +4,11 @@
     python benchmarks/rollout.py --vllm_enforce_eager false                        # compiled, both sides
     python benchmarks/rollout.py --vllm_data_parallel_size 2 --offline plain       # without seeds and log-probs there
 
-Both sides are started with the same engine arguments and environment (those of `swift rollout`), then take turns round
-by round, each round with prompts that neither has seen. `same`: offline does the same work, a seed and log-probs
-for each completion; `plain`: it does neither. The HTTP side is timed in the client, from the first request to the last
-answer read. On a GPU the two need one each (CUDA_VISIBLE_DEVICES is not divided here).
+Both sides are started with the same engine arguments and environment (those of `swift rollout`; but on a CPU its engine
+computes in its own process, and vLLM's in a worker's), then take turns round by round, each round with prompts that
+neither has seen. `same`: offline does the same work, a seed and log-probs for each completion; `plain`: it does
+neither. The HTTP side is timed in the client, from the first request to the last answer read. On a GPU the two need one
+each (CUDA_VISIBLE_DEVICES is not divided here).
 """
 
 from __future__ import annotations
@@ -62,6 +63,7 @@ def offline(args: argparse.Namespace) -> None:
     )
     gpu = not current_platform.is_cpu()
     arguments = engine_arguments(config, gpu)
+    arguments.pop("distributed_executor_backend", None)  # as vLLM comes: on a CPU a worker in a process of its own
     os.environ.update(engine_environment(os.environ, gpu, arguments["enforce_eager"]))
     llm = LLM(**arguments)
     vocab_size = llm.llm_engine.model_config.get_vocab_size()

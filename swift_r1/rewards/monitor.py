@@ -63,11 +63,11 @@ class InvalidRewardMonitor:
         known = {value for value in column.values if value is not None and not math.isnan(value)}
         if len(known) > 1 or (known and column.name in self._constant and self._constant[column.name][0] not in known):
             self._constant.pop(column.name, None)
-        if len(known) != 1:
+        if len(known) != 1 or column.name in self._warned:
             return
         value, steps = self._constant.setdefault(column.name, (known.pop(), set()))
         steps.add(step)
-        if len(steps) >= CONSTANT_STEPS and column.name not in self._warned:
+        if len(steps) >= CONSTANT_STEPS:
             self._warned.add(column.name)
             _logger.warning("reward %s was %g for every completion of %d steps", column.name, value, len(steps))
 

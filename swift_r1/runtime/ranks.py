@@ -20,6 +20,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
 from swift_r1.errors import UsageError
+from swift_r1.runtime.hardware import hardware
 from swift_r1.runtime.sequence_parallel import SequenceGroup, join_sequence_group
 
 if TYPE_CHECKING:
@@ -262,12 +263,17 @@ def join_ranks(
         backend: what exchanges gradients and weights, `nccl` or `gloo`; None: nccl between GPUs, else gloo.
         sequence_parallel_size: divides the number of ranks.
 
-    Raises UsageError: nccl without a GPU.
+    Raises UsageError: nccl without a GPU, or a GPU that torch cannot use.
     """
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
+    elif names := hardware(os.environ)["gpus"]:
+        raise UsageError(
+            f"this machine has a GPU ({names[0]}) that torch {torch.__version__} cannot use: it is built without CUDA, "
+            "or for a newer driver (nvidia-smi). --use_cpu true trains on the CPU"
+        )
     else:
         device = torch.device("cpu")
     if backend == "nccl" and device.type == "cpu":

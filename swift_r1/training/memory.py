@@ -19,7 +19,7 @@ import torch
 
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
-from swift_r1.models.logprobs import LOGITS_BYTES
+from swift_r1.models.logprobs import KEPT_CHUNKS, LOGITS_BYTES
 from swift_r1.models.lora import LoraSettings
 from swift_r1.models.shape import ModelShape, shape_of
 from swift_r1.models.weights import freezing_of, frozen_names
@@ -234,10 +234,12 @@ def _activations(args: RlhfArguments, shape: ModelShape, tokens: float, width: i
 
 
 def _logits(shape: ModelShape, predicted: float, width: int, head_trained: bool) -> float:
-    """A chunk of float32 logits with its exponentials and their low-precision copy, and the head's gradient."""
-    chunk = min(float(LOGITS_BYTES), 4.0 * predicted * shape.vocabulary)
+    """A chunk of float32 logits with its exponentials and their low-precision copy, the first chunks' exponentials, and
+    the head's gradient."""
+    whole = 4.0 * predicted * shape.vocabulary
+    chunk, kept = min(float(LOGITS_BYTES), whole), min(float(KEPT_CHUNKS * LOGITS_BYTES), whole)
     gradient = shape.head * (4 + 2 * width) if head_trained else 0.0
-    return chunk * (2 + width / 4) + gradient
+    return chunk * (2 + width / 4) + kept + gradient
 
 
 def _generation(args: RlhfArguments, shape: ModelShape, world_size: int, prompt: int, width: int) -> float:

@@ -1,5 +1,7 @@
 """Faults of arguments taken together: each with the flag that causes it and what to change."""
 
+import json
+
 import pytest
 
 from swift_r1.arguments import RlhfArguments, parse_arguments
@@ -493,3 +495,11 @@ def test_flags_of_several_turns(words: str, part: str) -> None:
 def test_servers_by_host_port_and_url(words: str, urls: tuple[str, ...]) -> None:
     args = parse_arguments(RlhfArguments, [*BASE, *BATCH, "--use_vllm", "true", *words.split()], {})
     assert args.rollout_base_urls == urls
+
+
+@pytest.mark.parametrize(("scheme", "refused"), [("fp8_per_tensor", False), ("fp8_per_block", False), ("awq", True)])
+def test_an_engine_may_keep_the_weights_in_fp8(scheme: str, refused: bool) -> None:
+    """What needs a checkpoint of its own cannot take a trainer's weights."""
+    kwargs = json.dumps({"quantization": scheme})
+    found = faults(["--use_vllm", "true", "--vllm_mode", "colocate", "--vllm_engine_kwargs", kwargs])
+    assert any("holds 'quantization', which is ours" in line for line in found) == refused, found

@@ -85,7 +85,7 @@ def test_who_says_it_is_obeyed_without_a_word(model: Path, flags: dict[str, Any]
     assert line is None and args.use_vllm is (flags["use_vllm"] == "true")
 
 
-@pytest.mark.parametrize(("steps", "eager"), [(61, True), (62, False)])
+@pytest.mark.parametrize(("steps", "eager"), [(18, True), (19, False)])
 def test_an_engine_of_a_long_run_is_compiled(model: Path, steps: int, eager: bool) -> None:
     beside = FLAGS | {"model": model, "max_steps": steps, "use_vllm": "true", "vllm_mode": "colocate"}
     args, plan = parse(beside)

@@ -52,6 +52,14 @@ def test_an_import_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert doctor.library("slow_library", "").text == "cannot be imported: no answer within 1 s"
 
 
+def test_a_compiler_and_its_headers(tmp_path: Path) -> None:
+    header = tmp_path / "Python.h"
+    assert doctor.compiler(None, header).text == f"no C compiler and no {header}"
+    assert "python3-dev" in doctor.compiler("/usr/bin/cc", header).advice
+    header.touch()
+    assert doctor.compiler("/usr/bin/cc", header) == doctor.Finding("compiler", "ok", "/usr/bin/cc")
+
+
 def test_allocators(tmp_path: Path) -> None:
     (tmp_path / "libtcmalloc.so").write_text("no library")
     assert "cannot be preloaded" in doctor.allocator(str(tmp_path / "libtcmalloc.so")).text

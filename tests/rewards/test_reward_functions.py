@@ -183,6 +183,7 @@ def test_a_constant_reward_is_warned_about_once(caplog: pytest.LogCaptureFixture
             monitor.update([column("still", [0.5, None]), changing, column("spread", [0.0, 1.0])], batch)
         assert len(caplog.records) == (step >= 9)
     assert caplog.records[0].getMessage() == "reward still was 0.5 for every completion of 10 steps"
+    assert len(monitor.state()["constant"]["still"][1]) == 10  # a long run does not remember its steps
 
 
 def test_groups_without_any_usable_reward_are_counted() -> None:

@@ -152,6 +152,21 @@ def test_the_cache_is_bounded_forgets_failures_and_cancels_what_no_one_waits_for
     asyncio.run(story())
 
 
+def test_what_a_request_costs_does_not_grow_with_those_that_are_kept() -> None:
+    async def seconds(count: int) -> float:
+        cache = IdempotencyCache(max_requests=count)
+
+        async def generate(asked: RolloutRequest) -> RolloutOutput:
+            return output(asked.request_id)
+
+        began = time.process_time()
+        for number in range(count):
+            await cache.answer(request(str(number)), generate)
+        return time.process_time() - began
+
+    assert asyncio.run(seconds(8000)) < 20 * asyncio.run(seconds(1000))
+
+
 def test_a_server_that_is_not_there_is_said_with_a_countdown() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

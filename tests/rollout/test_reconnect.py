@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import re
@@ -228,3 +229,10 @@ def test_another_trainers_update_is_no_loss(connect: Any, tiny_server: Any, back
     assert rollouts.take_metrics()["rollout/refused"] == 1
     with pytest.raises(RunFailed, match=f"version {ours + 1} is not after the served version {ours + 7}"):
         rollouts.publish_weights()
+
+
+def test_plain_http_reads_no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are 30 ms of a core for each server of each round."""
+    monkeypatch.setenv("SSL_CERT_FILE", "/no/such/file")
+    with RolloutClient("http://127.0.0.1:1") as client:
+        asyncio.run(client.open_async().aclose())

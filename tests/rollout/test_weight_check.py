@@ -14,7 +14,14 @@ from swift_r1.errors import RunFailed
 from swift_r1.models.loading import load_model
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.pool.session import Expected
-from swift_r1.sampling.remote import TOLERANCE, TOLERANCE_16_BIT, ServerRollouts, explained_difference, mean_difference
+from swift_r1.sampling.remote import (
+    TOLERANCE,
+    TOLERANCE_16_BIT,
+    TOLERANCE_FP8,
+    ServerRollouts,
+    explained_difference,
+    mean_difference,
+)
 from swift_r1.training.backends.local import LocalBackend
 from swift_r1.training.optimizer import OptimizerConfig
 from swift_r1.weights.expected import expected_weights
@@ -98,3 +105,4 @@ def test_differences_and_what_rounding_explains() -> None:
     assert (
         explained_difference("bfloat16", "bfloat16") == explained_difference("float32", "bfloat16") == TOLERANCE_16_BIT
     )
+    assert explained_difference("bfloat16", "fp8_per_tensor") == TOLERANCE_FP8

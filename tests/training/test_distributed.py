@@ -4,14 +4,30 @@ import os
 import signal
 import socket
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
+from swift_r1.errors import UsageError
+from swift_r1.runtime.hardware import hardware
 from swift_r1.runtime.ranks import join_ranks, lost_peer, peer_fault
 from tests import forks
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch can use the GPU")
+def test_a_gpu_that_torch_cannot_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training on the CPU instead would be silent, and take weeks. `--use_cpu true` hides the GPU."""
+    (tmp_path / "information").write_text("Model: \t\t NVIDIA H200\n")
+    monkeypatch.setattr("swift_r1.runtime.ranks.hardware", partial(hardware, gpus=str(tmp_path / "information")))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with pytest.raises(UsageError, match=r"a GPU \(NVIDIA H200\) that torch .* cannot use"):
+        join_ranks(7, distributed=False)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert join_ranks(7, distributed=False).device.type == "cpu"
 
 
 def test_groups_that_others_make_wait_as_long_as_ours(monkeypatch):

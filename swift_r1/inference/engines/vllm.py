@@ -62,7 +62,7 @@ class VllmEngine:
             vocab_size=config.get_vocab_size(),
             tokenizer_hash=tokenizer_hash(tokenizer),
             max_model_len=config.max_model_len,
-            dtype=str(config.dtype).removeprefix("torch."),
+            dtype=config.quantization or str(config.dtype).removeprefix("torch."),
             nccl_workers=parallel.world_size if llm.vllm_config.weight_transfer_config is not None else 0,
             gpu=_gpu() if parallel.world_size == 1 else None,
             can_sleep=config.enable_sleep_mode,

@@ -1,0 +1,165 @@
+"""`make gpu` on a machine without one: what happens to parts that fail, and a rehearsal of real ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import psutil
+import pytest
+
+from swift_r1.arguments import RlhfArguments, RolloutArguments, parse_arguments
+from swift_r1.arguments.plan import make_plan
+
+ROOT = Path(__file__).resolve().parents[2]
+KIT = ROOT / "scripts" / "gpu"
+SCRIPTS = {
+    "passes": "print('RESULT {\"TFLOP/s\": 788.5}')",
+    "raises": "print('first'); raise RuntimeError('no kernel image | is available')",
+    "hangs": (
+        "import subprocess, sys, signal, time\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "print(subprocess.Popen(['sleep', '1000'], start_new_session=True).pid, flush=True)\n"
+        "time.sleep(1000)"
+    ),
+    "dies": "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+    "declines": "import sys; print('this chip has no fp8'); sys.exit(77)",
+    "last": "print('RESULT {\"GB/s\": 1}')",
+}
+
+
+@pytest.fixture
+def kit(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, ModuleType]]:
+    """The kit's modules, which import each other as files of one folder."""
+    monkeypatch.syspath_prepend(str(KIT))
+    names = ("parts", "runner", "report")
+    yield {name: __import__(name) for name in names}
+    for name in names:
+        del sys.modules[name]
+
+
+def run(kit: dict[str, ModuleType], folder: Path, budget_s: float, **times: float) -> dict[str, Any]:
+    """All of SCRIPTS, and a part for which a package is missing and one that needs two GPUs; seconds by name."""
+    part = kit["parts"].Part
+    parts = []
+    for name, text in SCRIPTS.items():
+        (folder / f"{name}.py").write_text(text)
+        limit = 2.0 if name == "hangs" else 60.0
+        parts.append(part(name, f"it {name}", (f"{name}.py",), times.get(name, 0.1), limit, ("json",)))
+    parts.insert(2, part("lacks", "", ("passes.py",), 0.1, 60, ("json", "no_such_package")))
+    parts.insert(3, part("pair", "", ("passes.py",), 0.1, 60, (), 2))
+    machine = kit["runner"].Machine(sys.executable, folder, dict(os.environ), 1)
+    report = kit["report"].Report.open(folder / "out", "NVIDIA H200", "abc")
+    kit["runner"].run_parts(parts, machine, budget_s, report)
+    assert report.exit_code == 1
+    return json.loads(report.data.read_text())["parts"] | {"page": report.page.read_text(), "stem": report.stem}
+
+
+def test_a_part_that_does_not_pass_ends_none_of_the_others(kit: dict[str, ModuleType], tmp_path: Path) -> None:
+    kit["runner"].GRACE_S = 0.5
+    found = run(kit, tmp_path, 120.0)
+    states = {name: one["state"] for name, one in found.items() if isinstance(one, dict)}
+    assert states == {
+        "passes": "passed",
+        "raises": "failed",
+        "lacks": "skipped",
+        "pair": "skipped",
+        "hangs": "timed out",
+        "dies": "killed",
+        "declines": "skipped",
+        "last": "passed",
+    }
+    assert found["passes"]["figures"] == {"TFLOP/s": 788.5} and found["last"]["figures"] == {"GB/s": 1}
+    assert found["raises"]["why"] == "exit code 1: RuntimeError: no kernel image | is available"
+    assert found["raises"]["tail"][0] == "first"
+    assert found["lacks"]["why"] == "not installed: no_such_package"
+    assert found["pair"]["why"] == "it needs 2 GPUs, and this machine has 1"
+    assert found["hangs"]["why"].startswith("killed after 2 s") and found["dies"]["why"].startswith("by SIGKILL")
+    assert found["declines"]["why"] == "this chip has no fp8"
+    [child] = map(int, (found["stem"] / "hangs.log").read_text().split())
+    assert not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE
+    page = found["page"]
+    assert "# NVIDIA H200" in page and "2 passed, 1 failed, 3 skipped, 1 timed out, 1 killed" in page
+    assert "- **passes**: TFLOP/s 788.5" in page and "    RuntimeError: no kernel image | is available" in page
+
+
+def test_a_budget_that_is_too_small_leaves_out_later_parts_and_a_second_run_adds_them(
+    kit: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    kit["runner"].GRACE_S = 0.5
+    first = run(kit, tmp_path, 60.0, dies=1000, last=1000)
+    assert first["passes"]["state"] == "passed"
+    assert first["dies"]["state"] == first["last"]["state"] == "not run"
+    assert first["last"]["why"].endswith("s of the budget left, and it takes about 1000")
+    second = run(kit, tmp_path, 0.05)
+    assert second["passes"]["figures"] == {"TFLOP/s": 788.5} and second["last"]["state"] == "not run"
+    assert run(kit, tmp_path, 60.0)["last"]["state"] == "passed"
+
+
+def test_without_a_registry_what_needs_packages_is_skipped(kit: dict[str, ModuleType], tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "requirements").mkdir()
+    (tmp_path / "scripts" / "install.sh").write_bytes((ROOT / "scripts" / "install.sh").read_bytes())
+    (tmp_path / "scripts" / "install.sh").chmod(0o755)
+    for name in ("gpu.txt", "dev.txt", "core.in"):
+        (tmp_path / "requirements" / name).write_text("torch==0\n" if name == "gpu.txt" else "")
+    for name in ("setup.py", "scripts/allocator.sh"):
+        (tmp_path / name).touch()
+    base = Path(sys.base_prefix) / "bin" / "python3.11"
+    offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
+    environ = os.environ | offline | {"DEVICE": "gpu", "PYTHON": str(base)}
+    machine = kit["runner"].Machine(str(tmp_path / ".venv" / "bin" / "python"), tmp_path, environ, 1)
+    report = kit["report"].Report.open(tmp_path / "out", "chip", "abc")
+    chosen = [one for one in kit["parts"].PARTS if one.name in ("install", "machine", "colocate")]
+    kit["runner"].run_parts(chosen, machine, 300.0, report)
+    assert {name: one.state for name, one in report.outcomes.items()} == {
+        "install": "failed",
+        "machine": "skipped",
+        "colocate": "skipped",
+    }
+    assert "failed at: 1/3 torch==0" in report.outcomes["install"].why
+    assert report.outcomes["colocate"].why == "not installed: torch, vllm"
+
+
+def test_every_layout_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the flags that a GPU gets, which no rehearsal tries."""
+    monkeypatch.syspath_prepend(str(KIT))
+    monkeypatch.delenv("GPU_REHEARSAL", raising=False)
+    monkeypatch.setenv("GPU_WORK", "work")
+    names = ("parts", "shapes", "layouts")
+    parts, _, layouts = (__import__(name) for name in names)
+    for name in names:
+        del sys.modules[name]
+    ran = {part.command[1] for part in parts.PARTS if part.command[0].endswith("layouts.py")}
+    assert ran == layouts.LAYOUTS.keys() | layouts.SERVED.keys()
+    model = Path("m")
+    runs = {name: layouts.flags_of(name) for name in layouts.LAYOUTS}
+    runs |= {name: layouts.asking(8000) | more for one in layouts.SERVED.values() for name, more in one.items()}
+    for name, flags in runs.items():
+        command, *words = map(str, layouts.training_words(name, model, flags))
+        args = parse_arguments(RlhfArguments, words, {})
+        plan = make_plan(args, 1, 1000)
+        assert command == "rlhf" and plan.total_steps == layouts.STEPS and args.torch_dtype == "bfloat16", name
+    command, *words = map(str, layouts.server_words(model, 8000))
+    assert command == "rollout" and parse_arguments(RolloutArguments, words, {}).port == 8000
+
+
+def test_a_rehearsal_runs_the_parts_themselves(tmp_path: Path) -> None:
+    chosen = ["rates", "embedded", "train-0.5b", "flash"]
+    words = [sys.executable, str(KIT), "--rehearse", "--python", sys.executable, "--out", str(tmp_path)]
+    done = subprocess.run([*words, "--parts", *chosen], capture_output=True, text=True, timeout=240, check=False)
+    [data] = tmp_path.glob("rehearsal-*.json")
+    found = json.loads(data.read_text())["parts"]
+    logs = "".join(file.read_text()[-2000:] for file in tmp_path.rglob("*.log"))
+    assert done.returncode == 0, done.stdout + logs
+    flash = found.pop("flash")
+    assert flash["why"] == "not installed: flash_attn" or flash["state"] == "passed"
+    assert {name: one["state"] for name, one in found.items()} == dict.fromkeys(chosen[:3], "passed")
+    assert found["rates"]["figures"]["bf16 TFLOP/s"] > 0 and found["train-0.5b"]["figures"]["MFU"] > 0
+    assert found["embedded"]["figures"]["tokens_per_second"] > 0
