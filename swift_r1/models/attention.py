@@ -21,6 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from swift_r1.models import flash
 from swift_r1.runtime.sequence_parallel import SequenceGroup
 
 if TYPE_CHECKING:
@@ -39,6 +40,8 @@ class PromptGroup:
     width: int  # `C`, tokens of the longest completion, 0 without completions
     places: Tensor  # int64 `[sum of completion lengths]`, each completion token's place in the flattened `[n, C]`
     visible: Tensor  # bool `[C, P + C]`, which of prompt and own completion each of a completion's tokens sees
+    spans: Tensor  # int32 `[n + 2]`, where prompt and completions begin, from the prompt's first token on, and the end
+    after: Tensor | None  # int32 `[2]`, 0 and the tokens of all completions, None without
 
 
 PackedRow = tuple[PromptGroup, ...]  # the groups of a row, in order; together they cover it
@@ -50,7 +53,10 @@ def prompt_group(start: int, prompt_length: int, lengths: Sequence[int], device:
     columns = torch.arange(width)
     places = (torch.tensor(lengths, dtype=torch.long)[:, None] > columns).flatten().nonzero().flatten()
     visible = torch.ones(width, prompt_length + width, dtype=torch.bool).tril(prompt_length)
-    return PromptGroup(start, prompt_length, len(lengths), width, places.to(device), visible.to(device))
+    ends = torch.tensor([0, prompt_length, *lengths]).cumsum(0).int()
+    after = torch.tensor([0, sum(lengths)], dtype=torch.int32).to(device) if lengths else None
+    tensors = places.to(device), visible.to(device), ends.to(device), after
+    return PromptGroup(start, prompt_length, len(lengths), width, *tensors)
 
 
 def packed_attention(
@@ -83,6 +89,13 @@ def packed_attention(
     for group in packed_row:
         middle = group.start + group.prompt_length
         end = middle + len(group.places)
+        if flash.takes(query, value, group.prompt_length + group.width, sliding_window):
+            q, k, v = (states[group.start : end] for states in (query, key, value))
+            longest = max(group.prompt_length, group.width)
+            parts.append(
+                flash.group_attention(q, k, v, group.spans, group.after, group.prompt_length, longest, scaling)
+            )
+            continue
         q, k, v = (states[group.start : middle] for states in (query, key, value))
         if group.completions:
             # A copy: what is kept of the prompt for the backward pass would keep the whole row's states with it.
