@@ -121,7 +121,7 @@ class Backend(ABC):
             whole = []
             with self.gathered(parameters_of(bucket)):
                 if self.ranks.takes(number) if to is None else self.ranks.rank == to:
-                    whole = [(one.name, one.value().to(device, copy=self.partitioned)) for one in bucket]
+                    whole = [(one.name, one.value().to(device)) for one in bucket]
             yield whole
 
     def training_state(self) -> Iterator[StateBucket]:
@@ -145,7 +145,7 @@ class Backend(ABC):
                 known = started or kind == MASTER
                 value = self._state_value(kind, parameter) if known else torch.zeros(whole_shape(parameter))
                 if self.ranks.takes(number):
-                    tensors.append((state_name(kind, name), value.detach().to("cpu", copy=self._copies_state)))
+                    tensors.append((state_name(kind, name), value.detach().cpu()))
             yield tensors
         yield from saved.codes_of(self.torch_optimizer, self.masters, self.ranks, self.replicated)
 
@@ -170,9 +170,6 @@ class Backend(ABC):
                     self._set_state(kind, parameter, read(state_name(kind, name), rows))
             self.ranks.barrier()  # one may have read longer than another
             self._set_weights(parameters, masters)
-
-    _copies_state = False
-    """Whether `_state_value` gives memory that is used again."""
 
     @abstractmethod
     def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:
