@@ -29,6 +29,9 @@ RELIED_ON = {
     "--ddp_timeout holds in groups that DeepSpeed makes, and for no rank that is alive (runtime/ranks.py)": [
         ("torch", "distributed/distributed_c10d.py", "_get_default_timeout(backend) _set_pg_timeout(timeout group)"),
     ],
+    "an engine on the trainer's GPU reads its weights there (weights/device_memory.py)": [
+        ("torch", "storage.py", "_StorageBase._share_cuda_ _StorageBase._new_shared_cuda"),
+    ],
     "ranks end within --ddp_timeout when one has died (launch/elastic.py)": [
         ("torch", "distributed/elastic/multiprocessing/api.py", "PContext.close(death_sig timeout)"),
         (
