@@ -122,7 +122,7 @@ class Backend(ABC):
             whole = []
             with self.gathered(parameters_of(bucket)):
                 if self.ranks.takes(number) if to is None else self.ranks.rank == to:
-                    values = (one.value().to(device, copy=self.partitioned, non_blocking=pinned) for one in bucket)
+                    values = (one.value().to(device, non_blocking=pinned) for one in bucket)
                     whole = [(one.name, value) for one, value in zip(bucket, values, strict=True)]
                     if pinned:
                         torch.cuda.current_stream(self.device).synchronize()
@@ -149,7 +149,7 @@ class Backend(ABC):
                 known = started or kind == MASTER
                 value = self._state_value(kind, parameter) if known else torch.zeros(whole_shape(parameter))
                 if self.ranks.takes(number):
-                    tensors.append((state_name(kind, name), value.detach().to("cpu", copy=self._copies_state)))
+                    tensors.append((state_name(kind, name), value.detach().cpu()))
             yield tensors
         yield from saved.codes_of(self.torch_optimizer, self.masters, self.ranks, self.replicated)
 
@@ -174,9 +174,6 @@ class Backend(ABC):
                     self._set_state(kind, parameter, read(state_name(kind, name), rows))
             self.ranks.barrier()  # one may have read longer than another
             self._set_weights(parameters, masters)
-
-    _copies_state = False
-    """Whether `_state_value` gives memory that is used again."""
 
     @abstractmethod
     def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:

@@ -190,6 +190,7 @@ class Saver:
         for item in items:
             self.progress("a save")
             yield item
+            del item  # before the next is gathered
 
     def _concluded(self, draft: Draft, best_step: int | None) -> str | None:
         """Why there is no checkpoint, on rank 0; None where there is one, and elsewhere."""
