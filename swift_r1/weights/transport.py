@@ -145,6 +145,8 @@ class NcclGroup:
             raise UsageError("--weight_transport nccl: the trainer has no GPU")
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._communicator: Any = None
+        streams: Any = torch.cuda  # torch has no types for a new one
+        self._stream = streams.Stream(self._device)
 
     def unique_id(self) -> bytes:
         from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
@@ -158,7 +160,6 @@ class NcclGroup:
 
         torch.cuda.set_device(self._device)  # of this thread
         self._communicator = PyNcclCommunicator.from_unique_id_bytes(unique_id, 0, world_size, self._device)
-        self._stream = torch.cuda.Stream(self._device)
 
     def broadcast(self, tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
         """Starts to send the tensors, in order; the result says whether all have been taken."""

@@ -123,6 +123,7 @@ RELIED_ON = {
     ],
     "new weights in the engine (inference/engines/vllm_worker.py)": [
         ("vllm", "v1/worker/gpu_model_runner.py", "GPUModelRunner.reload_weights(weights_iterator)"),
+        ("vllm", "v1/worker/gpu_worker.py", "Worker.reload_weights() Worker.vllm_config"),
         ("vllm", "model_executor/model_loader/reload/layerwise.py", "finalize_layerwise_reload"),
         (
             "vllm",
