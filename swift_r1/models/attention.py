@@ -152,7 +152,7 @@ def _after_prompt(
     ratio = heads // shared
     query = torch.unflatten(query, 2, (shared, ratio)).permute(0, 2, 3, 1, 4)
     parts = []
-    for start in range(0, group.width, _BLOCK):
+    for start in range(0, max(1, group.width), _BLOCK):
         end = min(start + _BLOCK, group.width)
         # A token sees up to its own place; a mask of all tokens would grow with the square of their number.
         place, last = group.prompt_length + start, group.prompt_length + end
