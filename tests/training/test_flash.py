@@ -45,7 +45,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any, scale: float | None = N
 def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any, **named: Any) -> Any:
     """As the kernel's: probabilities from `lse`, and from `out` what they have in common."""
     queries, keys, most_queries, most_keys, _dropout, causal, _rng, _unused = rest
-    ratio, scale = q.shape[1] // k.shape[1], scaled(q, named["scale"])
+    ratio, scale = q.shape[1] // k.shape[1], scaled(q, named.get("scale"))
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for a, b, seen in parts(q, k, queries, keys, (most_queries, most_keys), causal):
         wide_k, wide_v = (one[b].repeat_interleave(ratio, 1) for one in (k, v))
