@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 import torch
@@ -67,6 +68,23 @@ def test_an_engine_on_the_same_gpu_reads_the_trainers_memory(
     for name, tensor in BUCKETS[0] + BUCKETS[1]:
         assert torch.equal(getattr(engine.worker.model, name), tensor)
     pool.close()
+
+
+def test_of_several_servers_none_is_lent_memory(
+    client: RolloutClient,
+    cable: Cable,
+    serve_engine: Callable[..., str],
+    lent: dict[str, torch.Tensor],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All read the snapshot on the host, also the one on the trainer's GPU."""
+    monkeypatch.setattr(Engine, "load_weights", AsyncMock(), raising=False)
+    with RolloutClient(serve_engine(Engine(cable), SHAPES)) as other:
+        pool = pool_of([client, other], Expected("none", "hash", 100, None), DEADLINE_S, "auto")
+        assert not pool.from_device(adapter=False)
+        pool.push(BUCKETS)
+        assert client.info().weight_version == other.info().weight_version == 1 and not lent
+        pool.close()
 
 
 @pytest.mark.parametrize(("policy", "gpu"), [("keep", GPU), ("wait", None)])

@@ -62,7 +62,9 @@ class ServerPool:
         for number, one in enumerate(sessions):
             one.record(spans or Spans(), f"server-{number}")
         self.by_nccl, self._compare = transport == NCCL, compare
-        self._shares_gpu = len(sessions) == 1 and sessions[0].shares_gpu
+        if len(sessions) > 1:  # all read the snapshot, which is on the host
+            for one in sessions:
+                one.shares_gpu = False
         self.stale = 0  # answers by weights of this run that were too old
         self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
 
@@ -127,7 +129,7 @@ class ServerPool:
 
     def from_device(self, adapter: bool) -> bool:
         """Whether weights, or with `adapter` an adapter alone, are taken where they are."""
-        return self.by_nccl or (self._shares_gpu and not adapter)
+        return self.by_nccl or (self.sessions[0].shares_gpu and not adapter)
 
     def published(self) -> None:
         """A new version is served: earlier losses no longer count."""
