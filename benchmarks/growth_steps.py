@@ -41,7 +41,7 @@ FLAGS = (
     *("--save_total_limit", "2", "--eval_strategy", "no", "--add_version", "false", "--logging_steps", "1"),
 )
 SAMPLES = 200  # of memory and CPU time, in a run
-SERVER_START_S, SERVER_STOP_S = 300, 60
+SERVER_STOP_S = 60
 
 Sample = dict[str, tuple[float, float]]  # of each kind of process MB, and CPU seconds
 

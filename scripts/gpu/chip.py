@@ -206,9 +206,15 @@ def generate(shape: str) -> dict[str, float]:
     words += ["--vllm_engine_kwargs", json.dumps({"kv_cache_memory_bytes": (64 << 20) if REHEARSES else (16 << 30)})]
     server = subprocess.Popen([sys.executable, "-m", "swift_r1", *words])
     found: dict[str, float] = {}
+
+    def going_on(line: str) -> None:
+        print(line, file=sys.stderr)
+        if server.poll() is not None:
+            raise SystemExit(f"swift rollout ended with {server.returncode}")
+
     try:
         with RolloutClient(f"http://127.0.0.1:{port}") as client:
-            client.wait_until_ready(300, report=lambda line: print(line, file=sys.stderr))
+            client.wait_until_ready(300, report=going_on)
             for count in (8,) if REHEARSES else (64, 256):
                 for warm in (False, True):
                     requests = [

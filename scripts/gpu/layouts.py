@@ -157,10 +157,11 @@ def finished(name: str, run: subprocess.Popen[bytes]) -> dict[str, float]:
     steps = [line for line in lines if "loss" in line]
     if len(steps) != STEPS:
         raise SystemExit(f"{len(steps)} of {STEPS} steps were logged")
-    wrong = [key for step in steps for key in ("loss", "grad_norm", "reward") if not math.isfinite(step[key])]
+    finite = ("loss", "grad_norm", "reward", "rollout/logp_diff")
+    wrong = [key for step in steps for key in finite if not math.isfinite(step[key])]
     if wrong:
         raise SystemExit(f"not finite: {', '.join(sorted(set(wrong)))}")
-    difference = max(step.get("rollout/logp_diff", 0.0) for step in steps)
+    difference = max(step["rollout/logp_diff"] for step in steps)
     if difference > LOGP_DIFF.get(name, ROUNDING):
         raise SystemExit(f"the engine's log-probs differ from the trainer's by {difference:.3g} nats")
     shown = [key for key in steps[-1] if key.startswith("time/")] + ["tokens_per_second", "memory/peak_gib"]
