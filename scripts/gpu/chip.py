@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shapes import REHEARSES, model_folder
+from shapes import DTYPE, REHEARSES, model_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT, NEW, GENERATIONS = (16, 16, 4) if REHEARSES else (128, 512, 8)
@@ -162,6 +162,7 @@ def train(shape: str) -> dict[str, float]:
     completions = prompts * GENERATIONS
     work = Work(
         model=str(model_folder(shape)),
+        dtype=DTYPE,
         prompt_ids=[tokens(PROMPT) for _ in range(prompts)],
         completion_ids=[tokens(NEW) for _ in range(completions)],
         generations=GENERATIONS,

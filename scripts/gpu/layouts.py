@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shapes import REHEARSES, model_folder
+from shapes import DTYPE, REHEARSES, model_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 3
@@ -99,7 +99,7 @@ def served(name: str, model: Path) -> None:
 
 
 def server_words(model: Path, port: int) -> list[Any]:
-    words = ["rollout", "--model", model, "--port", port, "--torch_dtype", dtype()]
+    words = ["rollout", "--model", model, "--port", port, "--torch_dtype", DTYPE]
     return [*words, "--vllm_engine_kwargs", json.dumps(ENGINE_KWARGS)]
 
 
@@ -113,7 +113,7 @@ def training_words(name: str, model: Path, flags: dict[str, Any]) -> list[Any]:
     values = {
         "rlhf_type": "grpo",
         "model": model,
-        "torch_dtype": dtype(),
+        "torch_dtype": DTYPE,
         "external_plugins": ROOT / "benchmarks" / "async_plugin.py",
         "dataset": "counting",
         "reward_funcs": "digits",
@@ -139,10 +139,6 @@ def swift(words: list[Any], environ: dict[str, str]) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "swift_r1", *map(str, words)]
     print("+", *command[3:], flush=True)
     return subprocess.Popen(command, env=os.environ | environ)
-
-
-def dtype() -> str:
-    return "float32" if REHEARSES else "bfloat16"
 
 
 def folder_of(name: str) -> Path:

@@ -190,15 +190,16 @@ def test_every_layout_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_rehearsal_runs_the_parts_themselves(tmp_path: Path) -> None:
-    """A short one and one that cannot run; `make gpu GPU_ARGS=--rehearse` takes a quarter of an hour."""
+    """Short ones and one that cannot run; `make gpu GPU_ARGS=--rehearse` takes a quarter of an hour."""
     words = [sys.executable, str(KIT), "--rehearse", "--python", sys.executable, "--out", str(tmp_path)]
     done = subprocess.run(
-        [*words, "--parts", "rates", "flash"], capture_output=True, text=True, timeout=280, check=False
+        [*words, "--parts", "rates", "flash", "train-0.5b"], capture_output=True, text=True, timeout=280, check=False
     )
     [data] = tmp_path.glob("rehearsal-*.json")
     found = json.loads(data.read_text())["parts"]
     logs = "".join(file.read_text()[-2000:] for file in tmp_path.rglob("*.log"))
     assert done.returncode == 0, done.stdout + logs
     assert found["rates"]["state"] == "passed" and found["rates"]["figures"]["bf16 TFLOP/s"] > 0
+    assert found["train-0.5b"]["state"] == "passed" and found["train-0.5b"]["figures"]["MFU"] > 0
     if find_spec("flash_attn") is None:
         assert found["flash"] == found["flash"] | {"state": "skipped", "why": "not installed: flash_attn"}
