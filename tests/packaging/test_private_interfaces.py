@@ -29,6 +29,9 @@ RELIED_ON = {
     "--ddp_timeout holds in groups that DeepSpeed makes, and for no rank that is alive (runtime/ranks.py)": [
         ("torch", "distributed/distributed_c10d.py", "_get_default_timeout(backend) _set_pg_timeout(timeout group)"),
     ],
+    "AdamW leaves an update that is not finite out by itself (training/backends/local.py)": [
+        ("torch", "optim/adam.py", "Adam._step_supports_amp_scaling"),
+    ],
     "an engine on the trainer's GPU reads its weights there (weights/device_memory.py)": [
         ("torch", "storage.py", "_StorageBase._share_cuda_ _StorageBase._new_shared_cuda"),
     ],

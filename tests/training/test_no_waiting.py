@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -137,6 +138,20 @@ def test_nor_does_the_critics(tiny_model: Any, fused_on_meta: None) -> None:
     waits = Waits()
     critic_updates(tiny_model, torch.device("meta"), lambda _backend: waits)
     assert set(waits.between()) == {"forward", "update"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_an_update_that_is_not_finite_changes_nothing(tiny_model: Any, dtype: str) -> None:
+    """Nobody asks before it whether it is."""
+    found = []
+    for losses in ([math.nan, 1.0], [1.0]):
+        backend = LocalBackend(load_model(tiny_model, dtype, gradient_checkpointing=False), SETTINGS)
+        first, *_ = backend.masters
+        for factor in losses:
+            backend.backward(factor * sum(one.float().sum() for one in backend.model.parameters()), last=True)
+            assert math.isfinite(backend.step(1e-3)) == math.isfinite(factor)
+        found.append((first.detach().clone(), backend.optimizer.state[first]["step"].item()))
+    assert torch.equal(found[0][0], found[1][0]) and found[0][1] == found[1][1] == 1
 
 
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
