@@ -74,6 +74,7 @@ def test_an_engine_on_a_cpu_computes_in_its_own_process() -> None:
 
     assert str(executor(False)).endswith(".UniProcExecutor")
     assert executor(True) is None and executor(False, vllm_tensor_parallel_size=2, deepspeed="zero2") is None
+    assert executor(False, vllm_engine_kwargs='{"pipeline_parallel_size": 2}') is None
 
 
 def plan_text(args: RlhfArguments) -> str:

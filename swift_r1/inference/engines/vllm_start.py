@@ -135,7 +135,7 @@ def engine_arguments(config: RolloutArguments, has_gpu: bool) -> dict[str, Any]:
         # A seeded request whose prompt is read in two steps kills vLLM's CPU engine (0.32: "CPU Generator does not
         # use offset").
         arguments["enable_chunked_prefill"] = False
-        if config.vllm_tensor_parallel_size == 1:
+        if config.vllm_tensor_parallel_size * config.vllm_engine_kwargs.get("pipeline_parallel_size", 1) == 1:
             # In vLLM's engine process: it would spin for a worker's answers on the CPUs that the worker computes with,
             # and the worker's libraries take seconds to load. Not "uni", which vLLM overrules on a CPU.
             arguments["distributed_executor_backend"] = "vllm.v1.executor.uniproc_executor.UniProcExecutor"

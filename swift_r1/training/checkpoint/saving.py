@@ -67,8 +67,9 @@ class Saver:
         self._models: list[tuple[str, Backend, ModelShards]] = []
         for name, one in models:
             if not has_adapters(one.model):
-                dtype = AutoConfig.from_pretrained(one.model.name_or_path).dtype if self.own_dtype else None
-                self._models.append((name, one, ModelShards(one.model, policy_weights(one.model), self.ranks, dtype)))
+                model: Any = one.model
+                dtype = AutoConfig.from_pretrained(model.name_or_path).dtype if self.own_dtype else None
+                self._models.append((name, one, ModelShards(model, policy_weights(model), self.ranks, dtype)))
 
     def save(
         self,
