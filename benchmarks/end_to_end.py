@@ -28,6 +28,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -240,6 +241,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write the results there")
     parser.add_argument("--check", action="store_true", help="end with 1 below 6 x TRL or 5 x ms-swift")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # ends the side that runs
     console = Console(width=150)
     args.model = str(Path(args.model).resolve())
     if any(side.startswith("trl") for side in args.sides):

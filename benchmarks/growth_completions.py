@@ -23,32 +23,33 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-from growth_plot import growth
+if __name__ != "__mp_main__":  # a reward worker, which imports this module again and needs none of it
+    import torch
+    from growth_plot import growth
 
-from swift_r1.algorithms import LossConfig, group_advantages
-from swift_r1.algorithms.rewards import Composition
-from swift_r1.data.prompts import Prompt
-from swift_r1.inference.engines.transformers import TransformersEngine
-from swift_r1.plugins import load_plugins
-from swift_r1.rewards.pool import RewardPool
-from swift_r1.runtime.ranks import Ranks
-from swift_r1.sampling.multi_turn import OneTurn
-from swift_r1.sampling.scoring import Scoring, completion_row, round_metrics
-from swift_r1.tracking.metrics import JsonLines
-from swift_r1.training.backends.local import LocalBackend
-from swift_r1.training.batching import Batching
-from swift_r1.training.grpo import batch_of_round, before_training, split_round, train_step
-from swift_r1.training.micro_batches import Form
-from swift_r1.training.optimizer import OptimizerConfig
-from swift_r1.wire.protocol import (
-    Completion,
-    RolloutBatch,
-    RolloutOutput,
-    RolloutRequest,
-    RolloutResponse,
-    SamplingParams,
-)
+    from swift_r1.algorithms import LossConfig, group_advantages
+    from swift_r1.algorithms.rewards import Composition
+    from swift_r1.data.prompts import Prompt
+    from swift_r1.inference.engines.transformers import TransformersEngine
+    from swift_r1.plugins import load_plugins
+    from swift_r1.rewards.pool import RewardPool
+    from swift_r1.runtime.ranks import Ranks
+    from swift_r1.sampling.multi_turn import OneTurn
+    from swift_r1.sampling.scoring import Scoring, completion_row, round_metrics
+    from swift_r1.tracking.metrics import JsonLines
+    from swift_r1.training.backends.local import LocalBackend
+    from swift_r1.training.batching import Batching
+    from swift_r1.training.grpo import batch_of_round, before_training, split_round, train_step
+    from swift_r1.training.micro_batches import Form
+    from swift_r1.training.optimizer import OptimizerConfig
+    from swift_r1.wire.protocol import (
+        Completion,
+        RolloutBatch,
+        RolloutOutput,
+        RolloutRequest,
+        RolloutResponse,
+        SamplingParams,
+    )
 
 DEMO = Path(__file__).parent.parent / "examples" / "countdown_demo"
 sys.path.insert(0, str(DEMO))
@@ -184,7 +185,9 @@ class Parts:
 
     def scored(self, answers: Sequence[RolloutOutput]) -> Any:
         names = [request.request_id for request in self.requests]
-        scoring = Scoring(self.prompts, names, self.rewards.open, Composition(), {"global_step": 0, "max_steps": 1})
+        scoring = Scoring(
+            self.prompts, names, self.rewards.open, Composition([1.0, 0.1]), {"global_step": 0, "max_steps": 1}
+        )
         turns = OneTurn(Answers(answers), lambda ids: str(self.tokenizer.decode(list(ids), skip_special_tokens=True)))
         turns.generate(list(zip(self.prompts, self.requests, strict=True)), lambda _count: None, scoring.add)
         return scoring.result()

@@ -8,8 +8,8 @@ weights, for models whose optimizer state does not fit). Each is loaded, takes a
 and `http`, saved, and resumed in another process; `fsdp2` and `zero3` on two ranks. The server is the real one, which
 takes the weights into shared memory and checks their hashes, over an engine that does nothing with them.
 
-Columns: seconds, and the most memory (MB) that rank 0 held in addition to what it held before and to the copy of the
-weights that it keeps for servers that come back (`kept`: that copy, once; by `shm` it is in shared memory).
+Columns: CPU seconds of rank 0 (one thread), and the most memory (MB) that it held in addition to what it held before
+and to the copy of the weights that it keeps for servers that come back (by `shm` that copy is in shared memory).
 """
 
 from __future__ import annotations
@@ -223,8 +223,8 @@ def main() -> None:
             print(json.dumps(found), flush=True)
     for backend in args.backends:
         own = [row for row in rows if row["backend"] == backend]
-        print(f"{backend}: seconds, and MB at rank 0's peak")
-        growth("parameters", "parameters", own, SECONDS, y_label="seconds", plot=args.plot and backend == "local")
+        print(f"{backend}: CPU seconds, and MB at rank 0's peak")
+        growth("parameters", "parameters", own, SECONDS, y_label="CPU seconds", plot=args.plot and backend == "local")
         growth("parameters", "parameters", own, MEMORY, plot=False)
 
 

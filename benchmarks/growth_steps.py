@@ -5,9 +5,9 @@
     python benchmarks/growth_steps.py --sizes 5000 --plot true # hours, on a busy machine; draws docs/images
 
 The demo's model with random weights, 2 prompts x 4 completions of 16 tokens a step, a checkpoint every tenth of the
-run, of which two are kept. Memory is PSS (shared pages counted once). `last / first` compares the medians of the last
-tenth of the steps and of the second, since the first warms up. On a machine with other work read the CPU time instead
-of the seconds.
+run, of which two are kept. Memory is PSS without mapped files. `last / first` compares the medians of the last tenth of
+the steps and of that after the first checkpoint. On a machine with other work read the CPU time instead of the seconds.
+A run that is stopped (SIGTERM to its trainer) is shown as far as it came.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FLAGS = (
 SAMPLES = 200  # of memory and CPU time, in a run
 SERVER_START_S, SERVER_STOP_S = 300, 60
 
-Sample = dict[str, tuple[float, float]]  # of each kind of process MB of PSS, and CPU seconds
+Sample = dict[str, tuple[float, float]]  # of each kind of process MB, and CPU seconds
 
 
 def main() -> int:
@@ -104,7 +104,7 @@ def measured(
     if process.returncode:  # a signal ends it in order, and what it did until then counts
         print(f"swift rlhf ended with {process.returncode}: see {run}.log", file=sys.stderr)
     if samples:
-        show(run, samples, layout, plot)
+        show(run, samples, max(1, steps // 10), layout, plot)
 
 
 def steps_of(run: Path) -> int:
@@ -120,12 +120,18 @@ def sample(roots: dict[str, psutil.Process]) -> Sample:
     found: defaultdict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     for name, root in roots.items():
         for process in [root, *root.children(recursive=True)]:
-            with contextlib.suppress(psutil.NoSuchProcess):
+            with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                 kind = name if process == root else f"{name}: {kind_of(process)}"
-                memory, times = process.memory_full_info().pss / 1e6, process.cpu_times()
+                memory, times = held(process.pid) / 1e6, process.cpu_times()
                 before = found[kind]
                 found[kind] = (before[0] + memory, before[1] + times.user + times.system)
     return dict(found)
+
+
+def held(pid: int) -> int:
+    """Bytes of PSS without mapped files, whose share falls and rises with other programs of the same libraries."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith(("Pss_Anon:", "Pss_Shmem:")))
 
 
 def kind_of(process: psutil.Process) -> str:
@@ -134,11 +140,12 @@ def kind_of(process: psutil.Process) -> str:
     return next((kind for part, kind in known.items() if part in words), process.name())
 
 
-def show(run: Path, samples: Sequence[tuple[int, Sample]], layout: str, plot: bool) -> None:
+def show(run: Path, samples: Sequence[tuple[int, Sample]], warm: int, layout: str, plot: bool) -> None:
+    """`warm` steps are left out: memory grows until the first checkpoint."""
     steps = samples[-1][0]
     kinds = sorted({kind for _, one in samples for kind in one})
     tenth = steps / 10
-    early = [one for one in samples if tenth < one[0] <= 2 * tenth]
+    early = [one for one in samples if warm < one[0] <= warm + tenth]
     late = [one for one in samples if one[0] > 9 * tenth]
     table = Table("process", "MB early", "MB late", "last / first", "CPU ms a step early", "late", "last / first")
 
@@ -156,7 +163,7 @@ def show(run: Path, samples: Sequence[tuple[int, Sample]], layout: str, plot: bo
             table.add_row(kind, *cells, f"{times[0]:.1f}", f"{times[1]:.1f}", ratio)
     log = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
     seconds = [line["time/step"] for line in log if "time/step" in line]
-    medians = [statistics.median(seconds[int(a * tenth) : int((a + 1) * tenth)]) for a in (1, 9)]
+    medians = [statistics.median(seconds[int(a) : int(a + tenth)]) for a in (warm, 9 * tenth)]
     console = Console(width=120)
     console.print(f"[bold]{layout}, {steps:,} steps[/bold]")
     console.print(table)
@@ -169,7 +176,7 @@ def show(run: Path, samples: Sequence[tuple[int, Sample]], layout: str, plot: bo
     rows = [{"steps": done} | {kind: one[0] for kind, one in found.items()} for done, found in samples]
     growth_rows = rows[:: max(1, len(rows) // 20)]
     series = {kind: kind for kind in kinds if sum(kind in row for row in rows) > len(rows) / 2}
-    growth(f"steps-{layout}", "steps", growth_rows, series, y_label="MB (PSS)", log=False, plot=plot)
+    growth(f"steps-{layout}", "steps", growth_rows, series, y_label="MB (PSS without files)", log=False, plot=plot)
 
 
 def by_top_folder(run: Path) -> dict[str, list[Path]]:

@@ -72,7 +72,8 @@ def write_model(folder: Path, size: str) -> int:
 
 @dataclass(slots=True)
 class Measured:
-    """Seconds of a piece of work, and how many bytes more the process held at its peak than before and after it."""
+    """A piece of work: the process's CPU seconds, which other work on the machine does not change, and how many bytes
+    more than before it held at the peak (`more`) and afterwards (`kept`)."""
 
     seconds: float = 0.0
     more: int = 0
@@ -90,16 +91,16 @@ def measured() -> Iterator[Measured]:
     found, before, ended = Measured(), own_memory(), threading.Event()
 
     def look() -> None:
-        while not ended.wait(0.003):
+        while not ended.wait(0.005):
             found.more = max(found.more, own_memory() - before)
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         yield found
     finally:
-        found.seconds = time.perf_counter() - started
+        found.seconds = time.process_time() - started
         ended.set()
         thread.join()
         ctypes.CDLL("libc.so.6").malloc_trim(0)
@@ -125,8 +126,10 @@ def run_ranks(words: Sequence[str], ranks: int, limit_s: float = 1200) -> list[d
     where one fails."""
     environ = os.environ | {
         **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)},
-        "OMP_NUM_THREADS": str(max(1, len(os.sched_getaffinity(0)) // ranks)),
+        "OMP_NUM_THREADS": "1",  # CPU seconds are those of the work, without threads that wait for each other
         "PYTHONPATH": os.pathsep.join(sys.path),
+        # What is freed goes back at once, so that the peak is of what was held.
+        **({"MALLOC_MMAP_THRESHOLD_": "262144"} if ranks > 1 else {}),
     }
     command = [sys.executable, sys.argv[0], *words]
     processes = [

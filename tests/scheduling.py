@@ -39,6 +39,7 @@ SECONDS: dict[str, float] = {
     "tests/evaluation/test_in_training.py": 15,
     "tests/evaluation/test_swift_eval.py": 15,
     "tests/examples/test_recipes.py": 15,
+    "tests/packaging/test_gpu_kit.py": 25,
     "tests/packaging/test_seeing_a_run.py": 8,
     "tests/report/test_pages.py": 6,
     "tests/report/test_report.py": 15,

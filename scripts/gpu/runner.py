@@ -117,7 +117,9 @@ def run_part(part: Part, machine: Machine, limit_s: float, log: Path) -> Outcome
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
     finally:  # after Ctrl-C too
-        _send(signal.SIGKILL, mark)
+        end = time.monotonic() + GRACE_S
+        while _send(signal.SIGKILL, mark) and time.monotonic() < end:  # again: one may have started another meanwhile
+            time.sleep(0.02)
         process.wait()
     lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
     outcome = Outcome("passed", time.monotonic() - started, figures=_figures(lines))
@@ -140,11 +142,14 @@ def _figures(lines: Sequence[str]) -> dict[str, Any]:
     return {name: value for one in found for name, value in one.items()}
 
 
-def _send(number: signal.Signals, mark: str) -> None:
-    """To all processes that the part has started, also those in sessions of their own: engines are."""
+def _send(number: signal.Signals, mark: str) -> int:
+    """To all processes that the part has started, also those in sessions of their own: engines are. How many live."""
+    count = 0
     wanted = f"{_MARK}={mark}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
         # Gone meanwhile, or somebody else's.
         with suppress(OSError):
             if wanted in (folder / "environ").read_bytes().split(b"\0"):
                 os.kill(int(folder.name), number)
+                count += 1
+    return count

@@ -68,7 +68,8 @@ def loss_normalizer(mask: Tensor, config: LossConfig) -> Tensor:
 
 def divide(numerator: Tensor, normalizer: Tensor | float) -> Tensor:
     """Scalar: `numerator / normalizer`, and 0 where the step has nothing to train (both are 0 then)."""
-    denominator = torch.as_tensor(normalizer, dtype=numerator.dtype, device=numerator.device)
+    # On the CPU it stays there: a device takes it along as a number, and waits for no copy.
+    denominator = torch.as_tensor(normalizer, dtype=numerator.dtype)
     return numerator / torch.where(denominator == 0, 1.0, denominator)
 
 

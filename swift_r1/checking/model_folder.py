@@ -37,7 +37,8 @@ def model_faults(model: str, environ: Mapping[str, str], flag: str = "--model", 
 def config_dtype(model: str) -> str | None:
     """The dtype that the config of the model folder names; None where it names none or cannot be read yet."""
     config = _config(Path(model).expanduser())
-    return config.get("dtype") or config.get("torch_dtype")
+    dtype: str | None = config.get("dtype") or config.get("torch_dtype")
+    return dtype
 
 
 def dtype_here(model: str, given: str | None, gpu: bool, cpuinfo: str = CPU) -> tuple[str | None, str | None]:

@@ -71,6 +71,7 @@ class RolloutService:
             max_lora_rank=self.config.vllm_max_lora_rank if self.config.vllm_enable_lora else None,
             own_base=self.updates.own_base,
             nccl_workers=known.nccl_workers,
+            gpu=known.gpu,
             turns=wire.Turns(**self.config.told),
         )
 

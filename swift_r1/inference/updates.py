@@ -134,18 +134,20 @@ class WeightUpdates:
         return self.status()
 
     async def stream(self, token: str | None, bucket: wire.StreamedBucket) -> wire.UpdateStatus:
-        """Loads one bucket while the lease's holder broadcasts it. Running rollouts end first, whatever the policy."""
+        """Loads one bucket while the lease's holder broadcasts it, or out of its memory. Running rollouts end first,
+        whatever the policy."""
         with self._changes():
             self.machine.check_stream_welcome(token, bucket)
-            if not self._engine.info.nccl_workers or self._adapter is not None:
-                raise HTTPError(422, "this server takes whole models over NCCL, on GPUs, and nothing else")
+            known, memory = self._engine.info, bucket.memory
+            if self._adapter is not None or not (known.nccl_workers if memory is None else memory.gpu == known.gpu):
+                raise HTTPError(422, "so only whole models come: over NCCL to GPUs, or in memory of the engine's one")
             await self._make_way(bucket.version, self._config.update_policy, keep=False)
             async with self.admission.exclusive:
                 self.machine.stream(token, bucket)
                 self.own_base = False
                 try:
                     await self.sleeping.wake_weights()
-                    await asyncio.shield(self._engine.receive_weights(bucket.tensors, bucket.index == 0))
+                    await asyncio.shield(self._engine.receive_weights(bucket.tensors, bucket.index == 0, memory))
                     self.machine.received()
                 except Exception as error:
                     raise self._load_failed(error, []) from error

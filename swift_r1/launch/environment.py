@@ -121,6 +121,7 @@ def trainer_environment(
         # Threads that spin long while they wait starve each other as soon as anything else wants a core (a rollout
         # server, a second rank); threads that sleep at once wake too late for small matrices.
         wanted["GOMP_SPINCOUNT"] = "10000"
+        wanted["THP_MEM_ALLOC_ENABLE"] = "1"  # torch's for large tensors in huge pages: fewer faults
         wanted["DS_ACCELERATOR"] = "cpu"  # else DeepSpeed looks for devices and warns that it finds none
     elif deterministic:
         wanted["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # torch refuses matrix products in deterministic mode without it

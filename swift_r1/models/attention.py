@@ -21,12 +21,14 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
+from swift_r1.models import flash
 from swift_r1.runtime.sequence_parallel import SequenceGroup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _NAME = "swift_r1_packed"
+_BLOCK = 512  # tokens of a completion whose attention is computed together
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class PromptGroup:
     completions: int  # `n`
     width: int  # `C`, tokens of the longest completion, 0 without completions
     places: Tensor  # int64 `[sum of completion lengths]`, each completion token's place in the flattened `[n, C]`
-    visible: Tensor  # bool `[C, P + C]`, which of prompt and own completion each of a completion's tokens sees
+    spans: Tensor  # int32 `[n + 2]`, where prompt and completions begin, from the prompt's first token on, and the end
+    after: Tensor | None  # int32 `[2]`, 0 and the tokens of all completions, None without
 
 
 PackedRow = tuple[PromptGroup, ...]  # the groups of a row, in order; together they cover it
@@ -49,8 +52,10 @@ def prompt_group(start: int, prompt_length: int, lengths: Sequence[int], device:
     width = max(lengths, default=0)
     columns = torch.arange(width)
     places = (torch.tensor(lengths, dtype=torch.long)[:, None] > columns).flatten().nonzero().flatten()
-    visible = torch.ones(width, prompt_length + width, dtype=torch.bool).tril(prompt_length)
-    return PromptGroup(start, prompt_length, len(lengths), width, places.to(device), visible.to(device))
+    ends = torch.tensor([0, prompt_length, *lengths]).cumsum(0).int()
+    after = torch.tensor([0, sum(lengths)], dtype=torch.int32).to(device) if lengths else None
+    tensors = places.to(device), ends.to(device), after
+    return PromptGroup(start, prompt_length, len(lengths), width, *tensors)
 
 
 def packed_attention(
@@ -83,6 +88,13 @@ def packed_attention(
     for group in packed_row:
         middle = group.start + group.prompt_length
         end = middle + len(group.places)
+        if flash.takes(query, value, group.prompt_length + group.width, sliding_window):
+            q, k, v = (states[group.start : end] for states in (query, key, value))
+            longest = max(group.prompt_length, group.width)
+            parts.append(
+                flash.group_attention(q, k, v, group.spans, group.after, group.prompt_length, longest, scaling)
+            )
+            continue
         q, k, v = (states[group.start : middle] for states in (query, key, value))
         if group.completions:
             # A copy: what is kept of the prompt for the backward pass would keep the whole row's states with it.
@@ -124,9 +136,6 @@ def _after_prompt(
     window: int | None,
 ) -> Tensor:
     """The completions of a group, `[sum of completion lengths, H, V]`."""
-    visible = group.visible
-    if window is not None:
-        visible = visible.triu(group.prompt_length - window + 1)
     rows = group.completions * group.width
     spread: Callable[[Tensor, Tensor, int], Tensor] = _Spread.apply
     collect: Callable[[Tensor, Tensor], Tensor] = _Collect.apply
@@ -141,10 +150,25 @@ def _after_prompt(
     # The query heads that share a key head follow one another as rows, so keys are not repeated for them.
     heads, shared, size = query.shape[2], key.shape[1], value.shape[3]
     ratio = heads // shared
-    query = torch.unflatten(query, 2, (shared, ratio)).permute(0, 2, 3, 1, 4).flatten(2, 3)
-    mask = visible.repeat(ratio, 1)
-    out = scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scaling)  # [n, KV, ratio * C, V]
-    out = out.view(group.completions, shared, ratio, group.width, size).permute(0, 3, 1, 2, 4)
+    query = torch.unflatten(query, 2, (shared, ratio)).permute(0, 2, 3, 1, 4)
+    parts = []
+    for start in range(0, max(1, group.width), _BLOCK):
+        end = min(start + _BLOCK, group.width)
+        # A token sees up to its own place; a mask of all tokens would grow with the square of their number.
+        place, last = group.prompt_length + start, group.prompt_length + end
+        first = 0 if window is None else max(0, place - window + 1)
+        near = torch.ones(end - start, last - first, dtype=torch.bool, device=query.device).tril(place - first)
+        if window is not None:
+            near = near.triu(place - first - window + 1)
+        out = scaled_dot_product_attention(
+            query[:, :, :, start:end].flatten(2, 3),
+            key[:, :, first:last],
+            value[:, :, first:last],
+            attn_mask=near.repeat(ratio, 1),
+            scale=scaling,
+        )  # [n, KV, ratio * block, V]
+        parts.append(out.view(group.completions, shared, ratio, end - start, size))
+    out = torch.cat(parts, 3).permute(0, 3, 1, 2, 4)
     return collect(out.reshape(rows, heads * size), group.places).view(-1, heads, size)
 
 

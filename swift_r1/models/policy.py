@@ -35,20 +35,18 @@ class ModelInputs(NamedTuple):
     # tells samples apart by position ids that start again
     packed_row: PackedRow | None = None
     sequence: SequenceGroup | None = None  # the ranks that a packed row's tokens are spread over
+    mine: Tensor | None = None  # int64, which of the `K` tokens this rank of `sequence` predicts; None without one
 
-    def own(self) -> tuple[ModelInputs, Tensor]:
-        """This rank's part of a row that is spread over a group, and which of the `K` tokens it predicts (bool `[K]`);
-        `packed_row` stays that of the whole row."""
-        assert self.sequence is not None and self.position_ids is not None
+    def own(self) -> ModelInputs:
+        """This rank's part of a row that is spread over a group; `packed_row` stays that of the whole row."""
+        assert self.sequence is not None and self.position_ids is not None and self.mine is not None
         part = self.sequence.own(self.token_ids.shape[1])
-        mine = (self.positions >= part.start) & (self.positions < part.stop)
-        inputs = self._replace(
+        return self._replace(
             token_ids=self.token_ids[:, part],
             position_ids=self.position_ids[:, part],
-            positions=self.positions[mine] - part.start,
-            targets=self.targets[mine],
+            positions=self.positions.index_select(0, self.mine) - part.start,
+            targets=self.targets.index_select(0, self.mine),
         )
-        return inputs, mine
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +57,7 @@ class MicroBatch:
     # `[B, T]` bool, True on completion tokens that the policy wrote; `mask.sum() == K`, row-major in the order of
     # `targets`
     mask: Tensor
+    places: Tensor  # `[K]` int64, where `mask` is True once it is flattened
     # `[B, T]` bool, those of `mask` that the loss is over: all of a completion's, or none (`--overlong_filter`)
     trained: Tensor
     rollout_logps: Tensor  # `[B, T]` float32, the engine's log-probs
@@ -73,7 +72,8 @@ class MicroBatch:
 
     def unflatten(self, values: Tensor) -> Tensor:
         """`[K]` per-token values as `[B, T]`, zero on padding."""
-        return torch.zeros(self.mask.shape, dtype=values.dtype, device=values.device).masked_scatter(self.mask, values)
+        # Not by the mask: how many a mask chooses only the device knows, and asking it takes as long as its queue.
+        return values.new_zeros(self.mask.numel()).index_copy(0, self.places, values).view_as(self.mask)
 
 
 class Policy(nn.Module):
@@ -149,9 +149,10 @@ def _of_tokens(
     its own tokens."""
     if inputs.sequence is None:
         return head(_chosen_states(model, inputs), inputs.targets)
-    own, mine = inputs.own()
+    assert inputs.mine is not None
+    own = inputs.own()
     found = head(_chosen_states(model, own), own.targets)
-    return [inputs.sequence.together(values, mine) for values in found]
+    return [inputs.sequence.together(values, inputs.mine, len(inputs.targets)) for values in found]
 
 
 def _chosen_states(model: PreTrainedModel, inputs: ModelInputs) -> Tensor:

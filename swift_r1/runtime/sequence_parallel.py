@@ -45,11 +45,11 @@ class SequenceGroup:
         rows = self._exchange(states, parts, [parts[self.rank]] * self.size)
         return torch.unflatten(rows, 0, (self.size, -1)).transpose(0, 1).flatten(1, 2)
 
-    def together(self, values: Tensor, mine: Tensor) -> Tensor:
-        """All ranks' values `[K, *]`, of which `values` are those of `mine` (bool `[K]`), on each rank (collective).
+    def together(self, values: Tensor, mine: Tensor, count: int) -> Tensor:
+        """All ranks' values `[count, *]`, of which `values` are those at `mine` (int64), on each rank (collective).
         Backward takes this rank's share of the gradient, since all ranks compute the same loss."""
         apply: Callable[..., Tensor] = _Together.apply
-        return apply(values, mine, self.group)
+        return apply(values, mine, count, self.group)
 
     def _exchange(self, rows: Tensor, sent: Sequence[int], received: Sequence[int]) -> Tensor:
         apply: Callable[..., Tensor] = _Exchange.apply
@@ -85,14 +85,12 @@ def _exchanged(rows: Tensor, sent: Sequence[int], received: Sequence[int], group
 
 class _Together(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, values: Tensor, mine: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, values: Tensor, mine: Tensor, count: int, group: dist.ProcessGroup) -> Tensor:
         ctx.save_for_backward(mine)
-        whole = values.new_zeros(len(mine), *values.shape[1:])
-        whole[mine] = values
+        whole = values.new_zeros(count, *values.shape[1:]).index_copy_(0, mine, values)
         dist.all_reduce(whole, group=group)
         return whole
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        (mine,) = ctx.saved_tensors
-        return grad[mine], None, None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return grad.index_select(0, ctx.saved_tensors[0]), None, None, None

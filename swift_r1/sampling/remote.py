@@ -127,7 +127,8 @@ class ServerRollouts:
     def _attempt_push(self) -> bool:
         model = self.backend.model
         weights = policy_weights(model) if self._adapter is None else adapter_weights(model)
-        gathered = self.backend.weight_buckets(weights, on_host=self.pool is None or not self.pool.by_nccl)
+        on_host = self.pool is None or not self.pool.from_device(self._adapter is not None)
+        gathered = self.backend.weight_buckets(weights, on_host=on_host)
 
         def buckets() -> Iterator[Tensors]:
             for bucket in gathered:

@@ -197,27 +197,26 @@ def update(
         The whole step's `loss`, `grad_norm` (where one is not finite nothing was updated), `learning_rate`, the loss's
         metrics, and in float16 the `loss_scale` that this step used; the same on every rank.
     """
-    loss = torch.zeros((), dtype=torch.float64)
     metrics = []
     for number, micro in enumerate(batches, start=1):
         with torch.set_grad_enabled(not frozen):
             result = loss_of(micro)
         if not frozen:
             # A loss that is not finite must give a gradient that is not, whatever the rank: then all skip the update.
-            factor = coefficient if result.loss.isfinite() else math.nan
-            backend.backward(factor * result.loss, last=number == len(batches))
-        loss += result.loss.detach().double().cpu()
-        metrics.append(result.metrics)
+            factor = torch.full_like(result.loss, coefficient).masked_fill(~result.loss.isfinite(), math.nan)
+            backend.backward(factor.detach() * result.loss, last=number == len(batches))
+        metrics.append(result.metrics | {"loss": result.loss.detach().double()})
     scale = backend.loss_scale
     grad_norm, learning_rate = (0.0, 0.0) if frozen else (backend.step(learning_rate), learning_rate)
+    # Nothing before this waits for the device: it computes while the next micro-batches are sent to it.
     names, sums = zip(*sorted(sum_metrics(metrics).items()), strict=True)
-    totals = ranks.sum_data(torch.stack([loss, *(value.double().cpu() for value in sums)]))
-    found = {"loss": totals[0].item(), "grad_norm": grad_norm, "learning_rate": learning_rate}
-    found |= mean_metrics(dict(zip(names, totals[1:], strict=True)))
+    totals = dict(zip(names, ranks.sum_data(torch.stack([value.double() for value in sums])), strict=True))
+    found = {"loss": totals["loss"].item(), "grad_norm": grad_norm, "learning_rate": learning_rate}
+    found |= mean_metrics(totals)
     return found if scale is None else found | {"loss_scale": scale}
 
 
 def of_micro_batch(of_round: Tensor, micro: MicroBatch) -> Tensor:
     """The rows of a round's tensor, `[N]` or `[N, longest]`, that belong to a micro-batch: `[B]` or `[B, T]`."""
     rows = of_round[micro.samples]
-    return (rows if rows.dim() == 1 else rows[:, : micro.mask.shape[1]]).to(micro.mask.device)
+    return (rows if rows.dim() == 1 else rows[:, : micro.mask.shape[1]]).to(micro.mask.device, non_blocking=True)

@@ -57,7 +57,8 @@ def head_states(critic: Backend, inputs: ModelInputs) -> Tensor:
         hook.remove()
     states = seen[0]
     if inputs.sequence is not None:
-        states = inputs.sequence.together(states, inputs.own()[1])
+        assert inputs.mine is not None
+        states = inputs.sequence.together(states, inputs.mine, len(inputs.targets))
     return states / states.abs().mean()
 
 

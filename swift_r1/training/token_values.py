@@ -71,7 +71,7 @@ class StepTokens:
         self._starts = torch.full((len(batch),), -1)  # of a completion's values; -1: not recorded
         self._starts[self._samples] = self._lengths.cumsum(0) - self._lengths
         self._names = _OF_RANKS if with_reference else _OF_RANKS[:-1]
-        self._values = torch.zeros(len(self._names), int(self._lengths.sum()))  # 0 where another rank has it
+        self._found: list[tuple[Tensor, Tensor]] = []  # of each micro-batch: samples, and on its device `[names, R, T]`
 
     def add(self, micro: MicroBatch, logps: Tensor, entropies: Tensor, result: LossOutput) -> None:
         """Takes what went into the loss of a micro-batch, `[B, T]`, and what came out."""
@@ -81,14 +81,16 @@ class StepTokens:
         assert result.tokens is not None
         of_loss = (result.tokens.ratios, result.tokens.clipped, result.tokens.kept)
         known = [one for one in (logps.detach(), entropies, *of_loss, micro.ref_logps) if one is not None]
-        samples, of_device = micro.samples[rows], rows.to(logps.device)
-        found = torch.stack([one[of_device].float() for one in known]).cpu()
-        lengths = self._batch.completion_lengths[samples]
-        self._values[:, _stretches(self._starts[samples], lengths)] = found[:, _filled(lengths, found.shape[2])]
+        of_device = rows.to(logps.device, non_blocking=True)
+        self._found.append((micro.samples[rows], torch.stack([one[of_device].float() for one in known])))
 
     def rows(self, advantages: Tensor, ranks: Ranks) -> TokenRows | None:
         """All of it, with the `advantages` of the round (`[N]`, or `[N, longest]`); on rank 0. Collective."""
-        of_ranks = ranks.sum_data(self._values)
+        values = torch.zeros(len(self._names), int(self._lengths.sum()))  # 0 where another rank has it
+        for samples, found in self._found:
+            lengths = self._batch.completion_lengths[samples]
+            values[:, _stretches(self._starts[samples], lengths)] = found.cpu()[:, _filled(lengths, found.shape[2])]
+        of_ranks = ranks.sum_data(values)
         if not ranks.is_rank0:
             return None
         batch, lengths = self._batch, self._lengths

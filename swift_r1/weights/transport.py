@@ -1,4 +1,5 @@
-"""How a bucket travels: over HTTP, through a file in shared memory on one host, or from GPU to GPU by NCCL.
+"""How a bucket travels: over HTTP, through a file in shared memory on one host, from GPU to GPU by NCCL, or on one GPU
+out of the trainer's memory (`device_memory.py`).
 
 By NCCL the trainer is rank 0 of a group whose id goes over HTTP under the lease: no pickle, no further port of ours.
 """
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-AUTO, SHM, HTTP, NCCL = "auto", "shm", "http", "nccl"
+AUTO, SHM, HTTP, NCCL, IPC = "auto", "shm", "http", "nccl", "ipc"
 MIN_BYTES_A_SECOND = 64 << 20
 """Weights that move slower than this count as stuck: half of what 1 Gbit/s carries."""
 _PIECE = 1 << 20
@@ -124,6 +125,16 @@ def _pieces(parts: Sequence[memoryview]) -> Iterator[memoryview]:
             yield part[start : start + _PIECE]
 
 
+def streamed(bucket: Tensors) -> tuple[wire.StreamedTensor, ...]:
+    """What is said of a bucket that stays on its device."""
+    return tuple(
+        wire.StreamedTensor.model_validate(
+            {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": tuple(tensor.shape)}
+        )
+        for name, tensor in bucket
+    )
+
+
 class NcclGroup:
     """NCCL as vLLM loads it, on this process's current GPU, which is rank 0; raises UsageError without one."""
 
@@ -134,6 +145,8 @@ class NcclGroup:
             raise UsageError("--weight_transport nccl: the trainer has no GPU")
         self._device = torch.device("cuda", torch.cuda.current_device())
         self._communicator: Any = None
+        streams: Any = torch.cuda  # torch has no types for a new one
+        self._stream = streams.Stream(self._device)
 
     def unique_id(self) -> bytes:
         from vllm.distributed.device_communicators.pynccl_wrapper import NCCLLibrary
@@ -152,8 +165,10 @@ class NcclGroup:
         """Starts to send the tensors, in order; the result says whether all have been taken."""
         import torch
 
-        stream = torch.cuda.current_stream(self._device)
+        # A stream of its own: in the one that gathers weights, the next bucket would come after this broadcast.
+        stream = self._stream
         whole = [tensor.to(self._device).contiguous() for tensor in tensors]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
         for tensor in whole:
             self._communicator.broadcast(tensor, src=0, stream=stream)
         sent: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch has no types for it
@@ -209,12 +224,7 @@ class NcclSender:
         announcing call, and ServerUnreachable where the workers did not take it in time."""
         group = self._group
         assert group is not None
-        entries = tuple(
-            wire.StreamedTensor.model_validate(
-                {"name": name, "dtype": str(tensor.dtype).removeprefix("torch."), "shape": tuple(tensor.shape)}
-            )
-            for name, tensor in bucket
-        )
+        entries = streamed(bucket)
         try:
             asked = self._ask("/v1/weights/stream", wire.StreamedBucket(version=version, index=index, tensors=entries))
             taken = group.broadcast([tensor.detach() for _, tensor in bucket])

@@ -16,11 +16,12 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
-from swift_r1.weights.buckets import Tensors, content_hash, parts_of
+from swift_r1.weights.buckets import Tensors, content_hash, entries_digest, parts_of
 from swift_r1.weights.snapshot import SnapshotBucket
 from swift_r1.weights.transport import (
     AUTO,
     HTTP,
+    IPC,
     NCCL,
     SHM,
     NcclSender,
@@ -28,6 +29,7 @@ from swift_r1.weights.transport import (
     incoming,
     overlapped,
     seconds_for,
+    streamed,
     usable_folder,
     write_file,
 )
@@ -87,7 +89,7 @@ class WeightWriter:
         self._request = wire.LeaseRequest(
             owner=owner or f"{socket.gethostname()}:{os.getpid()}", ttl_seconds=ttl_s, token=self.token
         )
-        self._policy = policy
+        self.policy = policy
         self.transport: str | None = None  # of the last version
         self.sent_bytes = 0  # of all buckets, also those through shared memory
         self.nccl = NcclSender(client, self.headers)
@@ -166,7 +168,8 @@ class WeightWriter:
             version: higher than the served one.
             buckets: named tensors (Hugging Face state-dict names, a tied head left out), or those of a snapshot, which
                 can be iterated again. One is sent while the next is taken; they must not change before this returns.
-            transport: `http`, `shm`, `nccl`, or `auto`: through shared memory if the server is on this host.
+            transport: `http`, `shm`, `nccl`, `ipc` (out of the memory of a GPU that the engine sees too), or `auto`:
+                through shared memory if the server is on this host.
             adapter: of `buckets` that hold a LoRA adapter alone, under peft's names.
 
         Raises:
@@ -209,13 +212,13 @@ class WeightWriter:
                     f"--weight_transport shm: the rollout server at {self.client.base_url} is on another host, runs as "
                     "another user, or has too little shared memory; use http"
                 )
-            chosen = NCCL if transport == NCCL else HTTP if push.folder is None else SHM
+            chosen = transport if transport in (NCCL, IPC) else HTTP if push.folder is None else SHM
             if chosen != self.transport:
                 self.transport = chosen
                 logger.info("weights go to the rollout server at %s by %s", self.client.base_url, chosen)
             digests = overlapped(buckets, lambda index, bucket: self._send(push, index, bucket))
             commit = wire.UpdateCommit(
-                version=push.version, buckets=len(digests), content_hash=content_hash(digests), policy=self._policy
+                version=push.version, buckets=len(digests), content_hash=content_hash(digests), policy=self.policy
             )
             return self._once_drained("/v1/weights/commit", wire.UpdateStatus, commit, seconds_for(WORK_S, push.bytes))
         except BaseException:
@@ -228,6 +231,9 @@ class WeightWriter:
             assert not isinstance(bucket, SnapshotBucket)
             self._sent(push, sum(tensor.nbytes for _, tensor in bucket))
             return self.nccl.send(push.version, index, bucket)
+        if self.transport == IPC:
+            assert not isinstance(bucket, SnapshotBucket)
+            return self._lend(push, index, bucket)
         if not isinstance(bucket, SnapshotBucket):
             bucket = SnapshotBucket.of(parts_of(bucket))
         if push.folder is not None and self._put_file(push, index, bucket):
@@ -245,6 +251,17 @@ class WeightWriter:
         limit = self._sent(push, size)
         self.client.call("PUT", "/v1/weights/bucket", wire.UpdateStatus, chunks_of(parts), headers, limit)
         return bucket.digest
+
+    def _lend(self, push: _Push, index: int, bucket: Tensors) -> str:
+        """Has the engine load the bucket out of this process's GPU memory."""
+        from swift_r1.weights.device_memory import packed, shared
+
+        block, entries = packed(bucket), streamed(bucket)
+        limit = self._sent(push, block.nbytes)
+        body = wire.StreamedBucket(version=push.version, index=index, tensors=entries, memory=shared(block))
+        self.client.call("POST", "/v1/weights/stream", wire.UpdateStatus, body, self.headers, limit)
+        del block  # until here: the engine has read it
+        return entries_digest(entries)
 
     def _put_file(self, push: _Push, index: int, bucket: SnapshotBucket) -> bool:
         """Whether the bucket could be put into the server's folder; after a failure the rest goes by HTTP."""

@@ -8,7 +8,8 @@ Weight updates are a small transaction under a lease::
                                 (with a base: only what changed in that version's bucket, see weights/delta.py)
     POST   /v1/weights/file     BucketFile     -> UpdateStatus     the same through a file in shared memory
     POST   /v1/weights/channel  ChannelRequest -> UpdateStatus     joins an NCCL group
-    POST   /v1/weights/stream   StreamedBucket -> UpdateStatus     a bucket through it, loaded at once
+    POST   /v1/weights/stream   StreamedBucket -> UpdateStatus     a bucket through it, or in the GPU's memory,
+                                                                   loaded at once
     POST   /v1/weights/commit   UpdateCommit   -> UpdateStatus     loads all buckets, serves N+1
     POST   /v1/weights/abort    UpdateAbort    -> UpdateStatus     forgets staged buckets, N stays
     DELETE /v1/weights/lease                                       -> UpdateStatus; gives the lease back
@@ -142,6 +143,7 @@ class ServerInfo(Wire):
     max_lora_rank: int | None  # None where adapters alone are not accepted
     own_base: bool  # False once whole weights were pushed: an adapter would be applied to those
     nccl_workers: int  # processes that take weights over NCCL, 0 without a GPU
+    gpu: str | None = None  # of an engine with one; it takes weights in its memory
     can_sleep: bool = False
     asleep: int = 0  # sleep level of the engine
     turns: Turns = Turns()
@@ -199,12 +201,27 @@ class StreamedTensor(Wire):
     shape: tuple[Annotated[int, Field(ge=1)], ...]
 
 
+class DeviceMemory(Wire):
+    """A block of the client's GPU memory (CUDA IPC), as torch names it: see `weights/device_memory.py`."""
+
+    gpu: str = Field(pattern="^[0-9a-f-]{36}$")
+    handle: str = Field(pattern="^[A-Za-z0-9+/]+=*$", max_length=65536)
+    size: int = Field(ge=1)  # bytes
+    offset: int = Field(ge=0)
+    counter: str = Field(pattern="^/torch_[0-9_]+$", max_length=200)
+    counter_offset: int = Field(ge=0)
+    event: str = Field(pattern="^[A-Za-z0-9+/]*=*$", max_length=1024)
+    waits: bool
+
+
 class StreamedBucket(Wire):
-    """Bucket `index` comes over NCCL while the server answers: its tensors, one broadcast from rank 0 each."""
+    """Bucket `index` comes while the server answers: its tensors over NCCL, one broadcast from rank 0 each, or in
+    `memory` of a GPU that the engine sees."""
 
     version: int = Field(ge=1)
     index: int = Field(ge=0, lt=1_000_000)
     tensors: tuple[StreamedTensor, ...] = Field(min_length=1)
+    memory: DeviceMemory | None = None
 
 
 class UpdateCommit(Wire):

@@ -40,6 +40,7 @@ def test_what_the_user_sets_stays(monkeypatch: pytest.MonkeyPatch, capsys: pytes
         "LD_PRELOAD": "",
         "HF_HUB_OFFLINE": "0",
         "DS_ACCELERATOR": "cpu",
+        "THP_MEM_ALLOC_ENABLE": "0",
     }
     added = trainer_environment(mine, TWO, offline=True, cpus=(0, 1), gpu=False)
     assert added == {}

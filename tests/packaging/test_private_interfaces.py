@@ -29,6 +29,9 @@ RELIED_ON = {
     "--ddp_timeout holds in groups that DeepSpeed makes, and for no rank that is alive (runtime/ranks.py)": [
         ("torch", "distributed/distributed_c10d.py", "_get_default_timeout(backend) _set_pg_timeout(timeout group)"),
     ],
+    "an engine on the trainer's GPU reads its weights there (weights/device_memory.py)": [
+        ("torch", "storage.py", "_StorageBase._share_cuda_ _StorageBase._new_shared_cuda"),
+    ],
     "ranks end within --ddp_timeout when one has died (launch/elastic.py)": [
         ("torch", "distributed/elastic/multiprocessing/api.py", "PContext.close(death_sig timeout)"),
         (
@@ -120,6 +123,7 @@ RELIED_ON = {
     ],
     "new weights in the engine (inference/engines/vllm_worker.py)": [
         ("vllm", "v1/worker/gpu_model_runner.py", "GPUModelRunner.reload_weights(weights_iterator)"),
+        ("vllm", "v1/worker/gpu_worker.py", "Worker.reload_weights() Worker.vllm_config"),
         ("vllm", "model_executor/model_loader/reload/layerwise.py", "finalize_layerwise_reload"),
         (
             "vllm",

@@ -25,7 +25,7 @@ from swift_r1.sampling.pool.session import Expected
 from swift_r1.weights.transport import NcclSender
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import EngineDead, ServerRefused, StreamedTensor
+from swift_r1.wire.protocol import DeviceMemory, EngineDead, ServerRefused, StreamedTensor
 from tests.rollout.conftest import pool_of
 
 DEADLINE_S = 20
@@ -120,11 +120,14 @@ class Engine:
     async def join_nccl(self, unique_id: str, world_size: int) -> None:
         await asyncio.to_thread(self.worker.swift_join_nccl, unique_id, world_size)
 
-    async def receive_weights(self, tensors: Sequence[StreamedTensor], first: bool) -> None:
+    async def receive_weights(
+        self, tensors: Sequence[StreamedTensor], first: bool, memory: DeviceMemory | None = None
+    ) -> None:
         names, dtypes = [one.name for one in tensors], [one.dtype for one in tensors]
         shapes = [list(one.shape) for one in tensors]
         try:
-            await asyncio.to_thread(self.worker.swift_receive, names, dtypes, shapes, first)
+            fields = memory and memory.model_dump()
+            await asyncio.to_thread(self.worker.swift_receive, names, dtypes, shapes, first, fields)
         except queue.Empty as error:
             self.dead = True
             raise EngineDead("its workers waited for weights that did not come") from error
@@ -197,6 +200,27 @@ def test_the_order_of_calls(client: RolloutClient, cable: Cable, engine: Engine)
         assert cable.events[8:] == [f"worker: {what}" for what in version]
     assert cable.events[-1] == "trainer: leave"
     assert torch.equal(engine.worker.model.a, BUCKETS[0][0][1] + 1) and engine.worker.model.c.item() == 8.0
+
+
+def test_the_next_bucket_is_gathered_while_one_is_sent(client: RolloutClient, cable: Cable) -> None:
+    """And not the one after it: two buckets at a time."""
+    tensors = [*BUCKETS[0], *BUCKETS[1]]
+    gathered = [threading.Event() for _ in tensors]
+
+    class Waiting(FakeNccl):
+        def broadcast(self, tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
+            for following in gathered[self.broadcasts + 1 : self.broadcasts + 2]:
+                assert following.wait(DEADLINE_S)
+            return super().broadcast(tensors)
+
+    def buckets() -> Iterator[list[tuple[str, torch.Tensor]]]:
+        for number, one in enumerate(tensors):
+            gathered[number].set()
+            assert all(f"worker: {name}" in cable.events for name, _ in tensors[: max(0, number - 1)])
+            yield [one]
+
+    with writer_with(client, Waiting(cable)) as writer:
+        assert writer.push(1, buckets(), "nccl").weight_version == 1
 
 
 def test_a_missing_weight_leaves_no_version(client: RolloutClient, cable: Cable) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from swift_r1.data.prompt_templates import rendered, turn_end
-from swift_r1.wire.protocol import AdapterConfig, FinishReason, HTTPError, SamplingParams, StreamedTensor
+from swift_r1.wire.protocol import AdapterConfig, DeviceMemory, FinishReason, HTTPError, SamplingParams, StreamedTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +25,7 @@ class EngineInfo:
     max_model_len: int  # of prompt and completion
     dtype: str
     nccl_workers: int = 0
+    gpu: str | None = None  # where it has one: in memory of it weights can come
     can_sleep: bool = False
 
 
@@ -127,9 +128,12 @@ class InferenceEngine(Protocol):
         """The workers join the NCCL group of this id (base64) as ranks 1, 2, ..., and leave an earlier one."""
         raise RuntimeError(_NO_NCCL)
 
-    async def receive_weights(self, tensors: Sequence[StreamedTensor], first: bool) -> None:
-        """Loads tensors that rank 0 of the group broadcasts now, one after another; `first` opens an update. Raises
-        EngineDead where they did not come in time: the workers wait in a collective that nothing ends."""
+    async def receive_weights(
+        self, tensors: Sequence[StreamedTensor], first: bool, memory: DeviceMemory | None = None
+    ) -> None:
+        """Loads tensors that rank 0 of the group broadcasts now, one after another, or that are in `memory`; `first`
+        opens an update. Raises EngineDead where they did not come in time: the workers wait in a collective that
+        nothing ends."""
         raise RuntimeError(_NO_NCCL)
 
     async def finish_receiving(self, version: int) -> None:
@@ -160,7 +164,7 @@ class Replicas(InferenceEngine):
         self._load = [0] * len(engines)
         self.prompts, self.scores_alone = engines[0].prompts, engines[0].scores_alone
         # A group of their workers would need a rank for each copy: weights come as files.
-        self.info = replace(engines[0].info, nccl_workers=0)
+        self.info = replace(engines[0].info, nccl_workers=0, gpu=None)
 
     @property
     def dead(self) -> bool:

@@ -25,6 +25,7 @@ from swift_r1.inference.engines.base import EngineInfo, Generated, Piece, Prompt
 from swift_r1.weights.expected import write_adapter
 from swift_r1.wire.protocol import (
     AdapterConfig,
+    DeviceMemory,
     EngineDead,
     FinishReason,
     SamplingParams,
@@ -63,6 +64,7 @@ class VllmEngine:
             max_model_len=config.max_model_len,
             dtype=config.quantization or str(config.dtype).removeprefix("torch."),
             nccl_workers=parallel.world_size if llm.vllm_config.weight_transfer_config is not None else 0,
+            gpu=_gpu() if parallel.world_size == 1 else None,
             can_sleep=config.enable_sleep_mode,
         )
 
@@ -124,9 +126,12 @@ class VllmEngine:
     async def join_nccl(self, unique_id: str, world_size: int) -> None:
         await self._collectively("swift_join_nccl", unique_id, world_size)
 
-    async def receive_weights(self, tensors: Sequence[StreamedTensor], first: bool) -> None:
+    async def receive_weights(
+        self, tensors: Sequence[StreamedTensor], first: bool, memory: DeviceMemory | None = None
+    ) -> None:
         names, dtypes = [one.name for one in tensors], [one.dtype for one in tensors]
-        await self._collectively("swift_receive", names, dtypes, [list(one.shape) for one in tensors], first)
+        shapes, fields = [list(one.shape) for one in tensors], memory and memory.model_dump()
+        await self._collectively("swift_receive", names, dtypes, shapes, first, fields)
 
     async def finish_receiving(self, version: int) -> None:
         await self._on_workers("swift_finish_receiving")
@@ -215,6 +220,13 @@ class VllmEngine:
             return await asyncio.wait_for(work, self._timeout)
         except EngineDeadError as error:
             raise EngineDead(f"the engine died in {what}") from error
+
+
+def _gpu() -> str | None:
+    """As `device_memory.gpu_id` has it; asked of the driver, since this process is to take no memory there."""
+    from vllm.platforms import current_platform
+
+    return current_platform.get_device_uuid().removeprefix("GPU-") if current_platform.is_cuda() else None
 
 
 @dataclass(slots=True, eq=False)

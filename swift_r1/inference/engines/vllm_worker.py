@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from swift_r1.weights import device_memory
+from swift_r1.wire.protocol import DeviceMemory
+
 logger = logging.getLogger("swift_r1.inference.worker")
 
 
@@ -18,12 +21,14 @@ class SwiftWorker:
 
     model_runner: Any
     # vLLM's own, of its worker class.
+    reload_weights: Callable[..., None]
     init_weight_transfer_engine: Callable[[dict[str, Any]], None]
     shutdown_weight_transfer_engine: Callable[[], None]
     start_weight_update: Callable[[], None]
     update_weights: Callable[[dict[str, Any]], None]
     finish_weight_update: Callable[[], None]
     weight_transfer_engine: Any
+    vllm_config: Any
 
     def swift_load_weights(self, files: Sequence[str]) -> int:
         """Replaces every weight by the safetensors files' tensors (checkpoint names); returns how many came.
@@ -46,7 +51,7 @@ class SwiftWorker:
 
         update = _Update(self.model_runner)
         with update.loading():
-            self.model_runner.reload_weights(weights_iterator=tensors())
+            self.reload_weights(weights_iterator=tensors())
         update.finish()
         return count
 
@@ -59,15 +64,37 @@ class SwiftWorker:
         )
 
     def swift_receive(
-        self, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]], first: bool
+        self,
+        names: Sequence[str],
+        dtypes: Sequence[str],
+        shapes: Sequence[Sequence[int]],
+        first: bool,
+        memory: dict[str, Any] | None = None,
     ) -> None:
-        """Receives these tensors from the trainer and loads them; see `swift_finish_receiving`."""
+        """Receives these tensors from the trainer over NCCL, or out of `memory` (of `DeviceMemory`), and loads them;
+        see `swift_finish_receiving`."""
         if first:
             self._end_open_update()
             self._swift_update = _Update(self.model_runner)
             self.start_weight_update()
         with self._swift_update.loading():
-            self.update_weights({"names": list(names), "dtype_names": list(dtypes), "shapes": list(shapes)})
+            if memory is None:
+                self.update_weights({"names": list(names), "dtype_names": list(dtypes), "shapes": list(shapes)})
+            else:
+                self._load_from(DeviceMemory(**memory), names, dtypes, shapes)
+
+    def _load_from(
+        self, memory: DeviceMemory, names: Sequence[str], dtypes: Sequence[str], shapes: Sequence[Sequence[int]]
+    ) -> None:
+        from vllm.config import set_current_vllm_config
+
+        kinds = ((getattr(torch, dtype), shape) for dtype, shape in zip(dtypes, shapes, strict=True))
+        # Copies: vLLM keeps what it is given until it has all of a layer, and the memory is the trainer's.
+        tensors = [tensor.clone() for tensor in device_memory.tensors_in(device_memory.opened(memory), kinds)]
+        with set_current_vllm_config(self.vllm_config):
+            self.model_runner.get_model().load_weights(zip(names, tensors, strict=True))
+        if tensors[0].is_cuda:
+            torch.cuda.current_stream(tensors[0].device).synchronize()
 
     def swift_finish_receiving(self) -> None:
         """Ends the update. Raises RuntimeError if a parameter of the engine's model got no value."""
@@ -180,7 +207,9 @@ def repack_experts(model: nn.Module) -> None:
 
 def _leave_reload(model: nn.Module, runner: Any) -> None:
     """Takes the model out of a half-done layerwise reload; otherwise the next one would keep its first half."""
+    from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload
 
-    finalize_layerwise_reload(model, runner.vllm_config.model_config)  # type: ignore[no-untyped-call] # vLLM's
+    with set_current_vllm_config(runner.vllm_config):
+        finalize_layerwise_reload(model, runner.vllm_config.model_config)  # type: ignore[no-untyped-call] # vLLM's
     logger.warning("a weight update broke off: the model holds a mixture until the next full one")

@@ -62,6 +62,7 @@ class ServerPool:
         for number, one in enumerate(sessions):
             one.record(spans or Spans(), f"server-{number}")
         self.by_nccl, self._compare = transport == NCCL, compare
+        self._shares_gpu = len(sessions) == 1 and sessions[0].shares_gpu
         self.stale = 0  # answers by weights of this run that were too old
         self._counted_bytes = sum(one.writer.sent_bytes for one in sessions)
 
@@ -115,7 +116,7 @@ class ServerPool:
         """Brings all servers to new weights, those that are ready at once, the others as they come back. Raises as
         `ask`, and RunFailed where another trainer writes to one, or all refused the weights again and again."""
         try:
-            if self.by_nccl:
+            if self.from_device(adapter is not None):
                 self._push_from_device(buckets, adapter)
             else:
                 self._push_from_snapshot(buckets, adapter)
@@ -123,6 +124,10 @@ class ServerPool:
             if self.snapshot.writing:
                 self.snapshot.end(whole=False)
         self.health.wait_for_any()
+
+    def from_device(self, adapter: bool) -> bool:
+        """Whether weights, or with `adapter` an adapter alone, are taken where they are."""
+        return self.by_nccl or (self._shares_gpu and not adapter)
 
     def published(self) -> None:
         """A new version is served: earlier losses no longer count."""
@@ -162,7 +167,7 @@ class ServerPool:
                 done = list(threads.map(lambda one: self.health.attempt(one, one.epoch, lambda: work(one)), ready))
 
     def _push_from_device(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
-        """By NCCL, which reads weights where they are. The snapshot has nothing, so a server that is lost gets its
+        """By NCCL, or to an engine on the same GPU. The snapshot has nothing, so a server that is lost gets its
         weights by another push."""
         with suppress(GatherAgain):
             self.health.wait_for_any()

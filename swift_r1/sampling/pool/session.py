@@ -13,7 +13,8 @@ import httpx
 from swift_r1.arguments.server import LOOPBACK
 from swift_r1.errors import RunFailed, ServerUnreachable, SwiftError, UsageError
 from swift_r1.tracking.spans import Spans, Stopwatch
-from swift_r1.weights.transport import AUTO, SHM
+from swift_r1.weights.device_memory import own_gpu
+from swift_r1.weights.transport import AUTO, IPC, SHM
 from swift_r1.weights.writer import Bucket, WeightWriter
 from swift_r1.wire.protocol import NOT_NOW, AdapterConfig, RolloutOutput, ServerInfo, ServerRefused
 
@@ -113,6 +114,8 @@ class ServerSession:
                 "%s takes %d tokens, less than --max_length and --max_completion_length together (%d)",
                 *(self._name, self.first.max_model_len, expected.max_tokens),
             )
+        # Not where completions go on over an update: this one would have them end first.
+        self.shares_gpu = transport == AUTO and writer.policy != "keep" and self.first.gpu == own_gpu() is not None
         self._instance = self.first.instance
         self._lock = threading.Lock()
         self._losses, self._is_lost = 0, False
@@ -166,7 +169,8 @@ class ServerSession:
         refused the weights again and again."""
         self._adapters = adapter is not None
         with self._stopwatch.timed("sync"):
-            self._write(lambda: self.writer.push(version, buckets, self._transport, adapter), version)
+            transport = IPC if self.shares_gpu and adapter is None else self._transport
+            self._write(lambda: self.writer.push(version, buckets, transport, adapter), version)
 
     def sleep(self, level: int) -> None:
         """Its engine gives its memory back until `wake`; raises as `push`."""

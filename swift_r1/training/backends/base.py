@@ -115,13 +115,17 @@ class Backend(ABC):
         """
         self.weights.come_back()
         device = torch.device("cpu") if on_host else self.device
+        pinned = on_host and self.device.type == "cuda"  # where torch puts copies that it does not wait for
         for number, bucket in enumerate(weight_groups(weights)):
             if self.partitioned:
                 self.ranks.barrier()  # whoever has a bucket may take long over it
             whole = []
             with self.gathered(parameters_of(bucket)):
                 if self.ranks.takes(number) if to is None else self.ranks.rank == to:
-                    whole = [(one.name, one.value().to(device, copy=self.partitioned)) for one in bucket]
+                    values = (one.value().to(device, non_blocking=pinned) for one in bucket)
+                    whole = [(one.name, value) for one, value in zip(bucket, values, strict=True)]
+                    if pinned:
+                        torch.cuda.current_stream(self.device).synchronize()
             yield whole
 
     def training_state(self) -> Iterator[StateBucket]:
@@ -145,7 +149,7 @@ class Backend(ABC):
                 known = started or kind == MASTER
                 value = self._state_value(kind, parameter) if known else torch.zeros(whole_shape(parameter))
                 if self.ranks.takes(number):
-                    tensors.append((state_name(kind, name), value.detach().to("cpu", copy=self._copies_state)))
+                    tensors.append((state_name(kind, name), value.detach().cpu()))
             yield tensors
         yield from saved.codes_of(self.torch_optimizer, self.masters, self.ranks, self.replicated)
 
@@ -170,9 +174,6 @@ class Backend(ABC):
                     self._set_state(kind, parameter, read(state_name(kind, name), rows))
             self.ranks.barrier()  # one may have read longer than another
             self._set_weights(parameters, masters)
-
-    _copies_state = False
-    """Whether `_state_value` gives memory that is used again."""
 
     @abstractmethod
     def _state_value(self, kind: str, parameter: nn.Parameter) -> Tensor:
@@ -219,7 +220,7 @@ class Movable:
         for storage in {one.data_ptr(): one for one in storages}.values():
             if storage.device.type == device.type and storage.nbytes():
                 on_host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=device.type == "cuda")
-                on_host.copy_(_bytes_of(storage))
+                on_host.copy_(_bytes_of(storage), non_blocking=True)  # before what reuses it
                 storage.resize_(0)
                 self._away.append((storage, on_host))
 
@@ -227,7 +228,7 @@ class Movable:
         """Does nothing where all of it is here."""
         for storage, on_host in self._away:
             storage.resize_(on_host.numel())
-            _bytes_of(storage).copy_(on_host)
+            _bytes_of(storage).copy_(on_host, non_blocking=True)
         self._away = []
 
 
@@ -260,22 +261,25 @@ class FrozenReference:
 
     def __init__(self, policy: Policy, backend: Backend, offload: bool = False) -> None:
         policy.eval().requires_grad_(False)
+        self.policy, self._backend, self._host = policy, backend, list[Tensor]()
         if offload:
-            policy.cpu()
-        self.policy, self._backend, self._offload = policy, backend, offload
+            self._host = [*policy.cpu().parameters(), *policy.buffers()]
+            for one in self._host if backend.device.type == "cuda" else ():
+                one.data = one.data.pin_memory()
         self.forward: Callable[..., Any] = policy
         self.weights = Movable(lambda: weights_of(policy))
 
     @torch.no_grad()
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
-        if self._offload:
-            self.policy.to(inputs.token_ids.device)
+        values = [one.data for one in self._host]
+        for one in self._host:
+            one.data = one.data.to(inputs.token_ids.device, non_blocking=True)
         try:
             found: TokenLogprobs = self.forward(temperature, *inputs)
             return found
         finally:
-            if self._offload:
-                self.policy.cpu()
+            for one, value in zip(self._host, values, strict=True):
+                one.data = value  # where it has been all the time
 
     def mix_in_policy(self, alpha: float) -> None:
         """Its weights become `alpha` of the policy's and `1 - alpha` of its own, computed in float32 (collective)."""

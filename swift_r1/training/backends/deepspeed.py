@@ -47,8 +47,6 @@ class DeepSpeedBackend(Backend):
     """Trains a model that `load` makes (`quantized`: with 4-bit weights) under ZeRO; 16-bit weights keep float32
     masters. Raises UsageError: DeepSpeed does not take the config (of `read_config`)."""
 
-    _copies_state = True
-
     def __init__(
         self,
         load: Callable[[], PreTrainedModel],

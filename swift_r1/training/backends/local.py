@@ -70,6 +70,7 @@ class LocalBackend(Backend):
             master.grad = torch.zeros_like(master)
         groups = parameter_groups(((name, self._master_of[one]) for name, one in trained_parameters(model)), config)
         self.torch_optimizer = self.optimizer = build_optimizer(groups, config)
+        self._skips_by_itself = bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
         self.weights, self.states = Movable(lambda: weights_of(self.module)), Movable(self._states)
 
     def _states(self) -> Iterator[Tensor]:
@@ -91,12 +92,16 @@ class LocalBackend(Backend):
             master.grad /= self._scale.scale
         total = self._grad_norm()
         torch.nn.utils.clip_grads_with_norm_(self.masters, self.config.max_grad_norm, total)
-        norm = float(total)
-        if math.isfinite(norm):
+        if self._skips_by_itself:
+            # Without the host's knowing, which would wait for the device; what float16 training in torch does.
+            vars(self.optimizer)["found_inf"] = (~total.isfinite()).float()
             self.optimizer.step()
-            with torch.no_grad():
-                for parameter, master in self._master_of.items() if self._copies else ():
-                    part_of(parameter).copy_(master)  # rounds to its dtype
+        elif total.isfinite():
+            self.optimizer.step()
+        with torch.no_grad():
+            for parameter, master in self._master_of.items() if self._copies else ():
+                part_of(parameter).copy_(master)  # rounds to its dtype
+        norm = float(total)
         if self._scale is not None:
             self._scale.update(overflow=not math.isfinite(norm))
         self.optimizer.zero_grad(set_to_none=False)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedModel
+from transformers import AutoConfig
 
 from swift_r1.errors import RunFailed, describe
 from swift_r1.models.loading import Quantization
@@ -70,8 +70,10 @@ class Saver:
             if not has_adapters(one.model)
         ]
 
-    def _dtype_of(self, model: PreTrainedModel) -> torch.dtype | None:
-        return AutoConfig.from_pretrained(model.name_or_path).dtype if self.own_dtype else None
+    def _dtype_of(self, model: Any) -> torch.dtype | None:
+        """What its files have; None: what it computes in."""
+        dtype: torch.dtype | None = AutoConfig.from_pretrained(model.name_or_path).dtype if self.own_dtype else None
+        return dtype
 
     def save(
         self,
@@ -163,7 +165,7 @@ class Saver:
         for name, one, shards in self._models:
             shards.write_index(folder / name)
             if (dtype := self._dtype_of(one.model)) is not None:
-                config = copy(one.model.config)
+                config: Any = copy(one.model.config)
                 config.dtype = dtype
                 config.save_pretrained(folder / name)
         if self.with_state:
@@ -188,6 +190,7 @@ class Saver:
         for item in items:
             self.progress("a save")
             yield item
+            del item  # before the next is gathered
 
     def _concluded(self, draft: Draft, best_step: int | None) -> str | None:
         """Why there is no checkpoint, on rank 0; None where there is one, and elsewhere."""

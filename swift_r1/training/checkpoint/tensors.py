@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import groupby, islice, zip_longest
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,12 +45,19 @@ _LAYER = re.compile(r".*?\.\d+\.")
 Named = Sequence[tuple[str, Tensor]]
 
 
-def one_each(buckets: Iterable[Named], ranks: int) -> Iterator[Named]:
+def one_each(buckets: Iterable[Named], ranks: int) -> Iterator[list[tuple[str, Tensor]]]:
     """What this rank gets of each `ranks` buckets: where ranks take turns each has one then, and all write theirs at
-    the same time, while else each would wait for the one whose turn it is."""
+    the same time, while else each would wait for the one whose turn it is. A list is emptied when the next is asked
+    for."""
     coming = iter(buckets)
-    while turn := list(islice(coming, ranks)):
-        yield [tensor for bucket in turn for tensor in bucket]
+    own: list[tuple[str, Tensor]] = []
+    for bucket in coming:
+        own += bucket
+        del bucket  # nothing else has its tensors
+        for _ in range(ranks - 1):
+            own += next(coming, ())
+        yield own
+        own.clear()
 
 
 def write_stream(path: Path, contents: Named, tensors: Iterable[tuple[str, Tensor]]) -> Entry:

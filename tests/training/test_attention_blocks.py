@@ -1,0 +1,27 @@
+"""Completions that share a prompt attend in blocks: the same numbers and gradients whatever the size of a block."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from swift_r1.models import attention
+
+
+@pytest.mark.parametrize("window", [None, 6])
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, window: int | None) -> None:
+    group = attention.prompt_group(0, 7, [13, 4, 11], torch.device("cpu"))
+    torch.manual_seed(0)
+    states = [torch.randn(1, heads, 7 + 28, 8, dtype=torch.float64) for heads in (4, 2, 2)]
+
+    def attended() -> list[torch.Tensor]:
+        own = [one.clone().requires_grad_() for one in states]
+        out, _ = attention.packed_attention(torch.nn.Identity(), *own, None, packed_row=(group,), sliding_window=window)
+        out.square().sum().backward()
+        return [out.detach(), *(one.grad for one in own if one.grad is not None)]
+
+    whole = attended()
+    for size in (1, 5, 13):
+        monkeypatch.setattr(attention, "_BLOCK", size)
+        for one, other in zip(attended(), whole, strict=True):
+            torch.testing.assert_close(one, other)

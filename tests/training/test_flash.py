@@ -1,0 +1,132 @@
+"""Attention of groups by FlashAttention's two calls, with plain formulas in place of the GPU's kernel; and on a GPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from swift_r1.models import flash
+from swift_r1.models.attention import PackedRow, packed_attention, prompt_group
+
+CPU = torch.device("cpu")
+NO_MODULE: Any = SimpleNamespace()
+
+
+def parts(q: Tensor, k: Tensor, queries: Tensor, keys: Tensor, most: tuple[int, int], causal: bool) -> Iterator[Any]:
+    """The slices of each sequence, and which keys each of its queries sees; the last queries stand with the last
+    keys."""
+    lengths = [int(one.diff().max()) for one in (queries, keys)]
+    assert lengths == list(most) and queries.dtype == keys.dtype == torch.int32
+    assert queries[-1] == len(q) and keys[-1] == len(k)
+    for number in range(len(queries) - 1):
+        a, b = (slice(int(one[number]), int(one[number + 1])) for one in (queries, keys))
+        size = (a.stop - a.start, b.stop - b.start)
+        yield a, b, torch.ones(size, dtype=torch.bool).tril(size[1] - size[0] if causal else size[1])
+
+
+def forward(q: Tensor, k: Tensor, v: Tensor, *rest: Any, scale: float | None = None, **_: Any) -> Any:
+    queries, keys, most_queries, most_keys, dropout, causal, _debug = rest
+    assert dropout == 0.0
+    out, lse, ratio = torch.zeros_like(q), q.new_zeros(q.shape[1], len(q)), q.shape[1] // k.shape[1]
+    for a, b, seen in parts(q, k, queries, keys, (most_queries, most_keys), causal):
+        scores = torch.einsum("qhd,khd->hqk", q[a], k[b].repeat_interleave(ratio, 1)) * scaled(q, scale)
+        scores = scores.masked_fill(~seen, -math.inf)
+        lse[:, a] = scores.logsumexp(-1)
+        out[a] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v[b].repeat_interleave(ratio, 1))
+    return out, lse, torch.zeros(2, dtype=torch.uint64), torch.empty(0), torch.empty(0)
+
+
+def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any, **named: Any) -> Any:
+    """As the kernel's: probabilities from `lse`, and from `out` what they have in common."""
+    queries, keys, most_queries, most_keys, _dropout, causal, _rng, _unused = rest
+    ratio, scale = q.shape[1] // k.shape[1], scaled(q, named.get("scale"))
+    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+    for a, b, seen in parts(q, k, queries, keys, (most_queries, most_keys), causal):
+        wide_k, wide_v = (one[b].repeat_interleave(ratio, 1) for one in (k, v))
+        scores = (torch.einsum("qhd,khd->hqk", q[a], wide_k) * scale).masked_fill(~seen, -math.inf)
+        p = (scores - lse[:, a, None]).exp()
+        dp = torch.einsum("qhd,khd->hqk", grad[a], wide_v)
+        ds = p * (dp - (grad[a] * out[a]).sum(-1).t()[:, :, None]) * scale
+        dq[a] = torch.einsum("hqk,khd->qhd", ds, wide_k)
+        of_keys = torch.einsum("hqk,qhd->khd", ds, q[a]), torch.einsum("hqk,qhd->khd", p, grad[a])
+        for whole, part in zip((dk, dv), of_keys, strict=True):
+            whole[b] += part.unflatten(1, (-1, ratio)).sum(2)
+    return dq, dk, dv
+
+
+def scaled(q: Tensor, scale: float | None) -> float:
+    return q.shape[-1] ** -0.5 if scale is None else scale
+
+
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[None]:
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_flash_attention_forward", forward, "CPU")
+    library.impl("_flash_attention_backward", backward, "CPU")
+    yield
+    library._destroy()  # type: ignore[no-untyped-call]  # torch has no types for it
+
+
+def row(device: torch.device) -> PackedRow:
+    """A group of three, a sequence alone, and a group of two whose prompt is one token."""
+    groups, start = [], 0
+    for prompt, lengths in ((5, [3, 1, 7]), (6, []), (1, [9, 2])):
+        groups.append(prompt_group(start, prompt, lengths, device))
+        start += prompt + sum(lengths)
+    return tuple(groups)
+
+
+def states(device: torch.device, dtype: torch.dtype) -> list[Tensor]:
+    """Query (4 heads), key and value (2 heads) of 34 tokens, and a gradient."""
+    generator = torch.Generator().manual_seed(0)
+    found = [torch.randn(1, heads, 34, 16, generator=generator).to(device, dtype) for heads in (4, 2, 2)]
+    gradient = torch.randn(1, 34, 4, 16, generator=generator).to(device, dtype)
+    return [one.requires_grad_() for one in found] + [gradient]
+
+
+def run(device: torch.device, dtype: torch.dtype, **named: Any) -> list[Tensor]:
+    """The output, and the gradients of query, key and value."""
+    *inputs, gradient = states(device, dtype)
+    out, _ = packed_attention(NO_MODULE, *inputs, None, packed_row=row(device), **named)
+    return [out, *torch.autograd.grad(out, inputs, gradient)]
+
+
+@pytest.mark.parametrize("scaling", [None, 0.4])
+def test_both_ways_give_the_same(kernel: None, monkeypatch: pytest.MonkeyPatch, scaling: float | None) -> None:
+    expected = run(CPU, torch.float32, scaling=scaling)
+    asked = []
+
+    def takes(query: Tensor, value: Tensor, length: int, window: int | None) -> bool:
+        asked.append((length, window))
+        return True
+
+    monkeypatch.setattr(flash, "takes", takes)
+    found = run(CPU, torch.float32, scaling=scaling)
+    assert asked == [(12, None), (6, None), (10, None)]
+    for one, exact in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, exact, rtol=1e-5, atol=1e-6)
+
+
+def test_a_short_window_and_wide_heads_go_the_other_way() -> None:
+    narrow, wide = torch.zeros(3, 2, 64, dtype=torch.bfloat16), torch.zeros(3, 2, 72, dtype=torch.bfloat16)
+    assert not flash.takes(narrow, narrow, 3, None)  # no GPU
+    on_gpu: Any = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=narrow.shape)
+    assert flash.takes(on_gpu, narrow, 12, None) and flash.takes(on_gpu, narrow, 12, 12)
+    assert not flash.takes(on_gpu, narrow, 12, 11) and not flash.takes(on_gpu, wide, 12, None)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_kernel_gives_the_same(dtype: torch.dtype) -> None:
+    gpu = torch.device("cuda")
+    expected = run(CPU, torch.float32)
+    assert flash.takes(*states(gpu, dtype)[1:3], 12, None)
+    for one, exact in zip(run(gpu, dtype), expected, strict=True):
+        difference = (one.float().cpu() - exact).norm() / exact.norm()
+        assert difference < 0.02, difference
