@@ -54,7 +54,7 @@ def rms_norm(hidden: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     """`silu(gate) * up` (Shazeer 2020, eq. 6), of equal shapes; only the two inputs are kept for the backward pass."""
     if torch.is_inference_mode_enabled():
-        return torch.nn.functional.silu(gate).mul_(up)
+        return silu(gate).mul_(up)
     apply: Callable[[Tensor, Tensor], Tensor] = _SwiGlu.apply
     return apply(gate, up)
 

@@ -188,6 +188,17 @@ def test_an_architecture_whose_cache_is_not_carried_is_refused(model, monkeypatc
         engine(model)
 
 
+def test_keys_that_are_changed_after_the_cache_are_refused():
+    from transformers import JetMoeConfig, JetMoeForCausalLM
+
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    changing = JetMoeForCausalLM(
+        JetMoeConfig(**sizes, num_key_value_heads=2, kv_channels=8, num_local_experts=2, num_experts_per_tok=2)
+    )
+    with pytest.raises(UsageError, match="cannot serve JetMoeAttention, which changes the keys that its cache holds"):
+        engine(changing).generate(requests([5]), 0)
+
+
 def test_requests_of_different_lengths_are_decoded_together(model):
     """Each as it is alone: turns of one round have different room left."""
     asked = [

@@ -165,9 +165,17 @@ def decode_attention(
     none. The last `sliding_window` tokens are seen, the new one among them.
 
     The query heads of a key head, and for the prompt those of all rows of a group, are the rows of one matrix product.
+
+    Raises:
+        UsageError: the model made other keys of those that the layer gave.
     """
     batch, heads, _, width = query.shape
-    shared, layer = key.shape[1], key.layer  # type: ignore[attr-defined]
+    shared, layer = key.shape[1], getattr(key, "layer", None)
+    if layer is None:
+        raise UsageError(
+            f"the embedded engine cannot serve {type(module).__name__}, which changes the keys that its cache holds; "
+            "use `swift rollout` with --use_vllm true"
+        )
     prompt_keys, prompt_values = layer.prompt
     if sliding_window is not None and (lost := layer.get_seq_length() - sliding_window) > 0:
         own = max(0, lost - prompt_keys.shape[2])
@@ -189,10 +197,12 @@ AttentionInterface.register(_NAME, decode_attention)
 
 
 def shares_prompts(model: PreTrainedModel) -> bool:
-    """Whether every layer can use `decode_attention`. Other models make masks from the padding, `[B, T]`."""
+    """Whether every layer can use `decode_attention`: not where latent attention expands what its cache holds. Other
+    models make masks from the padding, `[B, T]`."""
     config = model.config.get_text_config()
-    sdpa = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
-    return ALL_MASK_ATTENTION_FUNCTIONS.get(config._attn_implementation) is sdpa and not other_layers(config)
+    masks = ALL_MASK_ATTENTION_FUNCTIONS.get(config._attn_implementation)
+    latent = getattr(config, "kv_lora_rank", None) is not None
+    return masks is ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] and not latent and not other_layers(config)
 
 
 @contextmanager

@@ -105,12 +105,12 @@ class TransformersEngine:
         if not self._bytes_per_token:
             self._bytes_per_token = self._read_prompts([(self.pad_token_id,)], 0)[1].cache.bytes_per_token()
         wave: list[_Row] = []
-        room, prompts = 0, set[tuple[int, ...]]()
+        room, prompts, shared = 0, set[tuple[int, ...]](), shares_prompts(self.model)
         for row in rows:
             request = requests[row.request]
             room = max(room, request.sampling.max_tokens)
             prompts.add(request.prompt_token_ids)
-            held = len(prompts) if shares_prompts(self.model) else len(wave) + 1
+            held = len(prompts) if shared else len(wave) + 1
             tokens = (len(wave) + 1) * room + held * lengths[row.request]
             full = tokens * self._bytes_per_token > _CACHE_BYTES
             if wave and (full or kinds[wave[0].request] != kinds[row.request]):
@@ -160,6 +160,8 @@ class TransformersEngine:
             seen = torch.zeros(len(wave), logits.shape[-1], dtype=torch.bool, device=device)
             for place, prompt in enumerate(prompts):
                 seen[place, list(prompt)] = True
+        # Only the end of a text is looked at for stop strings: a token has at least one byte.
+        tail = max((len(text.encode()) for text in sampling.stop), default=0) + 8
         for step in range(longest):
             tokens, chosen = sample(logits, uniforms[rows, step], sampling, None if seen is None else seen[rows])
             if seen is not None:
@@ -167,7 +169,7 @@ class TransformersEngine:
             written[rows, step], logprobs[rows, step] = tokens, chosen
             ended = torch.isin(tokens, ends)
             if sampling.stop:
-                ended |= self._hits_stop_string(written[rows, : step + 1], sampling.stop)
+                ended |= self._hits_stop_string(written[rows, max(0, step + 1 - tail) : step + 1], sampling.stop)
             running = ~over[rows]
             stopped, full = rows[ended & running], rows[~ended & running & (limits[rows] == step + 1)]
             over[stopped], over[full] = True, True
@@ -186,9 +188,8 @@ class TransformersEngine:
             logits = self._next_logits(tokens, state)
 
     def _hits_stop_string(self, written: Tensor, stop: Sequence[str]) -> Tensor:
-        """Which rows' text holds a stop string; only the end is decoded, a token has at least one byte."""
-        tail = max(len(text.encode()) for text in stop) + 8
-        texts = [self.tokenizer.decode(ids) for ids in written[:, -tail:].tolist()]
+        """Which rows' text holds a stop string."""
+        texts = [self.tokenizer.decode(ids) for ids in written.tolist()]
         return torch.tensor([any(s in text for s in stop) for text in texts], device=written.device)
 
     def _read_prompts(self, prompts: list[tuple[int, ...]], room: int) -> tuple[Tensor, _DecodeState]:
