@@ -65,8 +65,8 @@ def forget(part: str) -> None:
     else:
         tensor = saving.SavedTensors.__call__
 
-        def worn(self: Any, name: str) -> Any:
-            value = tensor(self, name)
+        def worn(self: Any, name: str, *rows: Any) -> Any:
+            value = tensor(self, name, *rows)
             if name.partition(":")[0] != part:
                 return value
             return value.bfloat16().float() if part == "master" else value * 0
