@@ -155,8 +155,9 @@ def steps_of(side: str, folder: Path, completions: int) -> list[dict[str, float]
 
 def ours_steps(run: Path) -> Iterator[dict[str, float]]:
     """When the steps that are logged began and ended, by their spans, and their parts."""
+    logged = read_lines(run / "logging.jsonl")  # before the spans, which are written first
     spans = [span for span in read_lines(run / "spans/rank-0.jsonl") if span["name"] in SPANS]
-    for line in read_lines(run / "logging.jsonl"):
+    for line in logged:
         if "loss" in line:
             own = [span for span in spans if span["step"] == line["step"]]
             step = {"began": own[0]["start"], "ended": own[-1]["end"], "length": line["completions/mean_length"]}

@@ -23,7 +23,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -154,38 +155,38 @@ def part(args: argparse.Namespace) -> dict[str, float]:
 
 def push(backend: Backend, ranks: Ranks, transport: str, args: argparse.Namespace) -> dict[str, float]:
     """Twice: the first push keeps a copy, of which the second one writes over."""
-    pool, process, client = None, None, None
-    if ranks.is_rank0:
-        port = free_port()
-        words = [sys.executable, sys.argv[0], "--part", "serve", "--size", args.size, "--port", str(port)]
-        process = subprocess.Popen([*words, "--folder", str(args.folder / "model")], stderr=subprocess.DEVNULL)
-        client = RolloutClient(f"http://127.0.0.1:{port}")
-        client.wait_until_ready(120)
-        writer = WeightWriter(client)
-        writer.hold(10)
-        session = ServerSession(writer, Expected("", "none", backend.vocab_size, None), 60, transport)
-        pool = ServerPool([session], 60, transport, compare=False)
-    rollouts = ServerRollouts(pool, backend, ranks)
-    row: dict[str, float] = {}
-    try:
+    with served(backend, transport, args) if ranks.is_rank0 else nullcontext() as pool:
+        rollouts = ServerRollouts(pool, backend, ranks)
         with measured() as first:
             rollouts.publish_weights()
         with measured() as again:
             rollouts.publish_weights()
-        row = {
-            f"{transport}_first_s": first.seconds,
-            f"{transport}_s": again.seconds,
-            f"{transport}_MB": max(first.more - first.kept, again.more) / MB,
-            f"{transport}_kept_MB": first.kept / MB,
-        }
+    ranks.barrier()
+    return {
+        f"{transport}_first_s": first.seconds,
+        f"{transport}_s": again.seconds,
+        f"{transport}_MB": max(first.more - first.kept, again.more) / MB,
+        f"{transport}_kept_MB": first.kept / MB,
+    }
+
+
+@contextmanager
+def served(backend: Backend, transport: str, args: argparse.Namespace) -> Iterator[ServerPool]:
+    """A server in a process of its own, which ends with this."""
+    port = free_port()
+    words = [sys.executable, sys.argv[0], "--part", "serve", "--size", args.size, "--port", str(port)]
+    process = subprocess.Popen([*words, "--folder", str(args.folder / "model")], stderr=subprocess.DEVNULL)
+    try:
+        with RolloutClient(f"http://127.0.0.1:{port}") as client:
+            client.wait_until_ready(120)
+            writer = WeightWriter(client)
+            writer.hold(10)
+            session = ServerSession(writer, Expected("", "none", backend.vocab_size, None), 60, transport)
+            with closing(ServerPool([session], 60, transport, compare=False)) as pool:
+                yield pool
     finally:
-        if pool is not None and process is not None and client is not None:
-            pool.close()
-            client.close()
-            process.terminate()
-            process.wait(30)
-        ranks.barrier()
-    return row
+        process.terminate()
+        process.wait(30)
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 IMAGES = Path(__file__).parent.parent / "docs" / "images"
-COLOURS = ("#3b82f6", "#e0752d", "#2fa36b", "#c2477f", "#8b6fd6", "#9a8a2c")  # of like contrast on black and on white
+# Of like contrast on black and on white.
+COLOURS = ("#3b82f6", "#e0752d", "#2fa36b", "#c2477f", "#8b6fd6", "#9a8a2c", "#2a9aa8", "#d04848")
 INK = "#808890"
 
 Row = Mapping[str, float]
@@ -37,7 +38,10 @@ def growth(
 ) -> None:
     """Prints `rows` as a table and draws each key of `series` (its value is the label) over `rows[i][x]` to
     growth-NAME.svg, with logarithmic axes unless `log` is false. `plot=False`: the table alone. A row without a key of
-    the series, or with NaN there, is left out of that line. Raises KeyError for a row without `x`."""
+    the series, or with NaN there, is left out of that line. Raises KeyError for a row without `x`, and ValueError for
+    more series than there are colours."""
+    if len(series) > len(COLOURS):
+        raise ValueError(f"{len(series)} series, and {len(COLOURS)} colours")
     rows = sorted(rows, key=lambda row: row[x])
     _table(x, rows, series, x_label or x)
     if plot:

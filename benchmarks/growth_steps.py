@@ -41,7 +41,7 @@ FLAGS = (
     *("--save_total_limit", "2", "--eval_strategy", "no", "--add_version", "false", "--logging_steps", "1"),
 )
 SAMPLES = 200  # of memory and CPU time, in a run
-SERVER_START_S, SERVER_STOP_S = 300, 60
+SERVER_STOP_S = 60
 
 Sample = dict[str, tuple[float, float]]  # of each kind of process MB, and CPU seconds
 
@@ -83,7 +83,10 @@ def server(model: Path, log: Path) -> Iterator[tuple[dict[str, psutil.Process], 
             yield {"server": psutil.Process(process.pid)}, port  # the trainer waits for it
         finally:
             process.terminate()
-            process.wait(SERVER_STOP_S)
+            try:
+                process.wait(SERVER_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def measured(
@@ -163,11 +166,13 @@ def show(run: Path, samples: Sequence[tuple[int, Sample]], warm: int, layout: st
             table.add_row(kind, *cells, f"{times[0]:.1f}", f"{times[1]:.1f}", ratio)
     log = [json.loads(line) for line in (run / "logging.jsonl").read_text().splitlines()]
     seconds = [line["time/step"] for line in log if "time/step" in line]
-    medians = [statistics.median(seconds[int(a) : int(a + tenth)]) for a in (warm, 9 * tenth)]
+    walls = [seconds[int(first) : int(first + tenth)] for first in (warm, 9 * tenth)]
     console = Console(width=120)
     console.print(f"[bold]{layout}, {steps:,} steps[/bold]")
     console.print(table)
-    console.print(f"wall time a step: {medians[0]:.3f} s early, {medians[1]:.3f} s late: {medians[1] / medians[0]:.3f}")
+    if all(walls):  # not where it was stopped before the first checkpoint
+        early_s, late_s = map(statistics.median, walls)
+        console.print(f"wall time a step: {early_s:.3f} s early, {late_s:.3f} s late: {late_s / early_s:.3f}")
     files = Table("file", "bytes", "bytes a step", "files")
     for name, paths in sorted(by_top_folder(run).items()):
         size = sum(path.stat().st_size for path in paths)

@@ -34,7 +34,7 @@ from rich.table import Table
 from step_work import Work
 
 from swift_r1.arguments.world import World
-from swift_r1.checking.model_folder import dtype_here
+from swift_r1.checking.model_folder import config_dtype, dtype_here
 from swift_r1.launch.environment import has_gpu, trainer_environment, usable_cpus
 
 HERE = Path(__file__).resolve().parent
@@ -65,7 +65,8 @@ def main() -> int:
     args = parser.parse_args()
     if args.steps < 2:
         parser.error(f"--steps {args.steps}: give 2 or more, since the first is a warm-up")
-    args.dtype = args.dtype or dtype_here(args.model, None, has_gpu(os.environ))[0] or "bfloat16"
+    here, _ = dtype_here(args.model, args.dtype, has_gpu(os.environ))
+    args.dtype = here or config_dtype(args.model) or "bfloat16"
     console = Console(width=120)
     if any(side.startswith("trl") for side in args.sides):
         install_trl(args.trl_venv, console)

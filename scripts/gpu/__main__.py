@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,6 +45,7 @@ def main() -> int:
         for part in PARTS:
             print(f"{part.name:16}{part.seconds:5.0f} s  {part.what}")
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # what runs is ended as after Ctrl-C
     chosen = [part for part in PARTS if args.parts is None or part.name in args.parts]
     if args.python is not None:
         chosen = [part for part in chosen if part.name != "install"]
@@ -88,10 +90,11 @@ def gpus_of(rehearse: bool) -> int:
 
 
 def commit() -> str:
-    done = subprocess.run(
-        ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False
-    )
-    return done.stdout.strip() or "unknown"
+    try:
+        words = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+        return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
+    except OSError:  # without git
+        return "unknown"
 
 
 if __name__ == "__main__":

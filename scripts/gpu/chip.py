@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from shapes import REHEARSES, model_folder
+from shapes import DTYPE, REHEARSES, model_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMPT, NEW, GENERATIONS = (16, 16, 4) if REHEARSES else (128, 512, 8)
@@ -162,6 +162,7 @@ def train(shape: str) -> dict[str, float]:
     completions = prompts * GENERATIONS
     work = Work(
         model=str(model_folder(shape)),
+        dtype=DTYPE,
         prompt_ids=[tokens(PROMPT) for _ in range(prompts)],
         completion_ids=[tokens(NEW) for _ in range(completions)],
         generations=GENERATIONS,
@@ -206,9 +207,15 @@ def generate(shape: str) -> dict[str, float]:
     words += ["--vllm_engine_kwargs", json.dumps({"kv_cache_memory_bytes": (64 << 20) if REHEARSES else (16 << 30)})]
     server = subprocess.Popen([sys.executable, "-m", "swift_r1", *words])
     found: dict[str, float] = {}
+
+    def going_on(line: str) -> None:
+        print(line, file=sys.stderr)
+        if server.poll() is not None:
+            raise SystemExit(f"swift rollout ended with {server.returncode}")
+
     try:
         with RolloutClient(f"http://127.0.0.1:{port}") as client:
-            client.wait_until_ready(300, report=lambda line: print(line, file=sys.stderr))
+            client.wait_until_ready(300, report=going_on)
             for count in (8,) if REHEARSES else (64, 256):
                 for warm in (False, True):
                     requests = [

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from shapes import REHEARSES, model_folder
+from shapes import DTYPE, REHEARSES, model_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 STEPS = 3
@@ -99,7 +99,7 @@ def served(name: str, model: Path) -> None:
 
 
 def server_words(model: Path, port: int) -> list[Any]:
-    words = ["rollout", "--model", model, "--port", port, "--torch_dtype", dtype()]
+    words = ["rollout", "--model", model, "--port", port, "--torch_dtype", DTYPE]
     return [*words, "--vllm_engine_kwargs", json.dumps(ENGINE_KWARGS)]
 
 
@@ -113,7 +113,7 @@ def training_words(name: str, model: Path, flags: dict[str, Any]) -> list[Any]:
     values = {
         "rlhf_type": "grpo",
         "model": model,
-        "torch_dtype": dtype(),
+        "torch_dtype": DTYPE,
         "external_plugins": ROOT / "benchmarks" / "async_plugin.py",
         "dataset": "counting",
         "reward_funcs": "digits",
@@ -141,10 +141,6 @@ def swift(words: list[Any], environ: dict[str, str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command, env=os.environ | environ)
 
 
-def dtype() -> str:
-    return "float32" if REHEARSES else "bfloat16"
-
-
 def folder_of(name: str) -> Path:
     return Path(os.environ["GPU_WORK"]) / "runs" / name
 
@@ -157,10 +153,11 @@ def finished(name: str, run: subprocess.Popen[bytes]) -> dict[str, float]:
     steps = [line for line in lines if "loss" in line]
     if len(steps) != STEPS:
         raise SystemExit(f"{len(steps)} of {STEPS} steps were logged")
-    wrong = [key for step in steps for key in ("loss", "grad_norm", "reward") if not math.isfinite(step[key])]
+    finite = ("loss", "grad_norm", "reward", "rollout/logp_diff")
+    wrong = [key for step in steps for key in finite if not math.isfinite(step[key])]
     if wrong:
         raise SystemExit(f"not finite: {', '.join(sorted(set(wrong)))}")
-    difference = max(step.get("rollout/logp_diff", 0.0) for step in steps)
+    difference = max(step["rollout/logp_diff"] for step in steps)
     if difference > LOGP_DIFF.get(name, ROUNDING):
         raise SystemExit(f"the engine's log-probs differ from the trainer's by {difference:.3g} nats")
     shown = [key for key in steps[-1] if key.startswith("time/")] + ["tokens_per_second", "memory/peak_gib"]

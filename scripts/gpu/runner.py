@@ -138,8 +138,11 @@ def run_part(part: Part, machine: Machine, limit_s: float, log: Path) -> Outcome
 
 
 def _figures(lines: Sequence[str]) -> dict[str, Any]:
-    found = [json.loads(line.removeprefix("RESULT ")) for line in lines if line.startswith("RESULT {")]
-    return {name: value for one in found for name, value in one.items()}
+    found: dict[str, Any] = {}
+    for line in lines:
+        with suppress(ValueError):  # cut off, or another process wrote into it
+            found |= json.loads(line.removeprefix("RESULT ")) if line.startswith("RESULT {") else {}
+    return found
 
 
 def _send(number: signal.Signals, mark: str) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 REHEARSES = "GPU_REHEARSAL" in os.environ
+DTYPE = "float32" if REHEARSES else "bfloat16"
 # width, feed-forward, layers, heads, key-value heads, vocabulary, tied
 SHAPES = {
     "tiny": (64, 128, 2, 2, 1, 512, True),

@@ -83,7 +83,8 @@ class PromptSampler:
 
 
 def permutation(count: int, seed: str) -> np.ndarray:
-    """int64 `[count]`, the same with every version of numpy."""
+    """int64 `[count]`, the same with every version of numpy. Another one needs another `_FORMAT` of checkpoints
+    (`training/checkpoint/state.py`), so that none is resumed in it."""
     import numpy as np
 
     digest = hashlib.blake2b(seed.encode()).digest()

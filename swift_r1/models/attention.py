@@ -41,7 +41,7 @@ class PromptGroup:
     width: int  # `C`, tokens of the longest completion, 0 without completions
     places: Tensor  # int64 `[sum of completion lengths]`, each completion token's place in the flattened `[n, C]`
     spans: Tensor  # int32 `[n + 2]`, where prompt and completions begin, from the prompt's first token on, and the end
-    after: Tensor | None  # int32 `[2]`, 0 and the tokens of all completions, None without
+    after: Tensor | None  # int32 `[2]`, 0 and the tokens of all completions, None where there are none
 
 
 PackedRow = tuple[PromptGroup, ...]  # the groups of a row, in order; together they cover it
@@ -53,7 +53,7 @@ def prompt_group(start: int, prompt_length: int, lengths: Sequence[int], device:
     columns = torch.arange(width)
     places = (torch.tensor(lengths, dtype=torch.long)[:, None] > columns).flatten().nonzero().flatten()
     ends = torch.tensor([0, prompt_length, *lengths]).cumsum(0).int()
-    after = torch.tensor([0, sum(lengths)], dtype=torch.int32).to(device) if lengths else None
+    after = torch.tensor([0, sum(lengths)], dtype=torch.int32).to(device) if width else None
     tensors = places.to(device), ends.to(device), after
     return PromptGroup(start, prompt_length, len(lengths), width, *tensors)
 
@@ -96,11 +96,11 @@ def packed_attention(
             )
             continue
         q, k, v = (states[group.start : middle] for states in (query, key, value))
-        if group.completions:
+        if group.width:
             # A copy: what is kept of the prompt for the backward pass would keep the whole row's states with it.
             q, k, v = q.clone(), k.clone(), v.clone()
         parts.append(_causal(q, k, v, scaling, sliding_window))
-        if group.completions:
+        if group.width:
             own = [states[middle:end] for states in (query, key, value)]
             parts.append(_after_prompt(group, own, k, v, scaling, sliding_window))
     out = torch.cat(parts)
@@ -152,7 +152,7 @@ def _after_prompt(
     ratio = heads // shared
     query = torch.unflatten(query, 2, (shared, ratio)).permute(0, 2, 3, 1, 4)
     parts = []
-    for start in range(0, max(1, group.width), _BLOCK):
+    for start in range(0, group.width, _BLOCK):
         end = min(start + _BLOCK, group.width)
         # A token sees up to its own place; a mask of all tokens would grow with the square of their number.
         place, last = group.prompt_length + start, group.prompt_length + end

@@ -8,6 +8,7 @@ completions are one sequence.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,7 +19,14 @@ def takes(query: Tensor, value: Tensor, length: int, window: int | None) -> bool
     """Whether the kernel computes heads `[.., D]` and `[.., V]` of sequences of `length` tokens, of which each sees
     `window` (None: all)."""
     near = window is not None and window < length
-    return query.is_cuda and query.dtype in (torch.float16, torch.bfloat16) and not near and _fits(query, value)
+    fits = query.dtype in (torch.float16, torch.bfloat16) and not near and _fits(query, value)
+    return fits and query.is_cuda and _has_kernel(query.device)
+
+
+@cache
+def _has_kernel(device: torch.device) -> bool:
+    """Whether torch is built with it, and the GPU is of Ampere's generation or a later one."""
+    return torch.backends.cuda.is_flash_attention_available() and torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def _fits(query: Tensor, value: Tensor) -> bool:
@@ -41,7 +49,7 @@ def group_attention(
 
     Args:
         spans: int32 `[n + 2]`, where the prompt and each completion begin, and the last ends.
-        after: int32 `[2]`, 0 and the tokens of all completions; None without completions.
+        after: int32 `[2]`, 0 and the tokens of all completions; None where there are none.
         longest: tokens of the longest of them.
     """
     apply: Callable[..., Tensor] = _GroupAttention.apply

@@ -48,6 +48,11 @@ class ModelInputs(NamedTuple):
             targets=self.targets.index_select(0, self.mine),
         )
 
+    def together(self, values: Tensor) -> Tensor:
+        """What each rank of `sequence` has of its own tokens, as `[K, *]` on all of them (collective)."""
+        assert self.sequence is not None and self.mine is not None
+        return self.sequence.together(values, self.mine, len(self.targets))
+
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
@@ -149,10 +154,9 @@ def _of_tokens(
     its own tokens."""
     if inputs.sequence is None:
         return head(_chosen_states(model, inputs), inputs.targets)
-    assert inputs.mine is not None
     own = inputs.own()
     found = head(_chosen_states(model, own), own.targets)
-    return [inputs.sequence.together(values, inputs.mine, len(inputs.targets)) for values in found]
+    return [inputs.together(values) for values in found]
 
 
 def _chosen_states(model: PreTrainedModel, inputs: ModelInputs) -> Tensor:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 _GPUS = "/proc/driver/nvidia/gpus/*/information"
+_GPU_DEVICES = "/dev/nvidia[0-9]*"
 CPU = "/proc/cpuinfo"
 _ARITHMETIC = {
     "bfloat16": {"avx512_bf16", "amx_bf16", "bf16"},
@@ -19,11 +20,12 @@ _ARITHMETIC = {
 """The kernel's names of instructions (x86 and Arm) that multiply matrices of a dtype."""
 
 
-def hardware(environ: Mapping[str, str], gpus: str = _GPUS) -> dict[str, Any]:
+def hardware(environ: Mapping[str, str], gpus: str = _GPUS, devices: str = _GPU_DEVICES) -> dict[str, Any]:
     """`cpu` (its name), `cores` (that this process may use), `memory_gib`, and `gpus` (names of NVIDIA's; the first of
     them where `CUDA_VISIBLE_DEVICES` hides some)."""
     cores, memory = len(os.sched_getaffinity(0)), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    names = [_field(path, "Model") or "GPU" for path in sorted(glob.glob(gpus))]
+    # A container without GPUs sees the names of its host's, but no device.
+    names = [_field(path, "Model") or "GPU" for path in sorted(glob.glob(gpus))] if glob.glob(devices) else []
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         names = names[: len([one for one in visible.split(",") if one.strip() not in ("", "-1")])]

@@ -143,8 +143,10 @@ def collate(
     token_starts = (totals.cumsum(0) - batch.completion_lengths)[samples]
     # Hidden state p predicts token p + 1, so the completion's first token is predicted by the prompt's last.
     positions = torch.where(steps == 0, rows.before[:, None], rows.own[:, None] + steps - 1)[mask]
-    part = None if sequence is None else sequence.own(rows.token_ids.shape[1])
-    mine = None if part is None else ((positions >= part.start) & (positions < part.stop)).nonzero().flatten()
+    mine = None
+    if sequence is not None:
+        part = sequence.own(rows.token_ids.shape[1])
+        mine = ((positions >= part.start) & (positions < part.stop)).nonzero().flatten().to(device)
     return MicroBatch(
         inputs=ModelInputs(
             token_ids=rows.token_ids.to(device),
@@ -153,7 +155,7 @@ def collate(
             position_ids=None if rows.position_ids is None else rows.position_ids.to(device),
             packed_row=rows.packed_row,
             sequence=sequence,
-            mine=None if mine is None else mine.to(device),
+            mine=mine,
         ),
         mask=mask.to(device),
         places=mask.flatten().nonzero().flatten().to(device),

@@ -204,7 +204,7 @@ def update(
         if not frozen:
             # A loss that is not finite must give a gradient that is not, whatever the rank: then all skip the update.
             factor = torch.full_like(result.loss, coefficient).masked_fill(~result.loss.isfinite(), math.nan)
-            backend.backward(factor.detach() * result.loss, last=number == len(batches))
+            backend.backward(factor * result.loss, last=number == len(batches))
         metrics.append(result.metrics | {"loss": result.loss.detach().double()})
     scale = backend.loss_scale
     grad_norm, learning_rate = (0.0, 0.0) if frozen else (backend.step(learning_rate), learning_rate)

@@ -57,8 +57,7 @@ def head_states(critic: Backend, inputs: ModelInputs) -> Tensor:
         hook.remove()
     states = seen[0]
     if inputs.sequence is not None:
-        assert inputs.mine is not None
-        states = inputs.sequence.together(states, inputs.mine, len(inputs.targets))
+        states = inputs.together(states)
     return states / states.abs().mean()
 
 

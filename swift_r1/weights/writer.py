@@ -259,7 +259,7 @@ class WeightWriter:
         block, entries = packed(bucket), streamed(bucket)
         limit = self._sent(push, block.nbytes)
         body = wire.StreamedBucket(version=push.version, index=index, tensors=entries, memory=shared(block))
-        self.client.call("POST", "/v1/weights/stream", wire.UpdateStatus, body, self.headers, limit)
+        self._once_drained("/v1/weights/stream", wire.UpdateStatus, body, limit)
         del block  # until here: the engine has read it
         return entries_digest(entries)
 

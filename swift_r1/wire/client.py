@@ -65,7 +65,7 @@ class RolloutClient:
             "socket_options": _KEEP_ALIVE,
             # The system's certificates, or those that SSL_CERT_FILE names. Reading them takes 30 ms, which plain HTTP,
             # with its new connections each round, has no use for.
-            "verify": ssl.create_default_context() if self.base_url.startswith("https:") else False,
+            "verify": ssl.create_default_context() if httpx.URL(self.base_url).scheme == "https" else False,
         }
         self._http = httpx.Client(**self._options, transport=httpx.HTTPTransport(**self._connections))
 

@@ -77,10 +77,12 @@ def test_the_gpus_that_may_be_used(tmp_path: Path) -> None:
     for number in range(3):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / "information").write_text(f"Model: \t\t NVIDIA H200 {number}\nIRQ:   \t\t 12\n")
-    files = str(tmp_path / "*" / "information")
-    assert hardware({}, files)["gpus"] == [f"NVIDIA H200 {number}" for number in range(3)]
-    assert hardware({"CUDA_VISIBLE_DEVICES": "1,2"}, files)["gpus"] == ["NVIDIA H200 0", "NVIDIA H200 1"]
-    assert hardware({"CUDA_VISIBLE_DEVICES": ""}, files)["gpus"] == []
+    files, devices = str(tmp_path / "*" / "information"), str(tmp_path / "nvidia[0-9]*")
+    assert hardware({}, files, devices)["gpus"] == []  # a container that was given none
+    (tmp_path / "nvidia0").touch()
+    assert hardware({}, files, devices)["gpus"] == [f"NVIDIA H200 {number}" for number in range(3)]
+    assert hardware({"CUDA_VISIBLE_DEVICES": "1,2"}, files, devices)["gpus"] == ["NVIDIA H200 0", "NVIDIA H200 1"]
+    assert hardware({"CUDA_VISIBLE_DEVICES": ""}, files, devices)["gpus"] == []
 
 
 def test_secrets_are_struck_out() -> None:

@@ -42,6 +42,11 @@ def test_same_seed_same_order_other_seed_other_order() -> None:
     assert drawn(PromptSampler(50, 8, seed=3), 2) != drawn(PromptSampler(50, 8, seed=4), 2)
 
 
+def test_the_order_of_a_seed_stays() -> None:
+    """A checkpoint says how many prompts were taken of it: another order needs another `_FORMAT` there."""
+    assert drawn(PromptSampler(6, 4, seed=5), 3) == [[1, 5, 2, 0], [4, 3, 4, 1], [5, 0, 2, 3]]
+
+
 def test_without_shuffle() -> None:
     assert drawn(PromptSampler(3, 2, shuffle=False), 3) == [[0, 1], [2, 0], [1, 2]]
 

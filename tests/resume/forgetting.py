@@ -65,8 +65,8 @@ def forget(part: str) -> None:
     else:
         tensor = saving.SavedTensors.__call__
 
-        def worn(self: Any, name: str, *rows: Any) -> Any:
-            value = tensor(self, name, *rows)
+        def worn(self: Any, name: str, *more: Any) -> Any:
+            value = tensor(self, name, *more)
             if name.partition(":")[0] != part:
                 return value
             return value.bfloat16().float() if part == "master" else value * 0

@@ -5,18 +5,21 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from swift_r1.inference.admission import Admission
 from swift_r1.sampling.pool.session import Expected, ServerSession
 from swift_r1.weights import device_memory
 from swift_r1.weights.writer import WeightWriter
 from swift_r1.wire.client import RolloutClient
-from swift_r1.wire.protocol import DeviceMemory, ServerRefused
+from swift_r1.wire.protocol import DeviceMemory, HTTPError, ServerRefused
 from tests.rollout.conftest import pool_of
 from tests.rollout.test_nccl import BUCKETS, DEADLINE_S, SHAPES, Cable, Engine, FakeNccl, cable, engine, writer_with
 
@@ -67,6 +70,43 @@ def test_an_engine_on_the_same_gpu_reads_the_trainers_memory(
     for name, tensor in BUCKETS[0] + BUCKETS[1]:
         assert torch.equal(getattr(engine.worker.model, name), tensor)
     pool.close()
+
+
+def test_it_waits_for_completions_as_long_as_a_commit(
+    client: RolloutClient, lent: dict[str, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drained, waits = Admission.drained, 0
+
+    async def late(admission: Admission, waiting_for: str) -> None:
+        nonlocal waits
+        waits += 1
+        if waits == 1:
+            raise HTTPError(503, f"{waiting_for} waited 600 s for 1 running requests to finish", 5)
+        await drained(admission, waiting_for)
+
+    monkeypatch.setattr(Admission, "drained", late)
+    with WeightWriter(client) as writer:
+        assert writer.push(1, BUCKETS, "ipc").weight_version == 1 and len(lent) == len(BUCKETS)
+
+
+def test_several_engines_get_a_snapshot(
+    cable: Cable, engine: Engine, serve_engine: Callable[..., str], lent: dict[str, torch.Tensor]
+) -> None:
+    """Also the one on the GPU of rank 0."""
+    loaded: list[int] = []
+
+    async def load_weights(files: Sequence[Path], version: int) -> None:
+        loaded.append(version)
+
+    engines: list[Any] = [engine, Engine(cable)]
+    for one in engines:
+        one.load_weights = load_weights
+    with ExitStack() as opened:
+        clients = [opened.enter_context(RolloutClient(serve_engine(one, SHAPES))) for one in engines]
+        pool = opened.enter_context(closing(pool_of(clients, Expected("none", "hash", 100, None), DEADLINE_S)))
+        assert [one.shares_gpu for one in pool.sessions] == [True, False] and not pool.from_device(adapter=False)
+        pool.push(BUCKETS)
+        assert loaded == [1, 1] and not lent
 
 
 @pytest.mark.parametrize(("policy", "gpu"), [("keep", GPU), ("wait", None)])

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import ssl
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -231,8 +232,18 @@ def test_another_trainers_update_is_no_loss(connect: Any, tiny_server: Any, back
         rollouts.publish_weights()
 
 
-def test_plain_http_reads_no_certificates(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_certificates_are_read_for_https_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are 30 ms of a core for each server of each round."""
-    monkeypatch.setenv("SSL_CERT_FILE", "/no/such/file")
+    read, times = ssl.create_default_context, 0
+
+    def counted(*args: Any, **named: Any) -> ssl.SSLContext:
+        nonlocal times
+        times += 1
+        return read(*args, **named)
+
+    monkeypatch.setattr(ssl, "create_default_context", counted)
     with RolloutClient("http://127.0.0.1:1") as client:
         asyncio.run(client.open_async().aclose())
+        assert times == 0
+    with RolloutClient("HTTPS://127.0.0.1:1"):
+        assert times == 1

@@ -25,3 +25,14 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch, window: int | No
         monkeypatch.setattr(attention, "_BLOCK", size)
         for one, other in zip(attended(), whole, strict=True):
             torch.testing.assert_close(one, other)
+
+
+def test_completions_that_are_all_empty_are_no_completions() -> None:
+    """FlashAttention takes no call without a query."""
+    states = [torch.randn(1, heads, 7, 8) for heads in (4, 2, 2)]
+    out = []
+    for lengths in ([], [0, 0]):
+        group = attention.prompt_group(0, 7, lengths, torch.device("cpu"))
+        assert group.after is None
+        out.append(attention.packed_attention(torch.nn.Identity(), *states, None, packed_row=(group,))[0])
+    assert torch.equal(*out)

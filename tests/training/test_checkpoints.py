@@ -3,7 +3,11 @@
 import hashlib
 import json
 
+import pytest
+
+from swift_r1.errors import UsageError
 from swift_r1.training.checkpoint.folder import Draft, fault_of, list_checkpoints, remove_old_checkpoints
+from swift_r1.training.checkpoint.state import Fingerprint, RunState
 
 
 def save_checkpoint(run_dir, step, write):
@@ -55,3 +59,15 @@ def test_only_the_newest_stay(tmp_path):
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-9", "checkpoint-10"]
     remove_old_checkpoints(tmp_path, 2)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["checkpoint-9", "checkpoint-10"]
+
+
+def test_a_state_of_another_format_is_refused(tmp_path):
+    """Of format 1 a seed gave another order of prompts: going on at its position would repeat some."""
+    state = RunState(3, 1, 8, "", 3, 1, "id", 0, {}, {}, {}, None, {}, Fingerprint({}, 1, "", 1))
+    (tmp_path / "state").mkdir()
+    state.write(tmp_path / "state")
+    assert RunState.read(tmp_path) == state
+    file = tmp_path / "state" / "run.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 1}))
+    with pytest.raises(UsageError, match="of another version of swift-r1; --resume_only_model true"):
+        RunState.read(tmp_path)

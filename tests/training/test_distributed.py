@@ -22,7 +22,8 @@ from tests import forks
 def test_a_gpu_that_torch_cannot_use_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Training on the CPU instead would be silent, and take weeks. `--use_cpu true` hides the GPU."""
     (tmp_path / "information").write_text("Model: \t\t NVIDIA H200\n")
-    monkeypatch.setattr("swift_r1.runtime.ranks.hardware", partial(hardware, gpus=str(tmp_path / "information")))
+    file = str(tmp_path / "information")
+    monkeypatch.setattr("swift_r1.runtime.ranks.hardware", partial(hardware, gpus=file, devices=file))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     with pytest.raises(UsageError, match=r"a GPU \(NVIDIA H200\) that torch .* cannot use"):
         join_ranks(7, distributed=False)

@@ -113,10 +113,13 @@ def test_both_ways_give_the_same(kernel: None, monkeypatch: pytest.MonkeyPatch, 
         torch.testing.assert_close(one, exact, rtol=1e-5, atol=1e-6)
 
 
-def test_a_short_window_and_wide_heads_go_the_other_way() -> None:
+def test_a_short_window_and_wide_heads_go_the_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow, wide = torch.zeros(3, 2, 64, dtype=torch.bfloat16), torch.zeros(3, 2, 72, dtype=torch.bfloat16)
     assert not flash.takes(narrow, narrow, 3, None)  # no GPU
-    on_gpu: Any = SimpleNamespace(is_cuda=True, dtype=torch.bfloat16, shape=narrow.shape)
+    monkeypatch.setattr(flash, "_has_kernel", lambda device: device == "new")
+    on_gpu: Any = SimpleNamespace(is_cuda=True, device="new", dtype=torch.bfloat16, shape=narrow.shape)
+    on_old_gpu: Any = SimpleNamespace(is_cuda=True, device="old", dtype=torch.bfloat16, shape=narrow.shape)
+    assert not flash.takes(on_old_gpu, narrow, 12, None)
     assert flash.takes(on_gpu, narrow, 12, None) and flash.takes(on_gpu, narrow, 12, 12)
     assert not flash.takes(on_gpu, narrow, 12, 11) and not flash.takes(on_gpu, wide, 12, None)
 

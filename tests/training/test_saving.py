@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import weakref
 from pathlib import Path
 
@@ -146,7 +147,9 @@ def test_a_checkpoint_keeps_the_dtype_of_the_config(tmp_path: Path, tiny_model: 
         for parameter in backend.model.parameters():
             parameter += 1e-4 * torch.randn_like(parameter)
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    Saver(tmp_path, backend, None, tokenizer, Ranks(0, 1, CPU, None), 1, True, own_dtype=True).save(1, STATE, {}, True)
+    saver = Saver(tmp_path, backend, None, tokenizer, Ranks(0, 1, CPU, None), 1, True, own_dtype=True)
+    shutil.rmtree(tmp_path / "made")  # which a save no longer needs
+    saver.save(1, STATE, {}, True)
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint-1")
     state = SavedTensors(tmp_path / "checkpoint-1" / "state", "optimizer")
     assert saved.config.dtype == saved.dtype == torch.bfloat16 and backend.model.dtype == torch.float32

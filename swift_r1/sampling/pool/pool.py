@@ -173,7 +173,7 @@ class ServerPool:
             self.health.wait_for_any()
         version, targets = self.health.begin_version(lambda number: self.snapshot.begin(number, None, False, False))
         for session, epoch in targets.items():
-            self._push_to(session, epoch, version, buckets, adapter)
+            self._push_to(session, epoch, version, buckets, adapter, lend=not self.by_nccl)
 
     def _push_from_snapshot(self, buckets: Iterable[Tensors], adapter: AdapterConfig | None) -> None:
         ready = self.health.ready
@@ -206,9 +206,15 @@ class ServerPool:
             raise faults[0]
 
     def _push_to(
-        self, session: ServerSession, epoch: int, version: int, buckets: Iterable[Bucket], adapter: AdapterConfig | None
+        self,
+        session: ServerSession,
+        epoch: int,
+        version: int,
+        buckets: Iterable[Bucket],
+        adapter: AdapterConfig | None,
+        lend: bool = False,
     ) -> None:
-        if self.health.attempt(session, epoch, lambda: session.push(version, buckets, adapter)):
+        if self.health.attempt(session, epoch, lambda: session.push(version, buckets, adapter, lend)):
             self.health.has_newest(session, epoch)
 
     def _wait_for(self, threads: Mapping[ServerSession, threading.Thread], epochs: Mapping[ServerSession, int]) -> None:

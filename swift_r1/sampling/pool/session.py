@@ -163,13 +163,16 @@ class ServerSession:
             raise error
         self._lost(error)
 
-    def push(self, version: int, buckets: Iterable[Bucket], adapter: AdapterConfig | None = None) -> None:
-        """Brings the server to `version`; see `WeightWriter.push`. Raises ServerLost where all is to be pushed again,
-        ServerUnreachable where it was lost again and again, and RunFailed where another trainer writes to it, or it
-        refused the weights again and again."""
+    def push(
+        self, version: int, buckets: Iterable[Bucket], adapter: AdapterConfig | None = None, lend: bool = False
+    ) -> None:
+        """Brings the server to `version`, with `lend` out of the memory of the GPU that it shares; see
+        `WeightWriter.push`. Raises ServerLost where all is to be pushed again, ServerUnreachable where it was lost
+        again and again, and RunFailed where another trainer writes to it, or it refused the weights again and
+        again."""
         self._adapters = adapter is not None
         with self._stopwatch.timed("sync"):
-            transport = IPC if self.shares_gpu and adapter is None else self._transport
+            transport = IPC if lend else self._transport
             self._write(lambda: self.writer.push(version, buckets, transport, adapter), version)
 
     def sleep(self, level: int) -> None:

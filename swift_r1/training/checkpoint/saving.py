@@ -64,16 +64,11 @@ class Saver:
     def __post_init__(self) -> None:
         self._failures = 0
         models = [("." if one is self.backend else CRITIC, one) for one in (self.backend, self.critic) if one]
-        self._models = [
-            (name, one, ModelShards(one.model, policy_weights(one.model), self.ranks, self._dtype_of(one.model)))
-            for name, one in models
-            if not has_adapters(one.model)
-        ]
-
-    def _dtype_of(self, model: Any) -> torch.dtype | None:
-        """What its files have; None: what it computes in."""
-        dtype: torch.dtype | None = AutoConfig.from_pretrained(model.name_or_path).dtype if self.own_dtype else None
-        return dtype
+        self._models: list[tuple[str, Backend, ModelShards]] = []
+        for name, one in models:
+            if not has_adapters(one.model):
+                dtype = AutoConfig.from_pretrained(one.model.name_or_path).dtype if self.own_dtype else None
+                self._models.append((name, one, ModelShards(one.model, policy_weights(one.model), self.ranks, dtype)))
 
     def save(
         self,
@@ -164,9 +159,9 @@ class Saver:
             self.tokenizer.save_pretrained(folder / CRITIC)
         for name, one, shards in self._models:
             shards.write_index(folder / name)
-            if (dtype := self._dtype_of(one.model)) is not None:
+            if shards.dtype is not None:
                 config: Any = copy(one.model.config)
-                config.dtype = dtype
+                config.dtype = shards.dtype
                 config.save_pretrained(folder / name)
         if self.with_state:
             assert run is not None

@@ -23,7 +23,8 @@ RUN_JSON = "run.json"
 LOGS = ("logging.jsonl", "completions.jsonl", "eval_completions.jsonl", "invalid_rewards.jsonl")
 """Files of a run folder that only grow: a checkpoint knows how long they were."""
 
-_FORMAT = 1
+_FORMAT = 2
+"""Also of what the numbers mean: until 1 a seed gave another order of prompts (`data/sampler.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,10 @@ class RunState:
             ) from None
         known = {item.name for item in fields(cls)}
         if content.pop("format", None) != _FORMAT or set(content) != known:
-            raise UsageError(f"{checkpoint} cannot be resumed from: its state/ is of another version of swift-r1")
+            raise UsageError(
+                f"{checkpoint} cannot be resumed from: its state/ is of another version of swift-r1; "
+                "--resume_only_model true begins a new run with its weights"
+            )
         return cls(**content | {"fingerprint": Fingerprint(**content["fingerprint"])})
 
 

@@ -148,7 +148,7 @@ class ModelShards:
     def __init__(
         self, model: PreTrainedModel, weights: Sequence[Weight], ranks: Ranks, dtype: torch.dtype | None = None
     ) -> None:
-        self._model, self._ranks = model, ranks
+        self._model, self._ranks, self.dtype = model, ranks, dtype
         ignored: Iterable[str] = model._keys_to_ignore_on_save or ()
         units = _units(model, [weight for weight in weights if weight.name not in ignored], dtype)
         share = sum(unit.nbytes for unit in units) / ranks.world_size
