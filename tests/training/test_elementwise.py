@@ -49,6 +49,8 @@ def test_rms_norm(dtype, tolerance):
     ):
         assert ours.dtype == theirs.dtype == dtype
         assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+    with torch.inference_mode():  # the engine's way
+        torch.testing.assert_close(rms_norm(hidden, weight, 1e-3), own(hidden, weight), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -58,6 +60,8 @@ def test_swiglu_is_the_same_to_the_bit(dtype):
         gradients(swiglu, gate, up), gradients(lambda g, u: nn.functional.silu(g) * u, gate, up), strict=True
     ):
         assert torch.equal(ours, theirs)
+    with torch.inference_mode():
+        assert torch.equal(swiglu(gate, up), nn.functional.silu(gate) * up)
 
 
 def test_gradients_by_finite_differences():

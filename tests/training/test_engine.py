@@ -156,6 +156,25 @@ def test_outputs_are_given_as_soon_as_a_prompt_has_all_of_its_completions(model)
     assert len(set(lengths)) > 2 and [lengths[number] for number in order] == sorted(lengths)
 
 
+def test_prompts_are_held_once_and_nothing_is_copied_to_grow(model):
+    one, other = (request.prompt_token_ids for request in requests([5, 9]))
+    with torch.inference_mode():
+        logits, state = engine(model)._read_prompts([one] * 3 + [other] * 5, 40)
+        layer = state.cache.layers[0]
+        assert layer.prompt[0].shape[0] == 2 and layer.keys.shape[2] == 40
+        where, tokens = layer.keys.data_ptr(), logits.argmax(-1)
+        for rows in ([0, 1, 2, 3, 4, 5, 6, 7], [2, 3, 4, 7], [1, 3]):
+            kept = torch.tensor(rows)
+            tokens = tokens[kept]
+            state.select_rows(kept)
+            tokens = engine(model)._next_logits(tokens, state).argmax(-1)
+        assert layer.keys.data_ptr() == where and layer.length == 3
+        # What is left are two rows of the second prompt: the first one is gone.
+        assert layer.prompt[0].shape[0] == 1 and state.groups.shape == (1, 2)
+        expected = model.generate(torch.tensor([other]), max_new_tokens=4, do_sample=False, eos_token_id=None)[0, -1]
+        assert tokens.tolist() == [expected] * 2
+
+
 def test_training_mode_and_attention_are_put_back(model):
     model.train()
     engine(model).generate(requests([4]), 0)
@@ -167,6 +186,17 @@ def test_an_architecture_whose_cache_is_not_carried_is_refused(model, monkeypatc
     monkeypatch.setattr(model.config, "attention_chunk_size", 8, raising=False)
     with pytest.raises(UsageError, match="no cache for the chunked_attention layers of llama"):
         engine(model)
+
+
+def test_keys_that_are_changed_after_the_cache_are_refused():
+    from transformers import JetMoeConfig, JetMoeForCausalLM
+
+    sizes = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    changing = JetMoeForCausalLM(
+        JetMoeConfig(**sizes, num_key_value_heads=2, kv_channels=8, num_local_experts=2, num_experts_per_tok=2)
+    )
+    with pytest.raises(UsageError, match="cannot serve JetMoeAttention, which changes the keys that its cache holds"):
+        engine(changing).generate(requests([5]), 0)
 
 
 def test_requests_of_different_lengths_are_decoded_together(model):

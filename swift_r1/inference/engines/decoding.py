@@ -5,72 +5,107 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicCache, get_layer_types_and_kwargs
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 
 from swift_r1.errors import UsageError
 from swift_r1.wire.protocol import SamplingParams
 
 _NAME = "swift_r1_decode"
-_GROWTH_TOKENS = 64
 _ATTENDING = {"full_attention", "sliding_attention"}
 _STATEFUL = {"linear_attention", "conv"}  # with a state of fixed size in place of keys and values
 
 
 class AppendLayer(CacheLayerMixin):  # type: ignore[no-untyped-call] # its __init_subclass__ has no types
-    """Keys and values `[B, H, capacity, D]`, of which the first `length` positions are filled. transformers' own
-    dynamic layer copies everything for each new token; this one writes in place. Those of a sliding window are all
-    kept."""
+    """One layer's keys and values. Those of the prompts, `[G, H, P, D]`, are held once for all rows of a group; what
+    the rows write, `[B, H, room, D]`, is filled up to `length` in place: nothing is copied to grow, and on a CPU memory
+    is taken as it is filled. Those of a sliding window are all kept."""
 
     keys: Tensor
     values: Tensor
+    prompt: tuple[Tensor, Tensor] | None = None
+    groups: Groups
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # transformers has no types here
         self.length = 0
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.keys = key_states.new_empty((*key_states.shape[:2], 0, key_states.shape[3]))
-        self.values = value_states.new_empty((*value_states.shape[:2], 0, value_states.shape[3]))
-        self.dtype, self.device = key_states.dtype, key_states.device
+        self.keys, self.values = key_states, value_states
+        self.length, self.dtype, self.device = key_states.shape[2], key_states.dtype, key_states.device
         self.is_initialized = True
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        end = self.length + key_states.shape[2]
-        if end > self.keys.shape[2]:
-            capacity = max(end, self.keys.shape[2] * 3 // 2) + _GROWTH_TOKENS
-            self.keys, self.values = self._grown(self.keys, capacity), self._grown(self.values, capacity)
-        self.keys[:, :, self.length : end] = key_states
-        self.values[:, :, self.length : end] = value_states
-        self.length = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
+            return key_states, value_states
+        start, self.length = self.length, self.length + key_states.shape[2]
+        self.keys[:, :, start : self.length] = key_states
+        self.values[:, :, start : self.length] = value_states
+        keys = self.keys[:, :, : self.length]
+        keys.layer = self  # type: ignore[attr-defined]  # `decode_attention` finds the prompts by it
+        return keys, self.values[:, :, : self.length]
 
-    def _grown(self, old: Tensor, capacity: int) -> Tensor:
-        new = old.new_empty((*old.shape[:2], capacity, old.shape[3]))
-        new[:, :, : self.length] = old[:, :, : self.length]
-        return new
+    def begin(self, groups: Groups, room: int) -> None:
+        """The prompts are read: room for `room` tokens of each row. With `groups.shared` false a row has its own copy
+        of its prompt."""
+        prompt, self.groups = (self.keys, self.values), groups
+        copied = 0 if groups.shared else self.length
+        self.keys, self.values = (
+            side.new_empty((len(groups.of), side.shape[1], copied + room, side.shape[3])) for side in prompt
+        )
+        if groups.shared:
+            self.prompt, self.length = prompt, 0
+        else:
+            self.keys[:, :, :copied], self.values[:, :, :copied] = (side[groups.of] for side in prompt)
 
-    def reorder_cache(self, rows: Tensor) -> None:
-        """Keeps (or repeats) the given batch rows, `rows` int64 `[B']`."""
-        self.keys = self.keys[:, :, : self.length].index_select(0, rows)
-        self.values = self.values[:, :, : self.length].index_select(0, rows)
+    def select(self, rows: Tensor, kept: Tensor, groups: Groups) -> None:
+        """Keeps the rows `[B']` in place, and the prompts `kept`."""
+        self.groups = groups
+        for side in (self.keys, self.values):
+            side[: len(rows), :, : self.length] = side[:, :, : self.length].index_select(0, rows)
+        self.keys, self.values = self.keys[: len(rows)], self.values[: len(rows)]
+        if self.prompt is not None and len(kept) < len(self.prompt[0]):
+            self.prompt = self.prompt[0].index_select(0, kept), self.prompt[1].index_select(0, kept)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.length + query_length, 0
+        return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        return self.length
+        return self.length + (0 if self.prompt is None else self.prompt[0].shape[2])
 
     def get_max_length(self) -> int:
         return -1
+
+
+class Groups:
+    """Which prompt each row continues, and the rows as a rectangle `[G, n]`, a line a prompt."""
+
+    def __init__(self, of: Tensor, shared: bool) -> None:
+        """`of` int64 `[B]`, ascending, no number left out."""
+        self.of, self.shared = of, shared
+        counts = of.bincount()
+        self.shape = len(counts), int(counts.max())
+        before = counts.cumsum(0) - counts
+        self.places = of * self.shape[1] + torch.arange(len(of), device=of.device) - before[of]
+
+    def times(self, rows: Tensor, of_prompt: Tensor) -> Tensor:
+        """`rows [B, H, R, D] @ of_prompt [G, H, D, P]`, each row with its own prompt's: `[B, H, R, P]`."""
+        lines, width = self.shape
+        _, heads, queries, inner = rows.shape
+        full, length = len(rows) == lines * width, of_prompt.shape[-1]
+        if not full:
+            rows = rows.new_zeros(lines * width, heads, queries, inner).index_copy_(0, self.places, rows)
+        grouped = rows.reshape(lines, width, heads, queries, inner).transpose(1, 2)
+        out = torch.matmul(grouped.reshape(lines, heads, width * queries, inner), of_prompt)
+        out = out.view(lines, heads, width, queries, length).transpose(1, 2)
+        out = out.reshape(lines * width, heads, queries, length)
+        return out if full else out.index_select(0, self.places)
 
 
 class AppendCache(Cache):
@@ -80,6 +115,20 @@ class AppendCache(Cache):
     def __init__(self, config: PreTrainedConfig) -> None:
         own = zip(get_layer_types_and_kwargs(config)[0], DynamicCache(config=config).layers, strict=True)
         super().__init__(layers=[AppendLayer() if kind in _ATTENDING else layer for kind, layer in own])
+
+    def begin(self, groups: Groups, room: int) -> None:
+        for layer in self.layers:
+            if isinstance(layer, AppendLayer):
+                layer.begin(groups, room)
+            else:
+                layer.reorder_cache(cast(torch.LongTensor, groups.of))
+
+    def select(self, rows: Tensor, kept: Tensor, groups: Groups) -> None:
+        for layer in self.layers:
+            if isinstance(layer, AppendLayer):
+                layer.select(rows, kept, groups)
+            else:
+                layer.reorder_cache(cast(torch.LongTensor, rows))
 
     def bytes_per_token(self) -> int:
         """Of one row, for each token that attention reads; known once a token was read."""
@@ -111,42 +160,60 @@ def decode_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """`query [B, H, 1, D]`; `key [B, KV, T, D]`, `value [B, KV, T, V]`; bool mask `[B, 1, 1, T]` or None ->
-    `[B, 1, H, V]`. The last `sliding_window` tokens are seen, the new one among them.
+    """`query [B, H, 1, D]`; `key [B, KV, T, D]`, `value [B, KV, T, V]` as an `AppendLayer` gave them, with its prompts
+    before them -> `[B, 1, H, V]`; bool mask over the prompts' padding `[B, 1, 1, P]`, or `[1, 1, 1, 1]` where there is
+    none. The last `sliding_window` tokens are seen, the new one among them.
 
-    transformers' SDPA path repeats keys and values where there is a mask. Here the query heads of a key head become the
-    rows of one matrix product.
+    The query heads of a key head, and for the prompt those of all rows of a group, are the rows of one matrix product.
+
+    Raises:
+        UsageError: the model made other keys of those that the layer gave.
     """
-    batch, heads, length, width = query.shape
-    if length > 1:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
-    if sliding_window is not None:
-        key, value = key[:, :, -sliding_window:], value[:, :, -sliding_window:]
-        attention_mask = None if attention_mask is None else attention_mask[..., -sliding_window:]
-    shared = key.shape[1]
-    scores = torch.matmul(query.reshape(batch, shared, heads // shared, width), key.transpose(-1, -2))
-    scores = scores.float() * (width**-0.5 if scaling is None else scaling)
-    if attention_mask is not None:
-        scores = scores.masked_fill(~attention_mask, float("-inf"))
-    weights = scores.softmax(-1).to(query.dtype)
-    return torch.matmul(weights, value).view(batch, 1, heads, value.shape[-1]), None
+    batch, heads, _, width = query.shape
+    shared, layer = key.shape[1], getattr(key, "layer", None)
+    if layer is None:
+        raise UsageError(
+            f"the embedded engine cannot serve {type(module).__name__}, which changes the keys that its cache holds; "
+            "use `swift rollout` with --use_vllm true"
+        )
+    prompt_keys, prompt_values = layer.prompt
+    if sliding_window is not None and (lost := layer.get_seq_length() - sliding_window) > 0:
+        own = max(0, lost - prompt_keys.shape[2])
+        key, value = key[:, :, own:], value[:, :, own:]
+        prompt_keys, prompt_values = prompt_keys[:, :, lost:], prompt_values[:, :, lost:]
+        attention_mask = None if attention_mask is None else attention_mask[..., lost:]
+    read, groups = prompt_keys.shape[2], layer.groups
+    query = query.reshape(batch, shared, heads // shared, width)
+    before = groups.times(query, prompt_keys.transpose(-1, -2))
+    if attention_mask is not None and attention_mask.shape[-1] == read:
+        before = before.masked_fill(~attention_mask, float("-inf"))
+    scores = torch.cat([before, torch.matmul(query, key.transpose(-1, -2))], dim=-1)
+    weights = (scores.float() * (width**-0.5 if scaling is None else scaling)).softmax(-1).to(query.dtype)
+    out = torch.matmul(weights[..., read:], value) + groups.times(weights[..., :read], prompt_values)
+    return out.view(batch, 1, heads, value.shape[-1]), None
 
 
 AttentionInterface.register(_NAME, decode_attention)
 
 
+def shares_prompts(model: PreTrainedModel) -> bool:
+    """Whether every layer can use `decode_attention`: not where latent attention expands what its cache holds. Other
+    models make masks from the padding, `[B, T]`."""
+    config = model.config.get_text_config()
+    masks = ALL_MASK_ATTENTION_FUNCTIONS.get(config._attn_implementation)
+    latent = getattr(config, "kv_lora_rank", None) is not None
+    return masks is ALL_MASK_ATTENTION_FUNCTIONS["sdpa"] and not latent and not other_layers(config)
+
+
 @contextmanager
-def decoding(model: PreTrainedModel) -> Iterator[bool]:
-    """Uses `decode_attention` where every layer can; yields whether: masks are then `[B, 1, 1, T]`. Other models make
-    masks from the padding, `[B, T]`."""
+def decoding(model: PreTrainedModel, shared: bool) -> Iterator[None]:
+    """Uses `decode_attention` if `shared`."""
     config = model.config.get_text_config()
     before = config._attn_implementation
-    sdpa_masks = ALL_MASK_ATTENTION_FUNCTIONS.get(before) is ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
-    takes = sdpa_masks and not other_layers(config)
-    if takes:
+    if shared:
         config._attn_implementation = _NAME
     try:
-        yield takes
+        yield
     finally:
         config._attn_implementation = before
 
@@ -185,12 +252,12 @@ def sample(
         logits = logits.masked_fill(logits < least, float("-inf"))
     if sampling.top_k > 0 or sampling.top_p < 1.0:
         logits = _nucleus(logits, sampling.top_k, sampling.top_p)
-    logprobs = logits.log_softmax(-1)
-    cumulative = logprobs.exp().cumsum(-1)
+    probs = logits.softmax(-1)
+    cumulative = probs.cumsum(-1)
     # Scaled by the last entry, which rounding leaves a little off 1.
     tokens = torch.searchsorted(cumulative, (uniforms * cumulative[:, -1])[:, None], right=True)
     tokens = tokens.clamp_(max=logits.shape[-1] - 1)
-    return tokens.squeeze(-1), logprobs.gather(-1, tokens).squeeze(-1)
+    return tokens.squeeze(-1), probs.gather(-1, tokens).log().squeeze(-1)
 
 
 def _nucleus(logits: Tensor, top_k: int, top_p: float) -> Tensor:

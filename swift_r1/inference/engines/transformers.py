@@ -1,19 +1,26 @@
 """The embedded engine: completions from a transformers model in the trainer's own process, all of a round together.
-Each prompt is read once, its keys and values are repeated for its `n` completions, and rows that end leave the
-batch."""
+Each prompt is read once, its keys and values are shared by its `n` completions, and rows that end leave the batch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from swift_r1.inference.engines.decoding import AppendCache, check_layers, decoding, sample, uniform_streams
+from swift_r1.inference.engines.decoding import (
+    AppendCache,
+    Groups,
+    check_layers,
+    decoding,
+    sample,
+    shares_prompts,
+    uniform_streams,
+)
 from swift_r1.wire.protocol import Completion, FinishReason, RolloutOutput, RolloutRequest
 
 _CACHE_BYTES = 2 * 2**30
@@ -90,16 +97,25 @@ class TransformersEngine:
         """Rows that are decoded together: same sampling except `max_tokens`, similar prompts, a cache that fits."""
         kinds = [repr(request.sampling.model_copy(update={"max_tokens": 1})) for request in requests]
         lengths = [len(request.prompt_token_ids) for request in requests]
-        rows = sorted(rows, key=lambda row: (kinds[row.request], lengths[row.request], row.request))
+
+        def order(row: _Row) -> tuple[str, int, tuple[int, ...], int]:
+            return kinds[row.request], lengths[row.request], requests[row.request].prompt_token_ids, row.request
+
+        rows = sorted(rows, key=order)
         if not self._bytes_per_token:
-            self._bytes_per_token = self._read_prompts([(self.pad_token_id,)])[1].cache.bytes_per_token()
+            self._bytes_per_token = self._read_prompts([(self.pad_token_id,)], 0)[1].cache.bytes_per_token()
         wave: list[_Row] = []
+        room, prompts, shared = 0, set[tuple[int, ...]](), shares_prompts(self.model)
         for row in rows:
-            length = lengths[row.request] + requests[row.request].sampling.max_tokens
-            full = (len(wave) + 1) * length * self._bytes_per_token > _CACHE_BYTES
+            request = requests[row.request]
+            room = max(room, request.sampling.max_tokens)
+            prompts.add(request.prompt_token_ids)
+            held = len(prompts) if shared else len(wave) + 1
+            tokens = (len(wave) + 1) * room + held * lengths[row.request]
+            full = tokens * self._bytes_per_token > _CACHE_BYTES
             if wave and (full or kinds[wave[0].request] != kinds[row.request]):
                 yield wave
-                wave = []
+                wave, room, prompts = [], request.sampling.max_tokens, {request.prompt_token_ids}
             wave.append(row)
         if wave:
             yield wave
@@ -138,12 +154,14 @@ class TransformersEngine:
         # `rows` are the completions still in the batch; ended ones leave it when enough have gathered.
         rows = torch.arange(len(wave), device=device)
         prompts = [requests[row.request].prompt_token_ids for row in wave]
-        logits, state = self._read_prompts(prompts)
+        logits, state = self._read_prompts(prompts, longest)
         seen = None
         if sampling.repetition_penalty != 1:
             seen = torch.zeros(len(wave), logits.shape[-1], dtype=torch.bool, device=device)
             for place, prompt in enumerate(prompts):
                 seen[place, list(prompt)] = True
+        # Only the end of a text is looked at for stop strings: a token has at least one byte.
+        tail = max((len(text.encode()) for text in sampling.stop), default=0) + 8
         for step in range(longest):
             tokens, chosen = sample(logits, uniforms[rows, step], sampling, None if seen is None else seen[rows])
             if seen is not None:
@@ -151,7 +169,7 @@ class TransformersEngine:
             written[rows, step], logprobs[rows, step] = tokens, chosen
             ended = torch.isin(tokens, ends)
             if sampling.stop:
-                ended |= self._hits_stop_string(written[rows, : step + 1], sampling.stop)
+                ended |= self._hits_stop_string(written[rows, max(0, step + 1 - tail) : step + 1], sampling.stop)
             running = ~over[rows]
             stopped, full = rows[ended & running], rows[~ended & running & (limits[rows] == step + 1)]
             over[stopped], over[full] = True, True
@@ -165,17 +183,18 @@ class TransformersEngine:
                 break
             if count < _COMPACT_BELOW * len(rows):
                 keep = alive.nonzero().squeeze(-1)
-                rows, tokens, state = rows[keep], tokens[keep], state.select_rows(keep)
+                rows, tokens = rows[keep], tokens[keep]
+                state.select_rows(keep)
             logits = self._next_logits(tokens, state)
 
     def _hits_stop_string(self, written: Tensor, stop: Sequence[str]) -> Tensor:
-        """Which rows' text holds a stop string; only the end is decoded, a token has at least one byte."""
-        tail = max(len(text.encode()) for text in stop) + 8
-        texts = [self.tokenizer.decode(ids) for ids in written[:, -tail:].tolist()]
+        """Which rows' text holds a stop string."""
+        texts = [self.tokenizer.decode(ids) for ids in written.tolist()]
         return torch.tensor([any(s in text for s in stop) for text in texts], device=written.device)
 
-    def _read_prompts(self, prompts: list[tuple[int, ...]]) -> tuple[Tensor, _DecodeState]:
-        """Reads each different prompt once; gives every row the logits of its first token."""
+    def _read_prompts(self, prompts: list[tuple[int, ...]], room: int) -> tuple[Tensor, _DecodeState]:
+        """Reads each different prompt once, equal ones being neighbours; gives every row the logits of its first token,
+        and room for `room` tokens."""
         device = self.model.device
         different = list(dict.fromkeys(prompts))
         width = max(map(len, different))
@@ -190,14 +209,15 @@ class TransformersEngine:
         logits = self._last_logits(token_ids, attended if ragged else None, positions, cache)
         where = {prompt: number for number, prompt in enumerate(different)}
         rows = torch.tensor([where[prompt] for prompt in prompts], device=device)
-        state = _DecodeState(cache, lengths, attended if ragged else None)
-        return logits[rows], state.select_rows(rows)
+        groups = Groups(rows, shares_prompts(self.model))
+        cache.begin(groups, room)
+        return logits[rows], _DecodeState(cache, groups, lengths[rows], attended[rows] if ragged else None)
 
     def _next_logits(self, tokens: Tensor, state: _DecodeState) -> Tensor:
-        mask = state.advance()
-        with decoding(self.model) as takes_one_mask:
-            if mask is not None and takes_one_mask:
-                mask = mask[:, None, None, :]
+        mask, shared = state.advance(), state.groups.shared
+        if shared:  # of four dimensions: it is taken as it is, none is made
+            mask = tokens.new_ones(1, 1, 1, 1, dtype=torch.bool) if mask is None else mask[:, None, None, :]
+        with decoding(self.model, shared):
             return self._last_logits(tokens[:, None], mask, state.positions[:, None] - 1, state.cache)
 
     def _last_logits(self, token_ids: Tensor, mask: Tensor | None, positions: Tensor, cache: AppendCache) -> Tensor:
@@ -215,22 +235,26 @@ class TransformersEngine:
 
 @dataclass(slots=True)
 class _DecodeState:
-    """What the next decode step needs, row by row: the cache, tokens read `[B]`, and the padding, if any."""
+    """What the next decode step needs, row by row: the cache, its groups, tokens read `[B]`, and what of the prompts
+    (or of all, where they are not shared) is not padding, bool `[B, P]`, None where nothing is padded."""
 
     cache: AppendCache
+    groups: Groups
     positions: Tensor
     attended: Tensor | None
 
-    def select_rows(self, rows: Tensor) -> _DecodeState:
-        self.cache.reorder_cache(cast(torch.LongTensor, rows))
-        return _DecodeState(self.cache, self.positions[rows], None if self.attended is None else self.attended[rows])
+    def select_rows(self, rows: Tensor) -> None:
+        kept, of = self.groups.of[rows].unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        self.groups = Groups(of, self.groups.shared)
+        self.cache.select(rows, kept, self.groups)
+        self.positions = self.positions[rows]
+        self.attended = None if self.attended is None else self.attended[rows]
 
     def advance(self) -> Tensor | None:
-        """Counts one more token; returns what is not padding, bool `[B, length]`, or None where nothing is padded."""
+        """Counts one more token; returns `attended`."""
         self.positions = self.positions + 1
-        if self.attended is None:
-            return None
-        self.attended = torch.cat([self.attended, self.attended.new_ones(len(self.attended), 1)], dim=1)
+        if self.attended is not None and not self.groups.shared:
+            self.attended = torch.cat([self.attended, self.attended.new_ones(len(self.attended), 1)], dim=1)
         return self.attended
 
 
