@@ -60,10 +60,14 @@ class TinyEngine:
         return await asyncio.to_thread(work)
 
     async def score(self, sequence: Sequence[int]) -> tuple[float, ...]:
-        assert not self.asleep
-        ids = torch.tensor([list(sequence)])
-        logps = self.model(ids).logits[0, :-1].log_softmax(-1)
-        return tuple(logps.gather(-1, ids[0, 1:, None]).squeeze(-1).tolist())
+        def work() -> tuple[float, ...]:
+            with self.one_at_a_time:  # the engine has the model attend its own way while it generates
+                assert not self.asleep
+                ids = torch.tensor([list(sequence)])
+                logps = self.model(ids).logits[0, :-1].log_softmax(-1)
+            return tuple(logps.gather(-1, ids[0, 1:, None]).squeeze(-1).tolist())
+
+        return await asyncio.to_thread(work)
 
     async def set_score_temperature(self, temperature: float) -> None: ...
 

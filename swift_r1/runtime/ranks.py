@@ -178,11 +178,10 @@ class Ranks:
         if self.group is None:
             assert tensors is not None
             return list(tensors)
-        count = torch.tensor([len(tensors) if tensors is not None else 0])
+        kinds = [[one.numel(), _DTYPES.index(one.dtype)] for one in tensors or ()]
+        count = torch.tensor([len(kinds)])
         self._wait(dist.broadcast, count, 0)
-        header = torch.zeros(int(count), 2, dtype=torch.long)
-        if tensors is not None:
-            header = torch.tensor([[one.numel(), _DTYPES.index(one.dtype)] for one in tensors], dtype=torch.long)
+        header = torch.zeros(int(count), 2, dtype=torch.long) if tensors is None else torch.tensor(kinds)
         self._wait(dist.broadcast, header, 0)
         received = []
         for number, (size, kind) in enumerate(header.tolist()):

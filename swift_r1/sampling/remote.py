@@ -158,15 +158,17 @@ class ServerRollouts:
                 code = _GATHER_AGAIN
             except SwiftError as error:
                 code, fault = error.exit_code, error
-            self.ranks.broadcast([torch.tensor([code, self.pool.version])])
+            why = torch.tensor(list(str(fault or "").encode()), dtype=torch.uint8)
+            self.ranks.broadcast([torch.tensor([code, self.pool.version]), why])
             self.weight_version = self.pool.version
         else:
-            code, self.weight_version = self.ranks.broadcast(None)[0].tolist()
+            told, why = self.ranks.broadcast(None)
+            code, self.weight_version = told.tolist()
         if fault is not None:
             raise fault
-        if code > 0:
+        if code > 0:  # whichever rank ends first is the one that is heard
             kind = ServerUnreachable if code == EXIT_SERVER_UNREACHABLE else RunFailed
-            raise kind("rank 0 gave up on the rollout server")
+            raise kind(why.numpy().tobytes().decode())
         return code == _DONE
 
     def _check_weights(self) -> None:

@@ -37,7 +37,8 @@ class _Row:
 
 
 class TransformersEngine:
-    """Generates with `model`, a causal LM whose weights the trainer may change between calls.
+    """Generates with `model`, a causal LM whose weights the trainer may change between calls. Nothing else may use the
+    model meanwhile: it attends in another way.
 
     Args:
         tokenizer: Hugging Face's, for stop strings.
