@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import runpy
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +20,7 @@ import pytest
 
 from swift_r1.arguments import RlhfArguments, RolloutArguments, parse_arguments
 from swift_r1.arguments.plan import make_plan
+from tests.conftest import until
 
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "scripts" / "gpu"
@@ -135,12 +136,14 @@ def test_a_kit_that_is_ended_leaves_nothing_running(tmp_path: Path) -> None:
     words = [sys.executable, str(KIT), "--rehearse", "--python", sys.executable, "--out", str(tmp_path)]
     kit = psutil.Popen([*words, "--parts", "machine"], stdout=subprocess.DEVNULL)
     parts: list[psutil.Process] = []
+
+    def started() -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):  # one that ends while it is looked at
+            return [one for one in kit.children() if "machine" in one.cmdline()]
+        return []
+
     try:
-        deadline = time.monotonic() + 120
-        while not parts and time.monotonic() < deadline:
-            parts = [one for one in kit.children() if "machine" in one.cmdline()]
-            time.sleep(0.01)
-        assert parts
+        parts = until(started, 120)
         kit.terminate()
         assert kit.wait(60) == 128 + signal.SIGTERM
         assert not parts[0].is_running()
