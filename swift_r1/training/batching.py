@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from swift_r1.algorithms import drop_truncated
+from swift_r1.algorithms import drop_truncated, groups_without_signal
 from swift_r1.models.attention import PackedRow, prompt_group
 from swift_r1.models.policy import MicroBatch, ModelInputs
 from swift_r1.runtime.ranks import Ranks
@@ -86,6 +86,7 @@ class Batching:
     # position ids
     own_attention: bool = True
     overlong_filter: bool = False  # truncated completions are left out of the loss
+    silent_apart: bool = False  # groups whose rewards are all equal teach nothing, and get micro-batches of their own
 
 
 def split_step(batch: RoundBatch, samples: range, batching: Batching, ranks: Ranks) -> list[MicroBatch]:
@@ -96,7 +97,11 @@ def split_step(batch: RoundBatch, samples: range, batching: Batching, ranks: Ran
     )
     # Prompts are shared within a group, and where the prompt is the same too.
     groups = [(sample // batching.group_size, number) for sample, number in zip(samples, numbers, strict=True)]
-    lengths = Lengths(prompts, completions, groups)
+    silent: list[bool] = []
+    if batching.silent_apart:
+        without_signal = groups_without_signal(batch.rewards, batching.group_size)
+        silent = without_signal.repeat_interleave(batching.group_size)[samples.start : samples.stop].tolist()
+    lengths = Lengths(prompts, completions, groups, silent)
     budget = batching.max_tokens or batching.completions * lengths.longest()
     form, plan = batching.form, plan_micro_batches(lengths, batching.form, ranks.data_parallel_size, budget)
     if batching.share_from is not None:

@@ -147,11 +147,14 @@ def train_step(
 
     Returns:
         As `update`, with each rank's `micro_batches` and the `tokens_computed` of all of them (prompts, completions and
-        padding that went through the model for the gradient).
+        padding that went through the model).
     """
     normalizer = torch.stack([loss_normalizer(micro.trained, config) for micro in batches]).sum().cpu()
     computed = torch.tensor(sum(micro.inputs.token_ids.numel() for micro in batches), dtype=torch.float64)
-    normalizer, computed = ranks.sum_data(torch.stack([normalizer, computed]))
+    # From where on every advantage is 0, on all ranks: these have no gradient, and none is computed.
+    signals = [advantages[micro.samples].count_nonzero().double() for micro in batches]
+    normalizer, computed, *signals = ranks.sum_data(torch.stack([normalizer, computed, *signals]))
+    teaching = max((place for place, found in enumerate(signals, start=1) if found or config.kl_in_loss), default=1)
     filtered = config.top_entropy_quantile < 1
     threshold = entropy_threshold(batches, config.top_entropy_quantile, ranks) if filtered else None
 
@@ -175,7 +178,7 @@ def train_step(
         entropy = masked_metric("entropy", entropies, micro.trained.to(entropies.dtype))
         return replace(result, metrics=result.metrics | entropy)
 
-    metrics = update(batches, loss_of, backend, learning_rate, ranks, frozen=frozen)
+    metrics = update(batches, loss_of, backend, learning_rate, ranks, teaching=0 if frozen else teaching)
     if threshold is not None and threshold.isfinite():
         metrics["entropy/threshold"] = threshold.item()
     return metrics | {"micro_batches": float(len(batches)), "tokens_computed": computed.item()}
@@ -189,25 +192,29 @@ def update(
     ranks: Ranks,
     *,
     coefficient: float = 1.0,
-    frozen: bool = False,
+    teaching: int | None = None,
 ) -> dict[str, float]:
     """Forward, loss and backward (of `coefficient` times the loss) of each micro-batch, then one update. Collective.
+
+    Args:
+        teaching: that many have a backward pass, the first ones; None: all; 0: and there is no update either.
 
     Returns:
         The whole step's `loss`, `grad_norm` (where one is not finite nothing was updated), `learning_rate`, the loss's
         metrics, and in float16 the `loss_scale` that this step used; the same on every rank.
     """
     metrics = []
+    teaching = len(batches) if teaching is None else teaching
     for number, micro in enumerate(batches, start=1):
-        with torch.set_grad_enabled(not frozen):
+        with torch.set_grad_enabled(number <= teaching):
             result = loss_of(micro)
-        if not frozen:
+        if number <= teaching:
             # A loss that is not finite must give a gradient that is not, whatever the rank: then all skip the update.
             factor = torch.full_like(result.loss, coefficient).masked_fill(~result.loss.isfinite(), math.nan)
-            backend.backward(factor * result.loss, last=number == len(batches))
+            backend.backward(factor * result.loss, last=number == teaching)
         metrics.append(result.metrics | {"loss": result.loss.detach().double()})
     scale = backend.loss_scale
-    grad_norm, learning_rate = (0.0, 0.0) if frozen else (backend.step(learning_rate), learning_rate)
+    grad_norm, learning_rate = (backend.step(learning_rate), learning_rate) if teaching else (0.0, 0.0)
     # Nothing before this waits for the device: it computes while the next micro-batches are sent to it.
     names, sums = zip(*sorted(sum_metrics(metrics).items()), strict=True)
     totals = dict(zip(names, ranks.sum_data(torch.stack([value.double() for value in sums])), strict=True))

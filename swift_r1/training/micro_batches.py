@@ -2,7 +2,8 @@
 
 Units of work (a completion, or a whole group where its prompt is computed once) are split among the data-parallel
 ranks by length, and each rank fills its micro-batches up to the budget. Every rank gets as many completions and
-micro-batches as the others, because ZeRO's ranks run each forward pass together. All ranks compute the same plan.
+micro-batches as the others, because ZeRO's ranks run each forward pass together. Completions that teach nothing come
+last, in micro-batches of their own, since those need no backward pass. All ranks compute the same plan.
 """
 
 from __future__ import annotations
@@ -19,17 +20,22 @@ Unit = tuple[int, ...]  # numbers of the completions that stay together: one, or
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens of each completion and of its prompt; `groups` are equal for completions of the same prompt."""
+    """Tokens of each completion and of its prompt; `groups` are equal for completions of the same prompt. `silent`:
+    whether the completion's group has no signal; empty: none."""
 
     prompts: Sequence[int]
     completions: Sequence[int]
     groups: Sequence[Hashable]
+    silent: Sequence[bool] = ()
 
     def __len__(self) -> int:
         return len(self.prompts)
 
     def total(self, sample: int) -> int:
         return self.prompts[sample] + self.completions[sample]
+
+    def teaches(self, unit: Unit) -> bool:
+        return not self.silent or not all(self.silent[sample] for sample in unit)
 
     def longest(self) -> int:
         return max(map(self.total, range(len(self))))
@@ -78,7 +84,7 @@ def plan_micro_batches(lengths: Lengths, form: Form, world_size: int, budget: in
     if not len(lengths) or len(lengths) % world_size:
         raise ValueError(f"{len(lengths)} completions cannot be split among {world_size} ranks")
     units = _shared_units(lengths, form, world_size, budget) if form.shared else [(i,) for i in range(len(lengths))]
-    units.sort(key=lambda unit: (-form.tokens(unit, lengths), unit))
+    units.sort(key=lambda unit: (not lengths.teaches(unit), -form.tokens(unit, lengths), unit))
     shares: list[list[Unit]] = [[] for _ in range(world_size)]
     for number, unit in enumerate(units):
         turn, rank = divmod(number, world_size)
@@ -114,7 +120,8 @@ def _shared_units(lengths: Lengths, form: Form, world_size: int, budget: int) ->
 def _fill(units: Sequence[Unit], lengths: Lengths, form: Form, budget: int) -> Iterator[list[Unit]]:
     micro_batch: list[Unit] = []
     for unit in units:
-        if micro_batch and form.cost([*micro_batch, unit], lengths) > budget:
+        ends = micro_batch and lengths.teaches(micro_batch[-1]) > lengths.teaches(unit)
+        if ends or (micro_batch and form.cost([*micro_batch, unit], lengths) > budget):
             yield micro_batch
             micro_batch = []
         micro_batch.append(unit)

@@ -58,15 +58,15 @@ def collate_all(batch):
     return collate(batch, [(sample,) for sample in range(len(batch))], Form(), torch.device("cpu")).inputs
 
 
-def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False, rate=1e-3):
+def step_on(batch, backend, reference, config, cut, ranks, overlong_filter=False, rate=1e-3, apart=True):
     """One optimizer step on a round, its rewards taken as advantages unless the KL goes into them.
 
     `cut` is the token budget of a micro-batch, with a `p` behind it where they are packed, an `s` where completions
-    share their prompt too.
+    share their prompt too. Groups whose rewards are all equal are trained `apart`.
     """
     budget = int(cut.rstrip("ps"))
     form = FORMS[cut.lstrip("0123456789")]
-    batching = Batching(form, 1, GROUP, budget, overlong_filter=overlong_filter)
+    batching = Batching(form, 1, GROUP, budget, overlong_filter=overlong_filter, silent_apart=apart)
     split = split_round(batch, 1, batching, ranks)
     steps = before_training(split, backend, reference, 0.9, old_policy=needs_old_policy(config, 1))
     advantages = rewards_after_kl(batch.rewards, steps, config.beta, ranks) if config.kl_in_reward else batch.rewards
@@ -113,6 +113,7 @@ class Case:
             torch on every rank, which takes no step and writes the first step's gradients, summed over ranks, in place
             of weights.
         sequence: `--sequence_parallel_size`.
+        silent: two of the four groups have reward 0 throughout.
         cuts: of each step, see `step_on`.
         loss: fields of LossConfig, and overlong_filter.
         mix_after: the step after which the reference moves to the policy.
@@ -138,6 +139,7 @@ class Case:
     ppo: str = ""
     away: bool = False
     sequence: int = 1
+    silent: bool = False
 
 
 def run_ppo(case, ranks):
@@ -296,7 +298,10 @@ def run(case, ranks):
     reference = backend.reference() if config.beta else None
     steps = []
     for cut in case.cuts.split():
-        steps.append(step_on(ragged_round(), backend, reference, config, cut, ranks, overlong_filter, case.rate))
+        batch = ragged_round()
+        if case.silent:
+            batch.rewards[GROUP : 3 * GROUP] = 0
+        steps.append(step_on(batch, backend, reference, config, cut, ranks, overlong_filter, case.rate))
         if len(steps) == case.mix_after:
             reference.mix_in_policy(0.6)
         if len(steps) == case.reload_after:

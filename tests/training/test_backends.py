@@ -69,6 +69,13 @@ def test_fsdp_equals_one_process(train, backend):
     assert_same(train(backend, ranks=2, cuts="40p 40 150", loss=EVERYTHING), train("local", loss=EVERYTHING))
 
 
+@pytest.mark.parametrize("backend", ["ddp", "fsdp2", "zero0", "zero2", "zero3"])
+def test_ranks_leave_out_the_same_backward_passes(train, backend):
+    """Micro-batches that teach nothing; on two ranks, which have other ones."""
+    case = {"silent": True, "loss": {"beta": 0.0}}
+    assert_same(train(backend, ranks=2, cuts="24 40s 70", **case), train("local", **case))
+
+
 def test_fsdp_equals_one_process_with_adapters_and_a_critic(train):
     assert_same(train("fsdp2", ranks=2, cuts="150 40s 70", train="lora"), train("local", train="lora"))
     assert_same(train("fsdp2", ranks=2, cuts="150 40s 70", ppo=PPO), train("local", ppo=PPO))

@@ -30,7 +30,9 @@ def steps(draw):
     groups = draw(st.integers(1, 4)) * world
     prompts = [p for p in draw(st.lists(st.integers(1, 30), min_size=groups, max_size=groups)) for _ in range(size)]
     completions = draw(st.lists(st.integers(1, 40), min_size=groups * size, max_size=groups * size))
-    return world, Lengths(prompts, completions, [i // size for i in range(groups * size)])
+    numbers = [i // size for i in range(groups * size)]
+    silent = draw(st.lists(st.booleans(), min_size=groups, max_size=groups))
+    return world, Lengths(prompts, completions, numbers, draw(st.sampled_from([[], [silent[i] for i in numbers]])))
 
 
 @settings(max_examples=200, deadline=None)
@@ -45,6 +47,9 @@ def test_every_completion_is_dealt_once_within_the_budget(step, form, budget):
     for units in (units for rank in plan for units in rank):
         assert form.cost(units, lengths) <= budget or [len(unit) for unit in units] == [1]
         assert all(len({lengths.groups[sample] for sample in unit}) == 1 for unit in units)
+        assert len({lengths.teaches(unit) for unit in units}) == 1
+    for rank in plan:
+        assert sorted(rank, key=lambda units: not lengths.teaches(units[0])) == rank
 
 
 def test_similar_lengths_share_a_micro_batch():

@@ -155,6 +155,30 @@ def test_a_filtered_completion_has_no_gradient(backends, loss_type):
         torch.testing.assert_close(filtered[name], gradient * scale, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("cut", ["40", "70p", "100s"])
+def test_what_teaches_nothing_has_no_backward_pass(backends, monkeypatch, cut):
+    """Two of four groups; gradient and metrics are those of a backward pass over all."""
+    backend, reference = backends["llama"]
+    batch = worker.ragged_round()
+    batch.rewards[worker.GROUP : 3 * worker.GROUP] = 0.0
+    expected = worker.step_on(batch, backend, None, LossConfig(), "1000", ALONE, apart=False)
+    gradients, passes, backward = backend.gradients, [], backend.backward
+    monkeypatch.setattr(backend, "backward", lambda loss, last: (passes.append(last), backward(loss, last)))
+    found = worker.step_on(batch, backend, None, LossConfig(), cut, ALONE)
+    assert 0 < len(passes) < found["micro_batches"] and passes == [False] * (len(passes) - 1) + [True]
+    for name in expected.keys() - set(COUNTED):
+        assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-7), name
+    for name, gradient in gradients.items():
+        assert (backend.gradients[name] - gradient).norm() / expected["grad_norm"] < 1e-5, name
+    passes.clear()
+    with_kl = worker.step_on(batch, backend, reference, LossConfig(beta=0.1), cut, ALONE)
+    assert len(passes) == with_kl["micro_batches"]
+    batch.rewards[:] = 0.0
+    passes.clear()
+    assert worker.step_on(batch, backend, None, LossConfig(), cut, ALONE)["grad_norm"] == 0
+    assert passes == [True]
+
+
 def test_the_kl_in_the_reward_is_the_sum_over_each_completion(backends):
     """Against the plain formula, also for completions that the overlong filter leaves out of the loss."""
     backend, reference = backends["llama"]
