@@ -31,7 +31,7 @@ MakeTurns = Callable[[Generator, Ranks], Turns]
 _LOOK_S = 0.5  # between two looks at the servers
 _CLOSE_S = 10.0
 _MAX_STALE_ANSWERS = 3  # to one request
-_ENOUGH = 0.75  # of a round answered, so that the next may begin
+_ENOUGH = 0.25  # of a round answered, so that the next may begin: groups with a long completion are answered late
 
 
 def prefetches(args: RlhfArguments) -> bool:
@@ -68,7 +68,7 @@ class Prefetcher:
     """The rounds under way and those that wait for the trainer; on rank 0.
 
     Each runs in a thread. Round `n` may begin once weights of `n - K` rounds are served, so that it is at most `K`
-    rounds old (`--max_staleness`) when its turn comes, and three quarters of the round before it are answered: so the
+    rounds old (`--max_staleness`) when its turn comes, and a quarter of the round before it is answered: so the
     engine is not left with a round's last long completions alone, nor is the round that the trainer waits for slowed
     down. Only the trainer's thread pushes weights, since that is collective."""
 
