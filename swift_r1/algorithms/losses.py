@@ -49,9 +49,6 @@ class LossConfig:
     # how the gap between engine and trainer is corrected; None: not at all
     rollout_importance_sampling_mode: RolloutCorrection | None = None
     rollout_importance_sampling_threshold: float = 2.0  # the largest weight that this correction gives
-    # the importance ratio is to `rollout_logps`, for completions by older weights; else to the log-probs of the policy
-    # before the round's first step
-    ratio_to_behaviour: bool = False
     # completions with a negative advantage leave the loss where the policy has lowered their mean log-prob by more
     # than this since they were sampled; None: none
     off_policy_sequence_mask_delta: float | None = None

@@ -67,12 +67,12 @@ def policy_loss(
     Args:
         logps: `[B, T]`, one completion a row: log-probs of its tokens under the policy.
         old_logps: `[B, T]`, under the policy as it was before the round's first step (`logps.detach()` when that
-            is now); the ratio is to it, unless `config.ratio_to_behaviour`.
+            is now); the ratio is to it.
         advantages: `[B]`, or `[B, T]` for one per token.
         mask: `[B, T]`, bool or number, not 0 on trained tokens.
         config: the loss.
         ref_logps: `[B, T]`, under the reference policy; needed where `beta > 0` and not `kl_in_reward`.
-        rollout_logps: `[B, T]`, as the engine gave them; needed for a rollout correction and a ratio to them.
+        rollout_logps: `[B, T]`, as the engine gave them; needed for a rollout correction.
         entropies: `[B, T]`, nats; needed where `top_entropy_quantile < 1`.
         normalizer: denominator of the whole optimizer step, the sum of `loss_normalizer` over all micro-batches and
             ranks; by default this call's own.
@@ -98,10 +98,7 @@ def policy_loss(
 
     if rollout_logps is not None:
         rollout_logps = _constant(rollout_logps, trained, dtype)
-    behaviour = rollout_logps if config.ratio_to_behaviour else old_logps
-    if behaviour is None:
-        raise ValueError("ratio_to_behaviour needs rollout_logps")
-    ratio = importance_ratio(logps, behaviour, weight, config)
+    ratio = importance_ratio(logps, old_logps, weight, config)
     token = TOKEN_LOSSES[config.loss_type](ratio, logps, advantages, config)
     per_token, kept = token.loss, trained
     metrics: dict[str, Tensor] = {

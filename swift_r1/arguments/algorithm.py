@@ -46,9 +46,7 @@ _OWN_REFERENCE = Scope(
 )
 _SAME_REFERENCE = Scope(lambda args: args.ref_model is None, "with --ref_model, another model", unless_off=True)
 _SYNC_REFERENCE = Scope(lambda args: args.sync_ref_model, "without --sync_ref_model true")
-_CORRECTED = Scope(
-    lambda args: args.rollout_importance_sampling_mode is not None, "without --rollout_importance_sampling_mode"
-)
+_CORRECTED = Scope(lambda args: args.correction is not None, "without --rollout_importance_sampling_mode")
 _RESAMPLES = Scope(lambda args: args.dynamic_sample, "without --dynamic_sample true")
 
 
@@ -113,7 +111,8 @@ class AlgorithmArguments:
     )
     rollout_importance_sampling_mode: str | None = flag(
         None,
-        "correct for the gap between the engine's log-probs and the trainer's (default: not at all)",
+        "correct for the gap between the engine's log-probs and the trainer's (default: not at all; token_truncate with "
+        "--async_generate true)",
         choices=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     )
     rollout_importance_sampling_threshold: float = flag(2.0, "largest weight in it", _CORRECTED, more_than=0)

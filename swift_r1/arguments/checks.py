@@ -135,11 +135,6 @@ def rollout_faults(args: RlhfFlags, given: frozenset[str]) -> Iterator[str]:
         yield "--structured_outputs_regex needs vLLM (--use_vllm true): the trainer's own engine follows no pattern"
     if args.async_generate and not args.use_vllm:
         yield "--async_generate true needs a `swift rollout` server (--use_vllm true), which generates meanwhile"
-    if args.samples_otherwise and args.ratio_to_behaviour:
-        yield (
-            "--async_generate true takes the ratio to the engine's log-probs, those of another distribution with "
-            f"{otherwise}: add --rollout_importance_sampling_mode token_truncate, or --max_staleness 0"
-        )
 
 
 def _colocate_faults(args: RlhfFlags, world: World) -> Iterator[str]:

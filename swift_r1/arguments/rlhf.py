@@ -71,6 +71,7 @@ class RlhfArguments(RlhfFlags):
             response_prefix=newlines(self.response_prefix),
             data_seed=self.seed if self.data_seed is None else self.data_seed,
             scale_rewards=self.scale_rewards or scale,
+            rollout_importance_sampling_mode=self.correction,
             reward_weights=self.reward_weights or [1.0] * len(self.reward_names),
             cosine_max_len=self.cosine_max_len or self.max_completion_length,
             soft_max_length=self.soft_max_length or self.max_completion_length,

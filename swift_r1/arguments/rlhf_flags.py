@@ -86,9 +86,10 @@ class RlhfFlags(
         return [*self.reward_funcs, *episodes]
 
     @property
-    def ratio_to_behaviour(self) -> bool:
-        """Whether the importance ratio is to the log-probs that the engine sampled with (`LossConfig`)."""
-        return self.async_generate and self.max_staleness > 0 and self.rollout_importance_sampling_mode is None
+    def correction(self) -> str | None:
+        """`--rollout_importance_sampling_mode`; completions by older weights are always corrected for."""
+        ahead = self.async_generate and self.max_staleness > 0
+        return self.rollout_importance_sampling_mode or ("token_truncate" if ahead else None)
 
     @property
     def micro_batches_per_round(self) -> int:

@@ -56,10 +56,9 @@ def split_round(batch: RoundBatch, steps: int, batching: Batching, ranks: Ranks)
 
 def needs_old_policy(config: LossConfig, updates: int) -> bool:
     """Whether a round of `updates` optimizer steps needs a forward pass before its first one: with one update the
-    training forward gives the old log-probs, and a ratio to the engine's has no use for them; but the KL in the reward
-    comes before the advantages, and the entropy threshold before the first backward pass."""
-    before_update = updates > 1 and not config.ratio_to_behaviour
-    return before_update or config.kl_in_reward or config.top_entropy_quantile < 1
+    training forward gives the old log-probs; but the KL in the reward comes before the advantages, and the entropy
+    threshold before the first backward pass."""
+    return updates > 1 or config.kl_in_reward or config.top_entropy_quantile < 1
 
 
 @torch.no_grad()

@@ -55,10 +55,6 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
         ("--top_p 0", ["--top_p", "0"]),
         ("--verifier math_verify", ["--verifier has no effect without one of the rewards math, math_tag"]),
         ("--top_k 0", ["--top_k 0 leaves no token"]),
-        (
-            "--use_vllm true --vllm_server_host h --async_generate true --max_staleness 1 --top_p 0.9",
-            ["takes the ratio to the engine's log-probs"],
-        ),
         ("--top_p 0.9 --rollout_importance_sampling_mode sequence_mask", ["use token_truncate"]),
         ("--repetition_penalty 1.1 --rollout_importance_sampling_mode sequence_mask", ["use token_truncate"]),
         ("--min_p 1", ["--min_p must be less than 1"]),

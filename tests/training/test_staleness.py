@@ -1,13 +1,10 @@
 """How old completions are, and what the loss makes of it."""
 
-from dataclasses import replace
-
 import pytest
-import torch
 
-from swift_r1.algorithms import LossConfig, mean_metrics, policy_loss
+from swift_r1.algorithms import LossConfig, from_flags
+from swift_r1.arguments import RlhfArguments, parse_arguments
 from swift_r1.sampling.staleness import ServedVersions, oldest_rounds, spans_of, staleness_metrics, versions_of_tokens
-from swift_r1.training.grpo import needs_old_policy
 from swift_r1.wire.protocol import Completion
 
 
@@ -48,33 +45,13 @@ def test_versions_of_turns_join_to_those_of_the_trajectory() -> None:
     assert spans_of([None, 4]) == ((0, 4),)
 
 
-def test_ratio_to_what_was_sampled() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logps, old, rollout = (-torch.rand(3, 6, generator=generator) for _ in range(3))
-    advantages, mask = torch.tensor([1.0, -1.0, 0.5]), torch.ones(3, 6, dtype=torch.bool)
-    mask[1, 4:] = False
-    config = LossConfig(ratio_to_behaviour=True)
-    ours = policy_loss(logps, old, advantages, mask, config, rollout_logps=rollout)
-    same = policy_loss(logps, rollout, advantages, mask, replace(config, ratio_to_behaviour=False))
-    other = policy_loss(logps, old, advantages, mask, replace(config, ratio_to_behaviour=False))
-    assert ours.loss == same.loss != other.loss
-    # The gap that is logged is still the trainer's to the engine's.
-    expected = (old - rollout).abs()[mask].mean().item()
-    assert mean_metrics(ours.metrics)["rollout/logp_diff"] == pytest.approx(expected)
-    with pytest.raises(ValueError, match="needs rollout_logps"):
-        policy_loss(logps, old, advantages, mask, config)
-
-
-@pytest.mark.parametrize(
-    ("config", "updates", "needed"),
-    [
-        (LossConfig(), 2, True),
-        (LossConfig(ratio_to_behaviour=True), 2, False),
-        (LossConfig(ratio_to_behaviour=True, top_entropy_quantile=0.5), 1, True),
-        (LossConfig(ratio_to_behaviour=True, beta=0.1, kl_in_reward=True), 1, True),
-    ],
-)
-def test_a_ratio_to_the_engine_needs_no_forward_pass_before_the_first_step(
-    config: LossConfig, updates: int, needed: bool
-) -> None:
-    assert needs_old_policy(config, updates) is needed
+def test_older_completions_are_corrected_for() -> None:
+    words = "--rlhf_type grpo --model m --dataset a.jsonl --reward_funcs format --use_vllm true --vllm_server_host h"
+    for more, mode in (
+        ("--async_generate true", "token_truncate"),
+        ("--async_generate true --rollout_importance_sampling_mode sequence_mask", "sequence_mask"),
+        ("--async_generate true --max_staleness 0", None),
+        ("", None),
+    ):
+        args = parse_arguments(RlhfArguments, [*words.split(), *more.split()])
+        assert from_flags(LossConfig, args).rollout_importance_sampling_mode == mode
