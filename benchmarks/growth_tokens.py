@@ -60,7 +60,7 @@ def generate(model: Path, tokens: int, completions: int) -> dict[str, float]:
 
     def ask(count: int, length: int) -> None:
         sampling = SamplingParams(max_tokens=length, ignore_eos=True)
-        prompt = tuple(range(1, PROMPT + 1))
+        prompt = tuple(range(PROMPT))
         engine.generate(
             [
                 RolloutRequest(

@@ -111,8 +111,8 @@ class AlgorithmArguments:
     )
     rollout_importance_sampling_mode: str | None = flag(
         None,
-        "correct for the gap between the engine's log-probs and the trainer's (default: not at all; token_truncate with "
-        "--async_generate true)",
+        "correct for the gap between the engine's log-probs and the trainer's (default: not at all; with "
+        "--async_generate token_truncate)",
         choices=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
     )
     rollout_importance_sampling_threshold: float = flag(2.0, "largest weight in it", _CORRECTED, more_than=0)

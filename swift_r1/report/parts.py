@@ -86,7 +86,11 @@ def evaluation_table(log: MetricLog, until: float = math.inf) -> Table:
 
 
 def _table(columns: dict[str, tuple[Series, str]], steps: Sequence[int]) -> Table:
-    values = [(dict(zip(one.steps, one.values, strict=True)), form) for one, form in columns.values()]
+    shown = set(steps)
+    values = [
+        ({step: value for step, value in zip(one.steps, one.values, strict=True) if step in shown}, form)
+        for one, form in columns.values()
+    ]
     rows = [[str(step), *(_number(own.get(step), form) for own, form in values)] for step in steps]
     return Table(["step", *columns], rows, texts=0)
 

@@ -45,7 +45,7 @@ class Lane:
 
     def __init__(self, name: str, path: Path | None = None) -> None:
         self.name = name
-        self.rows = None if path is None else JsonRows(path, self._take, self._forget)
+        self.rows = None if path is None else JsonRows(path)
         self._forget()
 
     def _forget(self) -> None:
@@ -57,7 +57,7 @@ class Lane:
     def refresh(self) -> bool:
         """Reads what has been written since; whether there was anything."""
         assert self.rows is not None
-        changed = self.rows.refresh()
+        changed = self.rows.refresh(self._take, self._forget)
         self._sort()
         return changed
 

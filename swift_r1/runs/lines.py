@@ -12,6 +12,7 @@ from swift_r1.errors import one_line
 
 CHUNK = 16 << 20  # bytes of one read
 LONGEST_LINE = 16 << 20  # bytes; a longer line is damage, such as the zeros that a crashed file system leaves
+_PIECE = 1 << 20  # bytes that are turned into objects at once, which take many times their room
 _TAIL = 64  # bytes before the place reached, by which a file that was cut and has grown again is known
 
 
@@ -84,41 +85,41 @@ class GrowingFile:
 
 def json_rows(lines: bytes) -> tuple[list[dict[str, Any]], int]:
     """The objects of whole lines, and how many lines are none."""
-    rows, damaged = [], 0
-    for line in lines.splitlines():
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict):
-            rows.append(row)
-        else:
-            damaged += 1
-    return rows, damaged
+    found = [_json_row(line) for line in lines.splitlines()]
+    rows = [row for row in found if row is not None]
+    return rows, len(found) - len(rows)
+
+
+def _json_row(line: bytes) -> dict[str, Any] | None:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 class JsonRows:
-    """The objects of a growing file, each once, as they come: `take` gets them and says whether it can use them;
-    `forget` is called where all that was taken is void."""
+    """The objects of a growing file, each once, as they come."""
 
-    def __init__(self, path: Path, take: Callable[[dict[str, Any]], bool], forget: Callable[[], None]) -> None:
-        self._file, self._take, self._forget = GrowingFile(path), take, forget
+    def __init__(self, path: Path) -> None:
+        self._file = GrowingFile(path)
         self._taken = self._damaged = self._restarts = 0
 
-    def refresh(self) -> bool:
-        """Reads what has been written since; whether there was anything. A half-written line waits."""
+    def refresh(self, take: Callable[[dict[str, Any]], bool], forget: Callable[[], None]) -> bool:
+        """Reads what has been written since; whether there was anything. A half-written line waits. `take` gets the
+        objects and says whether it can use them; `forget` is called where all that was taken is void."""
         before = self.state
         while True:
-            data = self._file.read()
+            data = self._file.read(_PIECE)
             if self._file.restarts != self._restarts:
-                self._forget()
+                forget()
                 self._taken, self._damaged, self._restarts = 0, 0, self._file.restarts
             if not data:
                 return before != self.state
-            rows, damaged = json_rows(data)
-            taken = sum(map(self._take, rows))
-            self._taken += taken
-            self._damaged += damaged + len(rows) - taken
+            for line in data.splitlines():
+                taken = (row := _json_row(line)) is not None and take(row)
+                self._taken += taken
+                self._damaged += not taken
 
     @property
     def state(self) -> tuple[int, int]:
@@ -139,8 +140,8 @@ def read_rows(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
         found.append(row)
         return True
 
-    rows = JsonRows(path, take, found.clear)
-    rows.refresh()
+    rows = JsonRows(path)
+    rows.refresh(take, found.clear)
     return found, rows.problems
 
 

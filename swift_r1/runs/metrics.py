@@ -62,7 +62,7 @@ class MetricLog:
     """`logging.jsonl` of a run folder. Reads it on `refresh`, each line once; nothing before."""
 
     def __init__(self, run: Path) -> None:
-        self._rows = JsonRows(run / "logging.jsonl", self._add, self._forget)
+        self._rows = JsonRows(run / "logging.jsonl")
         self._forget()
 
     def _forget(self) -> None:
@@ -71,7 +71,7 @@ class MetricLog:
 
     def refresh(self) -> bool:
         """Reads what has been written since; whether there was anything. A half-written line waits."""
-        return self._rows.refresh()
+        return self._rows.refresh(self._add, self._forget)
 
     def _add(self, row: Mapping[str, Any]) -> bool:
         step = row.get("step")

@@ -44,7 +44,7 @@ class Timeline:
         self.run, self._files = run, f"{lanes}.jsonl"
         self._lanes: dict[str, Lane] = {}
         self._happened: list[Mark] = []
-        self._events = JsonRows(run / EVENTS, self._add_event, self._happened.clear)
+        self._events = JsonRows(run / EVENTS)
         self._old = False
 
     def refresh(self) -> bool:
@@ -56,7 +56,7 @@ class Timeline:
         if not self._lanes:
             self._lay_out_logged()
         changed = [lane.refresh() for lane in self._lanes.values() if lane.rows is not None]
-        return self._events.refresh() or any(changed)
+        return self._events.refresh(self._add_event, self._happened.clear) or any(changed)
 
     def _add_event(self, row: Mapping[str, Any]) -> bool:
         time, step, kind, text = (row.get(key) for key in ("time", "step", "kind", "text"))

@@ -1,7 +1,9 @@
 """The metrics of a run: read while its file grows, smoothed, thinned out, averaged over seeds."""
 
+import gc
 import json
 import math
+import weakref
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,18 @@ def written(folder: Path, *rows: dict[str, object] | str) -> MetricLog:
 
 def pairs(series: Series) -> list[tuple[int, float]]:
     return list(zip(series.steps, series.values, strict=True))
+
+
+def test_a_log_that_nobody_needs_is_freed_at_once(tmp_path: Path) -> None:
+    """Each checkpoint reads one for its model card."""
+    log = written(tmp_path, {"step": 1, "loss": 0.5})
+    log.refresh()
+    alive = weakref.ref(log)
+    gc.disable()
+    del log
+    freed = alive() is None
+    gc.enable()
+    assert freed
 
 
 def test_new_lines_are_read_once_and_a_half_written_one_waits(tmp_path: Path) -> None:
