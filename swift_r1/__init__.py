@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 _HOMES = {
     "swift_r1.rewards": ("ORM", "AsyncORM", "orms"),
+    "swift_r1.data.sampler": ("Outcome", "Sampler", "samplers"),
     "swift_r1.data": (
         "AlpacaPreprocessor",
         "AutoPreprocessor",
@@ -31,12 +32,15 @@ __all__ = [
     "AutoPreprocessor",
     "DatasetMeta",
     "MessagesPreprocessor",
+    "Outcome",
     "ResponsePreprocessor",
     "RowPreprocessor",
+    "Sampler",
     "SubsetDataset",
     "__version__",
     "orms",
     "register_dataset",
+    "samplers",
 ]
 
 if TYPE_CHECKING:
@@ -51,6 +55,7 @@ if TYPE_CHECKING:
         SubsetDataset,
         register_dataset,
     )
+    from swift_r1.data.sampler import Outcome, Sampler, samplers
     from swift_r1.rewards import ORM, AsyncORM, orms
 
 

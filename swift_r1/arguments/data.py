@@ -10,8 +10,14 @@ from swift_r1.data.prompt_templates import TEMPLATES, prompt_template, system_me
 from swift_r1.data.tools import AGENT_TEMPLATES
 
 _STORED = Scope(lambda args: not args.streaming, "with --streaming true: rows are prepared as they come")
+_CHOSEN = Scope(lambda args: not args.streaming, "with --streaming true, whose rows come in their own order")
 _STREAMED = Scope(lambda args: args.streaming, "without --streaming true")
 _PASSES = Scope(lambda args: not args.streaming, "with --streaming true, whose passes are not counted")
+_IN_ORDER = Scope(
+    lambda args: args.prompt_sampler == "uniform",
+    "with --prompt_sampler {prompt_sampler}, which chooses prompts when they are needed",
+    unless_off=True,
+)
 _WORKERS = Scope(lambda args: args.dataloader_num_workers > 0, "without --dataloader_num_workers")
 _MIXED = Scope(lambda args: args.interleave_prob is not None, "without --interleave_prob")
 _SHUFFLED = Scope(lambda args: args.dataset_shuffle or not args.streaming, "with --dataset_shuffle false")
@@ -83,6 +89,12 @@ class DataArguments:
     shuffle_buffer_size: int = flag(1000, "rows among which --streaming shuffles", _STREAMED, _SHUFFLED, at_least=1)
     dataset_shuffle: bool = flag(True, "shuffle the prompts each epoch, and take the rows of #N at random")
     data_seed: int | None = flag(None, "seed of the data's order (default: --seed)", ms_swift="42")
+    prompt_sampler: str = flag(
+        "uniform",
+        "which prompts come next: uniform (each once per epoch), difficulty (pass rates near one half first), "
+        "curriculum (by the column difficulty, easy ones first), replay_failures, or a class that a plugin registers",
+        _CHOSEN,
+    )
     system: str | None = SYSTEM
     prompt_template: str | None = TEMPLATE
     response_prefix: str = flag("", "what the model's turn begins with: '<think>'; rewards see it too")
@@ -95,10 +107,13 @@ class DataArguments:
         choices=("delete", "left"),
         ms_swift="left",
     )
-    dataloader_num_workers: int = free(0, "processes that tokenise prompts in advance", at_least=0, ms_swift="1")
+    dataloader_num_workers: int = free(
+        0, "processes that tokenise prompts in advance", _IN_ORDER, at_least=0, ms_swift="1"
+    )
     dataloader_prefetch_factor: int = free(2, "rounds of prompts that each of them prepares", _WORKERS, at_least=1)
     dataloader_drop_last: bool = flag(
         False,
         "leave out the prompts at the end of a pass that fill no round; else the next pass fills it",
         _PASSES,
+        _IN_ORDER,
     )

@@ -20,6 +20,7 @@ from swift_r1.arguments.rollout import GYM_SCHEDULER, TurnArguments
 from swift_r1.arguments.world import World
 from swift_r1.checking.model_folder import config_dtype, family_faults, model_faults
 from swift_r1.checking.rewards import made_up_batch, ordinary
+from swift_r1.checking.sampler import sampler_faults
 from swift_r1.data.hubs import default_hub
 from swift_r1.data.loading import LoadedData, columns_of, load_rows
 from swift_r1.data.registry import register_dataset_info
@@ -65,6 +66,7 @@ def check_inputs(
         faults += error.faults
     if data is not None:
         faults += column_faults(args, columns_of(data.train, data.eval))
+        faults += sampler_faults(args, data.train)
     faults += eval_dataset_faults(args)
     if data is not None and not faults:
         faults += quick_faults(args, data.train[0])

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
+from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.arguments.rlhf import CheckArguments
 from swift_r1.checking.model_folder import is_local
 from swift_r1.checking.preflight import column_faults, reward_name_faults, scheduler_name_faults
 from swift_r1.checking.rewards import RewardReport, try_rewards
+from swift_r1.checking.sampler import sampler_faults
 from swift_r1.data.loading import columns_of
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import PromptEncoder, Wording
@@ -27,6 +28,17 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 _MADE_UP_ROW: Row = {"messages": [{"role": "user", "content": "made up"}], "dataset": "made up", "prompt_id": "check:0"}
+
+
+_KINDS = {
+    "orms": "rewards",
+    "datasets": "datasets",
+    "schedulers": "schedulers",
+    "envs": "environments",
+    "samplers": "samplers",
+    "others": "other",
+}
+"""What a plugin registers, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +80,7 @@ class CheckReport:
         return {
             "ok": self.ok,
             "faults": self.faults,
-            "plugins": [
-                {name: getattr(one, name) for name in ("path", "orms", "datasets", "schedulers", "envs", "others")}
-                for one in self.plugins
-            ],
+            "plugins": [{kind: getattr(one, kind) for kind in ("path", *_KINDS)} for one in self.plugins],
             "datasets": [asdict(one) for one in self.datasets],
             "rewards": [
                 asdict(one)
@@ -105,6 +114,9 @@ def run_checks(args: CheckArguments) -> CheckReport:
             for source in open_sources(args.dataset, use_hf=args.use_hf)
             for row in _rows(args, source, encoder, report)
         ]
+        more = list(islice(cycle(rows), 100))  # what it would choose from has more rows than this report
+        for name in {args.prompt_sampler, *(name for one in report.plugins for name in one.samplers)} if rows else ():
+            report.faults += sampler_faults(replace(args, prompt_sampler=name), more)
         rows = rows if args.dataset else [_MADE_UP_ROW]
         if rows and names:
             report.faults += column_faults(args, columns_of(rows))
@@ -200,14 +212,8 @@ def show(report: CheckReport, console: Console) -> None:
     from rich.markup import escape
 
     for plugin in report.plugins:
-        kinds = {
-            "rewards": plugin.orms,
-            "datasets": plugin.datasets,
-            "schedulers": plugin.schedulers,
-            "environments": plugin.envs,
-            "other": plugin.others,
-        }
-        text = "; ".join(f"{kind} {', '.join(names)}" for kind, names in kinds.items() if names)
+        found = {word: getattr(plugin, kind) for kind, word in _KINDS.items()}
+        text = "; ".join(f"{word} {', '.join(names)}" for word, names in found.items() if names)
         console.print(f"plugin {escape(plugin.path)}: {escape(text) or 'registered nothing'}")
     for data in report.datasets:
         tokens = "" if data.prompt_tokens is None else f", {data.prompt_tokens} tokens"

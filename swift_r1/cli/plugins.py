@@ -22,6 +22,7 @@ def run(words: Sequence[str]) -> int:
     if _FLAG in words and not files:
         raise UsageError(f"{_FLAG} needs a plugin file")
     from swift_r1.data.registry import builtin_datasets, datasets
+    from swift_r1.data.sampler import samplers
     from swift_r1.plugins import load_plugins
     from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
     from swift_r1.rewards import orms
@@ -34,6 +35,7 @@ def run(words: Sequence[str]) -> int:
         ("Schedulers (--multi_turn_scheduler):", _summaries(multi_turns)),
         ("Environments (--gym_env):", _summaries(envs)),
         ("Context managers (--context_manager):", _summaries(context_managers)),
+        ("Samplers (--prompt_sampler):", _summaries(samplers)),
     ):
         if lines:
             print(title)

@@ -14,9 +14,9 @@ from swift_r1.data.prepare import prepared_rows, request_key, require_rows
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.resolve import open_sources
 from swift_r1.data.rows import Drops, preprocessed
-from swift_r1.data.sampler import RowStream, mixed_counts
 from swift_r1.data.sources import DataFlags, Source, Split
 from swift_r1.data.store import Part, Rows
+from swift_r1.data.streaming import RowStream, mixed_counts
 from swift_r1.errors import UsageError
 
 if TYPE_CHECKING:

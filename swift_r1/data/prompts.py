@@ -31,6 +31,7 @@ class Prompt:
         columns: every other column of the row, handed to the rewards (`nums`, `target`, ...).
         response_prefix: the end of `text` with which the model's turn begins; the rewards see it before the completion.
         turn_end: the token that ends the model's turn in the template, where one does.
+        row: where a sampler chose it (`--prompt_sampler`), the number of its row.
     """
 
     prompt_id: str
@@ -41,6 +42,7 @@ class Prompt:
     columns: Mapping[str, Any]
     response_prefix: str = ""
     turn_end: int | None = None
+    row: int = 0
 
 
 class PromptFlags(Protocol):

@@ -1,29 +1,26 @@
-"""The order in which prompts are trained on, a function of the data, seed and position alone, so resuming is exact.
+"""Which rows are trained on next: the samplers of `--prompt_sampler`, and what a plugin's own derives from.
 
-Of loaded rows, a permutation per epoch; with `--streaming true`, a shuffle buffer over rows that are read while the run
-trains.
+A sampler is a function of the data, its seed and what it has been told, so that a resumed run chooses the same rows.
 """
 
 from __future__ import annotations
 
+import difflib
 import hashlib
-import json
-import logging
-import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import heapq
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from itertools import count
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from swift_r1.data.preprocessors import Row
-from swift_r1.data.rows import Drops, preprocessed
-from swift_r1.data.sources import DataFlags, Source
-from swift_r1.errors import UsageError
+from swift_r1.errors import UsageError, describe
 
 if TYPE_CHECKING:
     import numpy as np
-
-_logger = logging.getLogger("swift_r1.data")
 
 
 class PromptSampler:
@@ -59,7 +56,7 @@ class PromptSampler:
 
     def __next__(self) -> list[int]:
         """The row indices of the next round, `prompts_per_round` of them."""
-        return [self._draw() for _ in range(self.prompts_per_round)]
+        return [self.draw() for _ in range(self.prompts_per_round)]
 
     def state_dict(self) -> dict[str, Any]:
         """The position and what it is a position in: a few numbers, whatever the size of the data."""
@@ -74,7 +71,8 @@ class PromptSampler:
             raise UsageError(f"cannot resume the order of the data: {faults}; give the flags of the saved run")
         self._drawn = int(state["drawn"])
 
-    def _draw(self) -> int:
+    def draw(self) -> int:
+        """The next row index."""
         epoch, position = divmod(self._drawn, self.rows_per_epoch)
         if self.shuffle and epoch != self._order_epoch:
             self._order, self._order_epoch = permutation(self.num_rows, f"{self.seed}:{epoch}"), epoch
@@ -91,136 +89,192 @@ def permutation(count: int, seed: str) -> np.ndarray:
     return np.random.RandomState(np.frombuffer(digest, "<u4").astype(np.uint32)).permutation(count)
 
 
-@dataclass(frozen=True)
-class RowStream:
-    """Rows of several sources, one source after the other, again and again. Going back to a position is reading up to
-    it again.
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one group: all completions of a row in one round."""
+
+    row: int  # its number
+    step: int  # the first optimizer step on the round, as in `completions.jsonl`
+    reward: float | None  # mean of the valid rewards; None without one
+    pass_rate: float  # share of the completions that the first reward function gives 1 or more
+    has_signal: bool  # its valid rewards are not all equal
+    # its share of the sum of the absolute advantages of its round; 0 where another group has replaced it
+    # (`--dynamic_sample`)
+    gradient_share: float
+
+
+class Sampler(ABC):
+    """Chooses the rows that are trained on next. One that learns from what became of the rows that it chose overrides
+    `tell`, `state_dict` and `load_state_dict`.
 
     Attributes:
-        sources: where they come from; `#N` takes the first N good rows.
-        flags: how they are prepared, and whether they leave in a random order among `shuffle_buffer_size` rows.
-        first: rows that the run begins with; no more are read before that many have left.
-        fits: False for rows that are left out (too long prompts).
+        rows: the training rows (dicts), by number from 0; of a large data set each is read when it is asked for.
+        args: the run's flags.
+        order: every row once per epoch, in the order of `--prompt_sampler uniform` (`order.draw()`).
     """
 
-    sources: Sequence[Source]
-    flags: DataFlags
-    first: int
-    fits: Callable[[Row], bool]
+    def __init__(self, rows: Sequence[Row], args: Any) -> None:
+        self.rows, self.args = rows, args
+        self.order = PromptSampler(len(rows), 1, args.dataset_shuffle, int(args.data_seed or 0))
 
-    def __iter__(self) -> Iterator[Row]:
-        """Rows without an end; those of a later epoch have its number in their `prompt_id`. UsageError where a source
-        cannot be read, or no row is left; with `strict`, where a row is broken."""
-        for epoch in count():
-            rows: Iterator[Row] = (row for source in self.sources for row in self._once(source, log=epoch == 0))
-            if self.flags.interleave_prob is not None:
-                rows = self._mixed(epoch)
-            if self.flags.dataset_shuffle:
-                rows = shuffled(rows, self.first, self.flags.shuffle_buffer_size, f"{self.flags.seed}:{epoch}")
-            found = 0
-            for found, row in enumerate(rows, start=1):  # noqa: B007
-                yield row if epoch == 0 else {**row, "prompt_id": f"{row['prompt_id']}@{epoch}"}
-            if not found:
-                raise UsageError("no training row is left; see the causes above")
-            _logger.info("--streaming true: %s rows were one epoch, the next begins", f"{found:,}")
+    @abstractmethod
+    def next(self, count: int) -> Sequence[int]:
+        """The numbers of the next `count` rows; a row may come several times."""
 
-    def _mixed(self, epoch: int) -> Iterator[Row]:
-        """The rows of one epoch with `--interleave_prob`, in the order of `datasets.interleave_datasets`."""
-        running = [self._once(source, log=epoch == 0) for source in self.sources]
-        coming = [next(rows, None) for rows in running]
-        turns = [int(row is None) for row in coming]
-        for number in drawn_sources(self.flags, epoch):
-            if sum(map(bool, turns)) >= _ending(self.flags):
-                return
-            if (row := coming[number]) is None:
-                continue
-            turn = turns[number]
-            yield row if not turn else {**row, "prompt_id": f"{row['prompt_id']}+{turn}"}
-            if (following := next(running[number], None)) is None:
-                turns[number] += 1
-                running[number] = self._once(self.sources[number], log=False)
-                following = next(running[number], None)
-            coming[number] = following
+    def tell(self, outcomes: Sequence[Outcome]) -> None:  # noqa: B027  most samplers learn nothing
+        """Called with all groups of a round, in the order of training, each once."""
 
-    def _once(self, source: Source, log: bool) -> Iterator[Row]:
-        """A source's rows of one epoch: all that fit, or `#N` of them, repeated where there are fewer."""
-        wanted = source.spec.sample
-        drops = Drops()
-        too_long = found = shown = 0
-        for turn in count():
-            before = found
-            raws = source.rows("train", wanted if source.samples_itself else None, self.flags.seed)
-            how = (self.flags.columns, drops, self.flags.strict, self.flags.agent_template)
-            for row in preprocessed(source, raws, *how):
-                if log and turn == 0:
-                    for example in drops.examples[shown:]:
-                        _logger.warning("dataset %s: a row is left out: %s", source.name, example)
-                    shown = len(drops.examples)
-                if not self.fits(row):
-                    too_long += 1
-                    continue
-                found += 1
-                yield row if not turn else {**row, "prompt_id": f"{row['prompt_id']}+{turn}"}
-                if found == wanted:
-                    break
-            if wanted is None or found in (before, wanted):
-                break
-            if log and turn == 0:
-                _logger.info("dataset %s has %d rows, repeated to make %d", source.name, found, wanted)
-        if log and too_long:
-            _logger.warning("dataset %s: %d prompts left out: longer than --max_length", source.name, too_long)
-        if log and drops.broken:
-            _logger.warning("dataset %s: %d of %d rows left out", source.name, drops.broken, drops.seen)
+    def state_dict(self) -> dict[str, Any]:
+        """All that `next` depends on, of values that JSON has: dicts with text as keys, lists, texts, numbers."""
+        return {"order": self.order.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes back to what `state_dict` gave, in a new object for the same rows."""
+        self.order.load_state_dict(state["order"])
 
 
-def drawn_sources(flags: DataFlags, epoch: int = 0) -> Iterator[int]:
-    """Which source each next row comes from, without an end."""
-    import numpy as np
+class Uniform(Sampler):
+    """Every row once per epoch, in a new random order each."""
 
-    shares = list(flags.interleave_prob or ())
-    rng = np.random.default_rng(flags.seed if not epoch else (flags.seed, epoch))
-    while True:
-        yield from rng.choice(len(shares), size=1000, p=shares).tolist()
+    def next(self, count: int) -> list[int]:
+        return [self.order.draw() for _ in range(count)]
 
 
-def mixed_counts(sizes: Sequence[int], flags: DataFlags) -> list[int]:
-    """How many rows of sources of these sizes a mixed pass has."""
-    counts, used_up = [0] * len(sizes), 0
-    for number in drawn_sources(flags):
-        counts[number] += 1
-        used_up += counts[number] == sizes[number]
-        if used_up == _ending(flags):
-            break
-    return counts
+class Difficulty(Sampler):
+    """Rows whose pass rate was nearest to one half, and new rows in between."""
+
+    known = 0.75  # of a round at most
+    between = 0.1, 0.9  # pass rates of a known row that comes again before its turn
+    rest = 4  # calls of `next` before it does
+
+    def __init__(self, rows: Sequence[Row], args: Any) -> None:
+        super().__init__(rows, args)
+        self._calls = 0
+        self._last: dict[int, int] = {}  # by row: the call that chose it last
+        self._rates: dict[int, float] = {}  # by row: its pass rate, where it was told of since then
+
+    def next(self, count: int) -> list[int]:
+        self._calls += 1
+        low, high = self.between
+        fit = [row for row, rate in self._rates.items() if low <= rate <= high and self._rested(row)]
+        most = int(count * self.known)
+        rows = heapq.nsmallest(most, fit, key=lambda row: (abs(self._rates[row] - 0.5), self._last[row]))
+        others = (self.order.draw() for _ in self.rows)
+        taken = set(rows)
+        rows += islice((row for row in others if row not in taken and self._rested(row)), count - len(rows))
+        rows += (self.order.draw() for _ in range(count - len(rows)))  # all others have come of late
+        for row in rows:
+            self._last[row] = self._calls
+            self._rates.pop(row, None)
+        return rows
+
+    def _rested(self, row: int) -> bool:
+        return self._calls - self._last.get(row, -self.rest) > self.rest
+
+    def tell(self, outcomes: Sequence[Outcome]) -> None:
+        self._rates.update((one.row, one.pass_rate) for one in outcomes)
+
+    def state_dict(self) -> dict[str, Any]:
+        own = {"calls": self._calls, "last": [*self._last.items()], "rates": [*self._rates.items()]}
+        return super().state_dict() | own
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._calls, self._last, self._rates = state["calls"], dict(state["last"]), dict(state["rates"])
 
 
-def _ending(flags: DataFlags) -> int:
-    """How many sources are used up where a mixed pass ends."""
-    return 1 if flags.stopping_strategy == "first_exhausted" else len(flags.dataset)
+class Curriculum(Sampler):
+    """Every row once per epoch, from the lowest number in the column difficulty to the highest."""
+
+    def __init__(self, rows: Sequence[Row], args: Any) -> None:
+        super().__init__(rows, args)
+        self._difficulty = [_difficulty(row) for row in rows]
+        self._taken = 0
+        self._epoch: list[int] = []
+
+    def next(self, count: int) -> list[int]:
+        return [self._draw() for _ in range(count)]
+
+    def _draw(self) -> int:
+        place = self._taken % len(self.rows)
+        if not place or not self._epoch:
+            self.order.load_state_dict(self.order.state_dict() | {"drawn": self._taken - place})
+            self._epoch = sorted((self.order.draw() for _ in self.rows), key=self._difficulty.__getitem__)
+        self._taken += 1
+        return self._epoch[place]
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"taken": self._taken}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._taken, self._epoch = state["taken"], []
 
 
-def shuffled(rows: Iterable[Row], first: int, size: int, seed: str) -> Iterator[Row]:
-    """The rows in an order that the seed gives: each is drawn from a buffer, which grows to `size` as rows leave.
-
-    The first `first` rows to leave are the first `first` to come, so that nothing waits for more.
-    """
-    rng = random.Random(seed)
-    coming = iter(rows)
-    buffer: list[Row] = []
-    read = 0
-    for drawn in count():
-        wanted = first if drawn < first else drawn + min(size, drawn)
-        while read < wanted and (row := next(coming, None)) is not None:
-            buffer.append(row)
-            read += 1
-        if not buffer:
-            return
-        place = rng.randrange(len(buffer))
-        buffer[place], buffer[-1] = buffer[-1], buffer[place]
-        yield buffer.pop()
+def _difficulty(row: Row) -> float:
+    with suppress(KeyError, TypeError, ValueError):
+        if math.isfinite(value := float(row["difficulty"])):
+            return value
+    raise UsageError(
+        f"it needs a number in the column difficulty of each row, and {row.get('prompt_id')} has "
+        f'{row.get("difficulty")!r}; --columns \'{{"level": "difficulty"}}\' renames one'
+    )
 
 
-def chained(digest: str, row: Row) -> str:
-    """A hash of all rows so far: of the previous hash and a row."""
-    text = json.dumps([digest, row["prompt_id"], row], sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+class ReplayFailures(Sampler):
+    """Every row once per epoch, and between them again those whose completions were mostly wrong."""
+
+    again = 0.5  # of a round at most
+
+    def __init__(self, rows: Sequence[Row], args: Any) -> None:
+        super().__init__(rows, args)
+        self._failed: dict[int, None] = {}  # rows, in the order in which they failed
+
+    def next(self, count: int) -> list[int]:
+        rows = [*islice(self._failed, int(count * self.again))]
+        rows += (self.order.draw() for _ in range(count - len(rows)))
+        for row in rows:
+            self._failed.pop(row, None)
+        return rows
+
+    def tell(self, outcomes: Sequence[Outcome]) -> None:
+        for one in outcomes:
+            self._failed.pop(one.row, None)
+            if one.pass_rate < 0.5:
+                self._failed[one.row] = None
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"failed": [*self._failed]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self._failed = dict.fromkeys(state["failed"])
+
+
+samplers: dict[str, Callable[[Sequence[Row], Any], Sampler]] = {
+    "uniform": Uniform,
+    "difficulty": Difficulty,
+    "curriculum": Curriculum,
+    "replay_failures": ReplayFailures,
+}
+"""Name for `--prompt_sampler` -> class. Plugins write into it."""
+
+
+def build_sampler(name: str, rows: Sequence[Row], args: Any) -> Sampler:
+    """Constructs the sampler registered as `name`. Raises UsageError: unknown name, or its construction fails."""
+    flag = f"--prompt_sampler {name}"
+    if name not in samplers:
+        near = difflib.get_close_matches(name, samplers, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(f"{flag}: {hint}nothing of that name is registered; known are {', '.join(sorted(samplers))}")
+    try:
+        sampler = samplers[name](rows, args)
+    except UsageError as error:
+        raise UsageError(*(f"{flag}: {fault}" for fault in error.faults)) from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{flag} cannot be constructed: {describe(error)}") from error
+    if not isinstance(sampler, Sampler):
+        raise UsageError(f"{flag} is a {type(sampler).__name__}, which does not derive from swift_r1.Sampler")
+    if not hasattr(sampler, "order"):
+        raise UsageError(f"{flag}: {type(sampler).__name__}.__init__ must call super().__init__(rows, args)")
+    return sampler

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from swift_r1.evaluation.statistics import MAX_VOTERS, MeanEstimate, ks, majority_at_k, mean_estimate, pass_at_k
 from swift_r1.rewards.graders.gsm8k import number_answer
 from swift_r1.rewards.graders.math import math_answer, same_answer
-
-RIGHT = 1.0  # a completion is right where its reward is at least this
+from swift_r1.rewards.types import RIGHT
 
 
 class AnswerRule(NamedTuple):

@@ -22,12 +22,12 @@ from swift_r1.evaluation.choose import open_engine
 from swift_r1.evaluation.engine import EvalEngine, Question, Written, model_sha256
 from swift_r1.evaluation.questions import Questions, load_questions, prompts_of, unfit_rewards
 from swift_r1.evaluation.report import report, results_table
-from swift_r1.evaluation.results import RIGHT, RULES, graded_of, summarize
+from swift_r1.evaluation.results import RULES, graded_of, summarize
 from swift_r1.evaluation.store import REPORT, CompletionRow, CompletionStore, open_settings, write_whole
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.batch import RewardCaller
 from swift_r1.rewards.pool import rewards_for
-from swift_r1.rewards.types import RewardBatch, reward_batch
+from swift_r1.rewards.types import RIGHT, RewardBatch, reward_batch
 from swift_r1.runtime.libraries import package_versions, quiet_libraries
 from swift_r1.runtime.processes import run_folder_held, say
 from swift_r1.tracking.console import progress_bar

@@ -187,10 +187,11 @@ def check_same_run(args: RlhfArguments, world: World, dataset: str, checkpoint: 
     state = RunState.read(checkpoint)
     saved = state.fingerprint
     specs = flag_specs(RlhfArguments)
+    before = {name: spec.default for name, spec in specs.items()} | dict(saved.args)  # which may lack newer flags
     differences = [
-        f"--{name} {_shown(saved.args.get(name))} became {_shown(value)}"
+        f"--{name} {_shown(before[name])} became {_shown(value)}"
         for name, value in args.to_dict().items()
-        if not specs[name].info.may_change and saved.args.get(name) != value
+        if not specs[name].info.may_change and before[name] != value
     ]
     if saved.world_size != world.size:
         differences.append(f"{saved.world_size} processes became {world.size}")

@@ -25,7 +25,7 @@ class LoadedPlugin:
 
     Attributes:
         path: as it was given.
-        orms, datasets, schedulers, envs: names in the registries of these kinds.
+        orms, datasets, schedulers, envs, samplers: names in the registries of these kinds.
         others: names in registries that nothing here reads (`prms`, `rm_plugins`, `context_managers`).
         module: the loaded module, which may have a `gold(row)` for `swift check`.
     """
@@ -35,6 +35,7 @@ class LoadedPlugin:
     datasets: tuple[str, ...]
     schedulers: tuple[str, ...]
     envs: tuple[str, ...]
+    samplers: tuple[str, ...]
     others: tuple[str, ...]
     module: ModuleType
 
@@ -96,6 +97,7 @@ def _load(text: str, path: Path) -> LoadedPlugin:
         datasets=changed["dataset"],
         schedulers=changed["scheduler"],
         envs=changed["environment"],
+        samplers=changed["sampler"],
         others=(*changed["process reward"], *changed["reward model"], *changed["context manager"]),
         module=module,
     )

@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, distribution
 from typing import Any
 
 from swift_r1.data.registry import DatasetMeta, SubsetDataset, datasets
+from swift_r1.data.sampler import samplers
 from swift_r1.plugins.protocol import prms, rm_plugins
 from swift_r1.plugins.rollouts import context_managers, envs, multi_turns
 from swift_r1.rewards import orms
@@ -28,6 +29,7 @@ REGISTRIES: Mapping[str, tuple[dict[str, Any], str, str]] = {
     "process reward": (prms, "swift.rewards.prm", "prms"),
     "reward model": (rm_plugins, "swift.rewards.rm_plugin", "rm_plugins"),
     "context manager": (context_managers, "swift.rollout.gym_env", "context_managers"),
+    "sampler": (samplers, "", ""),  # which it has not
 }
 """What plugins register, and where: our registry, and the module of ms-swift that makes its own, and its name there."""
 

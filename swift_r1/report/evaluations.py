@@ -12,9 +12,9 @@ from itertools import combinations
 from typing import Any
 
 from swift_r1.evaluation.report import interval, p_text, percent
-from swift_r1.evaluation.results import RIGHT
 from swift_r1.evaluation.statistics import RESAMPLES, Difference, paired_bootstrap
 from swift_r1.report.blocks import Note, Table
+from swift_r1.rewards.types import RIGHT
 from swift_r1.runs.metrics import Evaluated
 
 SEED = 0  # of the resampling, so that the figures of the same files are the same

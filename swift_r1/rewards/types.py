@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+RIGHT = 1.0  # a completion is right where its reward is at least this
+
 
 class RewardFlags(Protocol):
     """The flags that are read here; reward classes get the whole object that has them."""

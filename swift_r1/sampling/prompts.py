@@ -5,15 +5,18 @@ from __future__ import annotations
 import logging
 import signal
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
+from swift_r1.data.choices import Choices
 from swift_r1.data.preprocessors import Row
 from swift_r1.data.prompts import Prompt, PromptEncoder
-from swift_r1.data.sampler import PromptSampler, RowStream, chained
+from swift_r1.data.sampler import PromptSampler
+from swift_r1.data.streaming import RowStream, chained
 from swift_r1.errors import RunFailed, UsageError
 
 logger = logging.getLogger("swift_r1.training")
@@ -41,7 +44,7 @@ class Prompts:
     """
 
     def __init__(
-        self, load: Callable[[Prompts, int], DataLoader[Any]], workers: int, taken: int, digest: str = ""
+        self, load: Callable[[Prompts, int], Iterable[list[_Encoded]]], workers: int, taken: int, digest: str = ""
     ) -> None:
         self.taken, self.digest = taken, digest
         self._load = load
@@ -52,8 +55,13 @@ class Prompts:
         if workers:  # torch's handler would raise the death of one wherever the trainer happens to be
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
-    def take(self, count: int) -> list[Prompt]:
-        """The next `count` prompts. Raises RunFailed where streamed data cannot be read, or is not what it was."""
+    def choose(self, count: int, round_: int) -> None:
+        """The next `count` prompts are for this round."""
+
+    def take(self, count: int, round_: int = 0) -> list[Prompt]:
+        """The next `count` prompts, for this round. Raises RunFailed where streamed data cannot be read, or is not what
+        it was, or the sampler fails (`Choices`)."""
+        self.choose(count, round_)
         prompts: list[Prompt] = []
         for _ in range(count):
             if not self._waiting:
@@ -111,6 +119,24 @@ class StreamedPrompts(Prompts):
             return DataLoader(encoded, batch_size=round_size, **_by(workers, ahead))
 
         super().__init__(load, min(workers, 1), taken, digest)
+
+
+class ChosenPrompts(Prompts):
+    """Prompts of the rows that a sampler chooses when they are taken."""
+
+    def __init__(self, rows: Sequence[Row], encoder: PromptEncoder, choices: Choices, taken: int) -> None:
+        def load(stream: Prompts, _workers: int) -> Iterator[list[_Encoded]]:
+            for number in count(stream.taken):
+                row = choices.row(number)
+                prompt = encoder.encode(rows[row])
+                assert prompt is not None  # all rows fit
+                yield [_Encoded(replace(prompt, row=row))]
+
+        super().__init__(load, 0, taken)
+        self._choices = choices
+
+    def choose(self, count: int, round_: int) -> None:
+        self._choices.choose(self.taken + count, round_)
 
 
 class _EncodedRows(Dataset[_Encoded]):

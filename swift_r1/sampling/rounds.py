@@ -80,7 +80,7 @@ class RoundSampler:
         already. Rewards are computed while other completions are still generated; `time/reward` is what is left of
         that."""
         with self.ranks.busy():  # streamed ones may come from far away
-            prompts = self.prompts.take(count) if self.prompts is not None else []
+            prompts = self.prompts.take(count, number) if self.prompts is not None else []
         asked = [
             (
                 prompt,

@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from swift_r1.algorithms.rewards import Composition, group_statistics, mean, sample_std
 from swift_r1.data.prompts import Prompt
+from swift_r1.data.sampler import Outcome
 from swift_r1.rewards.batch import OpenRewardBatch, column_of
-from swift_r1.rewards.types import RewardBatch, RewardColumn, reward_batch
+from swift_r1.rewards.types import RIGHT, RewardBatch, RewardColumn, reward_batch
 from swift_r1.sampling.base import Conversation
 
 OpenRewards = Callable[[Mapping[str, int]], OpenRewardBatch]  # takes the trainer state that rewards are called with
@@ -129,6 +131,30 @@ class Scoring:
             response_token_ids=turns if scheduled else [own[0] for own in turns],  # with a scheduler a list per turn
             **more,
         )
+
+
+def outcomes_of(scored: ScoredRound, advantages: Sequence[float], step: int) -> list[Outcome]:
+    """What became of each group of a round, those included that others have replaced; `advantages` are of
+    `scored.trained`, `step` is the first optimizer step on them."""
+    total = math.fsum(map(abs, advantages)) or 1.0
+    shares = [abs(value) / total for value in advantages] + [0.0] * len(scored.dropped)
+    groups = groupby(zip(scored.generated, shares, strict=True), key=lambda one: one[0].group)
+    return [_outcome(list(group), step) for _, group in groups]
+
+
+def _outcome(group: Sequence[tuple[ScoredCompletion, float]], step: int) -> Outcome:
+    completions = [one for one, _ in group]
+    valid = [one.reward for one in completions if not math.isnan(one.reward)]
+    objectives = {one.objective for one in completions if not math.isnan(one.objective)}
+    judged = [next(iter(one.rewards.values())) for one in completions]
+    return Outcome(
+        row=completions[0].conversation.prompt.row,
+        step=step,
+        reward=mean(valid) if valid else None,
+        pass_rate=mean([float(value is not None and value >= RIGHT) for value in judged]),
+        has_signal=len(objectives) > 1,
+        gradient_share=math.fsum(share for _, share in group),
+    )
 
 
 def reward_metrics(scored: Sequence[ScoredCompletion], columns: Sequence[RewardColumn]) -> dict[str, float]:

@@ -11,11 +11,12 @@ from pathlib import Path
 from torch import Tensor
 
 from swift_r1.arguments import Plan
+from swift_r1.data.choices import Choices
 from swift_r1.errors import RunFailed
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import Rollouts
-from swift_r1.sampling.scoring import ScoredRound, completion_row, round_metrics
+from swift_r1.sampling.scoring import ScoredRound, completion_row, outcomes_of, round_metrics
 from swift_r1.tracking.recorder import Recorder
 from swift_r1.tracking.spans import Stopwatch
 from swift_r1.training.backends.base import Backend
@@ -37,6 +38,7 @@ class Bookkeeping:
     rollouts: Rollouts
     recorder: Recorder
     monitor: InvalidRewardMonitor | None  # of invalid rewards, on rank 0
+    choices: Choices | None  # with `--prompt_sampler`, on rank 0
     stopwatch: Stopwatch
     timed: Sequence[str]  # what of a step the stopwatch measures
     max_skipped_steps: int
@@ -44,8 +46,9 @@ class Bookkeeping:
     def round(
         self, scored: ScoredRound, advantages: Sequence[float], progress: RunProgress, entropies: Tensor | None = None
     ) -> dict[str, float]:
-        """Writes the round's completions (with their `entropies` `[N]`) down, checks that rewards are valid often
-        enough, and returns its metrics; on rank 0. Raises RunFailed: rewards are invalid too often."""
+        """Writes the round's completions (with their `entropies` `[N]`) down, tells the sampler of them, checks that
+        rewards are valid often enough, and returns its metrics; on rank 0. Raises RunFailed: rewards are invalid too
+        often."""
         assert self.monitor is not None
         step = progress.summary.steps + 1
         rows = [completion_row(item, step, value) for item, value in zip(scored.trained, advantages, strict=True)]
@@ -54,6 +57,8 @@ class Bookkeeping:
         rows += [completion_row(item, step, None, dropped=True) for item in scored.dropped]
         with self.ranks.busy():
             self.recorder.completions(rows)
+        if self.choices is not None:
+            self.choices.hear(progress.rounds - 1, outcomes_of(scored, advantages, step))
         for batch, columns in scored.calls:
             self.monitor.update(columns, batch)
         metrics = round_metrics(scored)

@@ -6,15 +6,17 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from swift_r1.arguments import make_plan
+from swift_r1.data.choices import Choices
 from swift_r1.data.loading import load_rows, stream_of
 from swift_r1.data.prompts import Prompt, PromptEncoder, Wording
 from swift_r1.data.registry import register_dataset_info
-from swift_r1.data.sampler import PromptSampler
+from swift_r1.data.sampler import PromptSampler, build_sampler
 from swift_r1.plugins import load_plugins
 from swift_r1.rewards.batch import RewardCaller
 from swift_r1.rewards.monitor import InvalidRewardMonitor
 from swift_r1.rewards.pool import rewards_for
-from swift_r1.sampling.prompts import Prompts, PromptStream, StreamedPrompts
+from swift_r1.sampling.prefetch import prefetches
+from swift_r1.sampling.prompts import ChosenPrompts, Prompts, PromptStream, StreamedPrompts
 from swift_r1.tracking.metrics import JsonLines
 from swift_r1.training.evaluate import eval_rewards, load_eval_prompts
 from swift_r1.training.setup import Context
@@ -26,6 +28,7 @@ class Inputs:
 
     num_rows: int = 0  # of training
     prompts: Prompts | None = None
+    choices: Choices | None = None  # of another `--prompt_sampler` than uniform
     # held out of the run's data, then those of each of `--eval_datasets`
     eval_prompts: list[list[Prompt]] = field(default_factory=list)
     rewards: RewardCaller | None = None  # the functions of the run and those that only the evaluation needs
@@ -43,23 +46,28 @@ def open_inputs(context: Context) -> Inputs:
     held_out = [prompt for row in encoder.fitting(data.eval, "held-out") if (prompt := encoder.encode(row))]
     eval_prompts = [held_out, *load_eval_prompts(args, context.tokenizer, data.train)]
     size = make_plan(args, context.ranks.world_size, len(rows)).prompts_per_round
-    number, digest = 0, ""
+    number, digest, chosen, choices = 0, "", "", None
     workers, ahead = args.dataloader_num_workers, args.dataloader_prefetch_factor
     if saved is not None and saved.fingerprint.dataset == start.dataset:  # other data begins at its beginning
         number, digest = saved.prompts_taken, saved.prompts_digest
+        chosen = saved.choices if saved.fingerprint.args.get("prompt_sampler") == args.prompt_sampler else ""
     if args.streaming:
         stream = stream_of(args.data_flags, size, encoder.fits)
         prompts: Prompts = StreamedPrompts(stream, encoder, number, digest, size, workers, ahead)
+    elif args.prompt_sampler != "uniform":
+        sampler = build_sampler(args.prompt_sampler, rows, args)
+        choices = Choices(sampler, args.max_staleness if prefetches(args) else 0, number, chosen)
+        prompts = ChosenPrompts(rows, encoder, choices, number)
     else:
-        sampler = PromptSampler(
+        order = PromptSampler(
             len(rows), size, args.dataset_shuffle, int(args.data_seed or 0), args.dataloader_drop_last
         )
-        sampler.load_state_dict(sampler.state_dict() | {"drawn": number})
-        prompts = PromptStream(rows, encoder, sampler, workers, ahead)
+        order.load_state_dict(order.state_dict() | {"drawn": number})
+        prompts = PromptStream(rows, encoder, order, workers, ahead)
     cleanup.callback(prompts.close)
     names, load = [*args.reward_funcs, *eval_rewards(args)], partial(load_plugins, args.external_plugins)
     pool = cleanup.enter_context(rewards_for(args, names, load, context.spans))
     pool.wait_ready()
     invalid = cleanup.enter_context(JsonLines(start.run_dir / "invalid_rewards.jsonl"))
     monitor = InvalidRewardMonitor(args.max_invalid_reward_ratio, invalid.write)
-    return Inputs(len(rows), prompts, eval_prompts, pool, monitor)
+    return Inputs(len(rows), prompts, choices, eval_prompts, pool, monitor)

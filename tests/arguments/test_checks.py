@@ -123,6 +123,17 @@ def faults(words: str | list[str], environ: dict[str, str] | None = None, batch:
             ["cannot split rows off: give --val_dataset"],
         ),
         ("--streaming true --max_steps 2 --dataset_num_proc 2", ["--dataset_num_proc has no effect with --streaming"]),
+        (
+            "--streaming true --max_steps 2 --prompt_sampler difficulty",
+            ["--prompt_sampler has no effect with --streaming true, whose rows come in their own order"],
+        ),
+        (
+            "--prompt_sampler difficulty --dataloader_num_workers 2 --dataloader_drop_last true",
+            [
+                "--dataloader_num_workers has no effect with --prompt_sampler difficulty, which chooses",
+                "--dataloader_drop_last has no effect with --prompt_sampler difficulty, which chooses",
+            ],
+        ),
         ("--shuffle_buffer_size 9", ["--shuffle_buffer_size has no effect without --streaming true"]),
         (
             "--streaming true --max_steps 2 --shuffle_buffer_size 9 --dataset_shuffle false",

@@ -82,6 +82,42 @@ orms |= {
 register_dataset(DatasetMeta(dataset_name="sums", loader=load, preprocess_func=ResponsePreprocessor()))
 multi_turns["again"] = MultiTurnScheduler
 '''
+SAMPLERS = '''
+from swift_r1 import Sampler, samplers
+
+
+class First(Sampler):
+    """The first rows, for ever"""
+
+    def next(self, count):
+        return list(range(count))
+
+
+class Short(First):
+    def next(self, count):
+        return [0]
+
+
+class Forgets(First):
+    """Knows after a resume nothing of what it was told"""
+
+    told = 0
+
+    def next(self, count):
+        return [self.told] * count
+
+    def tell(self, outcomes):
+        self.told += 1
+
+
+samplers |= {"first": First, "short": Short, "forgets": Forgets}
+samplers |= {"far": type("Far", (First,), {"next": lambda self, count: [10**6] * count})}
+samplers |= {"text": type("Text", (First,), {"next": lambda self, count: ["1"] * count})}
+samplers |= {"odd": type("Odd", (First,), {"state_dict": lambda self: {"seen": {1}}})}
+samplers |= {"raises": type("Raises", (First,), {"tell": lambda self, outcomes: 1 / 0})}
+samplers |= {"unbuilt": type("Unbuilt", (), {}), "other": lambda rows, args: rows}
+samplers |= {"half": type("Half", (First,), {"__init__": lambda self, rows, args: None})}
+'''
 
 
 @pytest.fixture
@@ -117,6 +153,37 @@ def test_a_good_plugin(plugin: Path) -> None:
     assert reward["values"]["wrong"] == [0.0, 0.0]
     assert 0 < reward["milliseconds"] < 1000
     assert found["plugins"][0]["schedulers"] == ["again"]
+
+
+def test_samplers(plugin: Path) -> None:
+    good, bad = SAMPLERS.split("samplers |= ", 1)
+    (plugin.parent / "good.py").write_text(good + 'samplers["first"] = First\n')
+    (plugin.parent / "bad.py").write_text(good + "samplers |= " + bad)
+    data = ("--dataset", "sums", "--reward_funcs", "right")
+    found = check(plugin.parent, *data, "--external_plugins", "plugin.py", "good.py", code=0)
+    assert found["plugins"][1]["samplers"] == ["first"]
+    faults = check(plugin.parent, *data, "--external_plugins", "plugin.py", "bad.py", code=2)["faults"]
+    assert sorted(fault[:100] for fault in faults) == sorted(fault[:100] for fault in FAULTS)
+    (fault,) = check(plugin.parent, *data, "--prompt_sampler", "difficult", code=2)["faults"]
+    assert fault.startswith("--prompt_sampler difficult: did you mean difficulty? nothing of that name is registered")
+    (fault,) = check(plugin.parent, *data, "--prompt_sampler", "curriculum", code=2)["faults"]
+    assert "--prompt_sampler curriculum: it needs a number in the column difficulty of each row" in fault
+    check(plugin.parent, *data, "--prompt_sampler", "curriculum", "--columns", '{"solution": "difficulty"}', code=0)
+    for name in ("difficulty", "replay_failures"):
+        check(plugin.parent, *data, "--prompt_sampler", name, code=0)
+
+
+FAULTS = (
+    "--prompt_sampler: Short.next failed: it returned 1 rows, 8 were asked for",
+    "--prompt_sampler: Far.next failed: it returned row 1000000, and there are rows 0 to 99",
+    "--prompt_sampler: Text.next failed: it returned row '1', and there are rows 0 to 99",
+    "--prompt_sampler: Odd.state_dict failed: TypeError: Object of type set is not JSON serializable (",
+    "--prompt_sampler: Raises.tell failed: ZeroDivisionError: division by zero (",
+    "--prompt_sampler unbuilt cannot be constructed: TypeError: Unbuilt() takes no arguments (",
+    "--prompt_sampler other is a list, which does not derive from swift_r1.Sampler",
+    "--prompt_sampler half: Half.__init__ must call super().__init__(rows, args)",
+    "--prompt_sampler forgets chooses other rows when it is run again or resumed: state_dict must have all",
+)
 
 
 def test_the_count_of_rows_left_out(plugin: Path) -> None:

@@ -28,7 +28,7 @@ def test_the_built_in_ones(tmp_path: Path) -> None:
     assert {"format", "react_format", "cosine", "repetition", "soft_overlong"} <= set(lines)
     assert all(len(text) > 20 for text in lines.values())
     assert lines["gym_scheduler"].startswith("Plays one episode of an environment")
-    assert {"math_tip_trick", "thinking_tips_scheduler", "math_env"} <= set(lines)
+    assert {"math_tip_trick", "thinking_tips_scheduler", "math_env", "difficulty", "replay_failures"} <= set(lines)
 
 
 def test_those_of_plugin_files(tmp_path: Path) -> None:

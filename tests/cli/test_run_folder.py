@@ -10,8 +10,10 @@ import pytest
 
 from swift_r1.arguments import RlhfArguments, World, parse_arguments
 from swift_r1.arguments.plan import make_plan
-from swift_r1.launch.run_folder import make_run_folder, run_folder_faults, without_secrets, write_args
+from swift_r1.errors import UsageError
+from swift_r1.launch.run_folder import check_same_run, make_run_folder, run_folder_faults, without_secrets, write_args
 from swift_r1.runtime.hardware import hardware
+from swift_r1.training.checkpoint.state import Fingerprint, RunState
 
 BASE = shlex.split("--rlhf_type grpo --model m --dataset d --reward_funcs a --per_device_train_batch_size 8")
 
@@ -93,3 +95,15 @@ def test_secrets_are_struck_out() -> None:
         "--seed",
         "1",
     ]
+
+
+def test_a_run_from_before_a_flag_had_its_default(tmp_path: Path) -> None:
+    known = arguments().to_dict()
+    del known["prompt_sampler"]
+    (tmp_path / "state").mkdir()
+    RunState(3, 1, 8, "", 3, 1, "id", 0, {}, {}, {}, None, {}, Fingerprint(known, 1, "rows", 1)).write(
+        tmp_path / "state"
+    )
+    check_same_run(arguments(), World(), "rows", tmp_path)
+    with pytest.raises(UsageError, match="--prompt_sampler uniform became difficulty"):
+        check_same_run(arguments("--prompt_sampler", "difficulty"), World(), "rows", tmp_path)

@@ -1,21 +1,25 @@
-"""The order of the prompts: complete, new each epoch, deterministic, and resumable from a few numbers."""
+"""The order of the prompts: complete, new each epoch, or chosen by what became of those before; deterministic, and
+resumable."""
 
 from __future__ import annotations
 
 import json
+import random
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 
+from swift_r1.data.choices import Choices
 from swift_r1.data.loading import _take_out
 from swift_r1.data.prompts import PromptEncoder
 from swift_r1.data.rows import Drops
-from swift_r1.data.sampler import PromptSampler
+from swift_r1.data.sampler import Outcome, PromptSampler, Sampler, build_sampler, samplers
 from swift_r1.data.store import Part, Rows, block_of, write_store
 from swift_r1.errors import UsageError
 
@@ -126,3 +130,98 @@ class Characters:
 
     def __call__(self, text: str, **_given: Any) -> dict[str, list[int]]:
         return {"input_ids": list(map(ord, text))}
+
+
+ARGS = SimpleNamespace(dataset_shuffle=True, data_seed=5)
+
+
+def sampler(name: str, rows: int = 20) -> Sampler:
+    return build_sampler(name, [{"difficulty": -number} for number in range(rows)], ARGS)
+
+
+def told(rates: dict[int, float]) -> list[Outcome]:
+    return [Outcome(row, 1, rate, rate, 0 < rate < 1, 0.1) for row, rate in rates.items()]
+
+
+def rounds_of(choices: Choices, numbers: Sequence[int], count: int, hears: Callable[[int], int]) -> list[list[int]]:
+    """What is chosen for these rounds, where `hears(number)` rounds are over when one is begun; pass rates follow."""
+    found, heard = [], numbers[0] if numbers else 0
+    chance = random.Random(1)
+    rates = {row: chance.choice([0.0, 0.25, 0.5, 1.0]) for row in range(20)}
+    for number in numbers:
+        while heard < hears(number):
+            places = range(heard * count, heard * count + count)
+            choices.hear(heard, told({choices.row(place): rates[choices.row(place)] for place in places}))
+            heard += 1
+        choices.choose(number * count + count, number)
+        found.append([choices.row(place) for place in range(number * count, number * count + count)])
+    return found
+
+
+def test_uniform_as_a_sampler_has_the_order_of_the_run_without_one() -> None:
+    assert [sampler("uniform").next(7)] == drawn(PromptSampler(20, 7, seed=5), 1)
+
+
+@pytest.mark.parametrize("name", sorted(samplers))
+@pytest.mark.parametrize("stop", [1, 2, 9])
+def test_a_sampler_goes_on_where_it_was(name: str, stop: int) -> None:
+    whole = rounds_of(Choices(sampler(name)), range(20), 4, lambda number: number)
+    before = Choices(sampler(name))
+    assert rounds_of(before, range(stop), 4, lambda number: number) == whole[:stop]
+    last = [before.row(place) for place in range(stop * 4 - 4, stop * 4)]
+    # The last round was not trained on: it is taken again.
+    after = Choices(sampler(name), 0, stop * 4 - 4, before.state(stop * 4 - 4))
+    after.choose(stop * 4, stop - 1)
+    assert [after.row(place) for place in range(stop * 4 - 4, stop * 4)] == last == whole[stop - 1]
+    assert rounds_of(after, range(stop - 1, 20), 4, lambda number: number) == whole[stop - 1 :]
+
+
+@pytest.mark.parametrize("name", ["difficulty", "replay_failures"])
+def test_what_a_round_begins_with_does_not_depend_on_the_time(name: str) -> None:
+    """Six rounds ahead: whether the trainer was at its latest or at its earliest when they were begun."""
+    late = rounds_of(Choices(sampler(name), ahead=6), range(20), 4, lambda number: max(0, number - 6))
+    assert late == rounds_of(Choices(sampler(name), ahead=6), range(20), 4, lambda number: number)
+    assert late != rounds_of(Choices(sampler(name)), range(20), 4, lambda number: number)
+
+
+def test_difficulty_takes_rows_of_one_half_first_and_rests_them() -> None:
+    one = sampler("difficulty", 100)
+    first = one.next(8)
+    assert len(set(first)) == 8
+    one.tell(told(dict(zip(first, [0.0, 1.0, 0.5, 0.25, 0.75, 0.5, 0.95, 0.375], strict=True))))
+    seen = {row for _ in range(4) for row in one.next(8)}
+    assert seen.isdisjoint(first) and len(seen) == 32
+    again = one.next(8)
+    # Nearest to one half, and of those alike the first chosen.
+    assert again[:5] == [first[2], first[5], first[7], first[3], first[4]] and set(again[5:]).isdisjoint(
+        {*first, *seen}
+    )
+
+
+def test_a_few_rows_are_enough_for_every_sampler() -> None:
+    for name in samplers:
+        one = sampler(name, 3)
+        for _ in range(9):
+            rows = one.next(8)
+            assert len(rows) == 8 and set(rows) <= {0, 1, 2}
+            one.tell(told(dict.fromkeys(rows, 0.5)))
+
+
+def test_curriculum_goes_from_easy_to_hard_in_every_epoch() -> None:
+    one = sampler("curriculum")
+    assert [one.next(20), one.next(5)] == [[*range(19, -1, -1)], [19, 18, 17, 16, 15]]
+    alike = build_sampler("curriculum", [{"difficulty": number // 10} for number in range(20)], ARGS)
+    epochs = [alike.next(20), alike.next(20)]
+    assert [set(epoch[:10]) for epoch in epochs] == [{*range(10)}] * 2 and epochs[0] != epochs[1]
+    for bad in ({}, {"difficulty": None}, {"difficulty": "hard"}, {"difficulty": "nan"}):
+        with pytest.raises(UsageError, match="curriculum: it needs a number in the column difficulty"):
+            build_sampler("curriculum", [bad], ARGS)
+
+
+def test_failures_come_again_in_between() -> None:
+    one = sampler("replay_failures")
+    first = one.next(4)
+    one.tell(told(dict(zip(first, [0.0, 0.9, 0.4, 0.3], strict=True))))
+    second = one.next(4)
+    assert second[:2] == [first[0], first[2]] and set(second[2:]).isdisjoint(first)
+    assert one.next(4)[0] == first[3]

@@ -31,14 +31,16 @@ KNOWN = {name for cls in COMMANDS for name in spellings(cls)}
 
 
 def test_the_plugins_on_the_page_pass_the_check(tmp_path: Path) -> None:
-    sums, again = re.findall(r"^```python\n(.*?)^```", PLUGINS, re.MULTILINE | re.DOTALL)
+    sums, improving, again = re.findall(r"^```python\n(.*?)^```", PLUGINS, re.MULTILINE | re.DOTALL)
     (tmp_path / "sums.py").write_text(sums)
     (tmp_path / "again.py").write_text(again)
+    (tmp_path / "improving.py").write_text(improving)
     words = [
         "check",
         "--external_plugins",
         "sums.py",
         "again.py",
+        "improving.py",
         "--multi_turn_scheduler",
         "again",
         "--dataset",

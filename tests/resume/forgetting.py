@@ -20,6 +20,7 @@ def forget(part: str) -> None:
         "rounds": lambda state: replace(state, rounds=state.rounds - 1),
         "weight_version": lambda state: replace(state, weight_version=0),
         "window": lambda state: replace(state, window={}),
+        "choices": lambda state: replace(state, choices=""),
         "run_id": lambda state: replace(state, run_id="other"),
     }
     if part in reads:

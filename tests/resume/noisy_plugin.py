@@ -1,4 +1,5 @@
-"""The digits task with a reward that draws from Python's generator, as a plugin in the trainer's process may.
+"""The digits task with a reward that draws from Python's generator, as a plugin in the trainer's process may, and a
+sampler that follows it.
 
 A file `signals.json` in the working directory, `{"step", "signal", "times"}`, makes it send signals to the trainer, and
 then wait for ever if there is a file `hang`. A file `slow` holds the seconds that each call takes.
@@ -13,6 +14,8 @@ from pathlib import Path
 
 from swift.dataset import DatasetMeta, ResponsePreprocessor, register_dataset
 from swift.rewards import ORM, orms
+
+from swift_r1 import Sampler, samplers
 
 
 class NoisyDigits(ORM):
@@ -31,6 +34,33 @@ class NoisyDigits(ORM):
 
 
 orms["noisy_digits"] = NoisyDigits
+
+
+class Lowest(Sampler):
+    """Half of a round are those that got the lowest rewards."""
+
+    def __init__(self, rows, args):
+        super().__init__(rows, args)
+        self.rewards = {}
+
+    def next(self, count):
+        lowest = sorted(self.rewards, key=self.rewards.get)[: count // 2]
+        for row in lowest:
+            del self.rewards[row]
+        return lowest + [self.order.draw() for _ in range(count - len(lowest))]
+
+    def tell(self, outcomes):
+        self.rewards |= {one.row: one.reward for one in outcomes}
+
+    def state_dict(self):
+        return super().state_dict() | {"rewards": list(self.rewards.items())}
+
+    def load_state_dict(self, state):
+        super().load_state_dict(state)
+        self.rewards = dict(state["rewards"])
+
+
+samplers["lowest"] = Lowest
 
 
 class Preprocess(ResponsePreprocessor):

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
+from itertools import groupby
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from swift_r1.data.choices import Choices
+from swift_r1.data.sampler import Outcome, build_sampler
+from swift_r1.plugins import load_plugins
 from swift_r1.runs.timeline import Timeline
 
 pytestmark = pytest.mark.timeout(600)
@@ -37,6 +42,24 @@ def prompts(folder: Path) -> list[tuple[int, str]]:
     return [(row["step"], row["prompt_id"]) for row in rows_of(folder)]
 
 
+def chosen_again(folder: Path, ahead: int) -> list[tuple[int, str]]:
+    """What the run's sampler chooses where it is told of each round's rewards once the weights show them."""
+    args, rows = json.loads((folder / "args.json").read_text())["args"], rows_of(folder)
+    load_plugins(args["external_plugins"])
+    data = [{"prompt_id": f"counting:{number}"} for number in range(40)]
+    choices = Choices(build_sampler("lowest", data, SimpleNamespace(**args)), ahead)
+    found: list[tuple[int, str]] = []
+    for number, (step, round_) in enumerate(groupby(rows, key=lambda row: row["step"])):
+        groups = [list(group) for _, group in groupby(round_, key=lambda row: row["group"])]
+        first = len(found)
+        choices.choose(first + len(groups), number)
+        chosen = [choices.row(place) for place in range(first, first + len(groups))]
+        means = [sum(row["reward"] for row in group) / len(group) for group in groups]
+        choices.hear(number, [Outcome(*one, 0.0, True, 0.0) for one in zip(chosen, [step] * 9, means, strict=False)])
+        found += [(step, data[row]["prompt_id"]) for row in chosen]
+    return [one for one in found for _ in range(4)]
+
+
 def test_without_staleness_the_run_is_the_synchronous_one_bit_for_bit(runs, tiny_server, tmp_path):
     settings = SETTINGS | {"vllm_server_base_url": tiny_server.url, "max_steps": 3}
     folders = [tmp_path / "plain", tmp_path / "ahead"]
@@ -52,7 +75,8 @@ def test_without_staleness_the_run_is_the_synchronous_one_bit_for_bit(runs, tiny
     assert not any("staleness" in key for step in steps_of(folders[0]) for key in step)
 
 
-def test_a_killed_run_takes_again_what_was_only_generated(runs, tiny_server, tmp_path):
+@pytest.mark.parametrize("sampler", ["uniform", "lowest"])
+def test_a_killed_run_takes_again_what_was_only_generated(runs, tiny_server, tmp_path, sampler):
     """In the middle of a round, while a later one is scored."""
     settings = SETTINGS | {
         "vllm_server_base_url": tiny_server.url,
@@ -63,6 +87,7 @@ def test_a_killed_run_takes_again_what_was_only_generated(runs, tiny_server, tmp
         "eval_steps": 2,
         "eval_limit": 2,
         "num_generations_eval": 1,
+        "prompt_sampler": sampler,
     }
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     assert runs.run(whole, **settings).code == 0
@@ -70,8 +95,10 @@ def test_a_killed_run_takes_again_what_was_only_generated(runs, tiny_server, tmp
     (tmp_path / "signals.json").write_text(json.dumps({"step": 4, "signal": signal.SIGKILL, "times": 1}))
     assert runs.wait(runs.start(resumed, **settings), resumed).code == -signal.SIGKILL
     assert runs.run(resumed, resume_from_checkpoint="last", **settings).code == 0
-    assert prompts(resumed) == prompts(whole)
+    if sampler == "uniform":
+        assert prompts(resumed) == prompts(whole)
     for folder in (whole, resumed):
+        assert sampler == "uniform" or prompts(folder) == chosen_again(folder, ahead=2)
         rows = rows_of(folder)
         assert len({row["request_id"] for row in rows}) * 4 == len(rows)
         steps = steps_of(folder)

@@ -49,6 +49,14 @@ STREAMED = {
     "shuffle_buffer_size": 16,
     "dataloader_num_workers": 1,
 }
+CHOSEN = {
+    # Several epochs of 40 rows, in an order that hangs on their rewards; checkpoints in the middle of rounds.
+    "max_steps": 10,
+    "save_steps": 1,
+    "per_device_train_batch_size": 32,
+    "steps_per_generation": 2,
+    "prompt_sampler": "lowest",
+}
 PPO = {
     # The critic alone first; values and log-probs of before the round are needed in the middle of rounds.
     "rlhf_type": "ppo",
@@ -70,6 +78,7 @@ SETTINGS = {
     "full": FULL,
     "lora": LORA,
     "streamed": STREAMED,
+    "chosen": CHOSEN,
     "ddp": FULL | TWO_RANKS,
     "fsdp2": FULL | TWO_RANKS | {"fsdp": "fsdp2", "gradient_checkpointing": "true"},
     "zero2": FULL | TWO_RANKS | {"deepspeed": "zero2"},
@@ -133,6 +142,7 @@ def kill_and_resume(runs, folder, settings, seconds, kills):
         ("fsdp2", 1),
         ("zero3", 1),
         ("streamed", 1),
+        ("chosen", 1),
         pytest.param("zero2-sequence", 1, marks=pytest.mark.long),
         ("ppo", 1),
         pytest.param("ddp-ppo", 1, marks=pytest.mark.long),
@@ -205,6 +215,16 @@ def test_without_one_part_of_the_state_it_is_another_run(runs, uninterrupted, sa
     assert runs.run(folder, forget=part, resume_from_checkpoint="last", **FULL).code == 0
     with pytest.raises(AssertionError):
         same(expected, folder)
+
+
+def test_without_its_state_a_sampler_chooses_others(runs, uninterrupted, same, tmp_path):
+    expected, _ = uninterrupted("chosen")
+    for name, part in (("known", None), ("forgotten", "choices")):
+        cut_back(expected, tmp_path / name, 5)
+        assert runs.run(tmp_path / name, forget=part, resume_from_checkpoint="last", **CHOSEN).code == 0
+    same(expected, tmp_path / "known")
+    with pytest.raises(AssertionError):
+        same(expected, tmp_path / "forgotten")
 
 
 @pytest.mark.long

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -70,4 +71,12 @@ def test_a_state_of_another_format_is_refused(tmp_path):
     file = tmp_path / "state" / "run.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"format": 1}))
     with pytest.raises(UsageError, match="of another version of swift-r1; --resume_only_model true"):
+        RunState.read(tmp_path)
+    older = asdict(state) | {"format": 2}
+    del older["choices"]
+    file.write_text(json.dumps(older))
+    assert RunState.read(tmp_path) == state
+    del older["window"]
+    file.write_text(json.dumps(older))
+    with pytest.raises(UsageError, match="of another version"):
         RunState.read(tmp_path)

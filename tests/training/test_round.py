@@ -1,5 +1,6 @@
 """A round's completions: groups that others take the place of, and the prompts that those come from."""
 
+import math
 import subprocess
 import sys
 from contextlib import closing
@@ -15,16 +16,13 @@ from swift_r1.rewards.batch import join_batches
 from swift_r1.rewards.types import InvalidReward, RewardColumn
 from swift_r1.sampling.base import Conversation
 from swift_r1.sampling.prompts import PromptStream, StreamedPrompts
-from swift_r1.sampling.scoring import Scoring, completion_row
+from swift_r1.sampling.scoring import Scoring, completion_row, outcomes_of
 from swift_r1.wire.protocol import Completion
 
 
 def scores(values, first_group):
     """Scores of two groups of two, with a reward that fails on the last completion."""
-    prompts = [
-        Prompt(prompt_id=f"p{first_group + i}", dataset="d", token_ids=(1,), messages=(), text="", columns={})
-        for i in (0, 1)
-    ]
+    prompts = [Prompt(f"p{first_group + i}", "d", (), "", (1,), {}, row=100 + first_group + i) for i in (0, 1)]
     completion = Completion(token_ids=(2,), logprobs=(-1.0,), finish_reason="stop", weight_version=1)
     groups = [
         [Conversation(f"r{first_group + i}", prompt, completion, (True,), ((2,),), [], "2")] * 2
@@ -64,6 +62,17 @@ def test_fresh_groups_take_the_places_of_those_without_signal():
     (column,) = scored.columns()
     assert column.values == (1.0, 1.0, 0.0, 1.0, 0.0, 1.0, 5.0, 6.0)
     assert [item.index for item in column.invalid] == [3, 7] and column.seconds == 2.0
+
+
+def test_what_a_sampler_is_told_of_a_round():
+    first, fresh = scores([1.0, 1.0, 0.0, math.nan], 0), scores([0.0, 1.0, 5.0, math.nan], 2)
+    told = outcomes_of(first.with_groups_replaced([0], fresh, 2), [-1.0, 1.0, 0.0, 0.0], 7)
+    assert [one.row for one in told] == [102, 101, 100]
+    assert [(one.reward, one.pass_rate, one.has_signal, one.gradient_share, one.step) for one in told] == [
+        (0.5, 0.5, True, 1.0, 7),
+        (0.0, 0.0, False, 0.0, 7),
+        (1.0, 1.0, False, 0.0, 7),
+    ]
 
 
 @dataclass

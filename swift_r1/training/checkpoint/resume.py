@@ -14,6 +14,7 @@ from torch import Tensor
 
 from swift_r1.algorithms import Advantages
 from swift_r1.algorithms.rewards import mean
+from swift_r1.data.choices import Choices
 from swift_r1.errors import UsageError
 from swift_r1.models.policy import MicroBatch
 from swift_r1.rewards.monitor import InvalidRewardMonitor
@@ -160,6 +161,7 @@ class Checkpoints:
     rollouts: Rollouts
     recorder: Recorder
     monitor: InvalidRewardMonitor | None
+    choices: Choices | None  # with `--prompt_sampler`, on rank 0
     run_id: str
     fingerprint: Fingerprint
 
@@ -186,6 +188,7 @@ class Checkpoints:
                 round=None if round_ is None else round_.facts(),
                 logs=log_sizes(self.saver.run_dir),
                 fingerprint=self.fingerprint,
+                choices="" if self.choices is None else self.choices.state(position[0]),
             )
         with self.saver.ranks.busy():
             self.recorder.flush()

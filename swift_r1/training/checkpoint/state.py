@@ -6,7 +6,7 @@ import json
 import os
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,7 @@ class RunState:
     round: Mapping[str, Any] | None  # `done`, `metrics` and `seconds` of the open round; None between rounds
     logs: Mapping[str, int]  # bytes of each file of `LOGS`
     fingerprint: Fingerprint
+    choices: str = ""  # of `Choices`; empty with `--prompt_sampler uniform`, and in older checkpoints
 
     def write(self, folder: Path) -> None:
         content = standard_json(asdict(self), lambda value: {"number": str(value)})
@@ -76,7 +77,8 @@ class RunState:
                 f"{checkpoint} cannot be resumed from: it was saved without state/ (--save_only_model true)"
             ) from None
         known = {item.name for item in fields(cls)}
-        if content.pop("format", None) != _FORMAT or set(content) != known:
+        needed = {item.name for item in fields(cls) if item.default is MISSING}
+        if content.pop("format", None) != _FORMAT or not needed <= set(content) <= known:
             raise UsageError(
                 f"{checkpoint} cannot be resumed from: its state/ is of another version of swift-r1; "
                 "--resume_only_model true begins a new run with its weights"

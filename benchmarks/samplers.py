@@ -1,0 +1,99 @@
+"""The demo with other orders of its prompts (`--prompt_sampler`): how good the model is after how many completions.
+
+    python examples/mini/make_model.py countdown models/mini/countdown
+    python benchmarks/samplers.py output/samplers --model models/mini/countdown --samplers uniform difficulty
+
+For each seed the model is trained with each sampler, all else as in `examples/countdown_demo`; flags that are not its
+own go to `swift rlhf`. A run that was ended goes on, and one that is over is not done again. A row is a sampler: its
+accuracy on the held-out problems at each evaluation, mean over the seeds, and how that at `--share` of the completions
+compares with the first sampler's at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+DEMO = Path(__file__).resolve().parents[1] / "examples" / "countdown_demo"
+sys.path.append(str(DEMO))
+import run as demo  # noqa: E402  its flags
+
+ACCURACY = "eval/countdown_mini/accuracy"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--model", required=True, help="{seed} in it stands for the seed")
+    parser.add_argument("--samplers", nargs="+", default=["uniform", "difficulty", "curriculum", "replay_failures"])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=demo.STEPS)
+    parser.add_argument("--eval_steps", type=int, default=11)
+    parser.add_argument("--share", type=float, default=0.7, help="of the completions, to be compared at [0.7]")
+    args, args.more = parser.parse_known_args()
+    accuracies: dict[str, list[dict[int, float]]] = {name: [] for name in args.samplers}
+    for seed in args.seeds:
+        for name in args.samplers:
+            accuracies[name].append(trained(args, name, seed))
+            print(f"{name}, seed {seed}: {accuracies[name][-1]}", file=sys.stderr, flush=True)
+    show(args, accuracies)
+    return 0
+
+
+def trained(args: argparse.Namespace, sampler: str, seed: int) -> dict[int, float]:
+    """The accuracy by optimizer step of one run."""
+    folder = args.folder / f"{sampler}-{seed}"
+    summary = folder / "summary.json"
+    if not summary.exists() or json.loads(summary.read_text())["steps"] < args.steps:
+        own = {
+            "model": args.model.format(seed=seed),
+            "output_dir": folder,
+            "add_version": "false",
+            "resume_from_checkpoint": "last",
+            "seed": seed,
+            "prompt_sampler": sampler,
+            "max_steps": args.steps,
+            "eval_steps": args.eval_steps,
+            "per_device_train_batch_size": demo.COMPLETIONS // 16,
+            "gradient_accumulation_steps": 16,
+        }
+        words = [
+            *demo.SWIFT,
+            "rlhf",
+            *demo.FLAGS,
+            *demo.OF_GRPO,
+            *args.more,
+            *(word for name, value in own.items() for word in (f"--{name}", str(value))),
+        ]
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder.parent / f"{folder.name}.log").open("ab") as log:
+            subprocess.run(words, stdout=log, stderr=subprocess.STDOUT, check=True)
+    lines = [json.loads(line) for line in (folder / "logging.jsonl").read_text().splitlines()]
+    return {line["step"]: line[ACCURACY] for line in lines if ACCURACY in line}
+
+
+def show(args: argparse.Namespace, accuracies: dict[str, list[dict[int, float]]]) -> None:
+    first = accuracies[args.samplers[0]]
+    steps = sorted(set.intersection(*(set(run) for runs in accuracies.values() for run in runs)))
+    at = max(step for step in steps if step <= args.share * args.steps)
+    table = Table(title=f"accuracy after so many steps of {demo.COMPLETIONS} completions, mean of {len(first)} seeds")
+    columns = ["sampler", *map(str, steps), f"after {at}, less that of {args.samplers[0]} after {steps[-1]}, by seed"]
+    for column in columns:
+        table.add_column(column, justify="left" if column == "sampler" else "right")
+    for name, runs in accuracies.items():
+        means = [statistics.fmean(run[step] for run in runs) for step in steps]
+        less = [run[at] - other[steps[-1]] for run, other in zip(runs, first, strict=True)]
+        by_seed = f"{statistics.fmean(less):+.3f} ({', '.join(f'{one:+.3f}' for one in less)})"
+        table.add_row(name, *(f"{one:.3f}" for one in means), by_seed)
+    Console(width=140).print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
