@@ -4,7 +4,7 @@
     python benchmarks/diagnosis.py --model models/mini/countdown --faults true
     python benchmarks/diagnosis.py --runs output/mini/*/* --record tests/diagnosis/healthy.jsonl
 
-A fault is one run of the demo's model and task, 128 completions a step, with one thing wrong on purpose. For each it
+A fault is one run of the demo's model and task, 64 completions a step, with one thing wrong on purpose. For each it
 prints what was to be found and what was. `--runs` are folders of runs that are there already. `--record` writes what
 the detectors read of each run, with four digits, to a file that tests read.
 """
@@ -25,7 +25,8 @@ from typing import Any
 
 import psutil
 
-from swift_r1.diagnosis.watch import DETECTORS, Diagnosis
+from swift_r1.diagnosis.past import DETECTORS
+from swift_r1.diagnosis.watch import Diagnosis
 from swift_r1.runs.folder import RunFolder, find_runs
 from swift_r1.runs.lines import read_rows
 
@@ -39,7 +40,7 @@ COMMON = {
     "num_train_epochs": 100,
     "torch_dtype": "float32",
     "per_device_train_batch_size": 32,
-    "gradient_accumulation_steps": 4,
+    "gradient_accumulation_steps": 2,
     "num_generations": 8,
     "max_completion_length": 160,
     "learning_rate": 3e-4,
@@ -47,7 +48,7 @@ COMMON = {
     "lr_scheduler_type": "constant",
     "weight_decay": 0,
     "gradient_checkpointing": "false",
-    "max_steps": 24,
+    "max_steps": 20,
     "save_steps": 1000,
     "logging_steps": 1,
     "report_to": "none",

@@ -26,7 +26,8 @@ HELP = (_USAGE, WhyArguments, _EXAMPLES)
 def run(words: Sequence[str]) -> int:
     """Runs the command. Raises UsageError: bad flags or folders."""
     args = parse_arguments(WhyArguments, words)
-    from swift_r1.diagnosis.watch import DETECTORS, Diagnosis
+    from swift_r1.diagnosis.past import DETECTORS
+    from swift_r1.diagnosis.watch import Diagnosis
     from swift_r1.runs.folder import find_runs
 
     told, found = [], False

@@ -52,8 +52,8 @@ class Past:
 
     @property
     def rounds(self) -> int:
-        """Rounds that are trained, begun ones too."""
-        return -(-self.log.last_step // self.round)
+        """Rounds that are trained."""
+        return self.log.last_step // self.round
 
     @property
     def prompts(self) -> int | None:
@@ -111,7 +111,6 @@ class Detector:
 
 
 DETECTORS: list[Detector] = []
-"""Causes before what they lead to."""
 
 
 def detector(

@@ -22,7 +22,7 @@ def engine_mismatch(past: Past, rounds: int) -> Sign | None:
     advice = (
         "--weight_check_steps 1: weights that do not arrive; else --rollout_importance_sampling_mode token_truncate, "
     )
-    if past.args.get("vllm_engine_kwargs") or not late:
+    if past.args.get("vllm_engine_kwargs"):
         advice += "or the engine without quantization, "
     advice += "float32 on both sides to tell numerics apart"
     if late and min(late) >= MISMATCH_AT_ONCE:
@@ -41,13 +41,9 @@ def engine_mismatch(past: Past, rounds: int) -> Sign | None:
 @detector("ratios off", 3, "ratio", "clip_ratio/*")
 def ratios_off(past: Past, rounds: int) -> Sign | None:
     """Importance ratios far from 1 on average, or many tokens clipped."""
-    ratios = past.last("ratio", rounds)
-    clipped = [
-        low + high
-        for low, high in zip(past.last("clip_ratio/low", rounds), past.last("clip_ratio/high", rounds), strict=False)
-    ]
-    far = bool(ratios) and min(abs(value - 1) for value in ratios) >= RATIO
-    if not far and (not clipped or min(clipped) < CLIPPED):
+    ratios, *sides = (past.last(name, rounds) for name in ("ratio", "clip_ratio/low", "clip_ratio/high"))
+    clipped = [sum(both) for both in zip(*sides, strict=False)]
+    if not ratios or not clipped or (min(abs(one - 1) for one in ratios) < RATIO and min(clipped) < CLIPPED):
         return None
     return Sign(
         f"the mean importance ratio is {fmean(ratios):.3g}, and {fmean(clipped):.0%} of the tokens are clipped",

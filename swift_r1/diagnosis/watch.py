@@ -51,16 +51,21 @@ class Diagnosis(MetricLog):
         self.findings: dict[str, Finding] = {}
 
     def _add(self, row: Mapping[str, Any]) -> bool:
-        known = super()._add(row)
-        for one in self._detectors if known else ():
-            if not {one.name, *one.under}.isdisjoint(self.findings) or one.name in self._faults:
-                continue
-            try:
-                if (sign := one.look(self._past, one.rounds)) is not None:
-                    self.findings[one.name] = self._finding(one, sign)
-            except Exception as error:  # noqa: BLE001  whatever it is, the run goes on
-                self._faults[one.name] = f"the detector of {one.name!r} failed: {describe(error)}"
-        return known
+        if not super()._add(row):
+            return False
+        seen = [(one, sign) for one in self._detectors if (sign := self._look(one)) is not None]
+        names = {*self.findings, *(one.name for one, _ in seen)}
+        self.findings |= {one.name: self._finding(one, sign) for one, sign in seen if names.isdisjoint(one.under)}
+        return True
+
+    def _look(self, one: Detector) -> Sign | None:
+        if one.name in self.findings or one.name in self._faults:
+            return None
+        try:
+            return one.look(self._past, one.rounds)
+        except Exception as error:  # noqa: BLE001  whatever it is, the run goes on
+            self._faults[one.name] = f"the detector of {one.name!r} failed: {describe(error)}"
+            return None
 
     def _finding(self, one: Detector, sign: Sign) -> Finding:
         numbers = {}
