@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
+from swift_r1.diagnosis.watch import Diagnosis
 from swift_r1.report import completions, evaluations, parts
 from swift_r1.report.blocks import Block, Figure, Figures, Note, Report, Section, Table
 from swift_r1.report.evaluations import Measured, right_shares
 from swift_r1.report.figures import Curve, curves
 from swift_r1.runs.completions import CompletionTable
 from swift_r1.runs.folder import RunFolder
-from swift_r1.runs.metrics import MetricLog, Series, over_seeds, same_but_seed
+from swift_r1.runs.metrics import Series, over_seeds, same_but_seed
 from swift_r1.runs.query import CompletionQuery
 
 _PANELS = {
@@ -43,7 +44,7 @@ class Opened:
     """A run and all that is read of it."""
 
     folder: RunFolder
-    log: MetricLog
+    log: Diagnosis
     trained: CompletionTable
     evaluated: CompletionTable
 
@@ -63,6 +64,7 @@ def build(folders: Sequence[RunFolder]) -> Report:
         groups = {_name(group): group for group in alike.values()}
         sections = {
             "What was run": _what(groups),
+            "Diagnosis": _diagnoses(runs),
             "Curves": _figures(_curves(groups)),
             "Evaluation": [*_figures(_accuracies(groups)), *evaluations.blocks(*_measured(groups))],
             "The same prompts over time": _of_each(groups, lambda run: completions.same_prompts(run.evaluated)),
@@ -79,7 +81,7 @@ def build(folders: Sequence[RunFolder]) -> Report:
 
 
 def _open(folder: RunFolder, tables: ExitStack) -> Opened:
-    log = MetricLog(folder.path)
+    log = Diagnosis(folder.path)
     log.refresh()
     trained, evaluated = (
         tables.enter_context(CompletionTable(folder.path / f"{name}.jsonl"))
@@ -120,6 +122,16 @@ def _state(run: Opened) -> str:
     happened = [f"{kind.replace('_', ' ')} {kinds.count(kind)} x" for kind in _HAPPENED if kind in kinds]
     state = f"{run.folder.status} at step {run.log.last_step}" + (f" of {planned}" if planned else "")
     return f"{state} ({', '.join(happened)})" if happened else state
+
+
+def _diagnoses(runs: Sequence[Opened]) -> list[Block]:
+    """What is wrong with each run, as `swift why` says it."""
+    rows = [
+        [run.folder.name, one.name, f"{one.steps[0]} to {one.steps[1]}", one.evidence, one.advice]
+        for run in runs
+        for one in run.log.findings.values()
+    ]
+    return [Table(["run", "finding", "steps", "evidence", "try"], rows, 5)] if rows else []
 
 
 def _figures(found: Sequence[Figure]) -> list[Block]:

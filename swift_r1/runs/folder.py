@@ -17,6 +17,7 @@ from swift_r1.runtime.processes import run_folder_is_held
 
 Status = Literal["running", "ended", "killed", "failed", "interrupted"]
 
+DIAGNOSIS = "diagnosis.jsonl"
 DEFAULT = "output"  # the folder of `--output_dir` by default
 _SIGNS = ("args.json", "logging.jsonl", "completions.jsonl")
 _DEPTH = 3  # how far below a given folder runs are looked for: OUTPUT/model/v0-...
@@ -77,7 +78,15 @@ class RunFolder:
     @cached_property
     def events(self) -> list[dict[str, Any]]:
         """events.jsonl."""
-        rows, problems = read_rows(self.path / "events.jsonl")
+        return self._rows("events.jsonl")
+
+    @cached_property
+    def findings(self) -> list[dict[str, Any]]:
+        """diagnosis.jsonl: what the run said of itself."""
+        return self._rows(DIAGNOSIS)
+
+    def _rows(self, name: str) -> list[dict[str, Any]]:
+        rows, problems = read_rows(self.path / name)
         self.problems.extend(problems)
         return rows
 

@@ -15,6 +15,7 @@ from swift_r1.data.sampler import Outcome
 from swift_r1.rewards.batch import OpenRewardBatch, column_of
 from swift_r1.rewards.types import RIGHT, RewardBatch, RewardColumn, reward_batch
 from swift_r1.sampling.base import Conversation
+from swift_r1.sampling.texts import text_metrics
 
 OpenRewards = Callable[[Mapping[str, int]], OpenRewardBatch]  # takes the trainer state that rewards are called with
 
@@ -202,6 +203,7 @@ def round_metrics(scored: ScoredRound) -> dict[str, float]:
     """What to log of a round, over all that was generated."""
     everything = scored.generated
     metrics = reward_metrics(everything, scored.columns()) | completion_metrics(everything)
+    metrics |= text_metrics([item.conversation for item in everything])
     versions = [item.conversation.completion.weight_version for item in everything]
     metrics["rollout/weight_version"] = float(min(versions))
     return metrics | scored.metrics

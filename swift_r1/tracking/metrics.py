@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Self
 
 _MAXIMUM = ("completions/max_length", "rollout/weight_check")
@@ -24,6 +25,17 @@ def merged(window: Mapping[str, Sequence[float]]) -> dict[str, float]:
         else:
             found[name] = sum(known) / len(known) if known else math.nan
     return found
+
+
+def slowdown(what: str, times: Sequence[float]) -> dict[str, float]:
+    """`time/<what>_slowdown`: how many times as long as the median of the others the slowest takes, and
+    `time/slowest_<what>`, its number. Those with a time of 0 did nothing; of one alone there is nothing to say."""
+    known = {number: seconds for number, seconds in enumerate(times) if seconds > 0}
+    if len(known) < 2:
+        return {}
+    slowest = max(known, key=known.__getitem__)
+    others = median(seconds for number, seconds in known.items() if number != slowest)
+    return {f"time/{what}_slowdown": known[slowest] / others, f"time/slowest_{what}": float(slowest)}
 
 
 class JsonLines:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -75,7 +75,8 @@ class Recorder:
 class RunRecorder(Recorder):
     """Writes `logging.jsonl`, `completions.jsonl`, `eval_completions.jsonl`, `tokens/`, `images/`, `summary.json`;
     feeds `events`, the console and the trackers. Use as a context manager: it closes them. With `show_completions`
-    some are shown and sent to the trackers (all are in the file anyway)."""
+    some are shown and sent to the trackers (all are in the file anyway). `on_line` is called when a line of the log is
+    written."""
 
     def __init__(
         self,
@@ -87,11 +88,12 @@ class RunRecorder(Recorder):
         first_step: bool = False,
         token_writer: TokenWriter | None = None,
         events: Events | None = None,
+        on_line: Callable[[], object] = lambda: None,
     ) -> None:
         self.run_dir, self.console, self.reporters = run_dir, console, reporters
         self.token_writer = token_writer
         self.logging_steps, self.show_completions, self.first_step = logging_steps, show_completions, first_step
-        self.events = events or Events()
+        self.events, self._on_line = events or Events(), on_line
         names = ("logging", "completions", "eval_completions")
         self._files = self._log, self._completions, self._eval_completions = [
             JsonLines(run_dir / f"{name}.jsonl") for name in names
@@ -144,6 +146,7 @@ class RunRecorder(Recorder):
         self._window.clear()
         self._log.write(line)
         self.console.logged(step, line)
+        self._on_line()
         for reporter in self.reporters:
             reporter.log(line, step)
         if self.show_completions and self._latest_rows:
@@ -175,6 +178,7 @@ class RunRecorder(Recorder):
         names = [name.removeprefix("eval/").removesuffix("/accuracy") for name, _ in found]
         self.event("evaluated", ", ".join(f"{name} {value:.3f}" for name, (_, value) in zip(names, found, strict=True)))
         self.console.evaluated(step, metrics)
+        self._on_line()
         for reporter in self.reporters:
             reporter.log(metrics, step)
 

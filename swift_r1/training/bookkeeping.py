@@ -8,15 +8,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+import torch
 from torch import Tensor
 
 from swift_r1.arguments import Plan
 from swift_r1.data.choices import Choices
 from swift_r1.errors import RunFailed
 from swift_r1.rewards.monitor import InvalidRewardMonitor
+from swift_r1.runtime.pace import Pace
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.base import Rollouts
 from swift_r1.sampling.scoring import ScoredRound, completion_row, outcomes_of, round_metrics
+from swift_r1.tracking.metrics import slowdown
 from swift_r1.tracking.recorder import Recorder
 from swift_r1.tracking.spans import Stopwatch
 from swift_r1.training.backends.base import Backend
@@ -109,6 +113,17 @@ class Bookkeeping:
         tokens = int(round_.batch.loss_mask.sum()) / self.plan.optimizer_steps_per_round
         times |= {"time/step": seconds, "tokens_per_second": tokens / seconds}
         times["memory/peak_gib"] = self.ranks.max(peak_bytes(self.ranks.device)) / GIB
-        metrics = metrics | times | self.rollouts.take_metrics()
+        metrics = metrics | times | rank_metrics(self.models[0][2].pace, self.ranks) | self.rollouts.take_metrics()
         with self.ranks.busy():
             self.recorder.step(number, metrics, last)
+
+
+def rank_metrics(pace: Pace, ranks: Ranks) -> dict[str, float]:
+    """`time/rank_slowdown` and `time/slowest_rank` (`slowdown`) on rank 0 of several, and `memory/host_gib`, the most
+    that a rank's process holds now. Collective."""
+    own = torch.tensor([pace.take(), psutil.Process().memory_info().rss / GIB])
+    everyones = ranks.gather(own)
+    if everyones is None:
+        return {}
+    times, memory = torch.stack(everyones).T.tolist()
+    return slowdown("rank", times) | {"memory/host_gib": max(memory)}

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import chain
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from swift_r1.algorithms import (
     LossConfig,
@@ -22,11 +22,15 @@ from swift_r1.algorithms import (
 )
 from swift_r1.algorithms.aggregation import masked_metric
 from swift_r1.models.policy import MicroBatch
+from swift_r1.models.weights import part_of
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.sampling.scoring import ScoredRound
 from swift_r1.training.backends.base import Backend, ReferencePolicy
+from swift_r1.training.backends.optimizer_state import trained_parameters
 from swift_r1.training.batching import Batching, RoundBatch, round_batch, split_step
 from swift_r1.training.token_values import StepTokens
+
+_SAMPLED = 256  # numbers of a weight, at least
 
 
 def batch_of_round(scored: ScoredRound | None, ranks: Ranks) -> RoundBatch:
@@ -226,3 +230,17 @@ def of_micro_batch(of_round: Tensor, micro: MicroBatch) -> Tensor:
     """The rows of a round's tensor, `[N]` or `[N, longest]`, that belong to a micro-batch: `[B]` or `[B, T]`."""
     rows = of_round[micro.samples]
     return (rows if rows.dim() == 1 else rows[:, : micro.mask.shape[1]]).to(micro.mask.device, non_blocking=True)
+
+
+def weight_sample(model: nn.Module) -> Tensor:
+    """A copy of some numbers, `[n]`, of this rank's part of each trained weight that is kept in 16 bits."""
+    parts = (getattr(one, "ds_tensor", part_of(one)).detach().flatten() for _, one in trained_parameters(model))
+    found = [part[:: max(1, part.numel() // _SAMPLED)] for part in parts if part.dtype.itemsize == 2]
+    return torch.cat(found) if found else torch.empty(0)
+
+
+def changed_share(before: Tensor, after: Tensor, ranks: Ranks) -> dict[str, float]:
+    """`weights/changed`: the share of sampled numbers that are others now; nothing where none are kept in 16 bits.
+    Collective."""
+    changed, count = ranks.sum_data(torch.tensor([float((before != after).sum()), float(len(before))])).tolist()
+    return {"weights/changed": changed / count} if count else {}

@@ -173,6 +173,7 @@ class Trainer:
                 # the other, so that the activations of one are in memory at a time.
                 tokens = round_.tokens()
                 frozen = critic is not None and self.summary.steps < args.critic_warmup_steps
+                before = grpo.weight_sample(self.backend.model)
                 metrics = round_.metrics | grpo.train_step(
                     micro_batches,
                     round_.advantages.values,
@@ -184,6 +185,7 @@ class Trainer:
                     frozen,
                     tokens,
                 )
+                metrics |= grpo.changed_share(before, grpo.weight_sample(self.backend.model), self.ranks)
                 if tokens is not None and (rows := tokens.rows(round_.advantages.values, self.ranks)) is not None:
                     self.recorder.tokens(self.summary.steps + 1, rows)
                 self.learning_rate.advance()

@@ -20,6 +20,7 @@ from swift_r1.arguments import Plan, RlhfArguments, make_plan
 from swift_r1.arguments.training import seconds_of
 from swift_r1.data.prompts import Wording, tokenizer_of_run
 from swift_r1.data.vocabulary import vocabulary_of
+from swift_r1.diagnosis.watch import LiveDiagnosis
 from swift_r1.errors import SwiftError, UsageError, describe, one_line
 from swift_r1.models.loading import load_tokenizer
 from swift_r1.runtime.libraries import quiet_libraries
@@ -159,8 +160,9 @@ def _build(context: Context, plan: Plan, data: Inputs, eval_sizes: Sequence[int]
         vocabulary = partial(vocabulary_of, context.tokenizer)
         token_writer = TokenWriter(start.run_dir / TOKENS, args.log_tokens_limit * GIB, vocabulary)
         shown = (args.logging_steps, args.log_completions, args.logging_first_step)
+        told = (token_writer, context.tell, LiveDiagnosis(start.run_dir))
         recorder = context.cleanup.enter_context(
-            RunRecorder(start.run_dir, RunConsole(plan.total_steps), reporters, *shown, token_writer, context.tell)
+            RunRecorder(start.run_dir, RunConsole(plan.total_steps), reporters, *shown, *told)
         )
 
     def on_done(count: int) -> None:

@@ -174,18 +174,6 @@ def column(name: str, values: list[float | None]) -> RewardColumn:
     return RewardColumn(name, tuple(values), tuple(InvalidReward(i, "because") for i in bad), 0.0)
 
 
-def test_a_constant_reward_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
-    monitor = InvalidRewardMonitor(1.0)
-    for step in range(30):
-        batch = RewardBatch(["a", "b"], {}, 2, {"global_step": step})
-        for _ in range(2):  # two calls a step count once
-            changing = column("changing", [float(step // 9)] * 2)
-            monitor.update([column("still", [0.5, None]), changing, column("spread", [0.0, 1.0])], batch)
-        assert len(caplog.records) == (step >= 9)
-    assert caplog.records[0].getMessage() == "reward still was 0.5 for every completion of 10 steps"
-    assert len(monitor.state()["constant"]["still"][1]) == 10  # a long run does not remember its steps
-
-
 def test_groups_without_any_usable_reward_are_counted() -> None:
     item = SimpleNamespace
     scored = [item(group=g, reward=r) for g, r in ((0, math.nan), (0, math.nan), (1, 1.0), (1, math.nan))]

@@ -17,6 +17,7 @@ from swift_r1.sampling.pool.router import Router
 from swift_r1.sampling.pool.session import LogProbs, ServerSession, why_not_alike
 from swift_r1.sampling.staleness import ServedVersions
 from swift_r1.tracking.events import Events
+from swift_r1.tracking.metrics import slowdown
 from swift_r1.tracking.spans import Spans
 from swift_r1.weights.buckets import Tensors
 from swift_r1.weights.snapshot import SnapshotReader, Superseded, WeightSnapshot
@@ -79,7 +80,8 @@ class ServerPool:
 
     def take_metrics(self) -> dict[str, float]:
         """What there is to log since the last call: answers that were refused, servers that take work, bytes of weights
-        that were sent to all servers, and the share of weights that changed, where versions are compared."""
+        that were sent to all servers, the share of weights that changed, where versions are compared, and the slowest
+        of several servers (`slowdown`)."""
         refused, self.stale = self.stale + sum(one.refused for one in self.sessions), 0
         for one in self.sessions:
             one.refused = 0
@@ -92,7 +94,7 @@ class ServerPool:
         self._counted_bytes = sent
         if self.snapshot.total:
             taken["rollout/changed_weights"] = self.snapshot.changed / self.snapshot.total
-        return taken
+        return taken | slowdown("server", [one.take_pace() for one in self.sessions])
 
     def ask(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
 from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
@@ -93,8 +94,10 @@ class Router:
     async def _ask(self, lane: _Lane, request: RolloutRequest) -> None:
         """An answer is taken as it comes: at any time a request waits, is asked of one lane, or is answered."""
         try:
+            began = time.monotonic()
             output = await lane.session.client.answer(lane.http, request)
             lane.session.check(output, self.versions)
+            lane.session.paced(output, time.monotonic() - began)
             del lane.asked[request.request_id]
             lane.load -= request.n
             lane.session.generating.done()

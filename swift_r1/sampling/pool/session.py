@@ -122,6 +122,7 @@ class ServerSession:
         self._adapters = False
         self.record(Spans(), "")
         self.refused = 0  # answers by other weights than those asked for
+        self._answered = (0.0, 0)  # seconds until answers came, and tokens of the longest completion of each
         # Set by `Health`, except the last, which is the pool's.
         self.ready = True  # it holds the newest weights and takes work
         self.failed: SwiftError | None = None  # why it is given up for good
@@ -150,6 +151,18 @@ class ServerSession:
                     f"({completion.finish_reason}), which was not published: another trainer may be writing to it"
                 )
         self.gained()
+
+    def paced(self, output: RolloutOutput, seconds: float) -> None:
+        """An answer came after so many seconds."""
+        with self._lock:
+            longest = max(len(completion.token_ids) for completion in output.completions)
+            self._answered = self._answered[0] + seconds, self._answered[1] + longest
+
+    def take_pace(self) -> float:
+        """Seconds a token since the last call, of requests that it has at the same time; 0 without an answer."""
+        with self._lock:
+            (seconds, tokens), self._answered = self._answered, (0.0, 0)
+        return seconds / tokens if tokens else 0.0
 
     def judge(self, error: ServerUnreachable | OtherWeights | ServerRefused) -> NoReturn:
         """Raises what a failed request means: ServerLost (what was answered by then counts), ServerUnreachable where it

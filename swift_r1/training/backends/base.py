@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from swift_r1.models.lora import adapters_off
 from swift_r1.models.merging import plain_like
 from swift_r1.models.policy import Critic, ModelInputs, Policy
 from swift_r1.models.weights import Weight, bucketed, parameters_of, part_of, policy_weights, whole_shape
+from swift_r1.runtime.pace import Pace
 from swift_r1.runtime.ranks import Ranks
 from swift_r1.training.backends import optimizer_state as saved
 from swift_r1.training.backends.optimizer_state import LOSS_SCALE, MASTER, UPDATES, ReadTensor, StateBucket, state_name
@@ -43,6 +45,10 @@ class Backend(ABC):
     partitioned = False  # whether a parameter is a part of a weight, until it is gathered (ZeRO-3, FSDP2)
     _copy_for_generation: PreTrainedModel | None = None
 
+    @cached_property
+    def pace(self) -> Pace:
+        return Pace(self.device)
+
     @property
     def vocab_size(self) -> int:
         size: int = self.model.config.get_text_config().vocab_size
@@ -50,7 +56,8 @@ class Backend(ABC):
 
     def logprobs(self, inputs: ModelInputs, temperature: float) -> TokenLogprobs:
         """The policy's forward (collective); see `Policy.forward`."""
-        found: TokenLogprobs = self.forward(temperature, *inputs)
+        with self.pace.timed(inputs.token_ids.numel()):
+            found: TokenLogprobs = self.forward(temperature, *inputs)
         return found
 
     def values(self, inputs: ModelInputs) -> Tensor:

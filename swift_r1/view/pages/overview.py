@@ -36,7 +36,7 @@ class _Overview:
     async def build(self) -> None:
         await in_order(self._read)
         self.state = ui.html("", sanitize=False).classes("view-scroll")
-        self.rows: list[dict[str, str]] = []
+        self.rows: tuple[list[dict[str, str]], ...] = ()
         self._show_state()
         ui.html(_facts(self.page.run, shown=len(self.page.chosen) == 1), sanitize=False).classes("view-run")
         self._controls()
@@ -59,18 +59,24 @@ class _Overview:
         self.seen = [log.state for log in self.logs], [len(timeline.marks) for timeline in self.timelines]
         # A folder is read once: another object looks again.
         self.found = [RunFolder(run.path, run.name) for run in self.page.chosen]
+        self.diagnoses = [
+            {"run": run.name} | {name: str(row.get(name, "")) for name in ("name", "steps", "evidence", "advice")}
+            for run in self.found
+            for row in run.findings
+        ]
         self.standings = [standing(run, log) for run, log in zip(self.found, self.logs, strict=True)]
 
     def _show_state(self) -> None:
         rows = self.standings
-        if rows != self.rows:
-            self.rows = rows
+        if (rows, self.diagnoses) != self.rows:
+            self.rows = rows, self.diagnoses
             if len(rows) > 1:
                 places = {place: number for number, one in enumerate(self._seeds().values()) for place in one}
                 colours = [places[place] for place in range(len(rows))]
                 self.state.content = _table(rows, colours) + _different(self.found)
             else:
                 self.state.content = _table(rows)
+            self.state.content += _table(self.diagnoses) if self.diagnoses else ""
         for log in self.logs:
             self.page.problems(log, log.problems)
 
@@ -80,7 +86,7 @@ class _Overview:
         def changes(name: str, value_of: str = "value") -> Any:
             async def change(event: Any) -> None:
                 page.set(**{name: getattr(event, value_of)})
-                self.rows = []  # colours go by what is drawn as one
+                self.rows = ()  # colours go by what is drawn as one
                 self._show_state()
                 await self._draw()
 

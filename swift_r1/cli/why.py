@@ -1,0 +1,60 @@
+"""`swift why`: what is wrong with runs, from what they have logged. Writes nothing in their folders."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.why import WhyArguments
+from swift_r1.errors import EXIT_OK, EXIT_RUN_FAILED
+
+_USAGE = """swift why RUN ... [--json]
+
+Says what is wrong with runs, on what evidence, and what to try: the same that a run says of itself while it trains
+(diagnosis.jsonl). RUN is the folder of a run or one that holds runs: a run that trains, has ended, or was killed.
+docs/diagnosis.md has what is looked for. Exit code 0 where nothing is found, 5 where something is."""
+_EXAMPLES = """
+swift why output/model/v0-20261121-120000
+swift why output --json
+"""
+HELP = (_USAGE, WhyArguments, _EXAMPLES)
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command. Raises UsageError: bad flags or folders."""
+    args = parse_arguments(WhyArguments, words)
+    from swift_r1.diagnosis.past import DETECTORS
+    from swift_r1.diagnosis.watch import Diagnosis
+    from swift_r1.runs.folder import find_runs
+
+    told, found = [], False
+    for folder in find_runs(args.runs):
+        log = Diagnosis(folder.path)
+        log.refresh()
+        failed = [str(event.get("text")) for event in folder.events if event.get("kind") == "failed"][-1:]
+        findings, missing = list(log.findings.values()), log.not_judged
+        problems = [*folder.problems, *log.problems]
+        found |= bool(findings)
+        about = {"run": str(folder.path), "status": folder.status, "steps": log.last_step}
+        told.append(
+            about
+            | {"failed": next(iter(failed), None), "findings": [asdict(one) for one in findings]}
+            | {"not_judged": missing, "problems": problems}
+        )
+        if args.json:
+            continue
+        why = f": {failed[0]}" if folder.status == "failed" and failed else ""
+        print(f"{folder.name}: {folder.status} at step {log.last_step}{why}")
+        for one in findings:
+            print(f"  {one.name}, steps {one.steps[0]} to {one.steps[1]}: {one.evidence}\n    try: {one.advice}")
+        looked = len(DETECTORS) - len(missing)
+        lacks = f"; not logged, so not judged: {', '.join(missing)}" if missing else ""
+        print(f"  {'nothing else' if findings else 'nothing'} found of {looked} signs{lacks}")
+        for problem in problems:
+            print(f"swift why: {folder.name}: {problem}", file=sys.stderr)
+    if args.json:
+        print(json.dumps(told, ensure_ascii=False, indent=2))
+    return EXIT_RUN_FAILED if found else EXIT_OK

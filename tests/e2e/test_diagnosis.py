@@ -1,0 +1,109 @@
+"""Runs with a fault say so once, and `swift why` says it of what they leave."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import threading
+from pathlib import Path
+
+import pytest
+
+from swift_r1.cli.main import main
+
+PLUGIN = Path(__file__).parent / "faults_plugin.py"
+
+
+def names(folder: Path) -> list[str]:
+    path = folder / "diagnosis.jsonl"
+    return [json.loads(line)["name"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_a_run_without_a_signal_says_so_once_also_after_a_resume(rlhf, tiny_model, capsys, tmp_path):
+    flags = {"external_plugins": PLUGIN, "dataset": "again", "reward_funcs": "nothing", "max_steps": 20}
+    flags |= {"num_generations": 2, "save_steps": 5}
+    run = rlhf(tiny_model, **flags)
+    assert run.code == 0
+    assert names(run.folder) == ["no signal", "data repeated"]
+    [line] = [line for line in run.errors.splitlines() if "no signal" in line]
+    assert "no signal, steps 1 to 8: 100% of the groups have equal rewards; the mean reward is 0; try: easier" in line
+    told = run.lines("diagnosis.jsonl")[0]
+    assert told["steps"] == [1, 8] and told["numbers"] == {"frac_reward_zero_std": {"first": 1.0, "last": 1.0}}
+
+    # Killed after step 9, it takes steps 6 to 20 again.
+    for number in (10, 15, 20):
+        shutil.rmtree(run.folder / f"checkpoint-{number}")
+    again = rlhf(tiny_model, **flags, resume_from_checkpoint="last")
+    assert again.code == 0 and again.steps[-1]["step"] == 20
+    assert "no signal" not in again.errors and names(run.folder) == ["no signal", "data repeated"]
+
+    capsys.readouterr()
+    assert main(["why", str(run.folder), "--json"]) == 5
+    [told] = json.loads(capsys.readouterr().out)
+    assert (told["status"], told["steps"], told["problems"]) == ("ended", 20, [])
+    assert told["findings"] == run.lines("diagnosis.jsonl")
+    assert "evaluation falling" in told["not_judged"]
+    assert main(["why", str(run.folder)]) == 5
+    assert "no signal, steps 1 to 8: 100% of the groups" in capsys.readouterr().out
+
+
+def test_a_healthy_run_says_nothing(rlhf, tiny_model, capsys):
+    run = rlhf(tiny_model, max_steps=24, learning_rate=1e-3)
+    assert run.code == 0 and names(run.folder) == []
+    assert {"prompts/repeated", "completions/foreign_letters", "memory/host_gib"} <= run.steps[0].keys()
+    assert main(["why", str(run.folder)]) == 0
+    assert "nothing found of" in capsys.readouterr().out
+
+
+def test_another_script_and_weights_that_stay(rlhf, save_model, tmp_path):
+    """Half of the small letters of the tokenizer become Greek ones, which the reward asks for."""
+    model = save_model(tmp_path / "greek")
+    path = model / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    for place, letter in enumerate("QXZJKVWY"):
+        vocabulary[chr(0x3B1 + place)] = vocabulary.pop(letter)
+    path.write_text(json.dumps(content))
+    flags = {"external_plugins": [Path(__file__).parent / "digits_plugin.py", PLUGIN], "reward_funcs": "greek"}
+    run = rlhf(model, **flags, max_steps=24, learning_rate=1e-2, per_device_train_batch_size=32, num_generations=8)
+    assert run.code == 0 and names(run.folder) == ["language broken"]
+    still = {"torch_dtype": "bfloat16", "learning_rate": 1e-9, "output_dir": tmp_path / "still"}
+    run = rlhf(model, **flags, **still, max_steps=12)
+    assert run.code == 0 and names(run.folder) == ["weights not moving"]
+
+
+def test_a_server_that_is_stopped_now_and_then(rlhf, tiny_model, tiny_server, second_tiny_server):
+    ended = threading.Event()
+
+    def hinder() -> None:
+        while not ended.is_set():
+            second_tiny_server.server.process.send_signal(signal.SIGSTOP)
+            ended.wait(0.06)
+            second_tiny_server.server.process.send_signal(signal.SIGCONT)
+            ended.wait(0.02)
+
+    thread = threading.Thread(target=hinder)
+    thread.start()
+    try:
+        urls = [tiny_server.url, second_tiny_server.url]
+        run = rlhf(tiny_model, use_vllm="true", vllm_server_base_url=urls, max_steps=12, per_device_train_batch_size=32)
+    finally:
+        ended.set()
+        thread.join()
+    assert run.code == 0 and names(run.folder) == ["slow server"]
+    assert run.lines("diagnosis.jsonl")[0]["evidence"].startswith("rollout server 1 takes")
+
+
+@pytest.mark.parametrize("what", ["nothing", "cut", "bytes"])
+def test_why_of_a_run_that_left_little(tmp_path, capsys, what):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "args.json").write_text("{" if what == "bytes" else "{}")
+    (run / "logging.jsonl").write_bytes(
+        {"nothing": b"", "cut": b'{"step": 1, "loss": 0.1}\n{"st', "bytes": b"\0\xff\n"}[what]
+    )
+    assert main(["why", str(run)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("run: killed at step ") and ("damaged" in said.err) == (what == "bytes")
+    assert main(["why", str(tmp_path / "none")]) == 2
