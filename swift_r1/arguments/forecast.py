@@ -38,8 +38,9 @@ class ForecastArguments(RlhfArguments):
 
     @property
     def tried(self) -> Self:
-        """What its trainer is given: two optimizer steps, one thing after another."""
-        return replace(self, max_steps=2, max_epochs=None, async_generate=False, dynamic_sample=False)
+        """What its trainer is given: two optimizer steps of all models, one thing after another."""
+        alone: dict[str, Any] = {"async_generate": False, "dynamic_sample": False, "critic_warmup_steps": 0}
+        return replace(self, max_steps=2, max_epochs=None, **alone)
 
 
 def arguments_of(args_json: Mapping[str, Any]) -> RlhfArguments:

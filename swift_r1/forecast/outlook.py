@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from swift_r1.arguments.plan import Plan
 from swift_r1.arguments.rlhf import RlhfArguments
@@ -96,15 +96,14 @@ class Outlook:
     repeated: float
     cost: Cost
 
-    def share_of_prompts(self, passed: str) -> float:
-        """Of which `none` or `all` completions pass."""
-        wanted = {"none": lambda one: one.passed == 0, "all": lambda one: one.passed == one.completions}[passed]
-        return sum(map(wanted, self.prompts)) / len(self.prompts)
+    def share_of_prompts(self, passed: Literal["none", "all"]) -> float:
+        """Of which none or all completions pass."""
+        return _mean([float(one.passed == (one.completions if passed == "all" else 0)) for one in self.prompts])
 
 
 def outlook(rows: Sequence[Row], found: Mapping[str, Any], args: RlhfArguments, plan: Plan) -> Outlook:
     """From the rows of `completions.jsonl` and the content of `forecast.json`."""
-    groups = [list(rows) for _, rows in groupby(rows, key=lambda row: (row["step"], row["group"]))]
+    groups = [list(group) for _, group in groupby(rows, key=lambda row: (row["step"], row["group"]))]
     first, size, count = f"rewards/{args.reward_funcs[0]}", plan.num_generations, len(groups[0])
     weighed = args.multi_objective_aggregation == "sum_then_normalize"
     keys = [[_key(row, None if weighed else args.reward_funcs) for row in group] for group in groups]
@@ -130,7 +129,7 @@ def outlook(rows: Sequence[Row], found: Mapping[str, Any], args: RlhfArguments, 
         completions=count,
         passes=mean_estimate(means, count),
         signal=signal,
-        own_size=size,
+        own_size=size if compared else per_step,
         own_signal=own,
         groups_per_step=per_step_groups,
         silent_steps=steps_without_signal(own.value, per_step_groups),

@@ -64,8 +64,8 @@ def _all(found: Outlook) -> Table:
 def _lines(found: Outlook) -> Iterator[tuple[str, str, str]]:
     count = len(found.prompts)
     yield f"pass ({found.rewards[0].name} of 1 or more)", percent(found.passes.value), interval(found.passes)
-    for passed in ("none", "all"):
-        yield f"prompts of which {passed} pass", percent(found.share_of_prompts(passed)), f"of {count}"
+    yield "prompts of which none pass", percent(found.share_of_prompts("none")), f"of {count}"
+    yield "prompts of which all pass", percent(found.share_of_prompts("all")), f"of {count}"
     for size, one in found.signal.items():
         name = f"groups of {size} with a signal" + " (the run's)" * (size == found.own_size)
         if one is None:

@@ -12,6 +12,7 @@ from typing import Literal
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.evaluation.statistics import MeanEstimate
 from swift_r1.forecast.outlook import Outlook
+from swift_r1.forecast.statistics import rounds_of_sampling
 
 LITTLE = 0.1  # share of groups with a signal below which most of what is generated is for nothing
 IDLE_STEPS = 0.5  # share of optimizer steps without any signal
@@ -113,7 +114,8 @@ def _changes(found: Outlook, args: RlhfArguments, level: Level) -> Iterator[Chan
             f"all {found.completions} completions of {percent(found.share_of_prompts('all'))} of the prompts pass",
             "harder rows, or a reward that tells right answers apart",
         )
-    yield from _about_groups(found, args, level)
+    if args.rlhf_type == "grpo" and level != "learned already":
+        yield from _about_groups(found, args)
     if found.repeated >= MOST:
         yield Change(
             "repeated",
@@ -131,8 +133,7 @@ def _about_the_task(found: Outlook) -> Iterator[Change]:
             "format",
             f"{percent(found.unmarked)} of the completions lack {' or '.join(found.markers)}, which the prompt asks for"
             + marked,
-            "a solved example in the prompt (one shot), a --response_prefix that begins the form, or a reward for the "
-            "form (--reward_funcs ... format)",
+            "a solved example in the prompt (one shot), a --response_prefix that begins the form, or a reward for it",
         )
     for one in constant:
         yield Change(
@@ -153,14 +154,14 @@ def _about_the_task(found: Outlook) -> Iterator[Change]:
         )
 
 
-def _about_groups(found: Outlook, args: RlhfArguments, level: Level) -> Iterator[Change]:
+def _about_groups(found: Outlook, args: RlhfArguments) -> Iterator[Change]:
     own = found.own_signal
     larger = [
         (size, one)
         for size, one in found.signal.items()
         if one is not None and size > found.own_size and one.value >= GAIN * own.value > 0
     ]
-    if larger and level != "learned already":
+    if larger:
         size, one = larger[-1]
         yield Change(
             "groups",
@@ -168,9 +169,10 @@ def _about_groups(found: Outlook, args: RlhfArguments, level: Level) -> Iterator
             f"{interval(one)})",
             f"more completions a prompt: --num_generations {size}, and as many times the batch",
         )
-    if 0 < own.value < MOST and not args.dynamic_sample and args.rlhf_type == "grpo" and level != "learned already":
+    if 0 < own.value < MOST and not args.dynamic_sample:
+        times = rounds_of_sampling(own.value, args.max_resample_times)
         yield Change(
             "resample",
             f"{percent(1 - own.value)} of what is generated trains nothing",
-            f"--dynamic_sample true replaces groups without signal, for {1 / own.value:.1f} times the generation",
+            f"--dynamic_sample true replaces groups without signal, for {times:.1f} times the generation",
         )

@@ -92,8 +92,8 @@ def _parts_of(whole: Trainer | RoundSampler) -> dict[str, Any]:
 
 
 def _as_round(found: Sequence[ScoredRound], size: int, plan: Plan) -> ScoredRound | None:
-    """A round of the plan's size out of groups of `size` completions, which are repeated where they are too few; None of
-    nothing. It has no calls of reward functions: whether they are valid is for the forecast to say."""
+    """A round of the plan's size out of groups of `size` completions, repeated where they are too few; None of nothing.
+    It has no calls of reward functions: whether they are valid is for the forecast to say."""
     if not found:
         return None
     wanted, items = plan.num_generations, [item for one in found for item in one.trained]
