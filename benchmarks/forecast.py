@@ -30,7 +30,7 @@ EXAMPLES = HERE.parent / "examples"
 SWIFT = (sys.executable, "-m", "swift_r1")
 MINI = "models/mini/countdown"
 SMOLLM2 = "models/smollm2-135m"
-FIRST = 4  # steps that the share is compared with: later ones are of other weights
+FIRST = 5  # steps that the share is compared with: later ones are of other weights
 COMMON = (
     *("--rlhf_type", "grpo", "--use_vllm", "false", "--torch_dtype", "float32", "--gradient_checkpointing", "false"),
     *("--lr_scheduler_type", "constant", "--num_train_epochs", "100", "--weight_decay", "0"),
@@ -38,9 +38,9 @@ COMMON = (
 OF_MINI = (
     *("--external_plugins", str(EXAMPLES / "countdown_demo" / "plugin.py"), str(HERE / "forecast_plugin.py")),
     *("--dataset", "countdown_mini", "--learning_rate", "3e-4", "--max_steps", "24"),
-    *("--per_device_train_batch_size", "64", "--gradient_accumulation_steps", "4"),
+    *("--per_device_train_batch_size", "64", "--gradient_accumulation_steps", "2"),
 )
-OF_SMOLLM2 = ("--max_steps", "12", "--num_generations", "8", "--per_device_train_batch_size", "64")
+OF_SMOLLM2 = ("--max_steps", "12", "--num_generations", "8", "--per_device_train_batch_size", "32")
 TWO = str(EXAMPLES / "smollm2_countdown" / "plugin.py")
 
 

@@ -4,6 +4,7 @@ optimizer steps on them. Nothing is kept but what is written into the folder at 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import cycle, islice
@@ -18,6 +19,8 @@ from swift_r1.tracking.metrics import standard_json
 from swift_r1.tracking.recorder import Recorder
 from swift_r1.training.loop import Trainer
 from swift_r1.training.memory import out_of_memory
+
+logger = logging.getLogger("swift_r1.training")
 
 
 def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
@@ -41,6 +44,8 @@ def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
         parts.append({"prompts": prompts, "generate": seconds["generate"], "reward": seconds.get("reward", 0.0)})
         if scored is not None:
             found.append(scored)
+            if 4 * first // count < 4 * (done := first + prompts) // count:  # what a log without a terminal sees
+                logger.info("%d of %d prompts are answered and judged", done, count)
     trainer.recorder.phase_end()
     trial.rounds = _Known(**_parts_of(sampler) | {"known": _as_round(found, args.num_completions, plan)})
     trainer.recorder.phase("optimizer steps", plan.total_steps)
