@@ -1,7 +1,7 @@
 """Does `swift forecast` tell what then happens? A forecast, then the run with other prompts.
 
     python examples/mini/make_model.py countdown models/mini/countdown
-    python benchmarks/forecast.py                      # all cases, about an hour on two cores
+    python benchmarks/forecast.py                      # all cases, half an hour on two cores
     python benchmarks/forecast.py demo noise           # some; what was measured before is kept in --output_dir
 
 `predicted` and `happened` are shares of groups with a signal: by the forecast, with its 95 % interval over prompts, and
@@ -37,8 +37,8 @@ COMMON = (
 )
 OF_MINI = (
     *("--external_plugins", str(EXAMPLES / "countdown_demo" / "plugin.py"), str(HERE / "forecast_plugin.py")),
-    *("--dataset", "countdown_mini", "--learning_rate", "3e-4", "--max_steps", "24"),
-    *("--per_device_train_batch_size", "64", "--gradient_accumulation_steps", "2"),
+    *("--dataset", "countdown_mini", "--learning_rate", "5e-4", "--max_steps", "20"),
+    *("--per_device_train_batch_size", "64"),
 )
 OF_SMOLLM2 = ("--max_steps", "12", "--num_generations", "8", "--per_device_train_batch_size", "32")
 TWO = str(EXAMPLES / "smollm2_countdown" / "plugin.py")

@@ -55,9 +55,9 @@ def _rewards(found: Outlook) -> Table:
 
 
 def _all(found: Outlook) -> Table:
-    table = _table("In all", "what", "value", "95 %")
+    table = _table("In all", "what", "value", "95 %, or more")
     for name, value, between in _lines(found):
-        table.add_row(name, value, between)
+        table.add_row(name, value, between.removeprefix("95 %: "))
     return table
 
 

@@ -45,9 +45,10 @@ class Verdict:
 
 
 def percent(share: float) -> str:
-    """In two digits, and never 0 or 100 for what is not that."""
-    text = f"{100 * share:.2g}" if share < 0.995 else f"{100 * share:.4g}"
-    return f"{text} %"
+    """In two digits, and never as 0 or 100 what is not that."""
+    if 0 < share < 0.001:
+        return "under 0.1 %"
+    return "over 99.9 %" if 0.999 < share < 1 else f"{100 * share:.{2 if share < 0.995 else 3}g} %"
 
 
 def interval(one: MeanEstimate) -> str:
