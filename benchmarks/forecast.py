@@ -30,6 +30,7 @@ EXAMPLES = HERE.parent / "examples"
 SWIFT = (sys.executable, "-m", "swift_r1")
 MINI = "models/mini/countdown"
 SMOLLM2 = "models/smollm2-135m"
+HOPELESS = 6  # steps of a run that cannot learn
 FIRST = 5  # steps that the share is compared with: later ones are of other weights
 COMMON = (
     *("--rlhf_type", "grpo", "--use_vllm", "false", "--torch_dtype", "float32", "--gradient_checkpointing", "false"),
@@ -37,10 +38,9 @@ COMMON = (
 )
 OF_MINI = (
     *("--external_plugins", str(EXAMPLES / "countdown_demo" / "plugin.py"), str(HERE / "forecast_plugin.py")),
-    *("--dataset", "countdown_mini", "--learning_rate", "5e-4", "--max_steps", "20"),
-    *("--per_device_train_batch_size", "64"),
+    *("--dataset", "countdown_mini", "--learning_rate", "5e-4"),
 )
-OF_SMOLLM2 = ("--max_steps", "12", "--num_generations", "8", "--per_device_train_batch_size", "32")
+OF_SMOLLM2 = ("--num_generations", "8", "--per_device_train_batch_size", "32")
 TWO = str(EXAMPLES / "smollm2_countdown" / "plugin.py")
 
 
@@ -50,33 +50,37 @@ class Case:
 
     model: str
     flags: tuple[str, ...]
-    prompts: int = 32
+    prompts: int = 24
     completions: int = 16
 
 
-def mini(*flags: str, length: int = 160, size: int = 8) -> Case:
-    return Case(MINI, (*OF_MINI, "--max_completion_length", str(length), "--num_generations", str(size), *flags))
+def mini(*flags: str, length: int = 64, size: int = 8, steps: int = 18) -> Case:
+    more = ("--max_completion_length", str(length), "--num_generations", str(size), "--max_steps", str(steps))
+    batch = ("--per_device_train_batch_size", "64" if steps > HOPELESS else "32")
+    return Case(MINI, (*OF_MINI, *more, *batch, *flags))
 
 
-def smollm2(plugin: str, *flags: str) -> Case:
-    return Case(SMOLLM2, (*OF_SMOLLM2, "--external_plugins", plugin, *flags), prompts=16, completions=16)
+def smollm2(plugin: str, *flags: str, steps: int = HOPELESS) -> Case:
+    more = ("--external_plugins", plugin, "--max_steps", str(steps))
+    return Case(SMOLLM2, (*OF_SMOLLM2, *more, *flags), prompts=16, completions=16)
 
 
 CASES = {
     "demo": mini("--reward_funcs", "countdown", "format", "--reward_weights", "1", "0.1"),
     "one reward": mini("--reward_funcs", "countdown"),
     "groups of 2": mini("--reward_funcs", "countdown", size=2),
-    "unreachable": mini("--reward_funcs", "unreachable"),
-    "always the same": mini("--reward_funcs", "same"),
-    "cut off": mini("--reward_funcs", "countdown", length=12),
-    "form alone": mini("--reward_funcs", "unreachable", "format"),
+    "unreachable": mini("--reward_funcs", "unreachable", steps=HOPELESS),
+    "always the same": mini("--reward_funcs", "same", steps=HOPELESS),
+    "cut off": mini("--reward_funcs", "countdown", length=12, steps=HOPELESS),
+    "form alone": mini("--reward_funcs", "unreachable", "format", steps=HOPELESS),
     "form as the task": mini("--reward_funcs", "format"),
-    "noise": mini("--reward_funcs", "noise"),
+    "noise": mini("--reward_funcs", "noise", steps=9),
     "SmolLM2, two numbers": smollm2(
         TWO,
         *("--dataset", "countdown_two", "--reward_funcs", "solved", "answer_tag", "--reward_weights", "1", "0.1"),
         *("--response_prefix", "<answer>", "--stop_words", "</answer>", "--max_completion_length", "16"),
         *("--learning_rate", "1e-5"),
+        steps=12,
     ),
     "SmolLM2, sums": smollm2(
         str(HERE / "forecast_plugin.py"),
