@@ -10,6 +10,7 @@ from pathlib import Path
 from swift_r1.arguments import RlhfArguments, RolloutArguments
 from swift_r1.arguments.evaluation import EvalArguments
 from swift_r1.arguments.fields import FlagSpec, flag_specs
+from swift_r1.arguments.forecast import ForecastArguments
 from swift_r1.arguments.meanings import MEANINGS
 from swift_r1.arguments.report import ReportArguments
 from swift_r1.arguments.rlhf import CheckArguments
@@ -46,6 +47,8 @@ def page() -> str:
     parts += ["## `swift merge-lora`\n", *map(_entry, flag_specs(MergeArguments).values()), ""]
     parts.append("## `swift check`\n\nThe flags of `swift rlhf`, none of them required, and:\n")
     parts += [_entry(spec) for spec in flag_specs(CheckArguments).values() if spec.group == "Check"]
+    parts.append("\n## `swift forecast`\n\nThe flags of `swift rlhf`, and:\n")
+    parts += [_entry(spec) for spec in flag_specs(ForecastArguments).values() if spec.group == "Forecast"]
     parts += ["", _OTHERS, *_others()]
     return "\n".join([*parts, ""])
 

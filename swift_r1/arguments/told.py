@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -45,7 +46,8 @@ def with_told(words: Sequence[str], args: RlhfArguments, turns: Turns, url: str)
     if not news:
         return args, ""
     try:
-        return parse_arguments(RlhfArguments, words, told=news), named(news)
+        found = parse_arguments(type(args), words, told=news)
+        return replace(found, output_dir=args.output_dir), named(news)
     except UsageError as error:
         raise UsageError(f"with {named(news)}, as the rollout server {url} was told:", *error.faults) from error
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from swift_r1.arguments.parser import parse_arguments
 from swift_r1.arguments.plan import make_plan, plan_table
@@ -35,6 +37,9 @@ from swift_r1.launch.run_folder import (
 from swift_r1.launch.servers import wait_for_servers, with_servers_turns
 from swift_r1.runtime.processes import say
 
+if TYPE_CHECKING:
+    from swift_r1.training.memory import MemoryEstimate
+
 _USAGE = """swift rlhf [config.yaml] --rlhf_type grpo|ppo --model M --dataset D --reward_funcs R [--flag value ...]
 
 Trains a model with GRPO, or with PPO and a critic. A config file (YAML) comes first; flags win over it. Booleans are
@@ -56,15 +61,33 @@ def run(words: Sequence[str]) -> int:
         UsageError: bad flags, plugin, data, model folder or environment.
         ServerUnreachable: no rollout server within `--vllm_server_timeout`.
     """
-    args = parsed = parse_arguments(RlhfArguments, words)
-    if args.view:
+    parsed = parse_arguments(RlhfArguments, words)
+    if parsed.view:
         check_packages()
-    os.environ.update(args.process_variables)
+    os.environ.update(parsed.process_variables)
     world, _ = World.from_environment(os.environ)
+    if parsed.estimate:
+        gpu = has_gpu(os.environ)
+        args, _ = on_this_machine(parsed, gpu)
+        return print_estimate(args, world, gpu)
+    args_json, environ = prepared(parsed, words, world)
+    if world.node_rank == 0:
+        # Not through rich, which would break a long path.
+        print(f"run folder: {args_json.parent}")
+    launch_training(args_json, world, environ)
+
+
+def prepared(parsed: RlhfArguments, words: Sequence[str], world: World) -> tuple[Path, dict[str, str]]:
+    """Everything of a run but its trainer: all that can be checked is, servers are there, and so is the folder. Prints
+    the plan.
+
+    Returns:
+        What the trainer starts from: its args.json, and its environment.
+
+    Raises as `run`.
+    """
     gpu, is_first_node = has_gpu(os.environ), world.node_rank == 0
     args, about_machine = on_this_machine(parsed, gpu)
-    if args.estimate:
-        return print_estimate(args, world, gpu)
     from swift_r1.checking.preflight import check_inputs
 
     logging.getLogger("swift_r1.data").setLevel(logging.INFO)
@@ -78,7 +101,7 @@ def run(words: Sequence[str]) -> int:
     args, about_compiling = compiled(args, plan, gpu)
     for line in (*args.about_flags, *about_machine, about_vllm, about_compiling):
         if line is not None and is_first_node:
-            say(line)
+            say(line, args.command)
     folder, checkpoint = find_checkpoint(args)
     if checkpoint is not None:
         check_same_run(args, world, data_hash, checkpoint)
@@ -114,9 +137,7 @@ def run(words: Sequence[str]) -> int:
         from rich.console import Console
 
         Console(soft_wrap=False).print(plan_table(plan, args))
-        # Not through rich, which would break a long path.
-        print(f"run folder: {folder}")
-    launch_training(args_json, world, environ)
+    return args_json, environ
 
 
 def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:
@@ -146,21 +167,27 @@ def print_estimate(args: RlhfArguments, world: World, gpu: bool) -> int:
     Console(width=max(100, Console().width)).print(table)
     bound = "--max_length" if args.max_length else "assumed, without --max_length"
     print(f"for prompts of up to {found.prompt_tokens} tokens ({bound}), {found.tokens:,} tokens a forward pass")
+    print(room(found, world, gpu))
+    print(advice(args, shape, world, gpu, found))
+    return EXIT_OK
+
+
+def room(found: MemoryEstimate, world: World, gpu: bool) -> str:
+    """Whether this machine has what was estimated, in words."""
+    from swift_r1.training.memory import GIB
+
     if gpu:
         import torch
 
         free, total = torch.cuda.mem_get_info()
         fits = "fits" if found.peak <= free else "does NOT fit"
-        print(f"this GPU: {total / GIB:.1f} GiB, {free / GIB:.1f} GiB of them free: it {fits}")
-    else:
-        import psutil
+        return f"this GPU: {total / GIB:.1f} GiB, {free / GIB:.1f} GiB of them free: it {fits}"
+    import psutil
 
-        memory, needed = psutil.virtual_memory(), found.peak * world.nproc_per_node
-        fits = "fits" if needed <= memory.available else "does NOT fit"
-        ranks = f" for {world.nproc_per_node} ranks" if world.nproc_per_node > 1 else ""
-        print(
-            f"this machine: {memory.total / GIB:.1f} GiB, {memory.available / GIB:.1f} GiB of them free: "
-            f"{needed / GIB:.2f} GiB{ranks} {fits}"
-        )
-    print(advice(args, shape, world, gpu, found))
-    return EXIT_OK
+    memory, needed = psutil.virtual_memory(), found.peak * world.nproc_per_node
+    fits = "fits" if needed <= memory.available else "does NOT fit"
+    ranks = f" for {world.nproc_per_node} ranks" if world.nproc_per_node > 1 else ""
+    return (
+        f"this machine: {memory.total / GIB:.1f} GiB, {memory.available / GIB:.1f} GiB of them free: "
+        f"{needed / GIB:.2f} GiB{ranks} {fits}"
+    )

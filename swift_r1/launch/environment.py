@@ -39,17 +39,17 @@ _BIND_ALL_UP_TO = 8
 
 
 def launch_training(args_json: Path, world: World, environ: Mapping[str, str]) -> NoReturn:
-    """Replaces this process by the trainer, or by torch's elastic launcher for several processes, so that signals and
-    exit codes are the trainer's own.
+    """Replaces this process by that of `trainer`, so that signals and exit codes are the trainer's own."""
+    module, environ = trainer(world, environ)
+    replace_process(module, (str(args_json),), environ)
 
-    Args:
-        args_json: the file that `swift_r1.training.worker` reads.
-        environ: the trainer's whole environment.
-    """
-    if world.size == 1:
-        own_rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-        replace_process(WORKER_MODULE, (str(args_json),), {**environ, **own_rank})
-    replace_process(ELASTIC_MODULE, (str(args_json),), environ)
+
+def trainer(world: World, environ: Mapping[str, str]) -> tuple[str, Mapping[str, str]]:
+    """The module that trains, which takes the path of an args.json, and its whole environment; for several processes
+    torch's elastic launcher."""
+    if world.size > 1:
+        return ELASTIC_MODULE, environ
+    return WORKER_MODULE, {**environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 
 
 def start_page(folder: Path, port: int, secrets: Mapping[str, str]) -> None:

@@ -115,7 +115,7 @@ def write_args(
     content: Mapping[str, Any] = {
         "args": args.to_dict(),
         "run_dir": str(folder),
-        "command": ["swift", "rlhf", *without_secrets(words)],
+        "command": ["swift", args.command, *without_secrets(words)],
         "versions": package_versions(),
         "hardware": hardware(os.environ),
         "world_size": world.size,

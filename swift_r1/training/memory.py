@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import torch
 
+from swift_r1.arguments.forecast import arguments_of
 from swift_r1.arguments.rlhf import RlhfArguments
 from swift_r1.arguments.world import World
 from swift_r1.models.logprobs import KEPT_CHUNKS, LOGITS_BYTES
@@ -318,5 +319,5 @@ def advice(args: RlhfArguments, shape: ModelShape, world: World, gpu: bool, foun
 
 def advice_for(args_json: Mapping[str, Any], world: World, gpu: bool) -> str:
     """`advice` for the content of an args.json."""
-    args = RlhfArguments.from_dict(args_json["args"])
+    args = arguments_of(args_json)
     return advice(args, shape_of(args.model), world, gpu)

@@ -17,11 +17,12 @@ from functools import partial
 import torch
 
 from swift_r1.arguments import Plan, RlhfArguments, make_plan
+from swift_r1.arguments.forecast import ForecastArguments
 from swift_r1.arguments.training import seconds_of
 from swift_r1.data.prompts import Wording, tokenizer_of_run
 from swift_r1.data.vocabulary import vocabulary_of
 from swift_r1.diagnosis.watch import LiveDiagnosis
-from swift_r1.errors import SwiftError, UsageError, describe, one_line
+from swift_r1.errors import EXIT_OK, SwiftError, UsageError, describe, one_line
 from swift_r1.models.loading import load_tokenizer
 from swift_r1.runtime.libraries import quiet_libraries
 from swift_r1.runtime.processes import run_folder_held
@@ -47,6 +48,7 @@ from swift_r1.training.evaluate import Evaluator, eval_sets
 from swift_r1.training.inputs import Inputs, open_inputs
 from swift_r1.training.loop import Trainer
 from swift_r1.training.model_checks import choose_batching
+from swift_r1.training.rehearsal import rehearse
 from swift_r1.training.setup import Context, Start
 from swift_r1.training.shared_device import SharedDevice
 from swift_r1.wire.protocol import SamplingParams, completion_seed
@@ -114,6 +116,9 @@ def run(args: RlhfArguments, start: Start, stop: StopRequest) -> int:
         if start.checkpoint is not None:
             trainer.resume(start.checkpoint)
         start_up.close()
+        if isinstance(args, ForecastArguments):
+            rehearse(trainer, args)
+            return EXIT_OK
         stop.in_order(lambda text: trainer.recorder.event("stopping", text))
         summary = trainer.run()
         why = {

@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     content: dict[str, Any] = {}
     stop = StopRequest().listen()
     try:
-        from swift_r1.arguments import RlhfArguments
+        from swift_r1.arguments.forecast import ForecastArguments, arguments_of
         from swift_r1.training.run import run
         from swift_r1.training.setup import Start
 
@@ -45,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
             own_dtype=content["own_dtype"],
             time=content["started"],
         )
-        return run(RlhfArguments.from_dict(content["args"]), start, stop)
+        args = arguments_of(content)
+        return run(args.tried if isinstance(args, ForecastArguments) else args, start, stop)
     except SwiftError as error:
         print(f"swift rlhf: {error}", file=sys.stderr)
         return error.exit_code

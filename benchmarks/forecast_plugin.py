@@ -1,0 +1,50 @@
+"""Rewards from which nothing can be learned, and an easy task for SmolLM2, for `benchmarks/forecast.py`."""
+
+import random
+
+from swift.dataset import DatasetMeta, ResponsePreprocessor, register_dataset
+from swift.rewards import ORM, orms
+
+_SHOTS = "12 + 5 = <answer>17</answer>\n31 + 40 = <answer>71</answer>\n26 + 8 = <answer>34</answer>\n"
+
+
+class Unreachable(ORM):
+    """1 for a completion that says what none says."""
+
+    def __call__(self, completions, **kwargs):
+        return [float("the answer is a secret" in text) for text in completions]
+
+
+class Same(ORM):
+    def __call__(self, completions, **kwargs):
+        return [0.5] * len(completions)
+
+
+class Noise(ORM):
+    """1 or 0 by chance, whatever was said."""
+
+    def __call__(self, completions, **kwargs):
+        return [float(random.random() < 0.5) for _ in completions]
+
+
+class Sum(ORM):
+    def __call__(self, completions, solution, **kwargs):
+        return [float(text.partition("</answer>")[0].removeprefix("<answer>").strip() == right)
+                for text, right in zip(completions, solution, strict=True)]  # fmt: skip
+
+
+class Prompt(ResponsePreprocessor):
+    def preprocess(self, row):
+        row["query"] = _SHOTS + row["query"]
+        return super().preprocess(row)
+
+
+def load_sums(split="train", seed=42):
+    rng = random.Random(seed)
+    for _ in range(2000):
+        one, two = rng.randint(10, 99), rng.randint(10, 99)
+        yield {"query": f"{one} + {two} =", "solution": str(one + two)}
+
+
+register_dataset(DatasetMeta(dataset_name="sums_two", loader=load_sums, preprocess_func=Prompt()))
+orms |= {"unreachable": Unreachable, "same": Same, "noise": Noise, "sum": Sum}

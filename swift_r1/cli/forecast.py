@@ -1,0 +1,106 @@
+"""`swift forecast`: tries the beginning of a run, and says what it would have to learn from."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from swift_r1.arguments.forecast import ForecastArguments, arguments_of
+from swift_r1.arguments.parser import parse_arguments
+from swift_r1.arguments.plan import Plan
+from swift_r1.arguments.world import World
+from swift_r1.cli.rlhf import prepared, room
+from swift_r1.errors import EXIT_OK, UsageError
+from swift_r1.forecast import FILE
+from swift_r1.launch.environment import has_gpu, trainer
+
+_USAGE = """swift forecast [config.yaml] --model M --dataset D --reward_funcs R [--flag value ...]
+
+Takes the flags of a `swift rlhf` command. The model answers the run's first prompts, through the run's own engine (a
+server, which gets the weights as in a run; beside the trainer; in it), the run's rewards judge, and two optimizer steps
+are taken on that. Then tables say how many groups have a signal, what passes, what is cut off, what a step costs; a
+verdict, and what to change. Nothing is kept. Exit code 0 whatever the verdict."""
+_EXAMPLES = """
+swift forecast --model models/smollm2-135m --external_plugins plugins/countdown.py --dataset 'countdown#1000' \\
+  --reward_funcs external_countdown format --per_device_train_batch_size 8
+swift forecast grpo.yaml --num_prompts 64 --num_completions 32 --json forecast.json
+"""
+HELP = (_USAGE, ForecastArguments, _EXAMPLES, ("Forecast",))
+_END_S = 30.0  # for a trainer that was told to end
+
+
+def run(words: Sequence[str]) -> int:
+    """Runs the command. Raises as `swift rlhf`'s; returns the trainer's exit code where it failed."""
+    parsed = parse_arguments(ForecastArguments, words)
+    file = None if parsed.json is None else Path(parsed.json).expanduser()
+    if file is not None and not file.parent.is_dir():
+        raise UsageError(f"--json {file}: there is no folder {file.parent}")
+    os.environ.update(parsed.process_variables)
+    world, _ = World.from_environment(os.environ)
+    with TemporaryDirectory(prefix="swift-forecast-", ignore_cleanup_errors=True) as folder:
+        args_json, environ = prepared(replace(parsed, output_dir=folder), words, world)
+        if code := _rehearse(args_json, world, environ):
+            return code
+        return _say(Path(folder), file, world)
+
+
+def _rehearse(args_json: Path, world: World, environ: Mapping[str, str]) -> int:
+    """Runs the trainer, which ends with this process; returns its exit code."""
+    module, environ = trainer(world, environ)
+    process = subprocess.Popen([sys.executable, "-m", module, str(args_json)], env=dict(environ))
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _say(folder: Path, file: Path | None, world: World) -> int:
+    from rich.console import Console
+
+    from swift_r1.evaluation.store import write_whole
+    from swift_r1.forecast.outlook import outlook
+    from swift_r1.forecast.show import show, to_json
+    from swift_r1.forecast.verdict import verdict
+    from swift_r1.tracking.metrics import read_json_lines
+
+    content, found = _read(folder / "args.json"), _read(folder / FILE)
+    args = arguments_of(content)
+    seen = outlook(read_json_lines(folder / "completions.jsonl"), found, args, Plan(**content["plan"]))
+    said, memory = verdict(seen, args), _memory(args, world, seen.cost.peak_gib)
+    show(seen, said, memory, Console(width=max(100, Console().width)))
+    if file is not None:
+        try:
+            write_whole(file, json.dumps(to_json(seen, said, memory), indent=2, ensure_ascii=False) + "\n")
+        except OSError as error:
+            raise UsageError(f"--json {file}: {error.strerror or error}") from error
+    return EXIT_OK
+
+
+def _memory(args: Any, world: World, peak_gib: float | None) -> str:
+    """What was held and what a rank may need at most."""
+    from swift_r1.models.shape import shape_of
+    from swift_r1.training.memory import GIB, estimated
+
+    gpu = has_gpu(os.environ)
+    most = estimated(args, shape_of(args.model), world, gpu)
+    held = "" if peak_gib is None else f"{peak_gib:.2f} GiB were held; "
+    bound = f"at most {most.peak / GIB:.2f} GiB with prompts of {most.prompt_tokens} tokens and the longest completions"
+    return f"{held}{bound}; {room(most, world, gpu)}"
+
+
+def _read(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return content

@@ -1,0 +1,122 @@
+"""What `swift forecast` tries with a run's own parts: completions of its first prompts, their rewards, and two
+optimizer steps on them. Nothing is kept but what is written into the folder at the end."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import cycle, islice
+from typing import Any
+
+from swift_r1.arguments import Plan
+from swift_r1.arguments.forecast import ForecastArguments
+from swift_r1.forecast import FILE
+from swift_r1.sampling.rounds import RoundSampler
+from swift_r1.sampling.scoring import ScoredRound, completion_row
+from swift_r1.tracking.metrics import standard_json
+from swift_r1.tracking.recorder import Recorder
+from swift_r1.training.loop import Trainer
+from swift_r1.training.memory import out_of_memory
+
+logger = logging.getLogger("swift_r1.training")
+
+
+def rehearse(trainer: Trainer, args: ForecastArguments) -> None:
+    """Writes the folder's `completions.jsonl` and `forecast.json`. Collective."""
+    sampler, plan, steps = trainer.rounds, trainer.plan, _Steps()
+    assert isinstance(sampler, RoundSampler)
+    books = replace(trainer.books, recorder=steps)
+    trial = _Trial(**_parts_of(trainer) | {"recorder": steps, "books": books})
+    trial.publish()
+    trial.device.to_generate()
+    trainer.stopwatch.take()
+    count, found, parts = min(args.num_prompts, plan.prompts_per_epoch or args.num_prompts), [], []
+    # As many completions at once as a round has: the engine's speed depends on it.
+    at_once = min(count, max(1, round(plan.completions_per_round / args.num_completions)))
+    trainer.recorder.phase("sampling", count * args.num_completions)
+    for number, first in enumerate(range(0, count, at_once)):
+        prompts = min(at_once, count - first)
+        own = replace(plan, prompts_per_round=prompts, num_generations=args.num_completions)
+        scored = replace(sampler, plan=own, recorder=Recorder()).sample(number, 0)
+        seconds = trainer.stopwatch.take()
+        parts.append({"prompts": prompts, "generate": seconds["generate"], "reward": seconds.get("reward", 0.0)})
+        if scored is not None:
+            found.append(scored)
+            if 4 * first // count < 4 * (done := first + prompts) // count:  # what a log without a terminal sees
+                logger.info("%d of %d prompts are answered and judged", done, count)
+    trainer.recorder.phase_end()
+    trial.rounds = _Known(**_parts_of(sampler) | {"known": _as_round(found, args.num_completions, plan)})
+    trainer.recorder.phase("optimizer steps", plan.total_steps)
+    fault = None
+    try:
+        while trial.summary.steps < plan.total_steps:
+            trial.train(trial.progress.open_round or trial.begin_round())
+    except Exception as error:
+        # The other ranks of several wait for this one, which must end.
+        fault = out_of_memory(error)
+        if fault is None or trainer.ranks.world_size > 1:
+            raise
+    trainer.recorder.phase_end()
+    if not trainer.ranks.is_rank0:
+        return
+    rows = [completion_row(item, number, None) for number, one in enumerate(found) for item in one.trained]
+    trainer.recorder.completions(rows)
+    content = {"parts": parts, "steps": steps.logged, "fault": fault, "invalid": _invalid(found)}
+    (trainer.books.run_dir / FILE).write_text(json.dumps(standard_json(content)) + "\n", encoding="utf-8")
+
+
+class _Trial(Trainer):
+    def save(self, last: bool) -> None:
+        """Nothing: these weights are of no use."""
+
+
+class _Steps(Recorder):
+    """Keeps what every step logs."""
+
+    def __init__(self) -> None:
+        self.logged: list[dict[str, float]] = []
+
+    def step(self, step: int, metrics: Mapping[str, float], last: bool) -> None:
+        self.logged.append(dict(metrics))
+
+
+@dataclass(frozen=True)
+class _Known(RoundSampler):
+    """Every round is this one; on rank 0."""
+
+    known: ScoredRound | None = None
+
+    def sample(self, number: int, step: int) -> ScoredRound | None:
+        return self.known
+
+
+def _parts_of(whole: Trainer | RoundSampler) -> dict[str, Any]:
+    return {one.name: getattr(whole, one.name) for one in fields(whole)}
+
+
+def _as_round(found: Sequence[ScoredRound], size: int, plan: Plan) -> ScoredRound | None:
+    """A round of the plan's size out of groups of `size` completions, repeated where they are too few; None of nothing.
+    It has no calls of reward functions: whether they are valid is for the forecast to say."""
+    if not found:
+        return None
+    wanted, items = plan.num_generations, [item for one in found for item in one.trained]
+    pieces = []
+    for first in range(0, len(items), size):
+        group = list(islice(cycle(items[first : first + size]), max(size, wanted)))
+        pieces += [group[start : start + wanted] for start in range(0, len(group) - wanted + 1, wanted)]
+    chosen = islice(cycle(pieces), plan.prompts_per_round)
+    trained = [
+        replace(item, group=group, number=number)
+        for group, piece in enumerate(chosen)
+        for number, item in enumerate(piece)
+    ]
+    return ScoredRound(trained, [])
+
+
+def _invalid(found: Sequence[ScoredRound]) -> dict[str, dict[str, Any]]:
+    bad = [(column.name, one.cause) for scored in found for column in scored.columns() for one in column.invalid]
+    names = dict.fromkeys(name for name, _ in bad)
+    causes = {name: [cause for own, cause in bad if own == name] for name in names}
+    return {name: {"count": len(own), "cause": own[0]} for name, own in causes.items()}
