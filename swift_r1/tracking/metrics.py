@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
-_MAXIMUM = ("completions/max_length", "rollout/weight_check")
+_MAXIMUM = ("completions/max_length", "rollout/weight_check", "rollout/ratio_max")
 _LATEST = ("rollout/weight_version", "learning_rate", "step")
 
 
